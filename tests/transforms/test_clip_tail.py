@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from botorch_structured.transforms import ClipTail
+
+INF = float("inf")
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+
+
+def clipped(*values: float, **kwargs: bool) -> list[float]:
+    return ClipTail(**kwargs)(column(*values))[0].squeeze(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        # median 3, best 5: the cut is 1
+        ((5.0, 4.0, 3.0, 1.0, -100.0), [5.0, 4.0, 3.0, 1.0, 1.0]),
+        # an even number of points: the median 2.5 is between two
+        ((4.0, 3.0, 2.0, -9.0), [4.0, 3.0, 2.0, 1.0]),
+        # failed ones land on the cut and do not move it
+        ((5.0, 4.0, 3.0, 1.0, -100.0, -INF, -INF), [5.0, 4.0, 3.0, 1.0] + [1.0] * 3),
+        # most tie with the best: the median of the others
+        ((1.0, 1.0, 1.0, 1.0, 0.9, 0.5, -100.0), [1.0] * 4 + [0.9, 0.5, 0.5]),
+        ((1.0, 1.0, 1.0, 0.9, -100.0), [1.0] * 3 + [0.9, 0.9]),
+        ((1.0, 1.0, 1.0 - 1e-16, -2.0), [1.0, 1.0, 1.0 - 1e-16, -2.0]),
+        # nothing to compare with
+        ((7.0,), [7.0]),
+        ((7.0, 7.0), [7.0, 7.0]),
+        ((7.0, 7.0, -INF), [7.0, 7.0, 0.0]),
+        ((0.25, -INF), [0.25, -0.75]),
+        ((-INF, -INF), [0.0, 0.0]),
+        ((2.0, 1.0), [2.0, 1.0]),
+    ],
+)
+def test_values_both_ways(given_: tuple[float, ...], expected: list[float]) -> None:
+    assert clipped(*given_) == expected
+    mirrored = clipped(*(-v for v in given_), maximize=False)
+    assert [-v for v in mirrored] == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20),
+    st.floats(0.01, 100.0),
+    st.floats(-10.0, 10.0),
+)
+def test_laws(values: list[float], scale: float, shift: float) -> None:
+    Y = column(*values)
+    Z, _ = ClipTail()(Y)
+    best = Y.max()
+    assert Z.max() == best
+    assert (Z >= Y).all()
+    # at least half of the points are left alone, and order is kept
+    assert (Z == Y).sum() * 2 >= len(values)
+    order = Y.squeeze(-1).argsort()
+    assert (Z.squeeze(-1)[order].diff() >= 0).all()
+    # it does not matter in which order the points come
+    reordered, _ = ClipTail()(Y.flip(0))
+    assert torch.equal(reordered.flip(0), Z)
+    # clipping commutes with a change of units, where the spread is not rounding
+    if best - Y.median() > 1e-3:
+        other, _ = ClipTail()(scale * Y + shift)
+        torch.testing.assert_close(other, scale * Z + shift, rtol=1e-7, atol=1e-7)
+
+
+def test_batches_and_outputs_are_separate() -> None:
+    one = column(5.0, 4.0, 3.0, 1.0, -100.0)
+    two = column(0.0, 10.0, -50.0, 4.0, 3.0)
+    Y = torch.stack([torch.cat([one, two], -1), torch.cat([two, one], -1)])
+    transform = ClipTail()
+    Z, _ = transform(Y)
+    assert transform.cut.shape == (2, 1, 2)
+    assert torch.equal(Z[0, :, :1], ClipTail()(one)[0])
+    assert torch.equal(Z[1, :, :1], ClipTail()(two)[0])
+    # one of two outputs only, and each in its own direction
+    only = ClipTail(outputs=[0])
+    Z, _ = only(Y)
+    assert torch.equal(Z[0, :, :1], ClipTail()(one)[0])
+    assert torch.equal(Z[..., 1], Y[..., 1])
+    both = ChainedOutcomeTransform(
+        up=ClipTail(outputs=[0]), down=ClipTail(maximize=False, outputs=[-1])
+    )
+    Z, _ = both(Y)
+    assert torch.equal(Z[0, :, 1:], ClipTail(maximize=False)(two)[0])
+    sub = both.subset_output([1])
+    sub.eval()
+    assert torch.equal(sub(Y[..., 1:])[0], Z[..., 1:])
+
+
+def test_eval_applies_the_stored_cut_and_noise_passes() -> None:
+    transform = ClipTail()
+    with pytest.raises(RuntimeError, match="training mode first"):
+        transform.eval()(column(1.0))
+    Y = column(5.0, 4.0, 3.0, 1.0, -100.0)
+    Yvar = torch.rand_like(Y)
+    _, noise = transform.train()(Y, Yvar)
+    assert noise is Yvar
+    transform.eval()
+    assert transform(column(-7.0, 2.0, 50.0, -INF))[0].squeeze(-1).tolist() == [
+        1.0,
+        2.0,
+        50.0,
+        1.0,
+    ]
+    Z = torch.randn(3, 5, 1, dtype=torch.float64)
+    assert transform.untransform(Z, Yvar) == (Z, Yvar)
+    fresh = ClipTail().eval()
+    fresh.load_state_dict(transform.state_dict())
+    for other in (
+        fresh,
+        copy.deepcopy(transform),
+        pickle.loads(pickle.dumps(transform)),
+    ):
+        assert other(column(-7.0))[0].item() == 1.0
+    with pytest.raises(ValueError, match="not negative"):
+        ClipTail(outputs=[-1]).subset_output([0])
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_meaningless_outcomes_raise(maximize: bool) -> None:
+    best = INF if maximize else -INF
+    for wrong in (float("nan"), best):
+        with pytest.raises(ValueError, match="1 of 2 that are NaN or"):
+            ClipTail(maximize=maximize)(column(1.0, wrong))
+    # what another transform looks after is not looked at
+    Y = torch.cat([column(1.0, 2.0), column(best, 0.0)], -1)
+    assert torch.equal(ClipTail(maximize=maximize, outputs=[0])(Y)[0], Y)
+
+
+def test_on_a_model() -> None:
+    torch.manual_seed(0)
+    X = torch.rand(12, 2, dtype=torch.float64)
+    Y = -(X - 0.4).square().sum(-1, keepdim=True)
+    Y[3], Y[7] = -INF, -1e6
+
+    def build(targets: torch.Tensor) -> SingleTaskGP:
+        chained = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
+        return SingleTaskGP(X, targets, outcome_transform=chained)
+
+    model = build(Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    posterior = model.posterior(X)
+    assert type(posterior) is GPyTorchPosterior
+    good = Y.squeeze(-1) > Y.median()
+    assert (posterior.mean[good] - Y[good]).abs().max() < 0.05
+    new = model.condition_on_observations(
+        torch.rand(2, 2, dtype=torch.float64), column(-INF, 0.0)
+    )
+    assert new.train_targets.isfinite().all()
+    # a state dict loads into a model of other data, and its targets can be kept
+    other = build(torch.randn_like(Y))
+    other.load_state_dict(model.state_dict(), keep_transforms=False)
+    assert torch.equal(
+        other.outcome_transform["clip"].cut, model.outcome_transform["clip"].cut
+    )
+
+
+def test_float32() -> None:
+    Z, _ = ClipTail()(column(5.0, 4.0, 3.0, 1.0, -100.0).float())
+    assert Z.dtype == torch.float32 and Z.min() == 1.0
