@@ -1,0 +1,194 @@
+"""Conditions under which a column of a search space is active.
+
+Three atoms speak about one *parent* column each, and ``&`` and ``|`` combine them:
+
+    Equals(0, 1)                        column 0 takes the value 1
+    In(0, [1, 2])                       column 0 takes one of these values
+    Between(3, 0.5, float("inf"))       column 3 is at least 0.5 (both ends belong)
+    Equals(0, 1) & Between(3, 0, 0.5)   both hold
+
+An atom holds only where its parent is active itself; `ParameterTree` sees to that.
+"""
+
+from __future__ import annotations
+
+__all__ = ["And", "Between", "Condition", "Equals", "In", "Or"]
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+def _column(col: object) -> int:
+    """``col`` as a plain int; ValueError when it is not a column index."""
+    index = getattr(col, "__index__", None)
+    if isinstance(col, bool) or index is None or index() < 0:
+        raise ValueError(
+            f"A condition expects a column index (an integer >= 0), got {col!r}."
+        )
+    return int(index())
+
+
+def _number(value: object, what: str, finite: bool = True) -> float:
+    """``value`` as a plain float; ValueError when it is no (finite) number."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        number = float(value)  # type: ignore[arg-type]  # refused just below
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} expects a number, got {value!r}.") from None
+    if math.isnan(number) or (finite and math.isinf(number)):
+        kind = "a finite number" if finite else "a number that is not NaN"
+        raise ValueError(f"{what} expects {kind}, got {value!r}.")
+    return number + 0.0  # -0.0 and 0.0 are one value
+
+
+class Condition:
+    """What the three atoms and their combinations have in common."""
+
+    def __and__(self, other: Condition) -> Condition:
+        return And((self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def __or__(self, other: Condition) -> Condition:
+        return Or((self, other)) if isinstance(other, Condition) else NotImplemented
+
+    def atoms(self) -> Iterator[Equals | In | Between]:
+        """The atoms of this expression, from left to right."""
+        raise NotImplementedError
+
+    def columns(self) -> frozenset[int]:
+        """The parent columns this expression refers to."""
+        return frozenset(atom.col for atom in self.atoms())
+
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        """Evaluate the expression on every row.
+
+        Args:
+            X: ``batch_shape x n x d`` points.
+            active: ``batch_shape x n x d`` booleans: which columns are active. An atom
+                whose parent is inactive does not hold. Default: all are active.
+
+        Returns:
+            ``batch_shape x n`` booleans.
+        """
+        raise NotImplementedError
+
+
+class _Atom(Condition):
+    """A statement about one parent column."""
+
+    col: int
+
+    def atoms(self) -> Iterator[Equals | In | Between]:
+        yield self  # type: ignore[misc]  # only the three subclasses exist
+
+    def _test(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        mask = self._test(X[..., self.col])
+        return mask if active is None else mask & active[..., self.col]
+
+
+@dataclass(frozen=True)
+class Equals(_Atom):
+    """Column ``col`` takes the value ``value`` (up to rounding)."""
+
+    col: int
+    value: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "col", _column(self.col))
+        object.__setattr__(self, "value", _number(self.value, "Equals"))
+
+    def _test(self, x: Tensor) -> Tensor:
+        return (x - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
+
+
+@dataclass(frozen=True)
+class In(_Atom):
+    """Column ``col`` takes one of ``values`` (up to rounding)."""
+
+    col: int
+    values: tuple[float, ...]
+
+    def __init__(self, col: int, values: Iterable[float]) -> None:
+        object.__setattr__(self, "col", _column(col))
+        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
+            raise ValueError(f"In expects a list of values, got {values!r}.")
+        numbers = sorted(_number(v, "In") for v in values)
+        if not numbers:
+            raise ValueError(f"In({self.col}, ...) expects at least one value.")
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"In expects distinct values, got {numbers}.")
+        object.__setattr__(self, "values", tuple(numbers))
+
+    def _test(self, x: Tensor) -> Tensor:
+        tests = (Equals(self.col, v)._test(x) for v in self.values)
+        return reduce(torch.logical_or, tests)
+
+
+@dataclass(frozen=True)
+class Between(_Atom):
+    """``lo <= x <= hi`` in column ``col``; either end may be infinite."""
+
+    col: int
+    lo: float
+    hi: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "col", _column(self.col))
+        object.__setattr__(self, "lo", _number(self.lo, "Between", finite=False))
+        object.__setattr__(self, "hi", _number(self.hi, "Between", finite=False))
+        if self.lo > self.hi or self.lo == math.inf or self.hi == -math.inf:
+            raise ValueError(f"Between expects lo <= hi, got {self.lo} and {self.hi}.")
+
+    def _test(self, x: Tensor) -> Tensor:
+        # In float64: a float32 point is compared with the very bounds that were given.
+        x = x.double()
+        return (x >= self.lo) & (x <= self.hi)
+
+
+@dataclass(frozen=True)
+class _Combination(Condition):
+    """Several conditions at once; nested ones of the same kind are flattened."""
+
+    parts: tuple[Condition, ...]
+
+    def __post_init__(self) -> None:
+        flat: dict[Condition, None] = {}
+        for part in self.parts:
+            if not isinstance(part, Condition):
+                raise ValueError(
+                    f"{type(self).__name__} expects conditions (Equals, In, Between, "
+                    f"or their combinations), got {part!r}."
+                )
+            same = isinstance(part, _Combination) and type(part) is type(self)
+            flat.update(dict.fromkeys(part.parts if same else (part,)))  # type: ignore[attr-defined]  # `same` says that it has parts
+        object.__setattr__(self, "parts", tuple(flat))
+
+    def atoms(self) -> Iterator[Equals | In | Between]:
+        for part in self.parts:
+            yield from part.atoms()
+
+
+class And(_Combination):
+    """All of ``parts`` hold (``And(())`` always does)."""
+
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        start = torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return reduce(
+            torch.logical_and, (p.holds(X, active) for p in self.parts), start
+        )
+
+
+class Or(_Combination):
+    """At least one of ``parts`` holds (``Or(())`` never does)."""
+
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        start = torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return reduce(torch.logical_or, (p.holds(X, active) for p in self.parts), start)

@@ -1,0 +1,316 @@
+"""Counting and numbering the paths of a search space without listing them.
+
+A *path* is one joint setting of the decisions that are active. Which decisions those
+are depends on the setting itself, so paths are counted by case distinction: give one
+decision, known to be active, each of its outcomes in turn; every other decision's
+condition becomes true, false (the decision is dropped, and whatever hangs on it) or a
+smaller condition. What is left falls into groups that do not refer to each other, and
+the counts of independent groups multiply. Equal remainders are met again and again and
+are stored, so 20 independent on/off decisions take 20 steps and not 2^20.
+
+Conditions are written as `Expr`: ``True``, ``False``, ``("atom", k, mask)`` for
+"decision k is active and the bit of its outcome is set in mask", ``("and", parts)`` and
+``("or", parts)`` with a frozenset of parts. They are canonical, hence hashable keys.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Decomposition", "Expr", "all_of", "any_of", "atom", "evaluate", "refers_to"]
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+# A bool, or a tuple as in the module docstring (recursive, hence Any).
+Expr = Any
+# The decisions not yet decided with what is left of their conditions, ordered.
+State = tuple[tuple[int, Expr], ...]
+
+
+def atom(k: int, mask: int) -> Expr:
+    """Decision ``k`` is active with an outcome in the bit set ``mask``."""
+    return ("atom", k, mask) if mask else False
+
+
+def _combine(kind: str, parts: Iterable[Expr]) -> Expr:
+    neutral = kind == "and"
+    masks: dict[int, int] = {}
+    rest: set[Expr] = set()
+    stack = list(parts)
+    while stack:
+        part = stack.pop()
+        if isinstance(part, bool):
+            if part is not neutral:
+                return part
+        elif part[0] == kind:
+            stack.extend(part[1])
+        elif part[0] == "atom":
+            _, k, mask = part
+            old = masks.get(k)
+            if old is not None:
+                mask = old & mask if neutral else old | mask
+                if not mask:
+                    return False
+            masks[k] = mask
+        else:
+            rest.add(part)
+    rest.update(atom(k, mask) for k, mask in masks.items())
+    if len(rest) <= 1:
+        return rest.pop() if rest else neutral
+    return (kind, frozenset(rest))
+
+
+def all_of(parts: Iterable[Expr]) -> Expr:
+    """The conjunction of ``parts``, simplified."""
+    return _combine("and", parts)
+
+
+def any_of(parts: Iterable[Expr]) -> Expr:
+    """The disjunction of ``parts``, simplified."""
+    return _combine("or", parts)
+
+
+@lru_cache(maxsize=65536)
+def refers_to(expr: Expr) -> frozenset[int]:
+    """The decisions an expression refers to."""
+    if isinstance(expr, bool):
+        return frozenset()
+    if expr[0] == "atom":
+        return frozenset((expr[1],))
+    return frozenset().union(*(refers_to(part) for part in expr[1]))
+
+
+def _masks(expr: Expr, k: int) -> set[int]:
+    """The outcome sets of decision ``k`` that occur in ``expr``."""
+    if k not in refers_to(expr):
+        return set()
+    if expr[0] == "atom":
+        return {expr[2]}
+    return set().union(*(_masks(part, k) for part in expr[1]))
+
+
+def _substitute(expr: Expr, k: int, code: int | None) -> Expr:
+    """``expr`` once decision ``k`` has outcome ``code`` (None: it is inactive)."""
+    if k not in refers_to(expr):
+        return expr
+    if expr[0] == "atom":
+        return code is not None and bool(expr[2] >> code & 1)
+    return _combine(expr[0], (_substitute(part, k, code) for part in expr[1]))
+
+
+def evaluate(expr: Expr, codes: Mapping[int, int]) -> bool:
+    """The truth of ``expr`` where exactly the decisions in ``codes`` are active."""
+    if isinstance(expr, bool):
+        return expr
+    if expr[0] == "atom":
+        return expr[1] in codes and bool(expr[2] >> codes[expr[1]] & 1)
+    test = all if expr[0] == "and" else any
+    return test(evaluate(part, codes) for part in expr[1])
+
+
+class _Node:
+    """One case distinction: ``count`` paths, numbered from 0.
+
+    Either independent ``factors`` (the first one counts slowest), or the outcomes of
+    ``decision``, outcome ``c`` taking the numbers from ``starts[c]`` on.
+    """
+
+    __slots__ = ("branches", "count", "decision", "factors", "starts")
+
+    def __init__(
+        self,
+        factors: list[_Node] | None = None,
+        decision: int = -1,
+        branches: list[_Node] | None = None,
+    ) -> None:
+        self.factors, self.decision, self.branches = factors, decision, branches
+        self.starts: list[int] = []
+        self.count = 1
+        for factor in factors or ():
+            self.count *= factor.count
+        if branches is not None:
+            total = 0
+            for branch in branches:
+                self.starts.append(total)
+                total += branch.count
+            self.count = total
+
+    def rank(self, codes: np.ndarray) -> np.ndarray:
+        """``n x D`` outcomes -> ``n`` path numbers."""
+        if self.branches is None:
+            number = np.zeros(len(codes), dtype=np.int64)
+            for factor in self.factors or ():
+                number = number * factor.count + factor.rank(codes)
+            return number
+        code = codes[:, self.decision]
+        number = np.asarray(self.starts, dtype=np.int64)[code]
+        # Outcomes that lead to the same remainder are followed together.
+        below: dict[int, tuple[_Node, list[int]]] = {}
+        for c, branch in enumerate(self.branches):
+            if branch.count > 1:
+                below.setdefault(id(branch), (branch, []))[1].append(c)
+        for branch, outcomes in below.values():
+            rows = np.isin(code, outcomes)
+            if rows.any():
+                number[rows] += branch.rank(codes[rows])
+        return number
+
+    def unrank(self, number: int, codes: dict[int, int]) -> None:
+        """Write the outcomes of path ``number`` into ``codes``."""
+        if self.branches is None:
+            for factor in reversed(self.factors or ()):
+                number, rest = divmod(number, factor.count)
+                factor.unrank(rest, codes)
+            return
+        code = bisect_right(self.starts, number) - 1
+        codes[self.decision] = code
+        self.branches[code].unrank(number - self.starts[code], codes)
+
+
+class Decomposition:
+    """The paths of ``D`` decisions, counted and numbered without listing them.
+
+    Args:
+        sizes: The number of outcomes of every decision.
+        conditions: What activates every decision, over the decisions themselves; the
+            references must not be cyclic.
+    """
+
+    def __init__(self, sizes: list[int], conditions: list[Expr]) -> None:
+        self.sizes = sizes
+        self._nodes: dict[State, _Node] = {}
+        self._counts: dict[tuple[State, Expr], int] = {}
+        items = {k: e for k, e in enumerate(conditions) if e is not False}
+        dropped = [k for k, e in enumerate(conditions) if e is False]
+        for k in dropped:
+            self._assign(items, k, None)
+        self.root = tuple(sorted(items.items()))
+
+    @property
+    def num_paths(self) -> int:
+        """The number of paths."""
+        return self._node(self.root).count
+
+    def count_where(self, goal: Expr) -> int:
+        """The number of paths on which ``goal`` holds."""
+        state = dict(self.root)
+        for k in refers_to(goal):
+            if k not in state:
+                goal = _substitute(goal, k, None)
+        return self._count(self.root, goal)
+
+    def rank(self, codes: np.ndarray) -> np.ndarray:
+        """Number paths.
+
+        Args:
+            codes: ``n x D`` outcomes; what inactive decisions hold is ignored.
+
+        Returns:
+            ``n`` numbers in ``[0, num_paths)``.
+        """
+        return self._node(self.root).rank(codes)
+
+    def unrank(self, number: int) -> dict[int, int]:
+        """The active decisions of path ``number`` with their outcomes."""
+        codes: dict[int, int] = {}
+        self._node(self.root).unrank(number, codes)
+        return dict(sorted(codes.items()))
+
+    def _assign(
+        self, items: dict[int, Expr], k: int, code: int | None
+    ) -> list[tuple[int, int | None]]:
+        """Decide ``k`` in ``items``; returns what was decided, consequences included."""
+        todo: list[tuple[int, int | None]] = [(k, code)]
+        for k, code in todo:
+            for j, expr in list(items.items()):
+                rest = _substitute(expr, k, code)
+                if rest is False:
+                    del items[j]
+                    todo.append((j, None))
+                elif rest is not expr:
+                    items[j] = rest
+        return todo
+
+    def _groups(self, state: State) -> list[State]:
+        """``state`` split into parts that do not refer to each other."""
+        parent = {k: k for k, _ in state}
+
+        def find(k: int) -> int:
+            while parent[k] != k:
+                parent[k] = k = parent[parent[k]]
+            return k
+
+        for k, expr in state:
+            for j in refers_to(expr):
+                a, b = find(k), find(j)
+                parent[max(a, b)] = min(a, b)
+        groups: dict[int, list[tuple[int, Expr]]] = {}
+        for item in state:
+            groups.setdefault(find(item[0]), []).append(item)
+        return [tuple(group) for group in groups.values()]
+
+    def _pick(self, state: State, goal: Expr = False) -> int:
+        """The active decision that most of the others (and the goal) wait for."""
+        waiting = {k: 0 for k, expr in state if expr is True}
+        for expr in (goal, *(expr for _, expr in state)):
+            for k in refers_to(expr):
+                if k in waiting:
+                    waiting[k] += 1
+        return max(waiting, key=lambda k: (waiting[k], -k))
+
+    def _cases(self, state: State, k: int, goal: Expr) -> list[tuple[int, list[int]]]:
+        """Outcomes of ``k`` grouped by effect: (one of them, all of them)."""
+        exprs = [goal, *(expr for _, expr in state)]
+        masks = sorted(set().union(*(_masks(expr, k) for expr in exprs)))
+        cases: dict[tuple[int, ...], list[int]] = {}
+        for code in range(self.sizes[k]):
+            cases.setdefault(tuple(m >> code & 1 for m in masks), []).append(code)
+        return [(codes[0], codes) for codes in cases.values()]
+
+    def _node(self, state: State) -> _Node:
+        node = self._nodes.get(state)
+        if node is not None:
+            return node
+        groups = self._groups(state)
+        if len(groups) != 1:
+            node = _Node(factors=[self._node(group) for group in groups])
+        else:
+            k = self._pick(state)
+            branches: list[_Node | None] = [None] * self.sizes[k]
+            for first, codes in self._cases(state, k, False):
+                items = dict(state)
+                del items[k]
+                self._assign(items, k, first)
+                below = self._node(tuple(sorted(items.items())))
+                for code in codes:
+                    branches[code] = below
+            node = _Node(decision=k, branches=branches)  # type: ignore[arg-type]  # every outcome is in one case
+        self._nodes[state] = node
+        return node
+
+    def _count(self, state: State, goal: Expr) -> int:
+        if isinstance(goal, bool):
+            return self._node(state).count if goal else 0
+        key = (state, goal)
+        if key in self._counts:
+            return self._counts[key]
+        factor, linked = 1, []
+        for group in self._groups(state):
+            if any(k in refers_to(goal) for k, _ in group):
+                linked.extend(group)
+            else:
+                factor *= self._node(group).count
+        k = self._pick(tuple(linked), goal)
+        total = 0
+        for first, codes in self._cases(tuple(linked), k, goal):
+            items, rest = dict(linked), goal
+            del items[k]
+            for j, code in self._assign(items, k, first):
+                rest = _substitute(rest, j, code)
+            below = self._count(tuple(sorted(items.items())), rest)
+            total += len(codes) * below
+        self._counts[key] = factor * total
+        return self._counts[key]

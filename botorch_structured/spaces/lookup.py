@@ -1,0 +1,271 @@
+"""Which outcome, which columns active: the tensor side of a parameter tree.
+
+All tables live on one device and are indexed, never looped over per row. Conditions are
+independent of each other within a level of the tree (decisions that hang on the same
+depth), so one gather per level does for any number of plain ``parent == value``
+conditions; only compound ones are walked through one by one.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Lookup", "mix"]
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces.decomposition import Expr, refers_to
+from botorch_structured.spaces.outcomes import Outcomes
+
+_KEY_BITS = 62
+_KEY_MASK = (1 << _KEY_BITS) - 1
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the int64 it is in torch."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_M1 = _signed(0xBF58476D1CE4E5B9)
+_M2 = _signed(0x94D049BB133111EB)
+
+
+def mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64: a bijection of int64 that scatters its input."""
+    # Torch shifts arithmetically; the masks make the shifts logical.
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _M1
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _M2
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+class _Level:
+    """Conditions to evaluate once all the decisions they refer to are known."""
+
+    def __init__(
+        self, conditions: Sequence[tuple[int, Expr]], atoms: dict[Expr, int]
+    ) -> None:
+        self.plain: list[tuple[int, int, int]] = []  # position, atom, decision
+        self.compound: dict[Expr, list[int]] = {}  # condition -> positions
+        for position, expr in conditions:
+            if isinstance(expr, tuple) and expr[0] == "atom":
+                self.plain.append((position, atoms[expr], expr[1]))
+            else:
+                self.compound.setdefault(expr, []).append(position)
+
+
+class Lookup:
+    """The tables of one tree on one device.
+
+    Args:
+        dim: Number of columns.
+        outcomes: The outcomes of the ``D`` decisions, columns ascending.
+        conditions: For every column what activates it, over the decisions.
+        device: Where the tables live.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        outcomes: Sequence[Outcomes],
+        conditions: Sequence[Expr],
+        device: torch.device,
+    ) -> None:
+        self.dim, self.device = dim, device
+        self.columns = [o.col for o in outcomes]
+        D, width = len(outcomes), max((len(o) for o in outcomes), default=0)
+
+        def index(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        # Padded to one width: beyond the last outcome nothing is ever found.
+        low = torch.full((D, width), torch.inf, dtype=torch.double)
+        high = torch.full((D, width), torch.inf, dtype=torch.double)
+        for k, o in enumerate(outcomes):
+            lows, highs = o.limits
+            low[k, : len(o)] = torch.tensor(lows, dtype=torch.double)
+            high[k, : len(o)] = torch.tensor(highs, dtype=torch.double)
+        self.low, self.high = low.to(device), high.to(device)
+        self.sizes = index([len(o) for o in outcomes])
+        self.all_columns = index(self.columns)
+        self.rows = index(range(D)).unsqueeze(-1)
+        strict = [o.strict or o.numeric for o in outcomes]
+        self.strict = torch.tensor([o.strict for o in outcomes], device=device)
+        self.any_strict = any(o.strict for o in outcomes)
+        self.all_strict = all(strict)
+
+        # One row of truth values per atom, laid end to end; False where undeclared.
+        exprs: dict[Expr, None] = {}
+        for expr in conditions:
+            exprs.update(dict.fromkeys(_atoms(expr)))
+        self.atoms: dict[Expr, int] = {a: i for i, a in enumerate(exprs)}
+        truth: list[bool] = []
+        offsets = []
+        for _, k, mask in self.atoms:
+            offsets.append(len(truth))
+            truth += [bool(mask >> c & 1) for c in range(len(outcomes[k]))] + [False]
+        self.truth = torch.tensor(truth, dtype=torch.bool, device=device)
+        self.atom_offset = index(offsets)
+        self.atom_decision = index([a[1] for a in self.atoms])
+
+        of_decisions = [conditions[c] for c in self.columns]
+        depth = _depths(of_decisions)
+        self.conditional = any(e is not True for e in of_decisions)
+        self.levels = [
+            _Level(
+                [(k, e) for k, e in enumerate(of_decisions) if depth[k] == level],
+                self.atoms,
+            )
+            for level in range(1, max(depth, default=0) + 1)
+        ]
+        never = [k for k, e in enumerate(of_decisions) if e is False]
+        self.never = index(never) if never else None
+        decisions = set(self.columns)
+        self.others = _Level(
+            [
+                (c, e)
+                for c, e in enumerate(conditions)
+                if c not in decisions and e is not True
+            ],
+            self.atoms,
+        )
+        self._index: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for level in (*self.levels, self.others):
+            if level.plain:
+                columns = zip(*level.plain, strict=True)
+                self._index[id(level)] = tuple(index(c) for c in columns)  # type: ignore[assignment]  # three of them
+
+        # Digit 0 is "inactive" where that can happen; outcomes count from there.
+        shifts = [0 if e is True else 1 for e in of_decisions]
+        strides, total = [0] * D, 1
+        for k in reversed(range(D)):
+            strides[k] = total
+            total *= len(outcomes[k]) + shifts[k]
+        self.exact = total <= 1 << _KEY_BITS
+        self.shifts = index(shifts)
+        self.strides = index(strides) if self.exact else None
+        self.salts = index([_signed((k + 1) * _GOLDEN) for k in range(D)])
+
+    def codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of the decision columns and the outcomes they stand for.
+
+        Args:
+            X: ``batch_shape x n x d`` points.
+
+        Returns:
+            ``batch_shape x n x D`` float64 values and codes; the number of outcomes is
+            the code of a value that was not declared.
+        """
+        values = X.detach()[..., self.columns] if self.columns else X.detach()[..., :0]
+        values = values.to(torch.double)
+        if not self.columns:
+            return values, torch.zeros(values.shape, dtype=torch.long, device=X.device)
+        flat = values.reshape(-1, len(self.columns)).t().contiguous()
+        found = torch.searchsorted(self.low, flat, right=True) - 1
+        upper = self.high[self.rows, found.clamp(min=0)]
+        missed = (found < 0) | (flat > upper) | flat.isnan()
+        found = torch.where(missed, self.sizes.unsqueeze(-1), found)
+        return values, found.t().reshape(values.shape)
+
+    def active_decisions(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Which decisions are active, and the truth of every atom.
+
+        Args:
+            codes: ``batch_shape x n x D`` outcomes.
+
+        Returns:
+            ``batch_shape x n x D`` and ``batch_shape x n x A`` booleans, the latter as
+            if every decision were active.
+        """
+        truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
+        active = torch.ones_like(codes, dtype=torch.bool)
+        if self.never is not None:
+            active[..., self.never] = False
+        for level in self.levels:
+            self._apply(level, active, active, truth)
+        return active, truth
+
+    def active_columns(self, codes: Tensor) -> Tensor:
+        """``batch_shape x n x D`` outcomes -> ``batch_shape x n x d`` active columns."""
+        decisions, truth = self.active_decisions(codes)
+        shape = (*codes.shape[:-1], self.dim)
+        active = torch.ones(shape, dtype=torch.bool, device=codes.device)
+        if self.conditional:
+            active[..., self.all_columns] = decisions
+        self._apply(self.others, active, decisions, truth)
+        return active
+
+    def keys(self, values: Tensor, codes: Tensor) -> Tensor:
+        """``batch_shape x n`` integers, equal exactly where the paths are the same.
+
+        With fewer than 2^62 combinations of outcomes the key is a mixed-radix number
+        and exact; beyond, and for values that were not declared, it is a hash of 62
+        bits (those of undeclared values lie above 2^62).
+        """
+        active = self.active_decisions(codes)[0] if self.conditional else None
+        digits = codes + self.shifts
+        if active is not None:
+            digits = digits * active
+        odd = None
+        if not self.all_strict:
+            odd = codes == self.sizes
+            odd = odd if active is None else odd & active
+            digits = digits.masked_fill(odd, 0)
+        if self.strides is not None:
+            key = (digits * self.strides).sum(-1)
+        else:
+            key = mix(digits + self.salts).sum(-1) & _KEY_MASK
+        if odd is None:
+            return key
+        bits = (values + 0.0).contiguous().view(torch.long)  # one zero, not two
+        extra = mix(mix(bits) + self.salts).masked_fill(~odd, 0).sum(-1)
+        hashed = (mix(mix(key) + extra) & _KEY_MASK) | (1 << _KEY_BITS)
+        return torch.where(odd.any(-1), hashed, key)
+
+    def _apply(
+        self, level: _Level, target: Tensor, decisions: Tensor, truth: Tensor
+    ) -> None:
+        """Write the truth of a level's conditions into ``target``, in place."""
+        if level.plain:
+            positions, atoms, parents = self._index[id(level)]
+            target[..., positions] = truth[..., atoms] & decisions[..., parents]
+        for expr, where in level.compound.items():
+            holds = self._evaluate(expr, decisions, truth)
+            for position in where:
+                target[..., position] = holds
+
+    def _evaluate(self, expr: Expr, decisions: Tensor, truth: Tensor) -> Tensor:
+        if isinstance(expr, bool):
+            return torch.full_like(truth[..., :1].any(-1), expr)
+        if expr[0] == "atom":
+            return truth[..., self.atoms[expr]] & decisions[..., expr[1]]
+        parts = [self._evaluate(part, decisions, truth) for part in expr[1]]
+        return reduce(torch.logical_and if expr[0] == "and" else torch.logical_or, parts)
+
+
+def _atoms(expr: Expr) -> list[Expr]:
+    """The atoms of an expression."""
+    if isinstance(expr, bool):
+        return []
+    if expr[0] == "atom":
+        return [expr]
+    return [a for part in expr[1] for a in _atoms(part)]
+
+
+def _depths(conditions: Sequence[Expr]) -> list[int]:
+    """How many decisions stand above each one (0: none)."""
+    depth: dict[int, int] = {}
+    stack = list(range(len(conditions)))
+    while stack:
+        k = stack[-1]
+        above = refers_to(conditions[k])
+        open_ones = [j for j in above if j not in depth]
+        if open_ones:
+            stack.extend(open_ones)
+            continue
+        depth[k] = max((depth[j] + 1 for j in above), default=0)
+        stack.pop()
+    return [depth[k] for k in range(len(conditions))]
