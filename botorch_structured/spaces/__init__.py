@@ -6,7 +6,7 @@ numbers out. `SearchSpace` puts names, bounds and native values around it.
 
 from __future__ import annotations
 
-__all__ = ["Between", "Equals", "In", "ParameterTree"]
+__all__ = ["Between", "Equals", "In", "Inactive", "ParameterTree"]
 
-from botorch_structured.spaces.conditions import Between, Equals, In
+from botorch_structured.spaces.conditions import Between, Equals, In, Inactive
 from botorch_structured.spaces.parameter_tree import ParameterTree

@@ -7,12 +7,14 @@ Three atoms speak about one *parent* column each, and ``&`` and ``|`` combine th
     Between(3, 0.5, float("inf"))       column 3 is at least 0.5 (both ends belong)
     Equals(0, 1) & Between(3, 0, 0.5)   both hold
 
-An atom holds only where its parent is active itself; `ParameterTree` sees to that.
+An atom holds only where its parent is active itself; `ParameterTree` sees to that. The
+one exception says so by its name: ``Inactive(col)``, for children that are switched off
+rather than on by a parent (ConfigSpace reads its ``NotEquals`` in this way).
 """
 
 from __future__ import annotations
 
-__all__ = ["And", "Between", "Condition", "Equals", "In", "Or"]
+__all__ = ["And", "Between", "Condition", "Equals", "In", "Inactive", "Or"]
 
 import math
 from collections.abc import Iterable, Iterator
@@ -56,7 +58,7 @@ class Condition:
     def __or__(self, other: Condition) -> Condition:
         return Or((self, other)) if isinstance(other, Condition) else NotImplemented
 
-    def atoms(self) -> Iterator[Equals | In | Between]:
+    def atoms(self) -> Iterator[Atom]:
         """The atoms of this expression, from left to right."""
         raise NotImplementedError
 
@@ -83,7 +85,7 @@ class _Atom(Condition):
 
     col: int
 
-    def atoms(self) -> Iterator[Equals | In | Between]:
+    def atoms(self) -> Iterator[Atom]:
         yield self  # type: ignore[misc]  # only the three subclasses exist
 
     def _test(self, x: Tensor) -> Tensor:
@@ -154,6 +156,24 @@ class Between(_Atom):
 
 
 @dataclass(frozen=True)
+class Inactive(_Atom):
+    """Column ``col`` is not active."""
+
+    col: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "col", _column(self.col))
+
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        if active is None:
+            return torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return ~active[..., self.col]
+
+
+Atom = Equals | In | Between | Inactive
+
+
+@dataclass(frozen=True)
 class _Combination(Condition):
     """Several conditions at once; nested ones of the same kind are flattened."""
 
@@ -171,7 +191,7 @@ class _Combination(Condition):
             flat.update(dict.fromkeys(part.parts if same else (part,)))  # type: ignore[attr-defined]  # `same` says that it has parts
         object.__setattr__(self, "parts", tuple(flat))
 
-    def atoms(self) -> Iterator[Equals | In | Between]:
+    def atoms(self) -> Iterator[Atom]:
         for part in self.parts:
             yield from part.atoms()
 

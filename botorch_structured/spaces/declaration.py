@@ -44,7 +44,9 @@ def normalise_conditions(
     name = "hierarchical_dependencies"
     under: dict[int, dict[int, list[float]]] = {}  # child -> parent -> values
     named: dict[int, set[float]] = {}
-    dependencies = {} if hierarchical_dependencies is None else hierarchical_dependencies
+    dependencies = hierarchical_dependencies
+    if dependencies is None:
+        dependencies = {}
     _check_mapping(dependencies, name, "{parent: {value: [children]}}")
     for parent, branches in dependencies.items():
         parent = _check_column(parent, dim, name)
@@ -59,7 +61,9 @@ def normalise_conditions(
             named.setdefault(parent, set()).add(number)
             where = f"{name}[{parent}][{value}]"
             if isinstance(children, (str, Integral)):
-                raise ValueError(f"{where} expects a list of columns, got {children!r}.")
+                raise ValueError(
+                    f"{where} expects a list of columns, got {children!r}."
+                )
             columns = [_check_column(c, dim, where) for c in children]
             if len(set(columns)) < len(columns):
                 raise ValueError(f"{where} expects distinct columns, got {columns}.")

@@ -9,8 +9,9 @@ the counts of independent groups multiply. Equal remainders are met again and ag
 are stored, so 20 independent on/off decisions take 20 steps and not 2^20.
 
 Conditions are written as `Expr`: ``True``, ``False``, ``("atom", k, mask)`` for
-"decision k is active and the bit of its outcome is set in mask", ``("and", parts)`` and
-``("or", parts)`` with a frozenset of parts. They are canonical, hence hashable keys.
+"the bit of decision k's state is set in mask" (bit 0: inactive, bit c + 1: outcome c),
+``("and", parts)`` and ``("or", parts)`` with a frozenset of parts. They are canonical,
+hence hashable keys.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ State = tuple[tuple[int, Expr], ...]
 
 
 def atom(k: int, mask: int) -> Expr:
-    """Decision ``k`` is active with an outcome in the bit set ``mask``."""
+    """The state of decision ``k`` is in the bit set ``mask``."""
     return ("atom", k, mask) if mask else False
 
 
@@ -84,7 +85,7 @@ def refers_to(expr: Expr) -> frozenset[int]:
 
 
 def _masks(expr: Expr, k: int) -> set[int]:
-    """The outcome sets of decision ``k`` that occur in ``expr``."""
+    """The bit sets of decision ``k`` that occur in ``expr``."""
     if k not in refers_to(expr):
         return set()
     if expr[0] == "atom":
@@ -92,12 +93,17 @@ def _masks(expr: Expr, k: int) -> set[int]:
     return set().union(*(_masks(part, k) for part in expr[1]))
 
 
+def _bit(code: int | None) -> int:
+    """The bit of an outcome (None: inactive)."""
+    return 0 if code is None else code + 1
+
+
 def _substitute(expr: Expr, k: int, code: int | None) -> Expr:
     """``expr`` once decision ``k`` has outcome ``code`` (None: it is inactive)."""
     if k not in refers_to(expr):
         return expr
     if expr[0] == "atom":
-        return code is not None and bool(expr[2] >> code & 1)
+        return bool(expr[2] >> _bit(code) & 1)
     return _combine(expr[0], (_substitute(part, k, code) for part in expr[1]))
 
 
@@ -106,7 +112,7 @@ def evaluate(expr: Expr, codes: Mapping[int, int]) -> bool:
     if isinstance(expr, bool):
         return expr
     if expr[0] == "atom":
-        return expr[1] in codes and bool(expr[2] >> codes[expr[1]] & 1)
+        return bool(expr[2] >> _bit(codes.get(expr[1])) & 1)
     test = all if expr[0] == "and" else any
     return test(evaluate(part, codes) for part in expr[1])
 
@@ -222,7 +228,7 @@ class Decomposition:
     def _assign(
         self, items: dict[int, Expr], k: int, code: int | None
     ) -> list[tuple[int, int | None]]:
-        """Decide ``k`` in ``items``; returns what was decided, consequences included."""
+        """Decide ``k`` in ``items``; returns all that is decided thereby."""
         todo: list[tuple[int, int | None]] = [(k, code)]
         for k, code in todo:
             for j, expr in list(items.items()):
@@ -267,7 +273,7 @@ class Decomposition:
         masks = sorted(set().union(*(_masks(expr, k) for expr in exprs)))
         cases: dict[tuple[int, ...], list[int]] = {}
         for code in range(self.sizes[k]):
-            cases.setdefault(tuple(m >> code & 1 for m in masks), []).append(code)
+            cases.setdefault(tuple(m >> _bit(code) & 1 for m in masks), []).append(code)
         return [(codes[0], codes) for codes in cases.values()]
 
     def _node(self, state: State) -> _Node:

@@ -43,18 +43,26 @@ def mix(z: Tensor) -> Tensor:
 
 
 class _Level:
-    """Conditions to evaluate once all the decisions they refer to are known."""
+    """Conditions to evaluate once all the decisions they refer to are known.
+
+    Plain ones, a single atom each, are kept as index tensors (where to write, which
+    atom, which decision); compound ones with the positions they decide.
+    """
 
     def __init__(
-        self, conditions: Sequence[tuple[int, Expr]], atoms: dict[Expr, int]
+        self,
+        conditions: Sequence[tuple[int, Expr]],
+        atoms: dict[Expr, int],
+        device: torch.device,
     ) -> None:
-        self.plain: list[tuple[int, int, int]] = []  # position, atom, decision
-        self.compound: dict[Expr, list[int]] = {}  # condition -> positions
+        plain: list[tuple[int, int, int]] = []
+        self.compound: dict[Expr, list[int]] = {}
         for position, expr in conditions:
             if isinstance(expr, tuple) and expr[0] == "atom":
-                self.plain.append((position, atoms[expr], expr[1]))
+                plain.append((position, atoms[expr], expr[1]))
             else:
                 self.compound.setdefault(expr, []).append(position)
+        self.plain = torch.tensor(plain, dtype=torch.long, device=device).t()
 
 
 class Lookup:
@@ -106,7 +114,9 @@ class Lookup:
         offsets = []
         for _, k, mask in self.atoms:
             offsets.append(len(truth))
-            truth += [bool(mask >> c & 1) for c in range(len(outcomes[k]))] + [False]
+            truth += [bool(mask >> c + 1 & 1) for c in range(len(outcomes[k]))] + [
+                False
+            ]
         self.truth = torch.tensor(truth, dtype=torch.bool, device=device)
         self.atom_offset = index(offsets)
         self.atom_decision = index([a[1] for a in self.atoms])
@@ -118,9 +128,12 @@ class Lookup:
             _Level(
                 [(k, e) for k, e in enumerate(of_decisions) if depth[k] == level],
                 self.atoms,
+                device,
             )
             for level in range(1, max(depth, default=0) + 1)
         ]
+        off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
+        self.off = torch.tensor(off, device=device) if any(off) else None
         never = [k for k, e in enumerate(of_decisions) if e is False]
         self.never = index(never) if never else None
         decisions = set(self.columns)
@@ -131,13 +144,8 @@ class Lookup:
                 if c not in decisions and e is not True
             ],
             self.atoms,
+            device,
         )
-        self._index: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for level in (*self.levels, self.others):
-            if level.plain:
-                columns = zip(*level.plain, strict=True)
-                self._index[id(level)] = tuple(index(c) for c in columns)  # type: ignore[assignment]  # three of them
-
         # Digit 0 is "inactive" where that can happen; outcomes count from there.
         shifts = [0 if e is True else 1 for e in of_decisions]
         strides, total = [0] * D, 1
@@ -189,7 +197,7 @@ class Lookup:
         return active, truth
 
     def active_columns(self, codes: Tensor) -> Tensor:
-        """``batch_shape x n x D`` outcomes -> ``batch_shape x n x d`` active columns."""
+        """``batch_shape x n x D`` outcomes -> ``batch_shape x n x d`` booleans."""
         decisions, truth = self.active_decisions(codes)
         shape = (*codes.shape[:-1], self.dim)
         active = torch.ones(shape, dtype=torch.bool, device=codes.device)
@@ -229,21 +237,34 @@ class Lookup:
         self, level: _Level, target: Tensor, decisions: Tensor, truth: Tensor
     ) -> None:
         """Write the truth of a level's conditions into ``target``, in place."""
-        if level.plain:
-            positions, atoms, parents = self._index[id(level)]
-            target[..., positions] = truth[..., atoms] & decisions[..., parents]
+        if level.plain.numel():
+            positions, atoms, parents = level.plain
+            target[..., positions] = self._holds(atoms, parents, decisions, truth)
         for expr, where in level.compound.items():
             holds = self._evaluate(expr, decisions, truth)
             for position in where:
                 target[..., position] = holds
 
+    def _holds(
+        self,
+        atoms: Tensor | int,
+        parents: Tensor | int,
+        decisions: Tensor,
+        truth: Tensor,
+    ) -> Tensor:
+        """The truth of these atoms, given which of their decisions are active."""
+        active = decisions[..., parents]
+        holds = truth[..., atoms] & active
+        return holds if self.off is None else holds | (self.off[atoms] & ~active)
+
     def _evaluate(self, expr: Expr, decisions: Tensor, truth: Tensor) -> Tensor:
         if isinstance(expr, bool):
             return torch.full_like(truth[..., :1].any(-1), expr)
         if expr[0] == "atom":
-            return truth[..., self.atoms[expr]] & decisions[..., expr[1]]
+            return self._holds(self.atoms[expr], expr[1], decisions, truth)
         parts = [self._evaluate(part, decisions, truth) for part in expr[1]]
-        return reduce(torch.logical_and if expr[0] == "and" else torch.logical_or, parts)
+        operation = torch.logical_and if expr[0] == "and" else torch.logical_or
+        return reduce(operation, parts)
 
 
 def _atoms(expr: Expr) -> list[Expr]:

@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from botorch_structured.spaces.conditions import Between, Equals, In
+from botorch_structured.spaces.conditions import Atom, Between, Equals, Inactive
 
 # How far from a declared value still counts as it, in units of the smallest gap.
 _TOLERANCE = 1e-3
 
 
-def cut_intervals(atoms: Iterable[Equals | In | Between]) -> list[tuple[float, float]]:
+def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
     """The intervals of the real line that ``atoms`` on one column tell apart.
 
     Every boundary is brought to the form ``x >= cut`` (``x > hi`` is ``x >=`` the next
@@ -25,6 +25,8 @@ def cut_intervals(atoms: Iterable[Equals | In | Between]) -> list[tuple[float, f
     for a in atoms:
         if isinstance(a, Between):
             ends = [(a.lo, a.hi)]
+        elif isinstance(a, Inactive):
+            ends = []
         else:
             ends = [(v, v) for v in ([a.value] if isinstance(a, Equals) else a.values)]
         for lo, hi in ends:
@@ -65,8 +67,10 @@ class Outcomes:
         slack = _TOLERANCE * min(gaps, default=1.0)
         return [v - slack for v in self.values], [v + slack for v in self.values]  # type: ignore[operator]  # numbers
 
-    def mask(self, atom: Equals | In | Between) -> int:
-        """The outcomes for which ``atom`` holds, as a bit set."""
+    def mask(self, atom: Atom) -> int:
+        """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
+        if isinstance(atom, Inactive):
+            return 1
         if isinstance(atom, Between):
             spans = [(atom.lo, atom.hi)]
         else:
@@ -76,5 +80,5 @@ class Outcomes:
         for code, value in enumerate(self.values):
             low, high = value if self.numeric else (value, value)  # type: ignore[misc]  # see `numeric`
             if any(lo <= low and high <= hi for lo, hi in spans):
-                bits |= 1 << code
+                bits |= 2 << code
         return bits

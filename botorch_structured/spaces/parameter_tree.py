@@ -17,7 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import And, Between, Condition, Equals, In, Or
+from botorch_structured.spaces.conditions import (
+    And,
+    Atom,
+    Between,
+    Condition,
+    Equals,
+    In,
+    Or,
+)
+from botorch_structured.spaces.declaration import (
+    HierarchicalDependencies,
+    check_acyclic,
+    normalise_conditions,
+    normalise_values,
+)
 from botorch_structured.spaces.decomposition import (
     Decomposition,
     Expr,
@@ -25,13 +39,6 @@ from botorch_structured.spaces.decomposition import (
     any_of,
     atom,
     evaluate,
-    refers_to,
-)
-from botorch_structured.spaces.declaration import (
-    HierarchicalDependencies,
-    normalise_conditions,
-    normalise_values,
-    check_acyclic,
 )
 from botorch_structured.spaces.lookup import Lookup
 from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
@@ -107,7 +114,7 @@ class ParameterTree:
                 return all_of(symbolic(part) for part in condition.parts)
             if isinstance(condition, Or):
                 return any_of(symbolic(part) for part in condition.parts)
-            assert isinstance(condition, (Equals, In, Between))
+            assert isinstance(condition, Atom)
             k = position[condition.col]
             return atom(k, self._outcomes[k].mask(condition))
 
@@ -118,7 +125,7 @@ class ParameterTree:
         self._lookups: dict[torch.device, Lookup] = {}
 
     def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
-        atoms: dict[int, list[Equals | In | Between]] = {c: [] for c in named}
+        atoms: dict[int, list[Atom]] = {c: [] for c in named}
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
@@ -183,7 +190,7 @@ class ParameterTree:
 
     @cached_property
     def leaf_edges(self) -> Tensor:
-        """``num_edges`` booleans: whether the outcome switches on no further decision."""
+        """``num_edges`` booleans: whether that outcome switches on no decision."""
         leaf = torch.ones(self.num_edges, dtype=torch.bool)
         for col in self.decision_columns:
             if col not in self.conditions:
@@ -192,7 +199,7 @@ class ParameterTree:
                 k = self.decision_columns.index(a.col)
                 mask = self._outcomes[k].mask(a)
                 for code in range(len(self._outcomes[k])):
-                    if mask >> code & 1:
+                    if mask >> code + 1 & 1:
                         leaf[self.edge_offsets[k] + code] = False
         return leaf
 
@@ -346,8 +353,8 @@ class ParameterTree:
         """
         if self.num_paths > _MAX_INDEXED:
             raise ValueError(
-                f"path_index expects at most 2^62 paths, this tree has {self.num_paths}: "
-                "use path_key or decision_codes."
+                f"path_index expects at most 2^62 paths, this tree has {self.num_paths}"
+                ": use path_key or decision_codes."
             )
         codes, active = self._checked_codes(X)
         lookup = self._lookup(X.device)

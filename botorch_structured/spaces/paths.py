@@ -67,8 +67,8 @@ class Paths(Sequence[Path]):
         number = int(index)
         if not -self._num_paths <= number < self._num_paths:
             raise IndexError(
-                f"Expected a path number below {self._num_paths}, got {number} (numbers "
-                "from there on stand for values that were not declared: use path_of)."
+                f"Expected a path number below {self._num_paths}, got {number} "
+                "(numbers from there on stand for undeclared values: use path_of)."
             )
         return self._build(number % self._num_paths)
 
