@@ -1,0 +1,332 @@
+"""Run methods on problems, many seeds, several processes; kill it and run it again.
+
+Every benchmark uses this. Each (method, problem, seed) is a *run* with a file of its
+own, ``out/problem/method/seed.jsonl``: one line per evaluation, on disk before the
+next one starts. A method is a function without memory,
+
+    method(problem, X, Y, seed) -> next point (``d`` or ``1 x d``)
+
+of all that was evaluated so far (``X`` is ``n x d``, ``Y`` is ``n x 1``, larger is
+better: the negative of the problem's value) and of a seed that depends on the seed of
+the run and the step only. A resumed run therefore goes on exactly as it would have.
+Problems are built in the process that needs them, by a function of the seed; all
+methods start from the same ``problem.starts(seed)``, which count as evaluations.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Method", "ProblemFactory", "RunKey", "read_records", "run", "step_seed"]
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+Method = Callable[[Any, Tensor, Tensor, int], Tensor]
+ProblemFactory = Callable[[int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunKey:
+    """What a run is called."""
+
+    problem: str
+    method: str
+    seed: int
+
+    def path(self, out: Path) -> Path:
+        return out / self.problem / self.method / f"{self.seed}.jsonl"
+
+
+def run(
+    methods: Mapping[str, Method],
+    problems: Mapping[str, ProblemFactory],
+    seeds: Sequence[int],
+    budget: int,
+    out: str | Path,
+    processes: int = 2,
+    progress: bool = True,
+) -> dict[RunKey, str]:
+    """Do what is missing of all the runs; report those that could not be completed.
+
+    An exception in a method is written into the record of that step, and a random
+    point is evaluated in place of its suggestion. An exception in a problem, or a
+    process that dies, ends that run; the others go on, and a later call tries again.
+
+    Args:
+        methods: By name; picklable (module-level functions or ``functools.partial``).
+        problems: By name; each makes the problem of a seed, picklable. A problem is
+            minimised, and has ``starts(seed)``, ``space`` and, if known,
+            ``optimal_value``.
+        seeds: Of the runs.
+        budget: Evaluations of each run, the starts included.
+        out: A folder. Runs found there are continued, complete ones left alone.
+        processes: How many run at once, each on one thread; 0 works in this process.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The runs that ended with an exception, and the exceptions.
+
+    Raises:
+        ValueError: For names that cannot be file names, or a budget without any room.
+    """
+    for name in (*methods, *problems):
+        if not name or any(c in name for c in '/\\:*?"<>|'):
+            raise ValueError(f"Expected names that can be file names. Got {name!r}.")
+    if budget < 1 or processes < 0:
+        raise ValueError(
+            "Expected a budget of at least 1 and processes of at least 0. "
+            f"Got {budget=} and {processes=}."
+        )
+    out = Path(out)
+    # Seeds outermost: an early look at the results compares like with like.
+    keys = [RunKey(p, m, s) for s in seeds for p in problems for m in methods]
+    done = sum(min(budget, len(read_records(key.path(out)))) for key in keys)
+    failures: dict[RunKey, str] = {}
+    with tqdm(
+        total=len(keys) * budget, initial=done, unit="eval", disable=not progress
+    ) as bar:
+
+        def tell(key: RunKey, event: str, text: str) -> None:
+            if event == "evaluated":
+                bar.update()
+                bar.set_postfix_str(f"{key.problem} {key.method} {key.seed} {text}")
+            elif event == "failed":
+                failures[key] = text
+                last = text.strip().splitlines()[-1]
+                bar.write(f"{key.problem} {key.method} {key.seed}: {last}", sys.stderr)
+
+        todo = (
+            (key, methods[key.method], problems[key.problem], budget, out)
+            for key in keys
+            if len(read_records(key.path(out))) < budget
+        )
+        if processes == 0:
+            for task in todo:
+                _attempt(task, tell)
+        else:
+            _run_parallel(todo, processes, tell)
+    return failures
+
+
+_Task = tuple[RunKey, Method, ProblemFactory, int, Path]
+_Tell = Callable[[RunKey, str, str], None]
+
+
+def _run_parallel(todo: Iterator[_Task], processes: int, tell: _Tell) -> None:
+    # A pipe for each process and no shared queue: one that is killed blocks nobody.
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, tuple[Any, RunKey]] = {}
+
+    def start(task: _Task | None, idle: tuple[Connection, Any] | None = None) -> None:
+        if task is None:
+            if idle is not None:
+                idle[0].close()  # the end of its input is the end of it
+                idle[1].join()
+            return
+        if idle is None:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), daemon=False)
+            process.start()
+            theirs.close()
+            idle = (ours, process)
+        idle[0].send(task)
+        workers[idle[0]] = (idle[1], task[0])
+
+    try:
+        for _ in range(processes):
+            start(next(todo, None))
+        while workers:
+            for connection in wait(list(workers)):
+                assert isinstance(connection, Connection)
+                process, key = workers[connection]
+                try:
+                    event, text = connection.recv()
+                except (EOFError, OSError):
+                    process.join()
+                    del workers[connection]
+                    tell(key, "failed", f"the process died: code {process.exitcode}")
+                    start(next(todo, None))
+                    continue
+                tell(key, event, text)
+                if event in ("finished", "failed"):
+                    del workers[connection]
+                    start(next(todo, None), idle=(connection, process))
+    finally:  # Ctrl-C, and errors of our own: what is on disk is whole
+        for connection, (process, _) in workers.items():
+            process.terminate()
+            process.join()
+            connection.close()
+
+
+def _serve(connection: Connection) -> None:
+    """A process that does runs until its pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        # Where the parent has gone, sending fails, and that ends this process.
+        _attempt(task, lambda key, event, text: connection.send((event, text)))
+
+
+def _attempt(task: _Task, tell: _Tell) -> None:
+    key = task[0]
+    try:
+        _complete(*task, tell=tell)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception:  # of the problem: the other runs go on
+        tell(key, "failed", traceback.format_exc())
+    else:
+        tell(key, "finished", "")
+
+
+def _complete(
+    key: RunKey,
+    method: Method,
+    factory: ProblemFactory,
+    budget: int,
+    out: Path,
+    tell: _Tell,
+) -> None:
+    """Take one run from where its file ends to the budget."""
+    path = key.path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path) as file:
+        records = _repair(file)
+        problem = factory(key.seed)
+        starts = problem.starts(key.seed)
+        known = [record["x"] for record in records[: len(starts)]]
+        if known != starts[: len(known)].tolist():
+            raise ValueError(
+                f"{path} holds another experiment: expected its first points to be the "
+                f"starts of {key.problem} with seed {key.seed}."
+            )
+        try:
+            optimum: float | None = float(problem.optimal_value)
+        except (AttributeError, NotImplementedError):
+            optimum = None
+        while (step := len(records)) < budget:
+            record: dict[str, Any] = {**dataclasses.asdict(key), "step": step}
+            began = time.perf_counter()
+            if step < len(starts):
+                x, record["start"] = starts[step], True
+            else:
+                x, error = _suggest(problem, method, records, starts, key.seed, step)
+                if error is not None:
+                    record["error"] = error
+            suggested = time.perf_counter()
+            torch.manual_seed(step_seed(key.seed, step, 1))  # noise of the problem
+            value = float(problem(x))
+            record |= {
+                "x": x.tolist(),
+                "value": value,
+                "optimum": optimum,
+                "suggest_s": round(suggested - began, 6),
+                "evaluate_s": round(time.perf_counter() - suggested, 6),
+            }
+            file.write(json.dumps(record).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            records.append(record)
+            tell(key, "evaluated", f"{min(r['value'] for r in records):.4g}")
+
+
+def _suggest(
+    problem: Any,
+    method: Method,
+    records: list[dict[str, Any]],
+    starts: Tensor,
+    seed: int,
+    step: int,
+) -> tuple[Tensor, str | None]:
+    """The ``d`` next point, and what went wrong if it is a random one."""
+    X = starts.new_tensor([record["x"] for record in records])
+    Y = -starts.new_tensor([[record["value"]] for record in records])
+    derived = step_seed(seed, step)
+    torch.manual_seed(derived)
+    np.random.seed(derived)
+    random.seed(derived)
+    try:
+        x = method(problem, X, Y, derived).detach().to(starts).reshape(-1)
+        if x.shape != starts.shape[1:] or not x.isfinite().all():
+            raise ValueError(f"Expected {starts.shape[1]} finite numbers. Got {x}.")
+        return x, None
+    except Exception:  # of the method: counted in the tables, and the run goes on
+        error = traceback.format_exc()
+        return problem.space.sample(1, seed=derived).to(starts)[0], error
+
+
+def step_seed(*numbers: int) -> int:
+    """A seed below 2^31 that depends on all the numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The complete records of a run, without a line that was cut off by a kill."""
+    try:
+        return _parse(path.read_bytes())[0]
+    except FileNotFoundError:
+        return []
+
+
+def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The records, and how many bytes they take from the start of the file."""
+    records: list[dict[str, Any]] = []
+    size = 0
+    for line in content.splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+            if not line.endswith(b"\n") or record["step"] != len(records):
+                break
+        except (ValueError, KeyError, TypeError):
+            break
+        records.append(record)
+        size += len(line)
+    return records, size
+
+
+def _repair(file: IO[bytes]) -> list[dict[str, Any]]:
+    """Cut off what is not a whole record, and stand at the end."""
+    file.seek(0)
+    content = file.read()
+    records, size = _parse(content)
+    if content[size:].count(b"\n") > 1:
+        raise ValueError(
+            f"Expected at most one torn line, the last one, in {file.name}. Line "
+            f"{len(records) + 1} is torn, and others follow it."
+        )
+    file.truncate(size)
+    file.seek(size)
+    return records
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """A file for one process at a time: one whose parent was killed may still write."""
+    with open(path, "a+b") as file:
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield file
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file  # closing releases

@@ -1,0 +1,293 @@
+"""What runs of the harness say: tables, ranks, paired tests, and plots with bands.
+
+    python -m benchmarks.summary OUT --at 20 40 --reference default --plot traces.png
+
+Values are minimised. Where a problem's optimum is known, tables show the base-10
+logarithm of the gap to it, otherwise the best value itself.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Run",
+    "gap_table",
+    "holm",
+    "load",
+    "markdown_table",
+    "mean_ranks",
+    "paired_test",
+    "paired_tests",
+    "plot_traces",
+    "report",
+]
+
+import argparse
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import rankdata, wilcoxon
+
+from benchmarks.harness import read_records
+
+_SMALLEST_GAP = 1e-16
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One method on one problem with one seed."""
+
+    problem: str
+    method: str
+    seed: int
+    values: np.ndarray  # ``n``, in the order of evaluation
+    optimum: float | None
+    errors: int  # steps at which the method failed and a random point stood in
+    suggest_seconds: float  # mean of the steps after the starts
+
+    def best(self, at: int | None = None) -> float:
+        """The best of the first ``at`` values; NaN where there are fewer."""
+        if at is not None and at > len(self.values):
+            return math.nan
+        return float(self.values[:at].min())
+
+    def trace(self) -> np.ndarray:
+        """The best value so far, ``n``."""
+        return np.minimum.accumulate(self.values)
+
+    def log_gap(self, at: int | None = None) -> float:
+        """log10 of the best value's distance to the optimum, not below -16."""
+        if self.optimum is None:
+            raise ValueError(f"Expected a problem whose optimum is known. Got {self}.")
+        return math.log10(max(self.best(at) - self.optimum, _SMALLEST_GAP))
+
+
+def load(out: str | Path) -> list[Run]:
+    """All the runs in a folder of the harness, by problem, method and seed."""
+    runs = []
+    for path in Path(out).glob("*/*/*.jsonl"):
+        records = read_records(path)
+        if not records:
+            continue
+        first = records[0]
+        chosen = [r["suggest_s"] for r in records if not r.get("start")]
+        runs.append(
+            Run(
+                problem=first["problem"],
+                method=first["method"],
+                seed=first["seed"],
+                values=np.array([r["value"] for r in records], dtype=float),
+                optimum=first["optimum"],
+                errors=sum("error" in r for r in records),
+                suggest_seconds=float(np.mean(chosen)) if chosen else 0.0,
+            )
+        )
+    return sorted(runs, key=lambda r: (r.problem, r.method, r.seed))
+
+
+def _methods(runs: Iterable[Run]) -> list[str]:
+    return sorted({r.method for r in runs})
+
+
+def gap_table(
+    runs: Sequence[Run], at: int | None = None, above: float = 1e-4
+) -> tuple[list[str], list[list[str]]]:
+    """Mean log10 gap, and how many runs ended above a gap, of each method and problem.
+
+    Args:
+        runs: Runs shorter than ``at`` do not count.
+        at: After how many evaluations; all there are if omitted.
+        above: The gap of a run that is counted as one that failed.
+
+    Returns:
+        Header and rows for `markdown_table`: problem, method, runs, mean log10 gap (or
+        the mean of the best values), runs above the gap, errors, seconds a suggestion.
+    """
+    header = ["problem", "method", "runs", "mean log10 gap", f"runs above {above:g}"]
+    header += ["errors", "s a suggestion"]
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        if not math.isnan(run.best(at)):
+            groups[run.problem, run.method].append(run)
+    rows = []
+    for (problem, method), group in groups.items():
+        if all(run.optimum is not None for run in group):
+            gaps = [run.log_gap(at) for run in group]
+            result = f"{np.mean(gaps):.2f}"
+            failed = str(sum(gap > math.log10(above) for gap in gaps))
+        else:
+            result = f"best value {np.mean([run.best(at) for run in group]):.5g}"
+            failed = ""
+        errors = str(sum(run.errors for run in group))
+        seconds = f"{np.mean([run.suggest_seconds for run in group]):.3f}"
+        rows.append([problem, method, str(len(group)), result, failed, errors, seconds])
+    return header, rows
+
+
+def _paired(
+    runs: Sequence[Run], methods: Sequence[str], at: int | None
+) -> dict[tuple[str, int], list[float]]:
+    """Best values of the methods, in order, where all of them have a run."""
+    found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for run in runs:
+        best = run.best(at)
+        if not math.isnan(best):
+            found[run.problem, run.seed][run.method] = best
+    return {
+        key: [best[m] for m in methods]
+        for key, best in found.items()
+        if all(m in best for m in methods)
+    }
+
+
+def mean_ranks(runs: Sequence[Run], at: int | None = None) -> dict[str, float]:
+    """Mean rank of each method (1 is best, ties share), where all methods ran."""
+    methods = _methods(runs)
+    rows = list(_paired(runs, methods, at).values())
+    if not rows:
+        return {}
+    ranks = np.mean([rankdata(row) for row in rows], axis=0)
+    return dict(sorted(zip(methods, ranks.tolist(), strict=True), key=lambda m: m[1]))
+
+
+def paired_test(
+    runs: Sequence[Run], method: str, other: str, at: int | None = None
+) -> tuple[float, int]:
+    """One-sided Wilcoxon signed-rank test that ``method`` finds lower values.
+
+    Runs are paired by problem and seed. Pairs that found the same value do not count;
+    where all did, p is 1.
+
+    Returns:
+        The p value, and how many pairs there were.
+    """
+    pairs = np.array(list(_paired(runs, [method, other], at).values())).reshape(-1, 2)
+    difference = pairs[:, 0] - pairs[:, 1]
+    if not (difference != 0).any():
+        return 1.0, len(pairs)
+    # Rounding must not decide which of two equal error rates is lower.
+    difference[np.isclose(pairs[:, 0], pairs[:, 1], rtol=1e-12, atol=0.0)] = 0.0
+    if not (difference != 0).any():
+        return 1.0, len(pairs)
+    return float(wilcoxon(difference, alternative="less").pvalue), len(pairs)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for so many tests at once: p values to compare with one level.
+
+    The k-th smallest of m is multiplied by m - k + 1, and none may be smaller than
+    the one before it.
+    """
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p, kind="stable")
+    factors = np.arange(len(p), 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted.tolist()
+
+
+def paired_tests(
+    runs: Sequence[Run], reference: str, at: int | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """The reference against every other method; header and rows for a table."""
+    others = [m for m in _methods(runs) if m != reference]
+    tests = [paired_test(runs, reference, other, at) for other in others]
+    corrected = holm([p for p, _ in tests])
+    header = [f"{reference} better than", "pairs", "p (one-sided Wilcoxon)", "p (Holm)"]
+    rows = [
+        [other, str(pairs), f"{p:.2g}", f"{q:.2g}"]
+        for other, (p, pairs), q in zip(others, tests, corrected, strict=True)
+    ]
+    return header, rows
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded, so that it reads well as text too."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[j]) for row in table) for j in range(len(header))]
+    lines = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))
+        for row in table
+    ]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths))
+    return "\n".join(line + (" |" if "--" not in line else "|") for line in lines)
+
+
+def plot_traces(runs: Sequence[Run], path: str | Path) -> None:
+    """The median best-so-far of each method with its quartiles, a panel a problem.
+
+    Raises:
+        ImportError: Without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+        ) from error
+    problems = sorted({run.problem for run in runs})
+    figure = Figure(figsize=(4.5 * len(problems), 3.5), layout="constrained")
+    axes = figure.subplots(1, len(problems), squeeze=False)[0]
+    for ax, problem in zip(axes, problems, strict=True):
+        here = [run for run in runs if run.problem == problem]
+        known = all(run.optimum is not None for run in here)
+        for method in _methods(here):
+            traces = [run.trace() for run in here if run.method == method]
+            length = min(map(len, traces))
+            values = np.stack([trace[:length] for trace in traces])
+            if known:
+                optimum = next(run.optimum for run in here if run.optimum is not None)
+                values = np.log10(np.maximum(values - optimum, _SMALLEST_GAP))
+            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+            steps = np.arange(1, length + 1)
+            ax.plot(steps, middle, label=f"{method} ({len(traces)})")
+            ax.fill_between(steps, low, high, alpha=0.2)
+        ax.set_title(problem)
+        ax.set_xlabel("evaluations")
+        ax.set_ylabel("log10 gap to the optimum" if known else "best value")
+        ax.legend()
+    figure.savefig(path, dpi=120)
+
+
+def report(
+    runs: Sequence[Run],
+    at: Sequence[int | None] = (None,),
+    reference: str | None = None,
+    above: float = 1e-4,
+) -> str:
+    """Everything as markdown."""
+    parts = []
+    for n in at:
+        parts.append(f"## After {n} evaluations" if n else "## At the end")
+        parts.append(markdown_table(*gap_table(runs, n, above)))
+        ranks = mean_ranks(runs, n)
+        if len(ranks) > 1:
+            rows = [[method, f"{rank:.2f}"] for method, rank in ranks.items()]
+            parts.append(markdown_table(["method", "mean rank"], rows))
+        if reference in _methods(runs) and len(_methods(runs)) > 1:
+            parts.append(markdown_table(*paired_tests(runs, str(reference), n)))
+    return "\n\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("out", type=Path, help="a folder of the harness")
+    parser.add_argument("--at", type=int, nargs="+", help="evaluations (default: all)")
+    parser.add_argument("--above", type=float, default=1e-4, help="gap of failed runs")
+    parser.add_argument("--reference", help="method to test against the others")
+    parser.add_argument("--plot", type=Path, help="write the traces to this picture")
+    options = parser.parse_args(arguments)
+    runs = load(options.out)
+    if not runs:
+        parser.error(f"expected runs in {options.out}; there are none")
+    print(report(runs, options.at or (None,), options.reference, options.above))
+    if options.plot:
+        plot_traces(runs, options.plot)
+
+
+if __name__ == "__main__":
+    main()

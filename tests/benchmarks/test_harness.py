@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from toy_benchmark import Toy, arguments, faulty, guess, walk
+
+from benchmarks.harness import RunKey, read_records, run, step_seed
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("toy_benchmark.py")
+
+
+def points(out: Path) -> dict[str, list[tuple[list[float], float]]]:
+    """What was evaluated in each run, in order."""
+    files = sorted(out.glob("*/*/*.jsonl"))
+    return {
+        str(file.relative_to(out)): [
+            (r["x"], r["value"]) for r in map(json.loads, file.open())
+        ]
+        for file in files
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """An experiment that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    assert run(**arguments(out), processes=0) == {}
+    result = points(out)
+    assert len(result) == 8 and all(len(run) == 12 for run in result.values())
+    return result
+
+
+def test_same_starts_and_different_runs(whole: dict) -> None:
+    for seed in range(2):
+        runs = [
+            whole[f"{p}/{m}/{seed}.jsonl"]
+            for p in ("toy", "other")
+            for m in ("walk", "guess")
+        ]
+        assert all(run[:2] == runs[0][:2] for run in runs)
+        assert runs[0][2:] != runs[1][2:]
+    assert whole["toy/walk/0.jsonl"][0] != whole["toy/walk/1.jsonl"][0]
+    assert step_seed(0, 1) != step_seed(1, 0)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_killed_and_resumed(processes: int, whole: dict, tmp_path: Path) -> None:
+    """SIGKILL in mid-run; what is on disk is kept, and the rest comes out the same."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    child = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(tmp_path), str(processes), "0.03"], env=env
+    )
+    deadline = time.monotonic() + 60
+    while sum(map(len, points_so_far(tmp_path).values())) < 17:
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    before = points_so_far(tmp_path)
+    assert 17 <= sum(map(len, before.values())) < 96
+    assert run(**arguments(tmp_path), processes=0) == {}
+    after = points(tmp_path)
+    assert after == whole
+    for name, known in before.items():
+        assert after[name][: len(known)] == known
+
+
+def points_so_far(out: Path) -> dict[str, list[tuple[list[float], float]]]:
+    files = sorted(out.glob("*/*/*.jsonl"))
+    return {
+        str(file.relative_to(out)): [(r["x"], r["value"]) for r in read_records(file)]
+        for file in files
+    }
+
+
+def test_a_torn_last_line_is_repaired(whole: dict, tmp_path: Path) -> None:
+    run(**{**arguments(tmp_path), "budget": 6}, processes=0)
+    for name, cut in (("toy/walk/0", 1), ("toy/walk/1", 40), ("toy/guess/0", 0)):
+        file = tmp_path / f"{name}.jsonl"
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) - cut])
+    garbage = tmp_path / "toy/guess/1.jsonl"
+    with garbage.open("ab") as stream:
+        stream.write(b'{"step": 6, "x": [0.\0\0\0')
+    assert len(read_records(garbage)) == 6
+    run(**arguments(tmp_path), processes=0)
+    assert points(tmp_path) == whole
+
+
+def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
+    run(**arguments(tmp_path), processes=0)
+    file = tmp_path / "toy/walk/0.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[:3], b"damage\n", *lines[4:]]))
+    failures = run(**arguments(tmp_path), processes=0)
+    assert list(failures) == [RunKey("toy", "walk", 0)]
+    assert "Line 4 is torn, and others follow" in failures[RunKey("toy", "walk", 0)]
+    assert file.read_bytes().startswith(b"".join(lines[:3]) + b"damage")
+
+
+def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
+    run(**{**arguments(tmp_path), "budget": 4}, processes=0)
+    os.replace(tmp_path / "toy/walk/1.jsonl", tmp_path / "toy/walk/0.jsonl")
+    failures = run(**arguments(tmp_path), processes=0)
+    assert "holds another experiment" in failures[RunKey("toy", "walk", 0)]
+
+
+def test_a_larger_budget_continues_and_a_complete_one_is_left(tmp_path: Path) -> None:
+    run(**{**arguments(tmp_path), "budget": 1}, processes=0)
+    run(**{**arguments(tmp_path), "budget": 5}, processes=0)
+    stamps = {f: f.stat().st_mtime_ns for f in tmp_path.glob("*/*/*.jsonl")}
+    assert all(len(read_records(f)) == 5 for f in stamps)
+    run(**{**arguments(tmp_path), "budget": 5}, processes=0)
+    assert stamps == {f: f.stat().st_mtime_ns for f in tmp_path.glob("*/*/*.jsonl")}
+
+
+def test_errors_of_a_method_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
+    failures = run(
+        {"faulty": faulty}, {"toy": Toy}, [0], 6, tmp_path, processes=0, progress=False
+    )
+    assert failures == {}
+    records = read_records(tmp_path / "toy/faulty/0.jsonl")
+    errors = [record.get("error") for record in records]
+    assert [error is not None for error in errors] == [False] * 3 + [True] * 3
+    assert "the method failed" in errors[3]
+    assert "Expected 2 finite numbers" in errors[4]
+    assert records[2]["x"] == records[0]["x"]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_broken_problem_ends_its_runs_only(processes: int, tmp_path: Path) -> None:
+    problems = {"broken": partial(Toy, broken=True), "toy": Toy}
+    if processes:
+        problems["dies"] = partial(Toy, dies=True)
+    failures = run(
+        {"walk": walk, "guess": guess},
+        problems,
+        [0],
+        6,
+        tmp_path,
+        processes=processes,
+        progress=False,
+    )
+    assert len(failures) == 2 * (len(problems) - 1)
+    assert "the problem is broken" in failures[RunKey("broken", "walk", 0)]
+    if processes:
+        assert "code 3" in failures[RunKey("dies", "guess", 0)]
+    counts = {name: len(known) for name, known in points(tmp_path).items()}
+    for name, count in counts.items():
+        assert count == (6 if name.startswith("toy") else 3)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="can be file names"):
+        run({"a/b": walk}, {"toy": Toy}, [0], 6, tmp_path)
+    with pytest.raises(ValueError, match="budget of at least 1"):
+        run({"a": walk}, {"toy": Toy}, [0], 0, tmp_path)

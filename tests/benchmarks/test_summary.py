@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+from toy_benchmark import arguments
+
+from benchmarks.harness import run
+from benchmarks.summary import (
+    Run,
+    gap_table,
+    holm,
+    load,
+    main,
+    markdown_table,
+    mean_ranks,
+    paired_test,
+    paired_tests,
+    plot_traces,
+)
+
+
+def one(method: str, seed: int, *values: float, optimum: float | None = 0.0) -> Run:
+    return Run("p", method, seed, np.array(values), optimum, 0, 0.5)
+
+
+@pytest.fixture
+def runs() -> list[Run]:
+    rng = np.random.default_rng(0)
+    result = []
+    for seed in range(12):
+        level = rng.uniform(0.1, 1.0)
+        result += [one("a", seed, 2.0, level), one("b", seed, 2.0, level + 0.1)]
+        result.append(one("c", seed, 2.0, level + (0.05 if seed % 2 else -0.05)))
+    return result
+
+
+def test_traces_and_gaps() -> None:
+    r = one("a", 0, 3.0, 1.0, 2.0, 0.1)
+    assert r.trace().tolist() == [3.0, 1.0, 1.0, 0.1]
+    assert r.best(3) == 1.0 and r.best() == 0.1 and math.isnan(r.best(5))
+    assert r.log_gap() == pytest.approx(-1.0)
+    assert one("a", 0, 0.0).log_gap() == -16.0
+    with pytest.raises(ValueError, match="optimum is known"):
+        one("a", 0, 1.0, optimum=None).log_gap()
+
+
+def test_gap_table() -> None:
+    header, rows = gap_table([one("a", 0, 1e-3), one("a", 1, 1e-5), one("b", 0, 1.0)])
+    assert header[:5] == [
+        "problem",
+        "method",
+        "runs",
+        "mean log10 gap",
+        "runs above 0.0001",
+    ]
+    assert rows == [
+        ["p", "a", "2", "-4.00", "1", "0", "0.500"],
+        ["p", "b", "1", "0.00", "1", "0", "0.500"],
+    ]
+    assert gap_table([one("a", 0, 1.0)], at=2)[1] == []
+    (row,) = gap_table([one("a", 0, 0.25, optimum=None)])[1]
+    assert row[3:5] == ["best value 0.25", ""]
+
+
+def test_ranks_and_paired_tests(runs: list[Run]) -> None:
+    ranks = mean_ranks(runs)
+    assert list(ranks) == ["a", "c", "b"] and ranks["b"] == 3.0
+    assert ranks["a"] == 1.5
+    assert mean_ranks(runs, at=1) == {"a": 2.0, "b": 2.0, "c": 2.0}
+    p, pairs = paired_test(runs, "a", "b")
+    assert pairs == 12
+    assert p == wilcoxon(np.full(12, -0.1), alternative="less").pvalue < 1e-3
+    assert paired_test(runs, "b", "a")[0] > 0.99
+    assert paired_test(runs, "a", "b", at=1) == (1.0, 12)
+    assert paired_test(runs, "a", "absent") == (1.0, 0)
+    # seeds that only one of the two has do not count
+    assert paired_test([*runs, one("a", 99, 0.0)], "a", "b") == (p, 12)
+    header, rows = paired_tests(runs, "a")
+    assert header[0] == "a better than" and [row[0] for row in rows] == ["b", "c"]
+    assert float(rows[0][3]) == pytest.approx(2 * p, rel=0.05)
+
+
+def test_equal_up_to_rounding_is_equal() -> None:
+    runs = [one("a", s, 0.1 + 0.2) for s in range(8)] + [
+        one("b", s, 0.3) for s in range(8)
+    ]
+    assert paired_test(runs, "a", "b")[0] == paired_test(runs, "b", "a")[0] == 1.0
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_markdown_table() -> None:
+    assert markdown_table(["a", "bc"], [["1", "2"], ["333", ""]]).splitlines() == [
+        "| a   | bc |",
+        "|-----|----|",
+        "| 1   | 2  |",
+        "| 333 |    |",
+    ]
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(**arguments(tmp_path / "out"), processes=0)
+    loaded = load(tmp_path / "out")
+    assert len(loaded) == 8
+    assert {r.method for r in loaded} == {"walk", "guess"}
+    picture = tmp_path / "traces.png"
+    pytest.importorskip("matplotlib")
+    main(
+        [
+            str(tmp_path / "out"),
+            "--at",
+            "5",
+            "12",
+            "--reference",
+            "walk",
+            "--plot",
+            str(picture),
+        ]
+    )
+    shown = capsys.readouterr().out
+    for text in (
+        "After 5 evaluations",
+        "| toy     | walk   | 2",
+        "mean rank",
+        "p (Holm)",
+    ):
+        assert text in shown
+    assert picture.stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "nothing")])
+
+
+def test_plot_of_unknown_optima(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_traces([one("a", 0, 1.0, 0.5, optimum=None)], tmp_path / "plot.svg")
+    assert "best value" in (tmp_path / "plot.svg").read_text()
