@@ -1,0 +1,1 @@
+"""Evidence and predictions; nothing here knows of kernels or models."""

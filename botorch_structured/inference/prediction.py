@@ -1,0 +1,193 @@
+"""Predictions that touch only the leaf a point is on, and the weights.
+
+Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the inverse root J of M
+(M^-1 = J'J). A point with features z, covariances k to its own leaf's data and w = L^-1 k then has
+(Jenatton et al. 2017, section 3.2, with t_p(x) = h)
+
+    h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
+
+where the middle term is there for two points of one leaf only. Nothing has size n. The textbook's
+alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves of them are not, and keep
+six more digits at the noise floor.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LeafPredictor", "Prediction"]
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import LongTensor, Tensor
+
+from botorch_structured.inference.evidence import (
+    BlockTensors,
+    ValueAndSlope,
+    leaf_covariance,
+)
+from botorch_structured.linalg.block_low_rank import BlockInputs, factorise
+from botorch_structured.linalg.leaf_layout import (
+    LeafLayout,
+    group_rows,
+    pad_groups,
+)
+
+
+class Prediction(NamedTuple):
+    """Predictions at ``t`` rows, to be combined with the prior.
+
+    Attributes:
+        mean: To be added to the prior mean, ``t``.
+        leaf: Leaf of each row, ``t`` (``num_leaves`` for one without data).
+        explained: L^-1 k, zero-padded to the largest leaf, ``t x max_size``.
+        weight: J h, ``t x V``.
+    """
+
+    mean: Tensor
+    leaf: Tensor
+    explained: Tensor
+    weight: Tensor
+
+
+class LeafPredictor:
+    """Cached factors of a data set.
+
+    Args:
+        layout: The grouping of the data.
+        blocks: Its leaves.
+        inputs: Which scaled inputs each leaf of a bucket uses, ``B x d`` per bucket.
+        noise: Noise variances, ``n``.
+        residual: Observations minus prior means, ``n``.
+        num_weights: V.
+        value: The correlation as a function of squared distance, differentiable.
+        value_and_slope: The same with its slope.
+    """
+
+    def __init__(
+        self,
+        layout: LeafLayout,
+        blocks: list[BlockTensors],
+        inputs: list[LongTensor],
+        noise: Tensor,
+        residual: Tensor,
+        num_weights: int,
+        value: Callable[[Tensor], Tensor],
+        value_and_slope: ValueAndSlope,
+    ) -> None:
+        self.layout, self.blocks, self.inputs = layout, blocks, inputs
+        self.num_weights, self.value = num_weights, value
+        covariances = [leaf_covariance(b, noise, value_and_slope)[0] for b in blocks]
+        factors = factorise(
+            covariances,
+            [BlockInputs(b.bucket, b.features, b.weights) for b in blocks],
+            residual,
+            num_weights,
+        )
+        self.weight_mean = factors.weight_mean
+        eye = torch.eye(num_weights, dtype=residual.dtype, device=residual.device)
+        self.weight_root = torch.linalg.solve_triangular(
+            factors.precision_chol, eye, upper=False
+        )
+        self.inverse_chol, self.half = [], []
+        self.bucket_of_leaf = torch.full(
+            (layout.num_leaves + 1,), -1, device=residual.device
+        )
+        self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
+        for i, (block, factor) in enumerate(zip(blocks, factors.blocks, strict=True)):
+            width = factor.chol.shape[-1]
+            eye = torch.eye(width, dtype=residual.dtype, device=residual.device)
+            self.inverse_chol.append(
+                torch.linalg.solve_triangular(
+                    factor.chol, eye.expand_as(factor.chol), upper=False
+                )
+            )
+            residual_half = factor.half_residual.unsqueeze(-1)
+            self.half.append(torch.cat([residual_half, factor.half_features], dim=-1))
+            leaves = block.bucket.leaves
+            self.bucket_of_leaf[leaves] = i
+            self.place_of_leaf[leaves] = torch.arange(
+                len(leaves), device=residual.device
+            )
+
+    def __call__(self, key: Tensor, scaled: Tensor, features: Tensor) -> Prediction:
+        """Predict at rows.
+
+        Args:
+            key: Path of each row, ``t``.
+            scaled: Scaled inputs, ``t x e``.
+            features: Scaled weight features, ``t x V``.
+        """
+        num_rows, num_weights = key.shape[0], self.num_weights
+        leaf = self.layout.find(key)
+        bucket = self.bucket_of_leaf[leaf]
+        scaled = torch.nn.functional.pad(scaled, (0, 1, 0, 1))
+        order, means, explained, shrunk = [], [], [], []
+        max_size = self.layout.max_size
+        for i in range(-1, len(self.blocks)):
+            rows = (bucket == i).nonzero().squeeze(-1)
+            if rows.shape[0] == 0:
+                continue
+            if i < 0:  # no data on this path: the prior
+                order.append(rows)
+                means.append(features.new_zeros(len(rows)))
+                explained.append(features.new_zeros(len(rows), max_size))
+                shrunk.append(features.new_zeros(len(rows), num_weights))
+                continue
+            for places, index in self._groups(rows, self.place_of_leaf[leaf[rows]]):
+                block = self.blocks[i]
+                columns = self.inputs[i][places].unsqueeze(-2)
+                # what pads comes from the zeros appended above
+                row = torch.cat([rows, rows.new_full((1,), num_rows)])[index]
+                x = scaled[row.unsqueeze(-1), columns]
+                k = self._covariance(i, places, x)
+                take = index < len(rows)
+                order.append(row[take])
+                w = k @ self.inverse_chol[i][places].mT
+                both = w @ self.half[i][places]
+                w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
+                means.append(means_here)
+                explained.append(torch.nn.functional.pad(w, (0, max_size - w.shape[-1])))
+                weights = block.weights[places].unsqueeze(-2)
+                weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
+                full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
+                full = full.scatter_add(-1, weights, reduction)
+                shrunk.append(full[:, :num_weights])
+        back = torch.argsort(torch.cat(order))
+        h = features - torch.cat(shrunk)[back]
+        mean = torch.cat(means)[back] + features @ self.weight_mean
+        return Prediction(
+            mean, leaf, torch.cat(explained)[back], h @ self.weight_root.mT
+        )
+
+    def _covariance(self, i: int, places: Tensor, x: Tensor) -> Tensor:
+        """Prior covariances of points with the data of their own leaf."""
+        block = self.blocks[i]
+        data = block.scaled[places]
+        squares = x.square().sum(-1, keepdim=True) + data.square().sum(-1)[:, None, :]
+        distance = (squares - 2.0 * x @ data.mT).clamp_min(0.0)
+        k = self.value(distance) * block.variance[places, None, None]
+        k = k + block.constant[places, None, None]
+        if block.bucket.real is not None:
+            k = k * block.bucket.real[places].unsqueeze(-2).to(k)
+        return k
+
+    @staticmethod
+    def _groups(rows: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Rows padded leaf by leaf, in one batch or, if that wastes much, several.
+
+        Returns:
+            Pairs of places in the bucket, ``U``, and positions in ``rows``, ``U x t``.
+        """
+        places, inverse = torch.unique(place, return_inverse=True)
+        order, counts = group_rows(inverse, len(places))
+        start = counts.cumsum(0) - counts
+        widest = int(counts.max())
+        if len(places) * widest <= 3 * len(rows) + 64:
+            return [(places, pad_groups(order, start, counts, widest))]
+        return [
+            (places[u : u + 1], order[s : s + c].unsqueeze(0))
+            for u, (s, c) in enumerate(
+                zip(start.tolist(), counts.tolist(), strict=True)
+            )
+        ]

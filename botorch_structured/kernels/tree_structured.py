@@ -1,0 +1,420 @@
+"""The covariance of a tree-structured GP: leaf kernels plus weights on the nodes."""
+
+from __future__ import annotations
+
+__all__ = ["TreeStructuredKernel"]
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import LongTensor, Tensor
+
+from botorch_structured.inference.evidence import BlockTensors
+from botorch_structured.kernels.hyperparameter import Hyperparameter
+from botorch_structured.kernels.leaf_hyperparameters import (
+    MAX_LISTED_PATHS,
+    LeafHyperparameters,
+)
+from botorch_structured.kernels.stationary import (
+    CORRELATIONS,
+    Correlation,
+    squared_distance,
+)
+from botorch_structured.kernels.weight_features import WeightFeatures
+from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.spaces import ParameterTree
+
+
+class Places(NamedTuple):
+    """Where rows are in the tree: a matter of their decisions alone.
+
+    Attributes:
+        key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
+        codes: Outcomes of the decisions, ``batch_shape x n x num_decisions``.
+        active: Active columns, ``batch_shape x n x d``.
+        nodes: The nodes on the path, ``batch_shape x n x (1 + num_edges)``.
+        seen: Which of the kernel's columns K_p sees, ``batch_shape x n x k``.
+        path: Number of the path, ``batch_shape x n``; None unless hyperparameters are
+            held per path.
+    """
+
+    key: LongTensor
+    codes: LongTensor
+    active: Tensor
+    nodes: Tensor
+    seen: Tensor
+    path: Tensor | None
+
+
+class Rows(NamedTuple):
+    """What the kernel needs to know of some inputs.
+
+    Attributes:
+        key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
+        scaled: Inputs of K_p over lengthscales, ``batch_shape x n x e``; zero where K_p
+            does not see a column.
+        variance: Prior variance of g_p, ``batch_shape x n``.
+        constant: Variance of an undeclared path's own offset, ``batch_shape x n``.
+        features: Scaled weight features, ``batch_shape x n x V``.
+    """
+
+    key: LongTensor
+    scaled: Tensor
+    variance: Tensor
+    constant: Tensor
+    features: Tensor
+
+
+class TreeStructuredKernel(Kernel):
+    r"""Marginal covariance of a tree-structured GP, equation (4) of [Jenatton2017tree]_.
+
+    .. math:: k(x, x') = 1[p = p'] K_p(x_p, x'_p) + z_p(x)^\top \Sigma_c z_{p'}(x')
+
+    where p is the path of x, K_p a stationary kernel over columns of the leaf p and
+    z_p(x) the features of the weights c on the path (see ``WeightFeatures``). This class
+    is the one definition of the covariance; ``TreeStructuredGP`` adds the fast inference.
+    Use it on its own (``SingleTaskGP(X, Y, covar_module=TreeStructuredKernel(tree))``) for
+    the paper's dense baseline "marginal".
+
+    The covariance is exactly invariant to the values of inactive columns.
+
+    Args:
+        tree: The parameter tree.
+        shared_features: Terms of numeric shared columns: "additive" (linear and
+            smooth), "linear", "fourier" (smooth only) or "none".
+        leaf_inputs: "own": K_p sees the columns that are active on p alone (all active
+            ones if there are none); "active": all columns active on p.
+        leaf_hyperparameters: "hierarchical", "tied" or "independent".
+        leaf_offset: Whether the last decision of a path carries a random weight.
+        node_weights: Whether root and inner nodes carry random weights; without them,
+            without offsets and with ``shared_features="none"`` leaves are independent.
+        weight_variances: "tied" (one prior variance per kind of weight) or
+            "independent" (one per weight).
+        aligned_columns: Groups of leaf columns declared comparable across leaves.
+        categorical_features: Categorical columns and their known values.
+        correlation: "matern" (5/2) or "rbf": that of K_p and of the smooth terms.
+        batch_shape: Batch shape of the hyperparameters.
+    """
+
+    has_lengthscale = False
+    is_stationary = False
+
+    def __init__(
+        self,
+        tree: ParameterTree,
+        shared_features: Literal["additive", "linear", "fourier", "none"] = "additive",
+        leaf_inputs: Literal["own", "active"] = "own",
+        leaf_hyperparameters: Literal[
+            "hierarchical", "tied", "independent"
+        ] = "hierarchical",
+        leaf_offset: bool = True,
+        node_weights: bool = True,
+        weight_variances: Literal["tied", "independent"] = "tied",
+        aligned_columns: list[list[int]] | None = None,
+        categorical_features: Mapping[int, list[float]] | None = None,
+        correlation: Literal["matern", "rbf"] = "matern",
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        _check_choice(
+            "shared_features", shared_features, ("additive", "linear", "fourier", "none")
+        )
+        _check_choice("leaf_inputs", leaf_inputs, ("own", "active"))
+        _check_choice(
+            "leaf_hyperparameters",
+            leaf_hyperparameters,
+            ("hierarchical", "tied", "independent"),
+        )
+        _check_choice("weight_variances", weight_variances, ("tied", "independent"))
+        _check_choice("correlation", correlation, tuple(c.name for c in CORRELATIONS))
+        super().__init__(batch_shape=batch_shape)
+        self.tree = tree
+        self.leaf_inputs = leaf_inputs
+        categorical = {
+            column: sorted(float(v) for v in values)
+            for column, values in (categorical_features or {}).items()
+            if column not in tree.decision_columns
+        }
+        groups = check_aligned_columns(tree, aligned_columns, categorical)
+        shared = tree.shared_columns if shared_features != "none" else []
+        numeric = [c for c in shared if c not in categorical]
+        self.weights = WeightFeatures(
+            tree,
+            linear_columns=numeric if shared_features in ("additive", "linear") else [],
+            smooth_columns=numeric if shared_features in ("additive", "fourier") else [],
+            onehot_columns={c: categorical[c] for c in shared if c in categorical},
+            aligned_columns=groups,
+            node_weights=node_weights,
+            leaf_offset=leaf_offset,
+            tied_variances=weight_variances == "tied",
+            batch_shape=batch_shape,
+        )
+        own = tree.own_columns
+        free = sorted({*own, *tree.shared_columns})
+        seen = self._columns_of_paths(free, set(own))
+        if leaf_inputs == "active" or seen is None:
+            columns = free
+        else:
+            columns = sorted({c for path in seen for c in path})
+        position = {column: j for j, column in enumerate(columns)}
+        self.columns = columns
+        self.leaf_hyperparameters = LeafHyperparameters(
+            tree,
+            columns,
+            None if seen is None else [[position[c] for c in path] for path in seen],
+            leaf_hyperparameters,
+            batch_shape,
+        )
+        self._numeric = [c for c in columns if c not in categorical]
+        self._categorical = {c: categorical[c] for c in columns if c in categorical}
+        encoded = [position[c] for c in self._numeric]
+        for column, values in self._categorical.items():
+            encoded += [position[column]] * (len(values) + 1)
+        self._encoded = encoded
+        self._own = torch.tensor([c in set(own) for c in columns], dtype=torch.bool)
+        # The only tensor this module itself holds: a choice by evidence is part of the
+        # state, and its shape is the same whatever was chosen.
+        names = [c.name for c in CORRELATIONS]
+        self.register_buffer("correlation_index", torch.tensor(names.index(correlation)))
+        self._correlation = CORRELATIONS[names.index(correlation)]
+
+    @property
+    def correlation(self) -> Correlation:
+        """The correlation function of K_p and of the smooth terms."""
+        return self._correlation
+
+    def set_correlation(self, name: str) -> None:
+        """Choose "matern" or "rbf"; hyperparameters are left as they are."""
+        names = [c.name for c in CORRELATIONS]
+        _check_choice("correlation", name, tuple(names))
+        self.correlation_index.fill_(names.index(name))
+        self._correlation = CORRELATIONS[names.index(name)]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._correlation = CORRELATIONS[int(self.correlation_index)]
+
+    def _columns_of_paths(
+        self, free: list[int], own: set[int]
+    ) -> list[list[int]] | None:
+        """Columns K_p sees on each path, or None if paths are too many to list."""
+        if self.tree.num_paths > MAX_LISTED_PATHS:
+            return None
+        out = []
+        for path in self.tree.paths:
+            active = [c for c in path.active.tolist() if c in free]
+            if self.leaf_inputs == "own":
+                active = [c for c in active if c in own] or active
+            out.append(active)
+        return out
+
+    def locate(self, X: Tensor) -> Places:
+        """Where rows are in the tree.
+
+        Args:
+            X: ``batch_shape x n x d``.
+        """
+        tree = self.tree
+        active = tree.active_mask(X)
+        codes = tree.decision_codes(X)
+        seen = active[..., self.columns]
+        if self.leaf_inputs == "own":
+            own = self._own.to(X.device)
+            seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
+        independent = self.leaf_hyperparameters.sharing == "independent"
+        return Places(
+            tree.path_key(X),
+            codes,
+            active,
+            self.weights.node_indicators(codes),
+            seen,
+            tree.path_index(X) if independent else None,
+        )
+
+    def rows(self, X: Tensor, places: Places | None = None) -> Rows:
+        """Everything the covariance is made of, row by row.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            places: From ``locate``, if known.
+        """
+        key, codes, active, nodes, seen, path = places or self.locate(X)
+        inverse = self.leaf_hyperparameters.inverse_lengthscale(path)
+        parts = [X[..., self._numeric]]
+        for column, values in self._categorical.items():
+            reference = torch.tensor(values, dtype=X.dtype, device=X.device)
+            code = (X[..., column, None] == reference).to(X)
+            code = torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
+            parts.append(code / math.sqrt(2.0))
+        encoded = torch.cat(parts, dim=-1)
+        encoded = torch.where(seen[..., self._encoded], encoded, 0.0)
+        scaled = encoded * inverse[..., self._encoded]
+        variance = self.leaf_hyperparameters.scale(path, nodes)
+        constant = self.weights.undeclared_variance(codes).to(X)
+        features = self.weights(X, active, nodes, self._correlation)
+        return Rows(key, scaled, variance, constant, features)
+
+    def leaf_covariance(self, a: Rows, b: Rows) -> Tensor:
+        """1[p = p'] K_p: the part that does not go through the weights."""
+        same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
+        value = self._correlation.value(squared_distance(a.scaled, b.scaled))
+        value = value * a.variance.unsqueeze(-1) + a.constant.unsqueeze(-1)
+        return torch.where(same, value, 0.0)
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+    ) -> Tensor:
+        """The dense definition.
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only.
+            params: Not used; GPyTorch passes what its own kernels know.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+        """
+        a = self.rows(x1)
+        if diag:
+            return a.variance + a.constant + a.features.square().sum(-1)
+        # most calls are for a covariance of points with themselves
+        equal = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        b = a if equal else self.rows(x2)
+        return self.leaf_covariance(a, b) + a.features @ b.features.mT
+
+    def structure(self, X: Tensor) -> Structure:
+        """The leaves of a data set, and which inputs and weights each has.
+
+        Args:
+            X: ``n x d``.
+        """
+        places = self.locate(X)
+        layout = LeafLayout(places.key)
+        first = layout.representative
+        inputs = _positions(places.seen[first][:, self._encoded])
+        weights = _positions(
+            self.weights.active_weights(places.active[first], places.nodes[first])
+        )
+        return Structure(
+            places,
+            layout,
+            [_trim(inputs[b.leaves]) for b in layout.buckets],
+            [_trim(weights[b.leaves]) for b in layout.buckets],
+        )
+
+    def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
+        """The leaves of ``X`` in buckets, differentiable in every hyperparameter.
+
+        Args:
+            X: ``n x d``.
+            structure: From ``structure``, of inputs with the same decisions.
+        """
+        layout = structure.layout
+        rows = self.rows(X, structure.places)
+        scaled = torch.nn.functional.pad(rows.scaled, (0, 1, 0, 1))
+        features = torch.nn.functional.pad(rows.features, (0, 1, 0, 1))
+        variance = rows.variance.expand(layout.num_rows)[layout.representative]
+        constant = rows.constant.expand(layout.num_rows)[layout.representative]
+        out = []
+        parts = zip(layout.buckets, structure.inputs, structure.weights, strict=True)
+        for bucket, inputs, weights in parts:
+            row = bucket.index.unsqueeze(-1)
+            out.append(
+                BlockTensors(
+                    bucket,
+                    scaled[row, inputs.unsqueeze(-2)],
+                    variance[bucket.leaves],
+                    constant[bucket.leaves],
+                    features[row, weights.unsqueeze(-2)],
+                    weights,
+                )
+            )
+        return out
+
+    def __getitem__(self, index: Any) -> TreeStructuredKernel:
+        new = super().__getitem__(index)
+        index = index if isinstance(index, tuple) else (index,)
+        for module in new.modules():
+            if isinstance(module, Hyperparameter) and module.batch_shape:
+                full = (*index, slice(None), slice(None))
+                module.raw_value.data = module.raw_value.data[full]
+                module.batch_shape = module.raw_value.shape[:-2]
+        return new
+
+
+class Structure(NamedTuple):
+    """The leaves of a data set.
+
+    Attributes:
+        places: Where its rows are.
+        layout: The rows grouped by leaf.
+        inputs: Per bucket the columns of the scaled inputs that its leaves use,
+            ``B x d``; one past the last column where unused.
+        weights: Per bucket the weights they use, ``B x D``; one past the last weight
+            where unused.
+    """
+
+    places: Places
+    layout: LeafLayout
+    inputs: list[LongTensor]
+    weights: list[LongTensor]
+
+
+def check_aligned_columns(
+    tree: ParameterTree,
+    groups: list[list[int]] | None,
+    categorical: Mapping[int, list[float]],
+) -> list[list[int]]:
+    """Validate groups of comparable leaf columns.
+
+    Raises:
+        ValueError: If a group has a column that is not a numeric leaf column, or two
+            columns of one path.
+    """
+    if not groups:
+        return []
+    if tree.num_paths > MAX_LISTED_PATHS:
+        raise ValueError(
+            "aligned_columns compares leaves one by one: expected at most "
+            f"{MAX_LISTED_PATHS} paths, got {tree.num_paths}."
+        )
+    own = set(tree.own_columns)
+    for group in groups:
+        bad = [c for c in group if c not in own or c in categorical]
+        if bad:
+            raise ValueError(
+                f"aligned_columns: expected numeric leaf columns (of {sorted(own)}), "
+                f"got {bad} in group {list(group)}."
+            )
+        for path in tree.paths:
+            together = sorted(set(path.active.tolist()) & set(group))
+            if len(together) > 1:
+                raise ValueError(
+                    "aligned_columns: expected at most one column per path in a group, "
+                    f"got columns {together} of the same path."
+                )
+    return [sorted(group) for group in groups]
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Positions of the True entries of each row, ascending, padded with the width."""
+    width = mask.shape[-1]
+    place = torch.arange(width, device=mask.device)
+    return torch.where(mask, place, width).sort(-1).values
+
+
+def _trim(positions: Tensor) -> Tensor:
+    """Drop the places that no row uses (one is always kept)."""
+    if positions.shape[-1] == 0:
+        return positions
+    # the padding value is the largest possible position
+    used = int((positions < positions.shape[-1]).sum(-1).max())
+    return positions[:, : max(used, 1)]
+
+
+def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")

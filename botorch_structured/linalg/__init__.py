@@ -1,0 +1,1 @@
+"""The algebra of the exact models: independent blocks plus a low-rank part."""

@@ -1,0 +1,145 @@
+"""One Gaussian algebra: independent blocks plus a few weights that couple them.
+
+The rows of a data set fall into leaves. With A_p the covariance of leaf p (noise included)
+and F_p its features, already scaled by the prior standard deviations of their weights,
+
+    K = blockdiag(A_p) + F F',     M = I + sum_p F_p' A_p^-1 F_p,
+    K^-1 = A^-1 - A^-1 F M^-1 F' A^-1,     log|K| = sum_p log|A_p| + log|M|.
+
+M is the posterior precision of the (scaled) weights: Lambda_c of Jenatton et al. (2017),
+section 2.2, in units of the prior. Nothing larger than the largest leaf or the number of
+weights is ever factorised.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BlockFactor", "BlockInputs", "factorise"]
+
+from dataclasses import dataclass
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import LongTensor, Tensor
+
+from botorch_structured.linalg.leaf_layout import Bucket
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """What one bucket contributes.
+
+    Attributes:
+        bucket: Its leaves and rows.
+        features: Scaled weight features, ``B x N x D``, zero where padded.
+        weights: Which weights these are, ``B x D``; ``V`` for an unused place (whose
+            features must be zero).
+    """
+
+    bucket: Bucket
+    features: Tensor
+    weights: LongTensor
+
+
+@dataclass(frozen=True)
+class BlockFactor:
+    """Factors of one bucket.
+
+    Attributes:
+        chol: Cholesky factors L_p of A_p (identity where padded), ``B x N x N``.
+        half_features: ``L_p^-1 F_p``, ``B x N x D``.
+        half_residual: ``L_p^-1 (r_p - F_p mu)``, ``B x N``.
+    """
+
+    chol: Tensor
+    half_features: Tensor
+    half_residual: Tensor
+
+
+@dataclass(frozen=True)
+class Factorisation:
+    """Everything that evidence, its gradient and predictions are made of.
+
+    Attributes:
+        blocks: Factors of each bucket.
+        precision_chol: Cholesky factor of M, ``V x V``.
+        weight_mean: Posterior mean of the scaled weights M^-1 F'A^-1 r, ``V``.
+        quad: r' K^-1 r.
+        logdet: log|K|.
+    """
+
+    blocks: list[BlockFactor]
+    precision_chol: Tensor
+    weight_mean: Tensor
+    quad: Tensor
+    logdet: Tensor
+
+
+def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
+    """Gather ``n`` (``x k``) values into ``B x N`` (``x k``)."""
+    tail = values.new_full((1, *values.shape[1:]), fill)
+    return torch.cat([values, tail])[bucket.index]
+
+
+def weight_pairs(weights: LongTensor, num_weights: int) -> LongTensor:
+    """Positions of the entries of each leaf's ``D x D`` block in ``(V+1) x (V+1)``."""
+    width = num_weights + 1
+    return (weights.unsqueeze(-1) * width + weights.unsqueeze(-2)).reshape(-1)
+
+
+def factorise(
+    covariances: list[Tensor],
+    inputs: list[BlockInputs],
+    residual: Tensor,
+    num_weights: int,
+) -> Factorisation:
+    """Factorise K and solve for the residual.
+
+    Args:
+        covariances: A_p of each bucket, ``B x N x N``, noise included and the identity
+            where padded.
+        inputs: The buckets.
+        residual: y - m, ``n``.
+        num_weights: V.
+
+    Raises:
+        NotPSDError: If a block is not positive definite even with jitter.
+    """
+    size = num_weights + 1  # one dummy weight takes the padding
+    precision = residual.new_zeros(size * size)
+    rhs_sum = residual.new_zeros(size)
+    logdet = residual.new_zeros(())
+    halves = []
+    for covariance, block in zip(covariances, inputs, strict=True):
+        chol = psd_safe_cholesky(covariance)
+        padded = pad_rows(residual, block.bucket).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(
+            chol, torch.cat([padded, block.features], dim=-1), upper=False
+        )
+        gram = half[..., 1:].mT @ half
+        logdet = logdet + 2.0 * chol.diagonal(dim1=-1, dim2=-2).log().sum()
+        precision.index_add_(
+            0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
+        )
+        rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
+        halves.append((chol, padded, half[..., 1:]))
+    precision = precision.view(size, size)[:num_weights, :num_weights]
+    precision = precision + torch.eye(
+        num_weights, dtype=residual.dtype, device=residual.device
+    )
+    precision_chol = psd_safe_cholesky(precision)
+    rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
+    weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
+    logdet = logdet + 2.0 * precision_chol.diagonal().log().sum()
+    # r'K^-1 r as a sum of squares at the minimum over the weights, and the residuals
+    # that they leave: r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are the same numbers less
+    # all the digits that cancel when the noise is small
+    quad = weight_mean.square().sum()
+    padded_mean = torch.nn.functional.pad(weight_mean, (0, 1))
+    blocks = []
+    for (chol, padded, half_features), block in zip(halves, inputs, strict=True):
+        fit = block.features @ padded_mean[block.weights].unsqueeze(-1)
+        half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
+        half_residual = half_residual.squeeze(-1)
+        quad = quad + half_residual.square().sum()
+        blocks.append(BlockFactor(chol, half_features, half_residual))
+    return Factorisation(blocks, precision_chol, weight_mean, quad, logdet)

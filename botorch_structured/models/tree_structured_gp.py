@@ -1,0 +1,431 @@
+r"""Gaussian processes for spaces where parameters exist only on some paths of a tree.
+
+Which model when: ``TreeStructuredGP`` is for spaces in which a few decisions (which learner, how
+many layers, an option on or off) determine which other parameters exist. Against the
+alternatives in BoTorch: ``SingleTaskGP`` on imputed inputs confuses fill values with
+settings; ``HierarchicalConditionalKernelGP`` is dense and refuses a child under two values.
+
+References:
+
+.. [Jenatton2017tree]
+    R. Jenatton, C. Archambeau, J. Gonzalez and M. Seeger. Bayesian Optimization with
+    Tree-structured Dependencies. ICML 2017.
+"""
+
+from __future__ import annotations
+
+__all__ = ["TreeStructuredGP"]
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+from warnings import WarningMessage
+
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import DEFAULT_WARNING_HANDLER, _fit_fallback
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import check_min_max_scaling
+from botorch.posteriors import GPyTorchPosterior
+from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from botorch_structured.kernels.hyperparameter import (
+    Hyperparameter,
+    LogInterval,
+    log_gaussian_prior,
+)
+from botorch_structured.kernels.stationary import CORRELATIONS
+from botorch_structured.kernels.tree_structured import TreeStructuredKernel
+from botorch_structured.models.input_transforms import protect_decisions
+from botorch_structured.models.path_mean import PathMean
+from botorch_structured.models.structured_inference import StructuredInference
+from botorch_structured.spaces import ParameterTree
+
+# The noise floor decides how close to an optimum a noise-free search gets: BoTorch's
+# 1e-4 stops it two to four digits early.
+_MIN_NOISE, _MAX_NOISE = 1e-9, 1e1
+_NOISE_MODE, _NOISE_SCALE = 1e-6, 3.0
+
+# The objective is per data point: finer steps than these change no prediction.
+_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
+
+
+def _accept_rounding(warning: WarningMessage) -> bool:
+    """BoTorch's own policy, but a line search that stops at rounding is no failure.
+
+    At a noise of 1e-9 the evidence is known to eight digits or so; L-BFGS-B then ends
+    with "ABNORMAL" where it cannot descend further, and a retry from random
+    hyperparameters would throw the fit away.
+    """
+    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
+        warning.message
+    ):
+        return True
+    return DEFAULT_WARNING_HANDLER(warning)
+
+
+class TreeStructuredGP(StructuredInference, SingleTaskGP):
+    r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
+
+    Choose it when some parameters exist only for some values of others: a point on path
+    p has
+
+    .. math:: y = m + g_p(x_p) + z_p(x)^\top c + \varepsilon
+
+    with independent GPs g_p over the columns of the leaf, and weights
+    :math:`c \sim N(0, \Sigma_c)` on root, inner nodes, leaf offsets and shared columns, see
+    [Jenatton2017tree]_ (sections 2.1 to 2.4 and 4.3). Inference takes
+    O(V^3 + sum_p n_p^3) for V weights and n_p points on path p, and a prediction touches
+    only the leaf it is for.
+
+    The default is not the paper's configuration but what found better points than it:
+    offsets integrated out, leaf hyperparameters under a hierarchical prior, linear and
+    smooth shared terms, Matern-5/2 or RBF chosen by evidence. The paper's is
+    ``shared_features="linear", leaf_hyperparameters="independent",
+    leaf_offset="fixed", leaf_kernel="matern"``; independent GPs are
+    ``shared_features="none", leaf_offset="fixed", node_weights=False``; its dense
+    baseline "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
+
+    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``.
+
+    Args:
+        train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
+            Inactive columns may hold any finite value: the posterior does not depend on
+            it.
+        train_Y: ``batch_shape x n x m``.
+        hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
+            as in BoTorch and Ax, or a ``ParameterTree``.
+        train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
+        likelihood: Default: homoskedastic noise with a floor of 1e-9.
+        covar_module: Replaces the covariance altogether; a ``TreeStructuredKernel``
+            keeps the fast inference. The arguments below configure the default one.
+        mean_module: Default: a ``ConstantMean``, or one constant per path with
+            ``leaf_offset="fixed"``.
+        outcome_transform: Default: ``Standardize``.
+        input_transform: Decision columns are left out of a ``Normalize``; any other
+            transform must leave them unchanged.
+        categorical_features: Columns (or ``{column: values}``) without an order. Values
+            default to those in ``train_X``; decision columns need not be named.
+        shared_features: Numeric columns that several paths have: "additive" (linear and
+            smooth, default), "linear", "fourier" (smooth only) or "none".
+        leaf_inputs: "own": K_p sees only columns that no other path has (the paper; all
+            active ones if there are none); "active": all active ones.
+        leaf_hyperparameters: "hierarchical", "independent" (the paper) or "tied".
+        leaf_offset: "random": a weight with a prior; "fixed": a free constant per path,
+            the paper's b_p.
+        aligned_columns: Groups of leaf columns that mean the same thing on different
+            leaves; they get a smooth term that all leaves share.
+        node_weights: False removes the weights of root and inner nodes.
+        weight_variances: "tied" or "independent" prior variances of the weights.
+        leaf_kernel: "evidence" (default: both are fitted, the better one is kept),
+            "matern" (5/2) or "rbf".
+
+    Raises:
+        ValueError: An unknown option, columns out of range, an undeclared value in a
+            strictly declared decision, a transform that changes a decision column, or
+            options together with ``covar_module``.
+
+    Example:
+        >>> # x0 chooses between x1 and x2
+        >>> dependencies = {0: {0: [1], 1: [2]}}
+        >>> model = TreeStructuredGP(train_X, train_Y, dependencies)
+        >>> mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> fit_gpytorch_mll(mll)
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        hierarchical_dependencies: (
+            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
+        ),
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        categorical_features: (
+            Sequence[int] | Mapping[int, Sequence[float]] | None
+        ) = None,
+        shared_features: Literal["additive", "linear", "fourier", "none"] = "additive",
+        leaf_inputs: Literal["own", "active"] = "own",
+        leaf_hyperparameters: Literal[
+            "hierarchical", "independent", "tied"
+        ] = "hierarchical",
+        leaf_offset: Literal["random", "fixed"] = "random",
+        aligned_columns: list[list[int]] | None = None,
+        node_weights: bool = True,
+        weight_variances: Literal["tied", "independent"] = "tied",
+        leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
+    ) -> None:
+        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
+        kernels = ("evidence", *(c.name for c in CORRELATIONS))
+        if leaf_offset not in ("random", "fixed"):
+            raise ValueError(
+                f"leaf_offset: expected 'random' or 'fixed', got {leaf_offset!r}."
+            )
+        if leaf_kernel not in kernels:
+            raise ValueError(
+                f"leaf_kernel: expected one of {kernels}, got {leaf_kernel!r}."
+            )
+        options = {
+            "categorical_features": categorical_features is not None,
+            "shared_features": shared_features != "additive",
+            "leaf_inputs": leaf_inputs != "own",
+            "leaf_hyperparameters": leaf_hyperparameters != "hierarchical",
+            "aligned_columns": aligned_columns is not None,
+            "node_weights": not node_weights,
+            "weight_variances": weight_variances != "tied",
+            "leaf_kernel": leaf_kernel != "evidence",
+        }
+        if covar_module is not None and any(options.values()):
+            given = [name for name, changed in options.items() if changed]
+            raise ValueError(
+                "covar_module replaces the covariance that these arguments configure: "
+                f"expected one or the other, got covar_module and {given}."
+            )
+        tree.active_mask(train_X)  # refuses undeclared values of strict decisions
+        input_transform = protect_decisions(input_transform, tree, train_X)
+        _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
+        # one leaf: exactly a SingleTaskGP, its defaults included
+        structured = covar_module is None and bool(tree.decision_columns)
+        if structured:
+            with torch.no_grad():
+                X = self.transform_inputs(train_X, input_transform=input_transform)
+                imputed = tree.impute(X)
+            check_min_max_scaling(imputed, ignore_dims=tree.decision_columns)
+            covar_module = TreeStructuredKernel(
+                tree,
+                shared_features=shared_features,
+                leaf_inputs=leaf_inputs,
+                leaf_hyperparameters=leaf_hyperparameters,
+                leaf_offset=leaf_offset == "random",
+                node_weights=node_weights,
+                weight_variances=weight_variances,
+                aligned_columns=aligned_columns,
+                categorical_features=_known_values(categorical_features, tree, train_X),
+                correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
+                batch_shape=aug_batch_shape,
+            )
+            if likelihood is None and train_Yvar is None:
+                likelihood = GaussianLikelihood(
+                    noise_prior=log_gaussian_prior(_NOISE_MODE, _NOISE_SCALE),
+                    noise_constraint=LogInterval(
+                        _MIN_NOISE, _MAX_NOISE, initial_value=1e-4
+                    ),
+                    batch_shape=aug_batch_shape,
+                )
+            if mean_module is None and leaf_offset == "fixed":
+                mean_module = PathMean(tree, batch_shape=aug_batch_shape)
+        self._choose_kernel = structured and leaf_kernel == "evidence"
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        self.tree = tree
+        if structured:
+            self._subset_batch_dict = _batch_dimensions(self)
+
+    @classmethod
+    def construct_inputs(
+        cls,
+        training_data: SupervisedDataset,
+        *,
+        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
+        | None = None,
+        categorical_features: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        fidelity_features: Sequence[int] | None = None,
+    ) -> dict[str, Any]:
+        r"""Constructor arguments from a dataset, as BoTorch's and Ax's registries call it.
+
+        Args:
+            training_data: The data.
+            hierarchical_dependencies: Default: no dependencies.
+            categorical_features: Columns without an order.
+            task_feature: A task is one more column without an order.
+            fidelity_features: Fidelities are ordinary columns of this model.
+        """
+        categorical = list(categorical_features or [])
+        if task_feature is not None:
+            categorical.append(task_feature)
+        inputs = super().construct_inputs(training_data=training_data)
+        inputs["hierarchical_dependencies"] = hierarchical_dependencies or {}
+        if categorical:
+            inputs["categorical_features"] = categorical
+        return inputs
+
+    def custom_fit(
+        self,
+        mll: MarginalLogLikelihood,
+        closure: Any = None,
+        closure_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
+        r"""Fit once per kernel and keep the one with the larger evidence.
+
+        ``fit_gpytorch_mll`` calls this; every argument of it is honoured, retries
+        included. Not for direct use.
+        """
+
+        if closure is None and "optimizer" not in kwargs:
+            options = dict((optimizer_kwargs or {}).get("options") or {})
+            optimizer_kwargs = {
+                **(optimizer_kwargs or {}),
+                "options": {**_FIT_OPTIONS, **options},
+            }
+        kwargs.setdefault("warning_handler", _accept_rounding)
+
+        def fit() -> MarginalLogLikelihood:
+            return _fit_fallback(
+                mll,
+                closure=closure,
+                closure_kwargs=closure_kwargs,
+                optimizer_kwargs=optimizer_kwargs,
+                **kwargs,
+            )
+
+        if not self._choose_kernel:
+            return fit()
+        best: tuple[float, dict[str, Any]] | None = None
+        start = deepcopy(mll.state_dict())
+        for correlation in CORRELATIONS:
+            mll.load_state_dict(start)
+            self.covar_module.set_correlation(correlation.name)
+            fit()
+            mll.train()
+            with torch.no_grad():
+                loss = float(self.compute_custom_loss(mll).sum())
+            if best is None or loss < best[0]:
+                best = (loss, deepcopy(mll.state_dict()))
+        assert best is not None
+        mll.load_state_dict(best[1])
+        return mll.eval()
+
+    def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
+        r"""Posterior of b_p + z_p(x)'c: what a path promises before its leaf is looked at.
+
+        Uses the decision and shared columns of ``X`` only ([Jenatton2017tree]_, equation
+        (6) and section 3.2). On the scale of ``train_Y``.
+
+        Args:
+            X: ``batch_shape x q x d``.
+        """
+        self.eval()
+        X = self.transform_inputs(X)
+        mean = self.mean_module(X) if self._num_outputs == 1 else None
+        if mean is None:
+            raise ValueError(
+                "path_posterior: expected a model with one output, got "
+                f"{self._num_outputs}; use subset_output."
+            )
+        features = self._features(X)
+        weight_mean, root = self._weight_moments()
+        projected = features @ root.mT
+        mvn = MultivariateNormal(
+            mean + (features @ weight_mean.unsqueeze(-1)).squeeze(-1),
+            to_linear_operator(projected @ projected.mT),
+        )
+        posterior = GPyTorchPosterior(mvn)
+        if hasattr(self, "outcome_transform"):
+            posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
+        return posterior
+
+    def weight_posterior(self) -> MultivariateNormal:
+        r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).
+
+        On the scale of the transformed outcomes. Order: root, inner nodes, leaf offsets
+        (edges of the tree, ascending), linear terms, one-hot codes, smooth terms.
+
+        Returns:
+            A distribution over ``batch_shape x V``.
+        """
+        self.eval()
+        mean, root = self._weight_moments()
+        kernel = self.covar_module
+        if not isinstance(kernel, TreeStructuredKernel):
+            return MultivariateNormal(mean, to_linear_operator(root.mT @ root))
+        scale = kernel.weights.prior_scale()
+        root = root * scale.unsqueeze(-2)
+        return MultivariateNormal(mean * scale, to_linear_operator(root.mT @ root))
+
+    def _features(self, X: Tensor) -> Tensor:
+        """Scaled weight features of transformed inputs, ``batch_shape x n x V``."""
+        if isinstance(self.covar_module, TreeStructuredKernel):
+            return self.covar_module.rows(X).features
+        return X.new_zeros(*X.shape[:-1], 0)
+
+    def _weight_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
+        if self._is_structured():
+            predictor = self._predictor()
+            return predictor.weight_mean, predictor.weight_root
+        X = self.train_inputs[0]
+        with torch.no_grad():
+            prior = self.forward(X)
+            covariance = self.likelihood(prior, X).covariance_matrix
+            features = self._features(X)
+            residual = (self.train_targets - prior.mean).unsqueeze(-1)
+            chol = torch.linalg.cholesky(covariance)
+            mean = features.mT @ torch.cholesky_solve(residual, chol)
+            half = torch.linalg.solve_triangular(chol, features, upper=False)
+            eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
+            root = torch.linalg.cholesky(eye - half.mT @ half).mT
+        return mean.squeeze(-1), root
+
+
+def _known_values(
+    features: Sequence[int] | Mapping[int, Sequence[float]] | None,
+    tree: ParameterTree,
+    train_X: Tensor,
+) -> dict[int, list[float]]:
+    """Values of the categorical columns; those seen while active where not given."""
+    if features is None:
+        return {}
+    if len(features) and not all(0 <= c < tree.dim for c in features):
+        raise ValueError(
+            f"categorical_features: expected columns from 0 to {tree.dim - 1}, "
+            f"got {sorted(features)}."
+        )
+    if isinstance(features, Mapping):
+        return {c: [float(v) for v in values] for c, values in features.items()}
+    active = tree.active_mask(train_X)
+    return {
+        c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features
+    }
+
+
+def _batch_dimensions(model: TreeStructuredGP) -> dict[str, int]:
+    """Where the output dimension of each parameter is, for ``subset_output``."""
+    dimensions = {
+        f"covar_module.{name}.raw_value": -3
+        for name, module in model.covar_module.named_modules()
+        if isinstance(module, Hyperparameter)
+    }
+    if isinstance(model.mean_module, ConstantMean):
+        dimensions["mean_module.raw_constant"] = -1
+    if isinstance(model.mean_module, PathMean):
+        dimensions["mean_module.raw_offset"] = -2
+    if isinstance(model.likelihood, GaussianLikelihood):
+        dimensions["likelihood.noise_covar.raw_noise"] = -2
+    return dimensions
