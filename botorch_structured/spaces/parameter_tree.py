@@ -288,16 +288,31 @@ class ParameterTree:
         codes, active = self._checked_codes(X)
         return torch.where(active, codes, -1)
 
-    def active_mask(self, X: Tensor) -> Tensor:
-        """Which columns are active.
+    def is_declared(self, X: Tensor) -> Tensor:
+        """Whether all active decisions of a row have values that were declared.
 
         Args:
             X: ``batch_shape x n x d`` points.
 
         Returns:
+            ``batch_shape x n`` booleans.
+        """
+        codes, active = self._checked_codes(X, strict=False)
+        odd = active & (codes == self._lookup(X.device).sizes)
+        return ~odd.any(-1)
+
+    def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
+        """Which columns are active.
+
+        Args:
+            X: ``batch_shape x n x d`` points.
+            strict: Whether to raise where a strictly declared decision has another
+                value; otherwise nothing hangs on such a value.
+
+        Returns:
             ``batch_shape x n x d`` booleans.
         """
-        codes, _ = self._checked_codes(X)
+        codes, _ = self._checked_codes(X, strict)
         return self._lookup(X.device).active_columns(codes)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
@@ -446,13 +461,13 @@ class ParameterTree:
                 f"{tuple(X.shape)} of {X.dtype}."
             )
 
-    def _checked_codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
+    def _checked_codes(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor]:
         """Outcomes and activity of all decisions; strict decisions are checked."""
         self._check_points(X)
         lookup = self._lookup(X.device)
         values, codes = lookup.codes(X)
         active, _ = lookup.active_decisions(codes)
-        if lookup.any_strict:
+        if strict and lookup.any_strict:
             bad = active & lookup.strict & (codes == lookup.sizes)
             if bad.any():
                 k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])

@@ -1,0 +1,338 @@
+"""Reading a search space of ConfigSpace.
+
+Conditions and forbidden clauses on one hyperparameter come down to closed intervals on
+the axis of its column (a choice is an interval of one code), which are then written as
+values where the column is a decision by value and as `Between` where it is numeric. An
+integer or ordinal is a decision by value if its conditions tell all its values apart,
+and numeric otherwise: "more than 5 layers" makes two paths out of a hundred values.
+"""
+
+from __future__ import annotations
+
+__all__ = ["read_configspace"]
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import ConfigSpace
+from ConfigSpace import hyperparameters as chp
+from ConfigSpace.conditions import AndConjunction, Conjunction
+from ConfigSpace.conditions import Condition as SimpleCondition
+from ConfigSpace.forbidden import (
+    ForbiddenAndConjunction,
+    ForbiddenClause,
+    ForbiddenConjunction,
+    ForbiddenRelation,
+)
+
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    FloatColumn,
+    IntegerColumn,
+    native,
+)
+from botorch_structured.spaces.conditions import (
+    And,
+    Between,
+    Condition,
+    In,
+    Inactive,
+    Or,
+)
+from botorch_structured.spaces.forbidden import (
+    AllOf,
+    AnyOf,
+    Clause,
+    FixedClause,
+    Operand,
+    RangeClause,
+    Relation,
+    TableRelation,
+)
+from botorch_structured.spaces.parameter_tree import ParameterTree
+from botorch_structured.spaces.search_space import Constant
+
+# Closed intervals on the axis of a column.
+Spans = list[tuple[float, float]]
+
+_ALWAYS, _NEVER = And(()), Or(())
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Equals": operator.eq,
+    "NotEquals": operator.ne,
+    "LessThan": operator.lt,
+    "LessThanEquals": operator.le,
+    "GreaterThan": operator.gt,
+    "GreaterThanEquals": operator.ge,
+    "In": lambda value, values: value in values,
+}
+
+
+def read_configspace(
+    cs: ConfigSpace.ConfigurationSpace,
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+    """The parts of a `SearchSpace`: columns, tree, constants and forbidden clauses."""
+    if not isinstance(cs, ConfigSpace.ConfigurationSpace):
+        raise ValueError(f"cs expects a ConfigurationSpace, got {type(cs).__name__}.")
+    reader = _Reader(cs)
+    clauses = [reader.clause(clause) for clause in cs.forbidden_clauses]
+    return list(reader.columns.values()), reader.tree(), reader.constants(), clauses
+
+
+def _column(hp: chp.Hyperparameter) -> Column:
+    if isinstance(hp, chp.CategoricalHyperparameter):
+        return CategoricalColumn(hp.name, hp.choices, weights=hp.weights)
+    if isinstance(hp, chp.OrdinalHyperparameter):
+        return CategoricalColumn(hp.name, hp.sequence, ordered=True)
+    if isinstance(hp, chp.IntegerHyperparameter):
+        return IntegerColumn(hp.name, hp.lower, hp.upper, log=hp.log)
+    if isinstance(hp, chp.FloatHyperparameter):
+        return FloatColumn(hp.name, hp.lower, hp.upper, log=hp.log)
+    raise ValueError(
+        f"Hyperparameter {hp.name!r}: expected a float, integer, ordinal, categorical "
+        f"or constant, got {type(hp).__name__}."
+    )
+
+
+def _kind(statement: object) -> str:
+    """What a simple condition, clause or relation says: a key of `_COMPARISONS`."""
+    name = type(statement).__name__.removeprefix("Forbidden")
+    for suffix in ("Condition", "Clause", "Relation"):
+        name = name.removesuffix(suffix)
+    if name not in _COMPARISONS:
+        raise ValueError(
+            f"Expected conditions and clauses of the kinds {list(_COMPARISONS)}, got "
+            f"{type(statement).__name__}: {statement}."
+        )
+    return name
+
+
+def _argument(statement: Any) -> Any:
+    """What a simple condition or clause compares with."""
+    if _kind(statement) == "In":
+        return [native(value) for value in statement.values]
+    return native(statement.value)
+
+
+class _Reader:
+    """One pass over a configuration space."""
+
+    def __init__(self, cs: ConfigSpace.ConfigurationSpace) -> None:
+        self.names = list(cs.keys())
+        self.fixed: dict[str, Any] = {}
+        self.columns: dict[str, Column] = {}
+        for hp in cs.values():
+            if isinstance(hp, chp.Constant):
+                self.fixed[hp.name] = native(hp.value)
+            else:
+                self.columns[hp.name] = _column(hp)
+        if not self.columns:
+            raise ValueError(
+                "cs expects at least one hyperparameter that is not constant, got "
+                f"{self.names}."
+            )
+        self.position = {name: i for i, name in enumerate(self.columns)}
+        # ConfigSpace allows one condition (or conjunction) for each child.
+        self.raw = {condition.child.name: condition for condition in cs.conditions}
+        self.by_value = self._decisions_by_value()
+
+    def _decisions_by_value(self) -> set[str]:
+        """The columns whose conditions are written as values."""
+        cuts: dict[str, set[float]] = {}
+        for condition in self.raw.values():
+            simple = (
+                condition.dlcs if isinstance(condition, Conjunction) else (condition,)
+            )
+            for c in simple:
+                column = self.columns.get(c.parent.name)
+                if column is None or not column.discrete:
+                    continue
+                lo, hi = column.bounds
+                here = cuts.setdefault(column.name, set())
+                for a, b in self._spans(column, c):
+                    here |= {x for x in (a, b + 1) if lo < x <= hi}
+        found = set()
+        for name, here in cuts.items():
+            column = self.columns[name]
+            ordered = isinstance(column, IntegerColumn) or (
+                isinstance(column, CategoricalColumn) and column.ordered
+            )
+            if not ordered or len(here) == column.bounds[1] - column.bounds[0]:
+                found.add(name)
+        return found
+
+    def _spans(self, column: Column, statement: Any) -> Spans:
+        """Where on the axis of ``column`` a simple condition or clause holds."""
+        lo, hi = column.bounds
+        kind, argument = _kind(statement), _argument(statement)
+
+        def below(x: float) -> float:
+            return x - 1 if column.discrete else math.nextafter(x, -math.inf)
+
+        def above(x: float) -> float:
+            return x + 1 if column.discrete else math.nextafter(x, math.inf)
+
+        if kind == "In":
+            spans: Spans = []
+            for x in sorted({column.encode(value) for value in argument}):
+                if spans and column.discrete and spans[-1][1] == x - 1:
+                    spans[-1] = (spans[-1][0], x)
+                else:
+                    spans.append((x, x))
+            return spans
+        x = column.encode(argument)
+        spans = {
+            "Equals": [(x, x)],
+            "NotEquals": [(lo, below(x)), (above(x), hi)],
+            "LessThan": [(lo, below(x))],
+            "LessThanEquals": [(lo, x)],
+            "GreaterThan": [(above(x), hi)],
+            "GreaterThanEquals": [(x, hi)],
+        }[kind]
+        return [(a, b) for a, b in spans if a <= b]
+
+    # -- conditions ------------------------------------------------------------------
+
+    def condition(self, name: str) -> Condition:
+        """What activates a parameter."""
+        return self._translate(self.raw[name]) if name in self.raw else _ALWAYS
+
+    def _translate(self, condition: Any) -> Condition:
+        if isinstance(condition, Conjunction):
+            parts = [self._translate(part) for part in condition.components]
+            if isinstance(condition, AndConjunction):
+                return _NEVER if _NEVER in parts else And(tuple(parts))
+            return _ALWAYS if _ALWAYS in parts else Or(tuple(parts))
+        if not isinstance(condition, SimpleCondition):
+            raise ValueError(f"Expected a condition of ConfigSpace, got {condition!r}.")
+        parent = condition.parent.name
+        if parent in self.fixed:
+            return self._on_constant(condition)
+        column, col = self.columns[parent], self.position[parent]
+        spans = self._spans(column, condition)
+        parts = [self._inside(column, col, spans)]
+        # A hyperparameter without a value is not equal to anything: ConfigSpace leaves
+        # the child of NotEquals active where the parent is not.
+        if _kind(condition) == "NotEquals" and parent in self.raw:
+            parts.append(Inactive(col))
+        parts = [part for part in parts if part != _NEVER]
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
+
+    def _inside(self, column: Column, col: int, spans: Spans) -> Condition:
+        if not spans:
+            return _NEVER
+        if column.name in self.by_value:
+            return In(col, [x for a, b in spans for x in range(int(a), int(b) + 1)])
+        (lo, hi), half = column.bounds, 0.5 if column.discrete else 0.0
+        # Whole numbers are cut half-way; the upper half belongs to the number above.
+        parts = [
+            Between(
+                col,
+                -math.inf if a <= lo else a - half,
+                math.inf
+                if b >= hi
+                else (math.nextafter(b + half, -math.inf) if half else b),
+            )
+            for a, b in spans
+        ]
+        return parts[0] if len(parts) == 1 else Or(tuple(parts))
+
+    def _on_constant(self, condition: SimpleCondition) -> Condition:
+        parent, kind = condition.parent.name, _kind(condition)
+        holds = _COMPARISONS[kind](self.fixed[parent], _argument(condition))
+        if kind != "NotEquals":
+            return self.condition(parent) if holds else _NEVER
+        if parent in self.raw and not holds:
+            raise ValueError(
+                f"Expected no child that is active only where the constant {parent!r} is "
+                f"inactive, got {condition}."
+            )
+        return _ALWAYS if holds else _NEVER
+
+    def tree(self) -> ParameterTree:
+        """The tree over the columns."""
+        conditions = {
+            self.position[name]: condition
+            for name in self.columns
+            if (condition := self.condition(name)) != _ALWAYS
+        }
+        used = {col for condition in conditions.values() for col in condition.columns()}
+        values = {
+            self.position[name]: [float(x) for x in range(int(hi) + 1) if x >= lo]
+            for name in self.by_value
+            for lo, hi in [self.columns[name].bounds]
+            if self.position[name] in used
+        }
+        return ParameterTree(len(self.columns), conditions=conditions, values=values)
+
+    def constants(self) -> list[Constant]:
+        """The constants with their conditions."""
+        return [
+            Constant(name, value, self._condition_or_none(name), self.names.index(name))
+            for name, value in self.fixed.items()
+        ]
+
+    def _condition_or_none(self, name: str) -> Condition | None:
+        condition = self.condition(name)
+        return None if condition == _ALWAYS else condition
+
+    # -- forbidden clauses -----------------------------------------------------------
+
+    def clause(self, clause: Any) -> Clause:
+        """A forbidden clause."""
+        if isinstance(clause, ForbiddenConjunction):
+            parts = tuple(self.clause(part) for part in clause.components)
+            both = isinstance(clause, ForbiddenAndConjunction)
+            return AllOf(parts) if both else AnyOf(parts)
+        if isinstance(clause, ForbiddenRelation):
+            return self._relation(clause)
+        if not isinstance(clause, ForbiddenClause):
+            raise ValueError(f"Expected a forbidden clause, got {clause!r}.")
+        name = clause.hyperparameter.name
+        if name in self.fixed:
+            holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
+            return FixedClause(bool(holds), self._condition_or_none(name))
+        column, col = self.columns[name], self.position[name]
+        half = 0.5 if column.discrete else 0.0
+        return AnyOf(
+            tuple(
+                RangeClause(col, a - half, b + half)
+                for a, b in self._spans(column, clause)
+            )
+        )
+
+    def _operand(self, name: str) -> Operand:
+        if name in self.fixed:
+            condition = self._condition_or_none(name)
+            return Operand(None, False, (0.0,), (self.fixed[name],), condition)
+        column, col = self.columns[name], self.position[name]
+        if isinstance(column, CategoricalColumn):
+            return Operand(col, codes=column.codes, values=column.choices)
+        return Operand(col, log=isinstance(column, FloatColumn) and column.log)
+
+    def _relation(self, relation: ForbiddenRelation) -> Clause:
+        left = self._operand(relation.left.name)
+        right = self._operand(relation.right.name)
+        compare = _COMPARISONS[_kind(relation)]
+        try:
+            if left.values and right.values:
+                table = [
+                    [bool(compare(a, b)) for b in right.values] for a in left.values
+                ]
+                return TableRelation(left, right, tuple(map(tuple, table)))
+            if not _numeric((*left.values, *right.values)):
+                raise TypeError("numbers and other values have no order")
+        except TypeError as error:
+            if _kind(relation) == "Equals":
+                return FixedClause(False)
+            raise ValueError(
+                f"Expected a relation between values that can be compared, got "
+                f"{relation} ({error})."
+            ) from None
+        return Relation(left, right, compare)
+
+
+def _numeric(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, (bool, int, float)) for value in values)

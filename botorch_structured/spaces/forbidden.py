@@ -1,0 +1,165 @@
+"""Forbidden combinations of values, evaluated on whole tensors of points.
+
+A clause holds, and the point is forbidden, only where the parameters it speaks of are
+active. An `Operand` is one side of a relation: a column or a constant.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Clause",
+    "FixedClause",
+    "Operand",
+    "RangeClause",
+    "Relation",
+    "TableRelation",
+]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces.conditions import Condition
+
+
+class Clause(Protocol):
+    """Something that forbids points."""
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        """Where the clause forbids.
+
+        Args:
+            X: ``batch_shape x n x d`` points, whole where the column is.
+            active: ``batch_shape x n x d`` booleans.
+
+        Returns:
+            ``batch_shape x n`` booleans.
+        """
+
+
+def _where_active(condition: Condition | None, X: Tensor, active: Tensor) -> Tensor:
+    """Where a constant with this condition is active."""
+    if condition is None:
+        return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+    return condition.holds(X, active)
+
+
+@dataclass(frozen=True)
+class FixedClause:
+    """A clause about a constant: it holds wherever the constant is active, or never."""
+
+    value: bool
+    condition: Condition | None = None
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        return _where_active(self.condition, X, active) & self.value
+
+
+@dataclass(frozen=True)
+class RangeClause:
+    """Column ``col`` lies in ``[lo, hi]``."""
+
+    col: int
+    lo: float
+    hi: float
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        x = X[..., self.col].double()
+        return (x >= self.lo) & (x <= self.hi) & active[..., self.col]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a relation.
+
+    Args:
+        col: The column; None for a constant.
+        log: Whether the column holds the decimal logarithm of its value.
+        codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
+        values: The choices, or the constant alone.
+        condition: Where a constant is active.
+    """
+
+    col: int | None
+    log: bool = False
+    codes: tuple[float, ...] = ()
+    values: tuple[Any, ...] = ()
+    condition: Condition | None = None
+
+    def index(self, X: Tensor) -> Tensor:
+        """``batch_shape x n`` positions among the choices."""
+        if self.col is None:
+            return torch.zeros(X.shape[:-1], dtype=torch.long, device=X.device)
+        codes = torch.tensor(self.codes, dtype=X.dtype, device=X.device)
+        return (X[..., self.col, None] - codes).abs().argmin(-1)
+
+    def evaluate(self, X: Tensor) -> Tensor:
+        """``batch_shape x n`` numbers."""
+        if self.values:
+            values = [float(v) for v in self.values]
+            table = torch.tensor(values, dtype=torch.double, device=X.device)
+            return table[self.index(X)]
+        x = X[..., self.col].double()
+        return 10.0**x if self.log else x
+
+    def is_active(self, X: Tensor, active: Tensor) -> Tensor:
+        """``batch_shape x n`` booleans."""
+        if self.col is None:
+            return _where_active(self.condition, X, active)
+        return active[..., self.col]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A comparison of two numbers."""
+
+    left: Operand
+    right: Operand
+    compare: Callable[[Any, Any], Any]
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        both = self.left.is_active(X, active) & self.right.is_active(X, active)
+        return self.compare(self.left.evaluate(X), self.right.evaluate(X)) & both
+
+
+@dataclass(frozen=True)
+class TableRelation:
+    """A comparison of two choices, worked out beforehand for every pair."""
+
+    left: Operand
+    right: Operand
+    table: tuple[tuple[bool, ...], ...]
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        both = self.left.is_active(X, active) & self.right.is_active(X, active)
+        table = torch.tensor(self.table, device=X.device)
+        return table[self.left.index(X), self.right.index(X)] & both
+
+
+@dataclass(frozen=True)
+class AllOf:
+    """All of the clauses hold."""
+
+    clauses: tuple[Clause, ...]
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        return reduce(torch.logical_and, (c.holds(X, active) for c in self.clauses))
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """At least one of the clauses holds."""
+
+    clauses: tuple[Clause, ...]
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        never = torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return reduce(
+            torch.logical_or, (c.holds(X, active) for c in self.clauses), never
+        )
