@@ -40,9 +40,9 @@ class ClipTail(OutcomeTransform):
 
     **No spread to go by.** Where at least half of the outcomes tie with the best
     one, the median is the best; then the cut is the median of the strictly worse
-    outcomes (the better one of the middle two). Where all the finite outcomes are equal none of them is moved, and
-    failed ones are put ``max(1, |best|)`` below. Where all outcomes failed they all
-    become zero.
+    outcomes (the better of the middle two). Where all the finite outcomes are equal
+    none of them is moved, and failed ones are put ``max(1, |best|)`` below. Where
+    all outcomes failed they all become zero.
 
     **Scale.** ``untransform`` is the identity: what was flattened cannot be brought
     back. Predictions therefore live on the clipped scale: right where the points

@@ -1,0 +1,279 @@
+"""Choosing a scikit-learn classifier together with its hyperparameters."""
+
+from __future__ import annotations
+
+__all__ = ["Evaluation", "ScikitLearnCASH"]
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.test_functions import learners
+from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.killable import (
+    CallTimeout,
+    KillableWorker,
+    WorkerDied,
+)
+from botorch_structured.test_functions.learners import LEARNERS
+
+_DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+_WORST = 1.0  # an error rate
+
+
+class Evaluation(NamedTuple):
+    """What came of one configuration."""
+
+    value: float  # the cross-validation error; 1.0, the worst, where it failed
+    error: str | None  # what went wrong
+    seconds: float
+    status: Literal["ok", "failed", "timeout"]
+
+
+class ScikitLearnCASH(ConditionalTestFunction):
+    r"""Five-fold cross-validation error of nine scikit-learn learners.
+
+    The combined algorithm selection and hyperparameter optimisation problem of
+    Levesque et al. (2017), section V, on real data: a conditional space as people
+    meet it, with integers, logarithmic scales, two learners without hyperparameters,
+    and learners that fail.
+
+        learner
+        |-- knn     n_neighbors 1..30
+        |-- svm     C, gamma 1e-5..1e5 (log)
+        |-- linsvm  C 1e-5..1e5 (log)
+        |-- dt      max_depth 1..10, min_samples_split 2..100, min_samples_leaf 2..100
+        |-- rf      n_estimators 1..30 and those of dt
+        |-- adab    n_estimators 1..30
+        |-- gnb     (none)
+        |-- lda     (none)
+        `-- qda     reg_param 1e-3..1 (log)
+
+    One difference from the paper: its range of ``reg_param`` goes to 1e3, of which
+    scikit-learn now rejects everything above 1. Inputs are standardised inside each
+    training fold. Random states are fixed: the same configuration has the same value.
+
+    An exception or a time-out in a learner is a *failed evaluation*: its value is the
+    worst error rate, 1.0, and what happened is in ``evaluations``. ``ClipTail`` keeps
+    it from blinding a model. To be minimised, unless ``negate``.
+
+    Example:
+        >>> problem = ScikitLearnCASH("wine")
+        >>> config = {"learner": "svm", "svm:C": 10.0, "svm:gamma": 0.01}
+        >>> problem.evaluate(config).value
+        >>> print(problem.to_sklearn_code(config))
+    """
+
+    def __init__(
+        self,
+        dataset: str | tuple[Any, Any] = "breast_cancer",
+        seed: int = 0,
+        timeout: float | None = None,
+        max_rows: int | None = None,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            dataset: ``"breast_cancer"``, ``"digits"``, ``"iris"``, ``"wine"`` (bundled
+                with scikit-learn), ``"moons"`` (500 points, made with ``seed``, and
+                four columns of noise), or a tuple of an ``n x p`` array of numbers and
+                ``n`` labels.
+            seed: Decides the folds, and which rows are kept.
+            timeout: Seconds for one evaluation, all five folds; the fit is stopped
+                then, in whatever code it is, for which it runs in a process of its
+                own. Without it evaluations run in this process.
+            max_rows: Keep a random choice of at most so many rows.
+            noise_std: Standard deviation of noise to add; the problem is deterministic.
+            negate: Whether to return the negative error, for maximisation.
+            dtype: The dtype of ``bounds``.
+
+        Raises:
+            ImportError: Without scikit-learn.
+            ValueError: For data that cannot be cross-validated, and wrong arguments.
+        """
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"Expected a positive timeout, or None. Got {timeout=}.")
+        if max_rows is not None and max_rows < 10:
+            raise ValueError(f"Expected max_rows of at least 10. Got {max_rows=}.")
+        features, labels = _load(dataset, seed)
+        if max_rows is not None and max_rows < len(labels):
+            keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
+            features, labels = features[keep], labels[keep]
+        super().__init__(_space(), noise_std=noise_std, negate=negate, dtype=dtype)
+        self.seed = seed
+        self.timeout = timeout
+        self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
+        self._features, self._labels = features, labels
+        self._worker = None
+        if timeout is not None:
+            import sys
+
+            self._worker = KillableWorker(
+                Path(learners.__file__), (list(sys.path), features, labels, seed)
+            )
+
+    def evaluate(self, config: Mapping[str, Any]) -> Evaluation:
+        r"""Cross-validate one configuration, and note it in ``evaluations``.
+
+        Args:
+            config: ``learner`` and its hyperparameters, as ``space.decode`` gives
+                them: ``{"learner": "knn", "knn:n_neighbors": 5}``.
+
+        Raises:
+            ValueError: For a configuration that is not of the space; whatever a
+                learner raises is a failed evaluation instead.
+        """
+        config = dict(config)
+        self.space.encode([config])  # raises where it is not of the space
+        learner, arguments = _split(config)
+        start = time.perf_counter()
+        error: str | None = None
+        status: Literal["ok", "failed", "timeout"] = "ok"
+        try:
+            value = self._error_rate(learner, arguments)
+        except CallTimeout as problem:
+            value, error, status = _WORST, str(problem), "timeout"
+        except Exception as problem:  # whatever a learner raises
+            message = str(problem)
+            if not isinstance(problem, _Failed | WorkerDied):
+                message = f"{type(problem).__name__}: {problem}"
+            value, error, status = _WORST, message, "failed"
+        evaluation = Evaluation(value, error, time.perf_counter() - start, status)
+        self.evaluations.append((config, evaluation))
+        return evaluation
+
+    def _error_rate(self, learner: str, arguments: dict[str, Any]) -> float:
+        if self._worker is None or self.timeout is None:
+            return learners.cross_validated_error(
+                self._features, self._labels, learner, arguments, self.seed
+            )
+        value, message = self._worker.call((learner, arguments), self.timeout)
+        if message is not None:
+            raise _Failed(message)
+        return value
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        configs = self.space.decode(X.reshape(-1, self.dim))
+        values = [self.evaluate(config).value for config in configs]
+        return X.new_tensor(values).reshape(X.shape[:-1])
+
+    def to_sklearn_code(self, config: Mapping[str, Any]) -> str:
+        """Code to paste that builds and cross-validates a configuration.
+
+        It expects the data as ``X`` and ``y``.
+        """
+        config = dict(config)
+        self.space.encode([config])
+        name, arguments = _split(config)
+        learner = LEARNERS[name]
+        given = {**arguments, **dict(learner.fixed)}
+        call = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        call = f"{learner.class_name}({call})"
+        imports = sorted(
+            [
+                f"from {learner.module} import {learner.class_name}",
+                "from sklearn.model_selection import StratifiedKFold, cross_val_score",
+                "from sklearn.pipeline import make_pipeline",
+                "from sklearn.preprocessing import StandardScaler",
+            ]
+        )
+        return "\n".join(
+            [
+                *imports,
+                "",
+                f"model = make_pipeline(StandardScaler(), {call})",
+                f"folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})",
+                "error = 1 - cross_val_score(model, X, y, cv=folds).mean()",
+                "",
+            ]
+        )
+
+    def close(self) -> None:
+        """End the process that evaluates, if there is one; it restarts when needed."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+class _Failed(Exception):
+    """What a learner raised in the other process, as text."""
+
+
+def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The learner, and its arguments by scikit-learn's names."""
+    arguments = {k.partition(":")[2]: v for k, v in config.items() if k != "learner"}
+    return config["learner"], arguments
+
+
+def _space() -> SearchSpace:
+    """The learner, then the hyperparameters of each in the paper's order."""
+    names, bounds = ["learner"], [(0.0, len(LEARNERS) - 1.0)]
+    integer, log, conditions = [], [], {}
+    for k, (name, learner) in enumerate(LEARNERS.items()):
+        for hp in learner.hyperparameters:
+            j = len(names)
+            conditions[j] = Equals(0, k)
+            names.append(f"{name}:{hp.name}")
+            bounds.append((hp.lower, hp.upper))
+            if hp.integer:
+                integer.append(j)
+            if hp.log:
+                log.append(j)
+                bounds[j] = (math.log10(hp.lower), math.log10(hp.upper))
+    tree = ParameterTree(
+        len(names),
+        conditions=conditions,
+        values={0: [float(k) for k in range(len(LEARNERS))]},
+    )
+    return SearchSpace(
+        names,
+        torch.tensor(bounds, dtype=torch.double).T,
+        tree,
+        integer_features=integer,
+        log_features=log,
+        choices={0: list(LEARNERS)},
+    )
+
+
+def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """``n x p`` features and ``n`` labels."""
+    try:
+        import sklearn.datasets as bundled
+    except ImportError as error:
+        raise ImportError(
+            "ScikitLearnCASH needs scikit-learn: "
+            'python -m pip install "botorch-structured[demo]"'
+        ) from error
+    if isinstance(dataset, str):
+        if dataset not in _DATASETS:
+            raise ValueError(
+                f"Expected a dataset of {', '.join(_DATASETS)}, or a tuple (X, y). "
+                f"Got {dataset!r}."
+            )
+        if dataset == "moons":
+            X, y = bundled.make_moons(500, noise=0.3, random_state=seed)
+            noise = np.random.default_rng(seed).standard_normal((500, 4))
+            return np.hstack([X, noise]), y
+        return getattr(bundled, f"load_{dataset}")(return_X_y=True)
+    X, y = np.asarray(dataset[0], dtype=float), np.asarray(dataset[1])
+    if X.ndim != 2 or y.shape != X.shape[:1]:
+        raise ValueError(
+            f"Expected an n x p array and n labels. Got shapes {X.shape} and {y.shape}."
+        )
+    if not np.isfinite(X).all():
+        raise ValueError("Expected finite features. Got NaN or infinite ones.")
+    smallest = np.unique(y, return_counts=True)[1]
+    if len(smallest) < 2 or smallest.max() < 5:
+        raise ValueError(
+            "Expected at least two classes, one of them with five rows, for five "
+            f"stratified folds. Got {len(smallest)} classes in {len(y)} rows."
+        )
+    return X, y

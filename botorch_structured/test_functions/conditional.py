@@ -1,0 +1,111 @@
+"""What the problems on conditional spaces have in common."""
+
+from __future__ import annotations
+
+__all__ = ["ConditionalTestFunction"]
+
+import numpy as np
+import torch
+from botorch.test_functions.base import validate_inputs
+from botorch.test_functions.synthetic import SyntheticTestFunction
+from torch import Tensor
+
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+
+class ConditionalTestFunction(SyntheticTestFunction):
+    r"""A ``SyntheticTestFunction`` over a ``SearchSpace``.
+
+    Columns that are inactive at a row are ignored altogether: they may hold any
+    number, NaN included, inside or outside of their bounds, and get no gradient.
+    A subclass implements ``_evaluate_true``, which finds the lower bounds there.
+    """
+
+    _check_grad_at_opt: bool = False
+    bounds: Tensor
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            space: The space; its ``d`` columns are those of the problem.
+            noise_std: Standard deviation of the observation noise.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
+        """
+        self.dim = len(space.names)
+        self._bounds = [(lower, upper) for lower, upper in space.bounds.T.tolist()]
+        self.discrete_inds = list(space.integer_features)
+        self.categorical_inds = list(space.categorical_features)
+        other = {*self.discrete_inds, *self.categorical_inds}
+        self.continuous_inds = [j for j in range(self.dim) if j not in other]
+        super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
+        self.space = space
+
+    @property
+    def tree(self) -> ParameterTree:
+        """Which columns are active at which values of the others."""
+        return self.space.tree
+
+    def evaluate_true(self, X: Tensor) -> Tensor:
+        r"""The function without noise.
+
+        Args:
+            X: A ``batch_shape x d``-dim tensor; inactive columns are ignored.
+
+        Returns:
+            A ``batch_shape``-dim tensor.
+
+        Raises:
+            ValueError: When an active column is out of its bounds, or is an integer
+                or a category by nature and holds something else.
+        """
+        if X.shape[-1] != self.dim:
+            raise ValueError(
+                f"Expected `X` of shape `batch_shape x {self.dim}`. Got {X.shape=}."
+            )
+        active = self._active(X)
+        X = torch.where(active, X, self.bounds[0].to(X))
+        validate_inputs(
+            X=X,
+            dim=self.dim,
+            bounds=self.bounds.to(X),
+            discrete_inds=self.discrete_inds,
+            categorical_inds=self.categorical_inds,
+        )
+        return self._evaluate_true(X)
+
+    def _active(self, X: Tensor) -> Tensor:
+        """``batch_shape x d`` of bool."""
+        return self.tree.active_mask(X.unsqueeze(-2)).squeeze(-2)
+
+    def starts(self, seed: int) -> Tensor:
+        r"""One random point on each path, in random order, the same for a seed.
+
+        The starting design of Jenatton et al. (2017), section 4. Inactive columns
+        hold the space's ``fill``.
+
+        Args:
+            seed: Any integer that is not negative.
+
+        Returns:
+            A ``num_paths x d``-dim tensor.
+        """
+        rng = np.random.default_rng(1000 + seed)
+        X = self.space.fill.to(self.bounds).repeat(self.tree.num_paths, 1)
+        bounds = self.bounds.tolist()
+        for row, index in zip(X, rng.permutation(len(X)), strict=True):
+            path = self.tree.paths[int(index)]
+            for j in path.active.tolist():
+                if j in path.fixed_features:
+                    row[j] = path.fixed_features[j]
+                    continue
+                lower, upper = path.intervals.get(j, (bounds[0][j], bounds[1][j]))
+                value = lower + (upper - lower) * rng.random()
+                row[j] = round(value) if j in self.discrete_inds else value
+        return X

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from botorch_structured.test_functions import ScikitLearnCASH, cash
+
+pytest.importorskip("sklearn")
+
+KNN = {"learner": "knn", "knn:n_neighbors": 5}
+SLOW = {"learner": "svm", "svm:C": 1e5, "svm:gamma": 1e-3}
+# Every hyperparameter of section V, with its range.
+SPACE = {
+    "knn": {"n_neighbors": (1, 30)},
+    "svm": {"C": (1e-5, 1e5), "gamma": (1e-5, 1e5)},
+    "linsvm": {"C": (1e-5, 1e5)},
+    "dt": {
+        "max_depth": (1, 10),
+        "min_samples_split": (2, 100),
+        "min_samples_leaf": (2, 100),
+    },
+    "rf": {
+        "n_estimators": (1, 30),
+        "max_depth": (1, 10),
+        "min_samples_split": (2, 100),
+        "min_samples_leaf": (2, 100),
+    },
+    "adab": {"n_estimators": (1, 30)},
+    "gnb": {},
+    "lda": {},
+    "qda": {"reg_param": (1e-3, 1.0)},
+}
+
+
+@pytest.fixture(scope="module")
+def wine() -> ScikitLearnCASH:
+    return ScikitLearnCASH("wine")
+
+
+def test_the_space_is_the_paper_s(wine: ScikitLearnCASH) -> None:
+    names = [f"{learner}:{hp}" for learner, hps in SPACE.items() for hp in hps]
+    assert sorted(wine.space.names) == sorted(["learner", *names])
+    assert wine.dim == 14 and wine.tree.num_paths == 9
+    logarithmic = {"svm:C", "svm:gamma", "linsvm:C", "qda:reg_param"}
+    for j, name in enumerate(wine.space.names[1:], start=1):
+        learner, _, hp = name.partition(":")
+        expected = SPACE[learner][hp]
+        if name in logarithmic:
+            expected = tuple(np.log10(expected))
+        assert wine.bounds[:, j].tolist() == pytest.approx(expected)
+        assert (j in wine.space.integer_features) == (name not in logarithmic)
+    assert wine.tree.shared_columns == []
+
+
+def test_every_learner_runs(wine: ScikitLearnCASH) -> None:
+    X = wine.starts(0)
+    configs = wine.space.decode(X)
+    assert {c["learner"] for c in configs} == set(SPACE)
+    before = len(wine.evaluations)
+    Y = wine(X)
+    done = wine.evaluations[before:]
+    assert [c for c, _ in done] == configs
+    assert [e.value for _, e in done] == Y.tolist()
+    assert all(e.status == "ok" and e.error is None for _, e in done)
+    assert (Y >= 0).all() and Y.min() < 0.1
+    # deterministic, whatever the inactive columns hold, and whatever the shape
+    other = torch.where(wine.tree.active_mask(X), X, torch.nan)
+    assert torch.equal(wine(other.view(3, 3, -1)), Y.view(3, 3))
+    negative = ScikitLearnCASH("wine", negate=True)
+    assert torch.equal(negative(X[:2]), -Y[:2])
+
+
+def test_is_what_scikit_learn_says(wine: ScikitLearnCASH) -> None:
+    from sklearn.datasets import load_wine
+
+    X, y = load_wine(return_X_y=True)
+    for config in (
+        KNN,
+        {
+            "learner": "rf",
+            "rf:n_estimators": 7,
+            "rf:max_depth": 3,
+            "rf:min_samples_split": 4,
+            "rf:min_samples_leaf": 2,
+        },
+        {"learner": "linsvm", "linsvm:C": 0.125},
+    ):
+        code = wine.to_sklearn_code(config)
+        scope = {"X": X, "y": y}
+        exec(code, scope)
+        assert scope["error"] == wine.evaluate(config).value
+    assert "KNeighborsClassifier(n_neighbors=5)" in wine.to_sklearn_code(KNN)
+    assert "StandardScaler()" in wine.to_sklearn_code({"learner": "gnb"})
+
+
+def test_a_failing_learner_is_recorded() -> None:
+    # ten rows to train on: 20 neighbours cannot be had
+    rng = np.random.default_rng(0)
+    data = (rng.standard_normal((13, 2)), np.array(["a"] * 7 + ["b"] * 6))
+    for timeout in (None, 30.0):
+        problem = ScikitLearnCASH(data, timeout=timeout)
+        bad = problem.evaluate({"learner": "knn", "knn:n_neighbors": 20})
+        assert bad.value == 1.0 and bad.status == "failed"
+        assert bad.error is not None and bad.error.startswith("ValueError: Expected n_")
+        assert problem.evaluate({"learner": "gnb"}).status == "ok"
+        assert [e.status for _, e in problem.evaluations] == ["failed", "ok"]
+        problem.close()
+
+
+def test_a_fit_is_stopped_in_the_middle() -> None:
+    rng = np.random.default_rng(0)
+    data = (rng.standard_normal((3000, 20)), rng.integers(0, 2, 3000))
+    problem = ScikitLearnCASH(data, timeout=1.0)
+    assert problem.evaluate({"learner": "gnb"}).status == "ok"  # starts the process
+    began = time.perf_counter()
+    late = problem.evaluate(SLOW)
+    assert time.perf_counter() - began < 3.0
+    assert late.value == 1.0 and late.status == "timeout"
+    assert late.error == "no answer within 1 s"
+    # the next one runs, in a new process that is kept
+    assert problem.evaluate({"learner": "gnb"}).status == "ok"
+    worker = problem._worker
+    assert worker is not None and worker._process is not None
+    first = worker._process.pid
+    assert problem.evaluate({"learner": "lda"}).status == "ok"
+    assert worker._process.pid == first
+    # and one that dies is a failure too, also when it happens between two calls
+    worker._process.kill()
+    worker._process.wait()
+    assert problem.evaluate({"learner": "gnb"}).status == "ok"
+    other = pickle.loads(pickle.dumps(problem))
+    assert other._worker._process is None
+    assert other.evaluate({"learner": "gnb"}).value == problem.evaluations[0][1].value
+    process = worker._process
+    problem.close()
+    assert process.returncode is not None
+    other.close()
+    copy.deepcopy(problem).close()
+
+
+def test_data_sets_rows_and_seeds() -> None:
+    small = ScikitLearnCASH("digits", max_rows=100)
+    assert small._features.shape == (100, 64)
+    # rows of a class by a few folds only, still an answer
+    assert small.evaluate(KNN).status == "ok"
+    assert ScikitLearnCASH("moons")._features.shape == (500, 6)
+    one, two = (ScikitLearnCASH("moons", seed=seed).evaluate(KNN) for seed in (0, 1))
+    assert one.value != two.value
+    X = np.random.default_rng(0).standard_normal((40, 2))
+    given = ScikitLearnCASH((X.tolist(), (X[:, 0] > 0).tolist()))
+    assert given.evaluate({"learner": "lda"}).value < 0.2
+
+
+def test_wrong_arguments(
+    wine: ScikitLearnCASH, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X = np.zeros((20, 2))
+    for dataset, message in (
+        ("boston", "breast_cancer, .* Got 'boston'"),
+        ((X, np.zeros(19)), r"shapes \(20, 2\) and \(19,\)"),
+        ((X, np.zeros(20)), "Got 1 classes"),
+        ((X, np.arange(20)), "Got 20 classes"),
+        ((X + np.nan, np.arange(20) % 2), "finite features"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ScikitLearnCASH(dataset)
+    with pytest.raises(ValueError, match="timeout=0"):
+        ScikitLearnCASH("wine", timeout=0)
+    with pytest.raises(ValueError, match="max_rows=3"):
+        ScikitLearnCASH("wine", max_rows=3)
+    for config in (
+        {"learner": "boosting"},
+        {"learner": "knn"},
+        {**KNN, "svm:C": 1.0},
+        {"learner": "knn", "knn:n_neighbors": 31},
+    ):
+        with pytest.raises(ValueError):
+            wine.evaluate(config)
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
+        cash._load("wine", 0)
