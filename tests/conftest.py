@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# ``python -m pytest`` puts the repository in front of the installed package. What is
+# installed is what users get, so that is what is tested; ``benchmarks``, which is not
+# installed, is still found here.
+if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    sys.path[:] = [p for p in sys.path if p not in ("", str(ROOT))] + [str(ROOT)]
+
+settings.register_profile("local", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reference",
+        type=Path,
+        default=Path(__file__).parent / "reference",
+        metavar="DIR",
+        help="the folder with the reference numbers (default: tests/reference)",
+    )
+
+
+@pytest.fixture(autouse=True)
+def reproducible() -> None:
+    """One thread and the same seeds, whatever ran before."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device of this machine in turn."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope="session")
+def reference_files(pytestconfig: pytest.Config) -> Callable[[str], list[Path]]:
+    """``reference_files("treegp_*.json")``: those in ``--reference``, at least one."""
+    folder: Path = pytestconfig.getoption("reference")
+
+    def find(pattern: str) -> list[Path]:
+        files = sorted(folder.glob(pattern))
+        if not files:
+            raise FileNotFoundError(f"Expected files {pattern} in {folder}. Got none.")
+        return files
+
+    return find

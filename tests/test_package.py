@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import botorch_structured
+from botorch_structured import cite
+from botorch_structured._citations import _PAPER_OF, BIBTEX
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_versions_agree() -> None:
+    version = botorch_structured.__version__
+    assert PYPROJECT["project"]["version"] == version
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_constraints_pin_what_is_asked_for() -> None:
+    pins = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    project = PYPROJECT["project"]
+    asked = project["dependencies"] + [
+        one for extra in project["optional-dependencies"].values() for one in extra
+    ]
+    names = {re.split(r"[<>=\[]", one)[0] for one in asked} - {project["name"]}
+    normal = {re.sub(r"[-_]", "-", pin).lower() for pin in pins}
+    assert {re.sub(r"[-_]", "-", name).lower() for name in names} <= normal
+
+
+def test_constraints_are_what_runs() -> None:
+    """In the environment of the README; elsewhere there is nothing to compare."""
+    installed = {d.metadata["Name"] for d in metadata.distributions()}
+    if PYPROJECT["project"]["name"] not in installed:
+        pytest.skip("not installed")
+    assert metadata.version("botorch-structured") == botorch_structured.__version__
+    files = metadata.files("botorch-structured") or []
+    names = {str(file) for file in files}
+    assert "botorch_structured/py.typed" in names or any(
+        "editable" in name or name.endswith(".pth") for name in names
+    )
+
+
+def test_importing_is_light() -> None:
+    code = (
+        "import sys; import botorch_structured; "
+        "print([m for m in ('torch', 'botorch', 'matplotlib', 'sklearn', 'ConfigSpace')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(botorch_structured.__file__).parent.parent,
+    )
+    assert json.loads(done.stdout) == []
+
+
+def test_docstring_explains_the_package_in_six_lines() -> None:
+    doc = botorch_structured.__doc__
+    assert doc is not None
+    assert len(doc.strip().split("\n\n", 1)[1].splitlines()) == 6
+
+
+def test_the_five_papers() -> None:
+    assert len(BIBTEX) == 5
+    for key, entry in BIBTEX.items():
+        assert cite(key) == entry
+        assert re.match(rf"@\w+{{{key},\n", entry)
+        assert entry.count("{") == entry.count("}")
+        for field in ("author", "title", "year"):
+            assert re.search(rf"^  {field} +=", entry, re.M)
+    assert set(_PAPER_OF.values()) <= set(BIBTEX)
+
+
+def test_cite_knows_instances_classes_subclasses_and_functions() -> None:
+    from botorch_structured.models import TreeStructuredGP
+    from botorch_structured.optim import optimize_acqf_two_step
+    from botorch_structured.test_functions import JenattonTree
+
+    class Mine(TreeStructuredGP):
+        pass
+
+    entry = BIBTEX["Jenatton2017tree"]
+    assert cite(TreeStructuredGP) == cite(Mine) == entry
+    assert cite(optimize_acqf_two_step) == entry
+    assert cite(JenattonTree()) == entry
+
+
+@pytest.mark.parametrize("unknown", [3, "Nobody1999", dict, len, test_the_five_papers])
+def test_cite_says_what_it_knows(unknown: object) -> None:
+    with pytest.raises(ValueError, match=r"TreeStructuredGP.*Jenatton2017tree.*Got"):
+        cite(unknown)
+
+
+def test_every_cited_name_exists() -> None:
+    import importlib
+
+    public: set[str] = set()
+    for part in ("acquisition", "kernels", "models", "optim", "test_functions"):
+        public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
+    assert set(_PAPER_OF) <= public
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    """``.ci/run`` reads them from the README: one line each, as promised."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    for extra, what in (("demo", "botorch_structured"), ("test", "pytest")):
+        command = (
+            f'python -m pip install -c constraints.txt ".[{extra}]" && python -m {what}'
+        )
+        assert lines.count(command) == 1
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "README.md" in script and (ROOT / ".ci" / "run").stat().st_mode & 0o100
