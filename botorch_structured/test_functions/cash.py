@@ -113,7 +113,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
         self.timeout = timeout
         self.evaluations: list[tuple[dict[str, Any], Evaluation]] = []
         self._features, self._labels = features, labels
-        self._worker = None
+        self._worker: KillableWorker | None = None
         if timeout is not None:
             import sys
 

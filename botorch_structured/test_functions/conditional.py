@@ -69,8 +69,7 @@ class ConditionalTestFunction(SyntheticTestFunction):
             raise ValueError(
                 f"Expected `X` of shape `batch_shape x {self.dim}`. Got {X.shape=}."
             )
-        active = self._active(X)
-        X = torch.where(active, X, self.bounds[0].to(X))
+        X = torch.where(self._active(X), X, self.bounds[0].to(X))
         validate_inputs(
             X=X,
             dim=self.dim,
@@ -80,8 +79,13 @@ class ConditionalTestFunction(SyntheticTestFunction):
         )
         return self._evaluate_true(X)
 
+    @torch.no_grad()
     def _active(self, X: Tensor) -> Tensor:
-        """``batch_shape x d`` of bool."""
+        """``batch_shape x d`` of bool, also for points that are not valid."""
+        lower, upper = self.bounds.to(X)
+        X = torch.minimum(torch.maximum(X.nan_to_num(), lower), upper)
+        discrete = self.discrete_inds + self.categorical_inds
+        X[..., discrete] = X[..., discrete].round()
         return self.tree.active_mask(X.unsqueeze(-2)).squeeze(-2)
 
     def starts(self, seed: int) -> Tensor:

@@ -57,9 +57,8 @@ class JenattonTree(ConditionalTestFunction):
     Other packages have functions of this name that differ: Ax's ``Jenatton`` has x in
     [0, 1] and its optimum on the boundary.
 
-    **Columns** are those of ``space.names``: the decisions ``x1, ..., x{P-1}`` (values
-    0 and 1), then ``x{P}, ..., x{2P-1}`` of the leaves, then ``r{2P}`` and ``r{2P+1}``.
-    Inactive ones are ignored.
+    **Columns**, of ``space.names``: the decisions ``x1, ..., x{P-1}`` (0 or 1), then
+    ``x{P}, ..., x{2P-1}`` of the leaves, then ``r{2P}`` and ``r{2P+1}`` if shared.
 
     Example:
         >>> problem = JenattonTree(num_leaves=8, shared=True, negate=True)
@@ -68,6 +67,8 @@ class JenattonTree(ConditionalTestFunction):
     """
 
     _optimal_value = 0.1
+    optimizers: Tensor
+    _centres: Tensor  # ``P``
 
     def __init__(
         self,
@@ -100,101 +101,54 @@ class JenattonTree(ConditionalTestFunction):
             kind = "a power of 2, at least 2" if balanced else "at least 2"
             raise ValueError(f"Expected {kind} leaves with {balanced=}. Got {P}.")
         shared = shared or quadratic_shared
-        # What an edge (decision, value) leads to: decisions are 1, ..., P - 1 and
-        # leaves P, ..., 2P - 1, as in the paper's figure.
-        if balanced:
-            leads_to = {(k, v): 2 * k + v for k in range(1, P) for v in (0, 1)}
-        else:
-            leads_to = {(k, 0): P + k - 1 for k in range(1, P)}
-            leads_to |= {(k, 1): k + 1 for k in range(1, P - 1)}
-            leads_to[P - 1, 1] = 2 * P - 1
-        # Where the two shared variables sit: at the root's children, or as above.
-        if balanced:
-            homes = (leads_to[1, 0], leads_to[1, 1])
-        else:
-            later = P // 2 + 1
-            homes = (1, later if later < P else 2 * P - 1)
-        edges = {child: edge for edge, child in leads_to.items()}
-        names = [f"x{k}" for k in range(1, 2 * P)]
-        if shared:
-            names += [f"r{2 * P}", f"r{2 * P + 1}"]
-        sits_under = dict(zip(names[2 * P - 1 :], homes, strict=False))
-        sits_under |= {f"x{k}": k for k in range(1, 2 * P)}
-        space = _make_space(
-            names, P, {n: edges[k] for n, k in sits_under.items() if k != 1}
-        )
+        space = _make_space(P, shared, balanced)
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_leaves = P
-        self.quadratic_shared = quadratic_shared
-        columns = {name: space.names.index(name) for name in names}
-
-        # Tables: the column of a decision and of a leaf, where an edge leads, and what
-        # is active at a leaf. Leaves lead to themselves.
-        following = torch.arange(2 * P).repeat(2, 1)
-        for (k, v), child in leads_to.items():
-            following[v, k] = child
-        active = torch.zeros(2 * P, self.dim, dtype=torch.bool)
-        depth = 0
-        for leaf in range(P, 2 * P):
-            nodes = [leaf]
-            while nodes[-1] != 1:
-                nodes.append(edges[nodes[-1]][0])
-            on_path = [n for n, k in sits_under.items() if k in nodes]
-            active[leaf, [columns[name] for name in on_path]] = True
-            depth = max(depth, len(nodes) - 1)
-        self._depth = depth
         centres = np.zeros(P)
         if off_centre:
             centres = np.random.default_rng(12345).uniform(-0.8, 0.8, P)
-        at_nodes = torch.tensor([0] + [columns[f"x{k}"] for k in range(1, 2 * P)])
-        self.register_buffer("_column", at_nodes, persistent=False)
-        self.register_buffer("_following", following, persistent=False)
-        self.register_buffer("_active_at", active, persistent=False)
+        optima = self.bounds.new_tensor(_SHARED_OPTIMA if quadratic_shared else (0, 0))
+        self.quadratic_shared = quadratic_shared
         self.register_buffer("_centres", torch.from_numpy(centres), persistent=False)
-        self._shared_columns = [columns[name] for name in names[2 * P - 1 :]]
-
         best = self.bounds.new_zeros(1, self.dim)
-        best[0, columns[f"x{P}"]] = centres[0]
-        if quadratic_shared:
-            best[0, self._shared_columns] = best.new_tensor(_SHARED_OPTIMA)
+        best[0, P - 1] = centres[0]
+        if shared:
+            best[0, 2 * P - 1 :] = optima
         self.register_buffer("optimizers", best)
 
-    def _leaf(self, X: Tensor) -> Tensor:
-        """The leaf, ``P, ..., 2P - 1``, of ``batch_shape x d`` points."""
-        node = torch.ones(X.shape[:-1], dtype=torch.long, device=X.device)
-        for _ in range(self._depth):
-            value = X.gather(-1, self._column[node].unsqueeze(-1)).squeeze(-1)
-            node = self._following[(value > 0.5).long(), node]
-        return node
-
-    def _active(self, X: Tensor) -> Tensor:
-        return self._active_at[self._leaf(X)]
-
     def _evaluate_true(self, X: Tensor) -> Tensor:
-        leaf = self._leaf(X)
-        x = X.gather(-1, self._column[leaf].unsqueeze(-1)).squeeze(-1)
-        a = leaf - self.num_leaves
+        P = self.num_leaves
+        a = self.tree.path_index(X.unsqueeze(-2))  # paths are leaves, left to right
+        x = X.gather(-1, a + (P - 1)).squeeze(-1)
+        a = a.squeeze(-1)
         value = (x - self._centres.to(X)[a]).square() + 0.1 * (a + 1).to(X)
-        r = X[..., self._shared_columns]
+        r = X[..., 2 * P - 1 :]
         if self.quadratic_shared:
             r = (r - X.new_tensor(_SHARED_OPTIMA)).square()
-        enters = self._active_at[leaf][..., self._shared_columns]
-        return value + torch.where(enters, r, 0.0).sum(-1)
+        return value + torch.where(self._active(X)[..., 2 * P - 1 :], r, 0.0).sum(-1)
 
 
-def _make_space(
-    names: list[str], P: int, under: dict[str, tuple[int, int]]
-) -> SearchSpace:
-    """The space of these variables, each active where its (decision, value) is."""
-    tree = ParameterTree(
-        len(names),
-        conditions={
-            names.index(name): Equals(k - 1, value)
-            for name, (k, value) in under.items()
-        },
-        values={k: [0.0, 1.0] for k in range(P - 1)},
-    )
-    bounds = torch.zeros(2, len(names), dtype=torch.double)
-    bounds[1] = 1.0
+def _make_space(P: int, shared: bool, balanced: bool) -> SearchSpace:
+    """The tree's nodes are ``1, ..., P - 1`` (decisions) and ``P, ..., 2P - 1``."""
+    leads_to = {}  # (decision, value) -> node
+    for k in range(1, P):
+        last = k == P - 1
+        leads_to[k, 0] = 2 * k if balanced else P + k - 1
+        leads_to[k, 1] = 2 * k + 1 if balanced or last else k + 1
+    edges = {node: edge for edge, node in leads_to.items()}
+    sits_at = {f"x{k}": k for k in range(1, 2 * P)}
+    if shared:  # at the children of the root; in a chain see the class
+        later = P // 2 + 1 if P > 2 else 3
+        left, right = (2, 3) if balanced else (1, later)
+        sits_at |= {f"r{2 * P}": left, f"r{2 * P + 1}": right}
+    conditions = {
+        column: Equals(edges[node][0] - 1, edges[node][1])
+        for column, node in enumerate(sits_at.values())
+        if node != 1
+    }
+    d = len(sits_at)
+    values = {k: [0.0, 1.0] for k in range(P - 1)}
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).repeat(1, d)
     bounds[0, P - 1 : 2 * P - 1] = -1.0
-    return SearchSpace(names, bounds, tree)
+    tree = ParameterTree(d, conditions=conditions, values=values)
+    return SearchSpace(list(sits_at), bounds, tree)

@@ -7,6 +7,11 @@ import numpy as np
 import pytest
 import torch
 from botorch.test_functions.synthetic import SyntheticTestFunction
+from botorch.utils.testing import (
+    BaseTestProblemTestCaseMixIn,
+    BotorchTestCase,
+    SyntheticTestFunctionTestCaseMixin,
+)
 
 from botorch_structured.test_functions import JenattonTree
 
@@ -68,7 +73,6 @@ def test_is_its_definition(variant: dict) -> None:
     # paths are the leaves, from left to right
     leaves = [leaf_of(c, variant) for c in problem.space.decode(X)]
     assert problem.tree.path_index(X).tolist() == leaves
-    assert torch.equal(problem._active(X), problem.tree.active_mask(X))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -162,3 +166,15 @@ def test_wrong_arguments_and_points() -> None:
     between[0, 0] = 0.5
     with pytest.raises(ValueError, match="integer values"):
         problem(between)
+
+
+class TestAsBoTorchDoes(
+    BotorchTestCase, BaseTestProblemTestCaseMixIn, SyntheticTestFunctionTestCaseMixin
+):
+    """The checks that BoTorch's own problems pass."""
+
+    functions = [
+        JenattonTree(),
+        JenattonTree(8, shared=True, quadratic_shared=True, negate=True),
+        JenattonTree(5, balanced=False, off_centre=True, noise_std=0.1),
+    ]

@@ -1,0 +1,123 @@
+"""Methods for the harness: from what is known to the next point.
+
+Each is ``method(problem, X, Y, seed) -> d`` or ``1 x d`` and keeps nothing between
+calls; larger ``Y`` is better. What they take from a problem is its ``space``.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BENCHMARKED",
+    "default",
+    "default_clipped",
+    "independent",
+    "paper",
+    "random",
+]
+
+from typing import Any
+
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
+
+# The paper's model: weights on the decisions' nodes, linear in the shared columns, a
+# kernel of its own on each leaf, a free offset b_p (its sections 2.2 to 2.4).
+_PAPER: dict[str, Any] = {
+    "shared_features": "linear",
+    "leaf_inputs": "own",
+    "leaf_hyperparameters": "independent",
+    "leaf_offset": "fixed",
+}
+# c = 0: every path on its own, with all its columns.
+_INDEPENDENT: dict[str, Any] = {
+    "shared_features": "none",
+    "leaf_inputs": "active",
+    "leaf_hyperparameters": "independent",
+    "leaf_offset": "fixed",
+}
+
+
+def _fitted(problem: Any, X: Tensor, Y: Tensor, **arguments: Any) -> TreeStructuredGP:
+    space = problem.space
+    model = TreeStructuredGP(
+        X, Y, space.tree, input_transform=space.input_transform(), **arguments
+    )
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return model
+
+
+def _space_arguments(problem: Any, X: Tensor) -> dict[str, Any]:
+    """What the optimisers need to know of a space, and never a known point again."""
+    space = problem.space
+    return {
+        "bounds": space.bounds.to(X),
+        "tree": space.tree,
+        "integer_features": space.integer_features,
+        "categorical_features": space.categorical_features,
+        "X_avoid": X,
+    }
+
+
+def _over_all_paths(problem: Any, X: Tensor, Y: Tensor, **arguments: Any) -> Tensor:
+    model = _fitted(problem, X, Y, **arguments)
+    acquisition = LogExpectedImprovement(model, best_f=Y.max())
+    return optimize_acqf_paths(acquisition, **_space_arguments(problem, X))[0]
+
+
+def default(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """``TreeStructuredGP`` as it comes; LogEI over all paths."""
+    return _over_all_paths(problem, X, Y)
+
+
+def default_clipped(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """``default`` with ``ClipTail``, for objectives that fail."""
+    from botorch_structured.transforms import ClipTail
+
+    transform = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
+    return _over_all_paths(problem, X, Y, outcome_transform=transform)
+
+
+def independent(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """A GP for each path on its own; LogEI over all paths."""
+    return _over_all_paths(problem, X, Y, **_INDEPENDENT)
+
+
+def paper(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """Jenatton et al. (2017) as written: their model, path EI, then EI on that path.
+
+    With our noise floor; theirs is not given.
+    """
+    model = _fitted(problem, X, Y, **_PAPER)
+    best_f = Y.max()
+    return optimize_acqf_two_step(
+        PathLogExpectedImprovement(model, best_f=best_f),
+        LogExpectedImprovement(model, best_f=best_f),
+        top_k=1,
+        fix_shared=True,
+        **_space_arguments(problem, X),
+    )[0]
+
+
+def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """Uniform in the space, a known point only after a hundred tries."""
+    known = problem.tree.impute(X)
+    for point in problem.space.sample(100, seed=seed).to(X):
+        new = problem.tree.impute(point.unsqueeze(0))
+        if not (new == known).all(-1).any():
+            break
+    return point
+
+
+BENCHMARKED = {
+    "default": default,
+    "paper": paper,
+    "independent": independent,
+    "random": random,
+}

@@ -1,0 +1,1 @@
+"""How good the points are that a method finds."""
