@@ -226,8 +226,8 @@ class CategoricalColumn:
         ascending = all(a < b for a, b in zip(self.codes, self.codes[1:], strict=False))
         if not self.choices or len(self.codes) != len(self.choices) or not ascending:
             raise ValueError(
-                f"{name!r} expects at least one choice and as many ascending codes, got "
-                f"{list(self.choices)} and {list(self.codes)}."
+                f"{name!r} expects at least one choice and as many ascending codes, "
+                f"got {list(self.choices)} and {list(self.codes)}."
             )
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.bounds = (self.codes[0], self.codes[-1])

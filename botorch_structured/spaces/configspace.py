@@ -27,6 +27,7 @@ from ConfigSpace.forbidden import (
     ForbiddenRelation,
 )
 
+from botorch_structured.spaces.codec import Constant
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
@@ -53,7 +54,6 @@ from botorch_structured.spaces.forbidden import (
     TableRelation,
 )
 from botorch_structured.spaces.parameter_tree import ParameterTree
-from botorch_structured.spaces.search_space import Constant
 
 # Closed intervals on the axis of a column.
 Spans = list[tuple[float, float]]
@@ -246,8 +246,8 @@ class _Reader:
             return self.condition(parent) if holds else _NEVER
         if parent in self.raw and not holds:
             raise ValueError(
-                f"Expected no child that is active only where the constant {parent!r} is "
-                f"inactive, got {condition}."
+                f"Expected no child that is active only where the constant {parent!r} "
+                f"is inactive, got {condition}."
             )
         return _ALWAYS if holds else _NEVER
 

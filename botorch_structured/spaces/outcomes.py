@@ -44,28 +44,64 @@ class Outcomes:
 
     Args:
         col: The column.
-        values: Its declared values, ascending; for a numeric column its ``(lo, hi)``
-            intervals, closed at both ends.
-        numeric: Whether ``values`` are intervals.
+        lows: The lower ends of its intervals, ascending; or its declared values.
+        highs: The upper ends, which belong to the intervals; or the values again.
+        numeric: Whether these are intervals.
         strict: Whether values that were not declared are an error.
     """
 
     col: int
-    values: tuple[float, ...] | tuple[tuple[float, float], ...]
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
     numeric: bool
     strict: bool
 
+    @classmethod
+    def of_values(
+        cls, col: int, values: Iterable[float], strict: bool = False
+    ) -> Outcomes:
+        """A decision by value."""
+        values = tuple(values)
+        return cls(col, values, values, numeric=False, strict=strict)
+
+    @classmethod
+    def of_intervals(cls, col: int, spans: Iterable[tuple[float, float]]) -> Outcomes:
+        """A numeric decision."""
+        lows, highs = zip(*spans, strict=True)
+        return cls(col, lows, highs, numeric=True, strict=False)
+
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.lows)
+
+    @property
+    def values(self) -> list[float] | list[tuple[float, float]]:
+        """The declared values, or the ``(lo, hi)`` intervals."""
+        if self.numeric:
+            return list(zip(self.lows, self.highs, strict=True))
+        return list(self.lows)
 
     @property
     def limits(self) -> tuple[list[float], list[float]]:
         """Lower and upper ends of what counts as each outcome."""
-        if self.numeric:
-            return [v[0] for v in self.values], [v[1] for v in self.values]  # type: ignore[index]  # intervals
-        gaps = [b - a for a, b in zip(self.values, self.values[1:], strict=False)]  # type: ignore[operator]  # numbers
-        slack = _TOLERANCE * min(gaps, default=1.0)
-        return [v - slack for v in self.values], [v + slack for v in self.values]  # type: ignore[operator]  # numbers
+        slack = 0.0
+        if not self.numeric:
+            pairs = zip(self.lows, self.lows[1:], strict=False)
+            slack = _TOLERANCE * min((b - a for a, b in pairs), default=1.0)
+        return [v - slack for v in self.lows], [v + slack for v in self.highs]
+
+    def spans(self, bounds: list[float] | None) -> tuple[list[float], list[float]]:
+        """Finite lower and upper ends to draw a value of each outcome from.
+
+        Args:
+            bounds: Intervals are cut to these; those outside are left out.
+        """
+        spans = list(zip(self.lows, self.highs, strict=True))
+        if bounds is not None and self.numeric:
+            lo, hi = bounds
+            inside = [(max(a, lo), min(b, hi)) for a, b in spans if a <= hi and b >= lo]
+            spans = inside or spans
+        ends = [[x for x in span if math.isfinite(x)] or [0.0] for span in spans]
+        return [e[0] for e in ends], [e[-1] for e in ends]
 
     def mask(self, atom: Atom) -> int:
         """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
@@ -77,8 +113,7 @@ class Outcomes:
             values = [atom.value] if isinstance(atom, Equals) else atom.values
             spans = [(v, v) for v in values]
         bits = 0
-        for code, value in enumerate(self.values):
-            low, high = value if self.numeric else (value, value)  # type: ignore[misc]  # see `numeric`
+        for code, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
             if any(lo <= low and high <= hi for lo, hi in spans):
                 bits |= 2 << code
         return bits

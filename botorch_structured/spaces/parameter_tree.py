@@ -9,47 +9,22 @@ from __future__ import annotations
 
 __all__ = ["ParameterTree"]
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any
+import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import (
-    And,
-    Atom,
-    Between,
-    Condition,
-    Equals,
-    In,
-    Or,
-)
-from botorch_structured.spaces.declaration import (
-    HierarchicalDependencies,
-    check_acyclic,
-    normalise_conditions,
-    normalise_values,
-)
-from botorch_structured.spaces.decomposition import (
-    Decomposition,
-    Expr,
-    all_of,
-    any_of,
-    atom,
-    evaluate,
-)
+from botorch_structured.spaces.declaration import HierarchicalDependencies
 from botorch_structured.spaces.lookup import Lookup
-from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
-from botorch_structured.spaces.paths import Path, Paths
+from botorch_structured.spaces.paths import Path
+from botorch_structured.spaces.tree_structure import TreeStructure
 
 # Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
 _MAX_INDEXED = 1 << 62
-_MAX_PRINTED = 60
 
 
-class ParameterTree:
+class ParameterTree(TreeStructure):
     """A search space whose columns depend on each other.
 
     Use it wherever some parameters only matter for some settings of others: a learner
@@ -91,188 +66,22 @@ class ParameterTree:
             ``values`` is given, missing from it.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        hierarchical_dependencies: HierarchicalDependencies | None = None,
-        conditions: Mapping[int, Condition] | None = None,
-        values: Mapping[int, Sequence[float]] | None = None,
-    ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim expects a positive integer, got {dim!r}.")
-        self.dim = dim
-        self.conditions, named = normalise_conditions(
-            dim, hierarchical_dependencies, conditions
-        )
-        self._values = normalise_values(dim, values)
-        check_acyclic(self.conditions)
-        self._outcomes = self._collect_outcomes(named)
-        position = {o.col: k for k, o in enumerate(self._outcomes)}
+    @classmethod
+    def from_any(
+        cls, x: ParameterTree | HierarchicalDependencies | None, dim: int
+    ) -> ParameterTree:
+        """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
 
-        def symbolic(condition: Condition) -> Expr:
-            if isinstance(condition, And):
-                return all_of(symbolic(part) for part in condition.parts)
-            if isinstance(condition, Or):
-                return any_of(symbolic(part) for part in condition.parts)
-            assert isinstance(condition, Atom)
-            k = position[condition.col]
-            return atom(k, self._outcomes[k].mask(condition))
-
-        self._exprs: list[Expr] = [
-            symbolic(self.conditions[c]) if c in self.conditions else True
-            for c in range(dim)
-        ]
-        self._lookups: dict[torch.device, Lookup] = {}
-
-    def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
-        atoms: dict[int, list[Atom]] = {c: [] for c in named}
-        for condition in self.conditions.values():
-            for a in condition.atoms():
-                atoms.setdefault(a.col, []).append(a)
-        outcomes = []
-        for col in sorted({*atoms, *self._values}):
-            here = atoms.get(col, [])
-            points = set(named.get(col, ()))
-            for a in here:
-                if isinstance(a, Equals):
-                    points.add(a.value)
-                elif isinstance(a, In):
-                    points.update(a.values)
-            declared = self._values.get(col)
-            if declared is not None:
-                missing = sorted(points - set(declared))
-                if missing:
-                    raise ValueError(
-                        f"values[{col}] expects all values of column {col}, those its "
-                        f"conditions name included; got {list(declared)} without "
-                        f"{missing}."
-                    )
-                outcomes.append(Outcomes(col, declared, numeric=False, strict=True))
-            elif any(isinstance(a, Between) for a in here):
-                cuts = cut_intervals([*here, *(Equals(col, v) for v in points)])
-                outcomes.append(Outcomes(col, tuple(cuts), numeric=True, strict=False))
-            else:
-                found = tuple(sorted(points))
-                outcomes.append(Outcomes(col, found, numeric=False, strict=False))
-        return outcomes
-
-    # -- what the tree consists of ---------------------------------------------------
-
-    @cached_property
-    def decision_columns(self) -> list[int]:
-        """The columns that conditions refer to (or whose values are declared)."""
-        return [o.col for o in self._outcomes]
-
-    @cached_property
-    def numeric_decisions(self) -> list[int]:
-        """The decision columns whose outcomes are intervals."""
-        return [o.col for o in self._outcomes if o.numeric]
-
-    @cached_property
-    def decision_values(self) -> dict[int, list[Any]]:
-        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
-        return {o.col: list(o.values) for o in self._outcomes}
-
-    @cached_property
-    def edge_offsets(self) -> list[int]:
-        """Where the edges of every decision start; see `num_edges`."""
-        sizes = [len(o) for o in self._outcomes]
-        return [sum(sizes[:k]) for k in range(len(sizes))]
-
-    @cached_property
-    def num_edges(self) -> int:
-        """The number of edges, one per decision and declared outcome.
-
-        Outcome ``code`` of the ``k``-th decision has the number
-        ``edge_offsets[k] + code``.
+        Raises:
+            ValueError: ``x`` is a tree over another number of columns.
         """
-        return sum(len(o) for o in self._outcomes)
-
-    @cached_property
-    def leaf_edges(self) -> Tensor:
-        """``num_edges`` booleans: whether that outcome switches on no decision."""
-        leaf = torch.ones(self.num_edges, dtype=torch.bool)
-        for col in self.decision_columns:
-            if col not in self.conditions:
-                continue
-            for a in self.conditions[col].atoms():
-                k = self.decision_columns.index(a.col)
-                mask = self._outcomes[k].mask(a)
-                for code in range(len(self._outcomes[k])):
-                    if mask >> code + 1 & 1:
-                        leaf[self.edge_offsets[k] + code] = False
-        return leaf
-
-    @cached_property
-    def _decomposition(self) -> Decomposition:
-        return Decomposition(
-            [len(o) for o in self._outcomes],
-            [self._exprs[o.col] for o in self._outcomes],
-        )
-
-    @cached_property
-    def num_paths(self) -> int:
-        """The number of paths over declared outcomes."""
-        return self._decomposition.num_paths
-
-    @cached_property
-    def paths(self) -> Paths:
-        """The declared paths in the order of `path_index`, built when asked for."""
-        return Paths(
-            self.num_paths, lambda i: self._path(self._decomposition.unrank(i))
-        )
-
-    @cached_property
-    def _path_counts(self) -> list[int]:
-        """On how many declared paths every column is active."""
-        counts: dict[Expr, int] = {}
-        for expr in self._exprs:
-            if expr not in counts:
-                counts[expr] = self._decomposition.count_where(expr)
-        return [counts[expr] for expr in self._exprs]
-
-    def _is_free(self, col: int) -> bool:
-        return col not in self.decision_columns or col in self.numeric_decisions
-
-    @cached_property
-    def own_columns(self) -> list[int]:
-        """The columns, other than decisions by value, that are active on one path."""
-        counts = self._path_counts
-        return [c for c in range(self.dim) if counts[c] == 1 and self._is_free(c)]
-
-    @cached_property
-    def shared_columns(self) -> list[int]:
-        """The columns, other than decisions by value, active on more than one path."""
-        counts = self._path_counts
-        return [c for c in range(self.dim) if counts[c] > 1 and self._is_free(c)]
-
-    def leaf_columns(self, path: Path | int) -> list[int]:
-        """The columns that are active on this path and on no other.
-
-        Args:
-            path: One of `paths`, or its number.
-        """
-        if not isinstance(path, Path):
-            path = self.paths[path]
-        own = set(self.own_columns)
-        return [c for c in path.active_columns if c in own]
-
-    def _path(self, codes: dict[int, int], odd: Mapping[int, float] = {}) -> Path:  # noqa: B006  # never written to
-        """The path of these outcomes; ``odd``: decisions at undeclared values."""
-        decisions: dict[int, Any] = {
-            self._outcomes[k].col: odd.get(k)
-            if k in odd
-            else self._outcomes[k].values[code]
-            for k, code in sorted(codes.items())
-        }
-        truth: dict[Expr, bool] = {}
-        for expr in self._exprs:
-            if expr not in truth:
-                truth[expr] = evaluate(expr, codes)
-        active = tuple(c for c, expr in enumerate(self._exprs) if truth[expr])
-        return Path(decisions, active)
-
-    # -- what the tree says about points ---------------------------------------------
+        if not isinstance(x, ParameterTree):
+            return cls(dim, x)
+        if x.dim != dim:
+            raise ValueError(
+                f"Expected a ParameterTree over {dim} columns, got one over {x.dim}."
+            )
+        return x
 
     def decision_codes(self, X: Tensor) -> Tensor:
         """The outcome of every decision.
@@ -374,7 +183,8 @@ class ParameterTree:
         codes, active = self._checked_codes(X)
         lookup = self._lookup(X.device)
         odd = (active & (codes == lookup.sizes)).any(-1)
-        flat = codes.reshape(-1, codes.shape[-1]).cpu().numpy()
+        rows = math.prod(X.shape[:-1])
+        flat = codes.reshape(rows, len(self._outcomes)).cpu().numpy()
         declared = ~odd.reshape(-1).cpu().numpy()
         number = np.zeros(len(flat), dtype=np.int64)
         number[declared] = self._decomposition.rank(flat[declared])
@@ -423,36 +233,21 @@ class ParameterTree:
         """
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._outcomes:
-            if not len(o):
-                continue
-            lows, highs = (torch.tensor([v] * 2).double() for v in (0.0, 0.0))
-            if o.numeric:
-                spans = torch.tensor(o.values, dtype=torch.double)
-                if bounds is not None:
-                    lo, hi = bounds[:, o.col].double().cpu()
-                    inside = (spans[:, 0] <= hi) & (spans[:, 1] >= lo)
-                    spans = spans[inside].clamp(lo, hi)
-                lows, highs = spans.unbind(-1)
-                lows, highs = (
-                    torch.where(lows.isfinite(), lows, highs),
-                    torch.where(highs.isfinite(), highs, lows),
-                )
-                lows, highs = lows.nan_to_num(0, 0, 0), highs.nan_to_num(0, 0, 0)
-            else:
-                lows = highs = torch.tensor(o.values, dtype=torch.double)
-            code = torch.randint(len(lows), (n,), generator=generator)
+            limits = None if bounds is None else bounds[:, o.col].tolist()
+            lows, highs = o.spans(limits)
+            low = torch.tensor(lows, dtype=torch.double)
+            high = torch.tensor(highs, dtype=torch.double)
+            code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
-            X[:, o.col] = torch.minimum(
-                lows[code] + u * (highs - lows)[code], highs[code]
-            )
+            x = low[code] + u * (high - low)[code]
+            X[:, o.col] = torch.minimum(x, high[code])
         return X
 
     def _lookup(self, device: torch.device) -> Lookup:
-        if device not in self._lookups:
-            self._lookups[device] = Lookup(
-                self.dim, self._outcomes, self._exprs, device
-            )
-        return self._lookups[device]
+        lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
+        if device not in lookups:
+            lookups[device] = Lookup(self.dim, self._outcomes, self._exprs, device)
+        return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
         if X.dim() < 1 or X.shape[-1] != self.dim or not X.is_floating_point():
@@ -478,41 +273,3 @@ class ParameterTree:
                     f"{list(o.values)}, got {got}."
                 )
         return codes, active
-
-    # -- the tree as an object -------------------------------------------------------
-
-    @classmethod
-    def from_any(
-        cls, x: ParameterTree | HierarchicalDependencies | None, dim: int
-    ) -> ParameterTree:
-        """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
-
-        Raises:
-            ValueError: ``x`` is a tree over another number of columns.
-        """
-        if not isinstance(x, ParameterTree):
-            return cls(dim, x)
-        if x.dim != dim:
-            raise ValueError(
-                f"Expected a ParameterTree over {dim} columns, got one over {x.dim}."
-            )
-        return x
-
-    def _identity(self) -> tuple[Any, ...]:
-        return (self.dim, tuple(self._outcomes), tuple(self._exprs))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ParameterTree):
-            return NotImplemented
-        return self._identity() == other._identity()
-
-    def __hash__(self) -> int:
-        return hash(self._identity())
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What can be computed again is: tables live on devices, nodes are many.
-        keep = ("dim", "conditions", "_values", "_outcomes", "_exprs")
-        return {**{k: self.__dict__[k] for k in keep}, "_lookups": {}}
-
-    def __repr__(self) -> str:
-        return f"ParameterTree(dim={self.dim}, num_paths={self.num_paths})"

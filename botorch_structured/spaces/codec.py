@@ -1,0 +1,273 @@
+"""Configurations to points and back."""
+
+from __future__ import annotations
+
+__all__ = ["Codec", "Constant"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    native,
+    slack,
+)
+from botorch_structured.spaces.conditions import Condition
+from botorch_structured.spaces.parameter_tree import ParameterTree
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter with one value; it takes part in configurations, not in points.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        condition: Where it is active. Default: everywhere.
+        place: How many of the space's parameters come before it.
+    """
+
+    name: str
+    value: Any
+    condition: Condition | None = None
+    place: int = 0
+
+
+class Codec:
+    """The part of `SearchSpace` that translates; see there.
+
+    Args:
+        columns: The parameters that are not constant.
+        tree: Which of them are active where.
+        constants: The constant ones.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        tree: ParameterTree,
+        constants: Sequence[Constant] = (),
+    ) -> None:
+        all_names = [c.name for c in columns] + [c.name for c in constants]
+        if len(set(all_names)) < len(all_names):
+            raise ValueError(f"names expects distinct names, got {sorted(all_names)}.")
+        if tree.dim != len(columns):
+            raise ValueError(
+                f"tree expects as many columns as there are names ({len(columns)}), "
+                f"got {tree.dim}."
+            )
+        self.columns = tuple(columns)
+        self.constants = tuple(constants)
+        self.tree = tree
+        self.names = [c.name for c in columns]
+        self.bounds = torch.tensor(
+            [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
+        )
+        self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
+        self.integer_features = [
+            i for i, c in enumerate(columns) if c.discrete and not _is_categorical(c)
+        ]
+        self.categorical_features = {
+            i: list(c.codes)
+            for i, c in enumerate(columns)
+            if isinstance(c, CategoricalColumn) and _is_categorical(c)
+        }
+        # Decisions by value are looked up by the tree as they are: it knows what is
+        # too far from a declared value. Everything else that is discrete is rounded.
+        by_value = set(tree.decision_columns) - set(tree.numeric_decisions)
+        self._rounded = [
+            i for i, c in enumerate(columns) if c.discrete and i not in by_value
+        ]
+        self._position = {name: i for i, name in enumerate(self.names)}
+
+    @property
+    def dim(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{c.name}: {c.expected()}" for c in self.columns)
+        return f"SearchSpace({parts})"
+
+    def encode(self, configs: Any) -> Tensor:
+        """Configurations as points.
+
+        Args:
+            configs: A mapping of the active parameters, constants included, or a
+                ConfigSpace Configuration; or several of them.
+
+        Returns:
+            ``n x d`` points without NaN.
+
+        Raises:
+            ValueError: Unknown names, active parameters that are missing, inactive ones
+                that are given, values a parameter cannot take.
+        """
+        many = [configs] if isinstance(configs, Mapping) else list(configs)
+        rows = [dict(config) for config in many]
+        X = self.fill.repeat(len(rows), 1)
+        given = torch.zeros(len(rows), self.dim, dtype=torch.bool)
+        constant_names = {c.name for c in self.constants}
+        for i, row in enumerate(rows):
+            unknown = [
+                k for k in row if k not in self._position and k not in constant_names
+            ]
+            if unknown:
+                raise ValueError(
+                    f"Expected parameters among {self._all_names()}, got unknown ones "
+                    f"{unknown} in {row}."
+                )
+            for name, value in row.items():
+                if name in self._position:
+                    c = self._position[name]
+                    X[i, c] = self.columns[c].encode(value)
+                    given[i, c] = True
+        active = self.tree.active_mask(X)
+        self._check_given(rows, X, active, given)
+        return X
+
+    def _all_names(self) -> list[str]:
+        return [c.name for c in self._ordered()]
+
+    def _ordered(self) -> list[Column | Constant]:
+        """Columns and constants in the order they were declared in."""
+        ordered: list[Column | Constant] = list(self.columns)
+        for constant in sorted(self.constants, key=lambda c: c.place):
+            ordered.insert(constant.place, constant)
+        return ordered
+
+    def _constants_active(self, X: Tensor, active: Tensor) -> Tensor:
+        """``n x num_constants`` booleans."""
+        masks = [
+            torch.ones(len(X), dtype=torch.bool)
+            if c.condition is None
+            else c.condition.holds(X, active)
+            for c in self.constants
+        ]
+        return torch.stack(masks, -1) if masks else X.new_zeros(len(X), 0).bool()
+
+    def _check_given(
+        self, rows: list[dict[str, Any]], X: Tensor, active: Tensor, given: Tensor
+    ) -> None:
+        present = self._constants_active(X, active)
+        wrong = (active != given).any(-1)
+        for i, row in enumerate(rows):
+            fixed = {
+                c.name: c.value
+                for c, on in zip(self.constants, present[i].tolist(), strict=True)
+                if on
+            }
+            missing = [int(c) for c in (active[i] & ~given[i]).nonzero()]
+            # A missing decision makes its children unknown: name only the decision.
+            top = [c for c in missing if not self._above(c) & set(missing)]
+            absent = [self.names[c] for c in top] + [k for k in fixed if k not in row]
+            expected = [self.names[int(c)] for c in active[i].nonzero()] + list(fixed)
+            if absent:
+                raise ValueError(
+                    f"Expected values for the active parameters {expected}, got {row} "
+                    f"without {absent}."
+                )
+            extra = [self.names[int(c)] for c in (given[i] & ~active[i]).nonzero()]
+            extra += [
+                c.name for c in self.constants if c.name in row and c.name not in fixed
+            ]
+            if bool(wrong[i]) or extra:
+                raise ValueError(
+                    f"Expected the active parameters {expected} only, got {row} with "
+                    f"{extra}, inactive there."
+                )
+            for name, value in fixed.items():
+                if native(row[name]) != value:
+                    raise ValueError(
+                        f"{name!r} expects its constant {value!r}, got {row[name]!r}."
+                    )
+
+    def _above(self, col: int) -> set[int]:
+        """All columns that ``col`` depends on."""
+        found: set[int] = set()
+        todo = [col]
+        while todo:
+            condition = self.tree.conditions.get(todo.pop())
+            new = (condition.columns() if condition is not None else set()) - found
+            found |= new
+            todo.extend(new)
+        return found
+
+    def decode(self, X: Tensor) -> list[dict[str, Any]]:
+        """Points as configurations: the active parameters with native values.
+
+        Numbers are rounded where the parameter is discrete and drawn into the bounds
+        where they exceed them by no more than rounding.
+
+        Args:
+            X: ``n x d`` points (or ``d``: one point).
+
+        Returns:
+            ``n`` dictionaries, constants included.
+
+        Raises:
+            ValueError: A point beyond the bounds, or a decision between its values.
+        """
+        X = X.unsqueeze(0) if X.dim() == 1 else X
+        if X.dim() != 2 or X.shape[-1] != self.dim:
+            raise ValueError(
+                f"X expects n x {self.dim} points, got shape {tuple(X.shape)}."
+            )
+        X = self._snap(X.detach().double().cpu())
+        active = self.tree.active_mask(X)
+        outside = active & ~self._inside(X)
+        if outside.any():
+            i, c = outside.nonzero()[0].tolist()
+            lo, hi = self.columns[c].bounds
+            raise ValueError(
+                f"{self.names[c]!r} (column {c}) expects numbers in [{lo}, {hi}], got "
+                f"{X[i, c].item()} in row {i}."
+            )
+        present = self._constants_active(X, active).tolist()
+        index = {c.name: k for k, c in enumerate(self.constants)}
+        ordered = self._ordered()
+        configs = []
+        for row, on, fixed in zip(X.tolist(), active.tolist(), present, strict=True):
+            config: dict[str, Any] = {}
+            for item in ordered:
+                if isinstance(item, Constant):
+                    if fixed[index[item.name]]:
+                        config[item.name] = item.value
+                elif on[self._position[item.name]]:
+                    c = self._position[item.name]
+                    config[item.name] = self.columns[c].decode(row[c])
+            configs.append(config)
+        return configs
+
+    def _snap(self, X: Tensor) -> Tensor:
+        """Round what is discrete and not a decision by value."""
+        if not self._rounded:
+            return X
+        X = X.clone()
+        for c in self._rounded:
+            column = self.columns[c]
+            if isinstance(column, CategoricalColumn):
+                codes = torch.tensor(column.codes, dtype=X.dtype, device=X.device)
+                far = (X[..., c] < codes[0] - 0.5) | (X[..., c] > codes[-1] + 0.5)
+                near = codes[(X[..., c, None] - codes).abs().argmin(-1)]
+                X[..., c] = torch.where(far, X[..., c], near)
+            else:
+                X[..., c] = X[..., c].round()
+        return X
+
+    def _inside(self, X: Tensor) -> Tensor:
+        room = torch.tensor([slack(c.bounds) for c in self.columns])
+        bounds, room = self.bounds.to(X), room.to(X)
+        return (X >= bounds[0] - room) & (X <= bounds[1] + room)
+
+
+def _is_categorical(column: Column) -> bool:
+    return isinstance(column, CategoricalColumn) and not column.ordered

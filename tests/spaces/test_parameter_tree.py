@@ -1,0 +1,398 @@
+"""ParameterTree against a brute-force enumeration of the outcomes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.spaces import Between, Equals, In, Inactive, ParameterTree
+
+
+def representatives(tree: ParameterTree) -> Tensor:
+    """One point for every combination of outcomes, inactive decisions included."""
+    outcomes = []
+    for col in tree.decision_columns:
+        values = []
+        for v in tree.decision_values[col]:
+            if isinstance(v, tuple):
+                v = (
+                    v[0]
+                    if math.isfinite(v[0])
+                    else (v[1] if math.isfinite(v[1]) else 0)
+                )
+            values.append(float(v))
+        outcomes.append(values)
+    X = torch.full((math.prod(map(len, outcomes)), tree.dim), 0.3, dtype=torch.double)
+    if outcomes:
+        combinations = list(itertools.product(*outcomes))
+        X[:, tree.decision_columns] = torch.tensor(combinations, dtype=torch.double)
+    return X
+
+
+def brute_active(tree: ParameterTree, X: Tensor) -> Tensor:
+    """Activity by evaluating the conditions over and over until nothing changes."""
+    active = torch.ones_like(X, dtype=torch.bool)
+    for _ in range(tree.dim + 1):
+        for col, condition in tree.conditions.items():
+            active[..., col] = condition.holds(X, active)
+    return active
+
+
+def brute_paths(tree: ParameterTree, X: Tensor) -> list[tuple]:
+    """What tells paths apart: the active decisions and their outcomes."""
+    active = brute_active(tree, X)
+    keys = []
+    for x, on in zip(X.tolist(), active.tolist(), strict=True):
+        key = []
+        for col in tree.decision_columns:
+            if on[col]:
+                outcome = x[col]
+                if col in tree.numeric_decisions:
+                    spans = tree.decision_values[col]
+                    outcome = next(s for s in spans if s[0] <= outcome <= s[1])
+                key.append((col, outcome))
+        keys.append(tuple(key))
+    return keys
+
+
+@given(seeds)
+def test_random_trees_agree_with_enumeration(seed: int) -> None:
+    tree = random_tree(seed)
+    X = representatives(tree)
+    active = brute_active(tree, X)
+    paths = brute_paths(tree, X)
+    assert torch.equal(tree.active_mask(X), active)
+    assert tree.num_paths == len(set(paths)) == len(tree.paths)
+    index = tree.path_index(X)
+    assert set(index.tolist()) == set(range(tree.num_paths))
+    assert len({*zip(paths, index.tolist(), strict=True)}) == tree.num_paths
+    key = tree.path_key(X)
+    assert len({*zip(index.tolist(), key.tolist(), strict=True)}) == tree.num_paths
+    assert len(set(key.tolist())) == tree.num_paths
+    for i, expected, on in zip(index.tolist(), paths, active, strict=True):
+        path = tree.paths[i]
+        assert tuple(path.decisions.items()) == expected
+        assert path.active.tolist() == on.nonzero().flatten().tolist()
+    counts = {i: on.tolist() for i, on in zip(index.tolist(), active, strict=True)}
+    totals = [sum(on[c] for on in counts.values()) for c in range(tree.dim)]
+    fixed = set(tree.decision_columns) - set(tree.numeric_decisions)
+    assert tree.own_columns == [
+        c for c in range(tree.dim) if totals[c] == 1 and c not in fixed
+    ]
+    assert tree.shared_columns == [
+        c for c in range(tree.dim) if totals[c] > 1 and c not in fixed
+    ]
+    for path in tree.paths:
+        own = [c for c in path.active_columns if c in tree.own_columns]
+        assert tree.leaf_columns(path) == own
+
+
+@given(seeds)
+def test_points_of_random_trees(seed: int) -> None:
+    tree = random_tree(seed)
+    X = random_points(tree, 20, torch.Generator().manual_seed(seed))
+    assert X.min() >= 0
+    active = tree.active_mask(X)
+    assert torch.equal(active, brute_active(tree, X))
+    same_index = tree.path_index(X).unsqueeze(0) == tree.path_index(X).unsqueeze(1)
+    same_key = tree.path_key(X).unsqueeze(0) == tree.path_key(X).unsqueeze(1)
+    assert torch.equal(same_index, same_key)
+    imputed = tree.impute(X)
+    assert torch.equal(tree.impute(imputed), imputed)
+    assert torch.equal(imputed[active], X[active])
+    assert (imputed[~active] == 0.5).all()
+    # What inactive columns hold means nothing to any of the answers.
+    for answer in (tree.path_index, tree.path_key, tree.decision_codes):
+        assert torch.equal(answer(imputed), answer(X))
+    codes = tree.decision_codes(X)
+    assert torch.equal(codes >= 0, active[:, tree.decision_columns])
+    for x, row, i in zip(X, codes.tolist(), tree.path_index(X).tolist(), strict=True):
+        path = tree.path_of(x)
+        assert path == tree.paths[i]
+        assert [
+            tree.decision_values[c][k]
+            for c, k in zip(tree.decision_columns, row, strict=True)
+            if k >= 0
+        ] == list(path.decisions.values())
+        assert path.free_columns == [
+            c for c in path.active_columns if c not in path.fixed_features
+        ]
+    batched = X.reshape(4, 5, -1)
+    assert torch.equal(tree.path_index(batched).flatten(), tree.path_index(X))
+    assert torch.equal(tree.active_mask(batched).reshape(20, -1), active)
+    assert torch.equal(tree.path_key(batched).flatten(), tree.path_key(X))
+
+
+@given(seeds)
+def test_trees_survive_pickle_and_copy(seed: int) -> None:
+    tree = random_tree(seed)
+    X = random_points(tree, 5, torch.Generator().manual_seed(seed))
+    tree.path_index(X)
+    for other in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree)):
+        assert other == tree
+        assert hash(other) == hash(tree)
+        assert torch.equal(other.path_index(X), tree.path_index(X))
+    assert str(tree.num_paths) in repr(tree)
+
+
+def test_devices_and_dtypes(device: torch.device) -> None:
+    tree = ParameterTree(
+        4, {0: {0: [1], 1: [1, 2], 2: []}}, conditions={3: Between(1, 0.5, 2.0)}
+    )
+    X = random_points(tree, 50, torch.Generator().manual_seed(1))
+    expected = tree.path_index(X)
+    for dtype in (torch.float32, torch.float64):
+        Y = X.to(device, dtype)
+        assert torch.equal(tree.path_index(Y).cpu(), expected)
+        assert tree.path_key(Y).device.type == device.type
+        assert tree.impute(Y, fill=torch.arange(4.0)).dtype == dtype
+        assert torch.equal(tree.active_mask(Y).cpu(), tree.active_mask(X))
+
+
+def test_the_dictionary_of_botorch() -> None:
+    tree = ParameterTree(5, {0: {0: [1], 1: [1, 2], 2: []}})
+    assert tree.decision_columns == [0]
+    assert tree.num_paths == 3
+    assert tree.shared_columns == [1, 3, 4]
+    assert tree.own_columns == [2]
+    assert [p.active.tolist() for p in tree.paths] == [
+        [0, 1, 3, 4],
+        [0, 1, 2, 3, 4],
+        [0, 3, 4],
+    ]
+    assert tree.paths[1].decisions == {0: 1.0}
+    assert tree.leaf_columns(tree.paths[1]) == tree.leaf_columns(1) == [2]
+    assert tree.edge_offsets == [0]
+    assert tree.num_edges == 3
+    assert tree.leaf_edges.all()
+    same = ParameterTree(
+        5, conditions={1: In(0, [0, 1]), 2: Equals(0, 1)}, values={0: [0, 1, 2]}
+    )
+    assert same.num_paths == 3
+    assert same != tree  # this one is strict
+    assert tree == ParameterTree(5, {0: {2: [], 1: [2, 1], 0: [1]}})
+
+
+def test_a_child_of_several_parents_is_active_when_any_holds() -> None:
+    tree = ParameterTree(3, {0: {1: [2]}, 1: {1: [2]}})
+    X = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).double()
+    assert tree.active_mask(X)[:, 2].tolist() == [False, True, True, True]
+    # ... where each parent has to be active itself.
+    tree = ParameterTree(4, {0: {1: [1]}, 1: {1: [3]}, 2: {1: [3]}})
+    X = torch.tensor([[0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]]).double()
+    assert tree.active_mask(X)[:, 3].tolist() == [False, True, True]
+
+
+def test_without_decisions_everything_is_one_leaf() -> None:
+    for dependencies in (None, {}):
+        tree = ParameterTree(3, dependencies)
+        X = torch.rand(2, 4, 3)
+        assert tree.num_paths == 1
+        assert tree.own_columns == [0, 1, 2]
+        assert tree.shared_columns == tree.decision_columns == []
+        assert tree.active_mask(X).all()
+        assert not tree.path_key(X).any()
+        assert not tree.path_index(X).any()
+        assert tree.decision_codes(X).shape == (2, 4, 0)
+        assert torch.equal(tree.impute(X), X)
+        assert tree.paths[0].active.tolist() == [0, 1, 2]
+        assert tree.num_edges == 0
+
+
+def test_undeclared_values_are_paths_of_their_own() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    X = torch.zeros(6, 3, dtype=torch.double)
+    X[:, 0] = torch.tensor([0.0, 1.0, 2.0, 3.0, 2.0, 0.4])
+    index = tree.path_index(X)
+    assert index[:2].tolist() == [0, 1]
+    assert (index[2:] >= tree.num_paths).all()
+    assert index[2] == index[4]
+    assert len(set(index.tolist())) == 5
+    assert torch.equal(tree.path_index(X[[5, 2]]), index[[5, 2]])
+    assert len(set(tree.path_key(X).tolist())) == 5
+    assert tree.decision_codes(X).flatten().tolist() == [0, 1, 2, 2, 2, 2]
+    assert not tree.active_mask(X)[2:, 1:].any()
+    assert tree.path_of(X[3]).decisions == {0: 3.0}
+    assert not tree.is_declared(X[2:]).any()
+    with pytest.raises(IndexError, match="path_of"):
+        tree.paths[int(index[2])]
+
+
+def test_strict_values() -> None:
+    tree = ParameterTree(2, {0: {0: [1]}}, values={0: [0, 1]})
+    X = torch.tensor([[0.0, 0.3], [2.0, 0.1]])
+    for call in (tree.path_index, tree.active_mask, tree.impute, tree.decision_codes):
+        with pytest.raises(ValueError, match=r"Column 0 .*\[0.0, 1.0\], got \[2.0\]"):
+            call(X)
+    tree.path_key(X)
+    assert tree.is_declared(X).tolist() == [True, False]
+    # Close to a declared value is as good as equal.
+    assert tree.decision_codes(X[:1] + 5e-4).tolist() == [[0]]
+
+
+def test_numeric_decisions_are_cut_into_intervals() -> None:
+    tree = ParameterTree(
+        3, conditions={1: Between(0, 0.25, 0.5), 2: Between(0, 0.5, math.inf)}
+    )
+    assert tree.numeric_decisions == [0]
+    spans = tree.decision_values[0]
+    assert spans[0] == (-math.inf, math.nextafter(0.25, 0))
+    assert spans[2] == (0.5, 0.5)  # the one point where both hold
+    assert tree.num_paths == 4
+    x = torch.tensor([[0.0], [0.25], [0.4], [0.5], [0.6]], dtype=torch.double)
+    X = torch.cat([x, x, x], -1)
+    assert tree.active_mask(X)[:, 1].tolist() == [False, True, True, True, False]
+    assert tree.active_mask(X)[:, 2].tolist() == [False, False, False, True, True]
+    assert tree.path_index(X).tolist() == [0, 1, 1, 2, 3]
+    assert tree.paths[0].intervals == {0: spans[0]}
+    assert tree.paths[0].free_columns == [0]
+    assert tree.paths[0].fixed_features == {}
+    # With all its values declared it is a decision by value.
+    tree = ParameterTree(2, conditions={1: Between(0, 2, 9)}, values={0: [1, 2, 3]})
+    assert tree.numeric_decisions == []
+    assert tree.num_paths == 3
+
+
+def test_inactive_atoms() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: []}}, {2: Equals(1, 1) | Inactive(1)})
+    X = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0]]).double()
+    assert tree.active_mask(X)[:, 2].tolist() == [False, True, True]
+
+
+def flags(n: int) -> dict[str, ParameterTree]:
+    switches = {i: {0: [], 1: []} for i in range(n)}
+    under = {0: {0: [], 1: list(range(1, n + 1))}}
+    under |= {i: {0: [], 1: []} for i in range(1, n + 1)}
+    return {
+        "independent": ParameterTree(n + 1, switches),
+        "under one root": ParameterTree(n + 1, under),
+        "with children": ParameterTree(
+            2 * n, {i: {0: [], 1: [n + i]} for i in range(n)}
+        ),
+        "a child of all": ParameterTree(n + 1, {i: {0: [], 1: [n]} for i in range(n)}),
+    }
+
+
+@pytest.mark.parametrize("kind", list(flags(2)))
+def test_twenty_flags_are_not_listed(kind: str) -> None:
+    flags(3)[kind].path_index(torch.zeros(1, flags(3)[kind].dim))
+    start = time.perf_counter()
+    tree = flags(20)[kind]
+    X = torch.randint(0, 2, (100, tree.dim), generator=torch.Generator().manual_seed(0))
+    X = X.double()
+    index = tree.path_index(X)
+    tree.active_mask(X)
+    tree.impute(X)
+    tree.shared_columns  # noqa: B018  # counted, not listed
+    assert time.perf_counter() - start < 0.5  # some ten milliseconds on a quiet machine
+    assert tree.num_paths == 2**20 + (kind == "under one root")
+    assert 0 <= index.min() and index.max() < tree.num_paths
+    for i, x in zip(index.tolist()[:10], X, strict=False):
+        assert tree.paths[i] == tree.path_of(x)
+
+
+def test_more_paths_than_numbers() -> None:
+    tree = ParameterTree(70, {i: {0: [], 1: []} for i in range(70)})
+    assert tree.num_paths == 2**70
+    X = torch.randint(0, 2, (64, 70), generator=torch.Generator().manual_seed(0))
+    key = tree.path_key(X.double())
+    assert len(set(key.tolist())) == len({tuple(x) for x in X.tolist()})
+    assert (key >= 0).all()
+    with pytest.raises(ValueError, match="path_key"):
+        tree.path_index(X.double())
+    wide = tree.paths[2**70 - 1]
+    assert set(wide.decisions.values()) == {1.0}
+
+
+def test_deep_chains() -> None:
+    n = 60
+    tree = ParameterTree(n, {i: {0: [], 1: [i + 1]} for i in range(n - 1)})
+    assert tree.num_paths == n
+    X = torch.ones(3, n)
+    X[1, 7] = 0
+    X[2, 0] = 0
+    assert tree.active_mask(X).sum(-1).tolist() == [n, 8, 1]
+    assert len(set(tree.path_index(X).tolist())) == 3
+
+
+def test_leaf_edges() -> None:
+    tree = ParameterTree(3, {0: {0: [2], 1: [1]}, 1: {0: [2], 1: []}})
+    assert tree.edge_offsets == [0, 2]
+    assert tree.leaf_edges.tolist() == [True, False, True, True]
+
+
+def test_impute_keeps_gradients_of_active_columns() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    X = torch.tensor([[0.0, 0.3, 0.7]], dtype=torch.double, requires_grad=True)
+    Y = tree.impute(X)
+    assert Y.tolist() == [[0.0, 0.3, 0.5]]
+    Y.sum().backward()
+    assert X.grad is not None and X.grad.tolist() == [[1.0, 1.0, 0.0]]
+    fill = torch.tensor([9.0, 8.0, 7.0])
+    assert tree.impute(X, fill)[0, 2] == 7.0
+    with pytest.raises(ValueError, match="fill expects"):
+        tree.impute(X, torch.zeros(2))
+
+
+def test_from_any() -> None:
+    tree = ParameterTree(2, {0: {0: [1]}})
+    assert ParameterTree.from_any(tree, 2) is tree
+    assert ParameterTree.from_any({0: {0: [1]}}, 2) == tree
+    assert ParameterTree.from_any(None, 2).num_paths == 1
+    with pytest.raises(ValueError, match="over 3 columns, got one over 2"):
+        ParameterTree.from_any(tree, 3)
+
+
+def test_random_paths_reach_every_path() -> None:
+    tree = random_tree(3)
+    X = tree.random_paths(500, torch.Generator().manual_seed(0))
+    assert len(set(tree.path_index(X).tolist())) == tree.num_paths
+    again = tree.random_paths(500, torch.Generator().manual_seed(0))
+    assert torch.equal(X, again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim expects a positive integer"),
+        ({"hierarchical_dependencies": {0: {0: [3]}}}, r"\[0, 2\], got 3"),
+        ({"hierarchical_dependencies": {7: {0: [1]}}}, r"\[0, 2\], got 7"),
+        ({"hierarchical_dependencies": {0: [1]}}, "value: "),
+        ({"hierarchical_dependencies": {0: {}}}, "at least one value"),
+        ({"hierarchical_dependencies": {0: {0: [1, 1]}}}, "distinct columns"),
+        ({"hierarchical_dependencies": {0: {math.nan: [1]}}}, "finite"),
+        ({"hierarchical_dependencies": {0: {"a": [1]}}}, "a number, got 'a'"),
+        ({"hierarchical_dependencies": {0: {0: [0]}}}, "0 -> 0"),
+        (
+            {"hierarchical_dependencies": {0: {0: [1]}, 1: {0: [2]}, 2: {0: [0]}}},
+            "0 -> 1 -> 2 -> 0",
+        ),
+        ({"conditions": {1: 3}}, "Equals, In, Between"),
+        ({"conditions": {1: Equals(5, 0)}}, r"\[0, 2\], got 5"),
+        ({"values": {0: [0, 0]}}, "distinct values"),
+        ({"values": {0: []}}, "at least one"),
+        ({"values": {0: [math.inf]}}, "finite"),
+        (
+            {"hierarchical_dependencies": {0: {2: [1]}}, "values": {0: [0, 1]}},
+            r"without \[2.0\]",
+        ),
+    ],
+)
+def test_errors_say_what_was_expected(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParameterTree(**{"dim": 3, **arguments})
+
+
+def test_points_of_the_wrong_shape() -> None:
+    tree = ParameterTree(2, {0: {0: [1]}})
+    with pytest.raises(ValueError, match="rows of 2 columns"):
+        tree.path_index(torch.zeros(3, 4))
