@@ -52,20 +52,30 @@ def test_same_starts_and_different_runs(whole: dict) -> None:
     assert step_seed(0, 1) != step_seed(1, 0)
 
 
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_killed_and_resumed(processes: int, whole: dict, tmp_path: Path) -> None:
-    """SIGKILL in mid-run; what is on disk is kept, and the rest comes out the same."""
+@pytest.mark.parametrize(
+    ("processes", "stop"),
+    [(0, "SIGKILL"), (1, "SIGKILL"), (2, "SIGKILL"), (2, "SIGINT"), (0, "SIGINT")],
+)
+def test_killed_and_resumed(
+    processes: int, stop: str, whole: dict, tmp_path: Path
+) -> None:
+    """Stopped in mid-run: what is on disk is kept, and the rest comes out the same."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     child = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(tmp_path), str(processes), "0.03"], env=env
+        [sys.executable, str(SCRIPT), str(tmp_path), str(processes), "0.03"],
+        env=env,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
     while sum(map(len, points_so_far(tmp_path).values())) < 17:
         assert time.monotonic() < deadline and child.poll() is None
         time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child.send_signal(signal.Signals[stop])
+    child.wait(timeout=30)
     before = points_so_far(tmp_path)
+    if stop == "SIGINT":  # its processes have ended with it
+        time.sleep(0.2)
+        assert points_so_far(tmp_path) == before
     assert 17 <= sum(map(len, before.values())) < 96
     assert run(**arguments(tmp_path), processes=0) == {}
     after = points(tmp_path)

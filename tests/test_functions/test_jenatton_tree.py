@@ -135,6 +135,15 @@ def test_batches_dtypes_noise_and_negation() -> None:
         assert torch.equal(other(X), Y)
 
 
+def test_devices(device: torch.device) -> None:
+    problem = JenattonTree(8, shared=True, quadratic_shared=True)
+    X = problem.space.sample(20, seed=0)
+    Y = problem(X)
+    moved = problem.to(device)(X.to(device))
+    assert moved.device.type == device.type
+    torch.testing.assert_close(moved.cpu(), Y)
+
+
 def test_starts_are_one_point_on_each_path() -> None:
     problem = JenattonTree(8, shared=True)
     X = problem.starts(3)

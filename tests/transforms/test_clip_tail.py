@@ -171,6 +171,10 @@ def test_on_a_model() -> None:
     )
 
 
-def test_float32() -> None:
-    Z, _ = ClipTail()(column(5.0, 4.0, 3.0, 1.0, -100.0).float())
-    assert Z.dtype == torch.float32 and Z.min() == 1.0
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_devices_and_dtypes(device: torch.device, dtype: torch.dtype) -> None:
+    Y = column(5.0, 4.0, 3.0, 1.0, -100.0).to(device, dtype)
+    transform = ClipTail()
+    Z, _ = transform(Y)
+    assert Z.dtype == dtype and Z.device.type == device.type and Z.min() == 1.0
+    assert transform.cut.device.type == device.type
