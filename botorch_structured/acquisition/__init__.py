@@ -1,0 +1,10 @@
+"""Acquisition functions that know the paths of a tree."""
+
+from __future__ import annotations
+
+__all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement"]
+
+from botorch_structured.acquisition.path_expected_improvement import (
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
+)

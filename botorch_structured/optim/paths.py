@@ -1,0 +1,234 @@
+"""Optimise an acquisition function over all paths of a tree, in one batch."""
+
+from __future__ import annotations
+
+__all__ = ["optimize_acqf_paths"]
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.exceptions.errors import CandidateGenerationError
+from torch import Tensor
+
+from botorch_structured.optim.boxes import Boxes, boxes_at, path_rows
+from botorch_structured.optim.evaluation import Evaluator
+from botorch_structured.optim.problem import (
+    Feasible,
+    Problem,
+    check_acquisition,
+    check_count,
+    check_points,
+    make_problem,
+)
+from botorch_structured.optim.promising import promising_points
+from botorch_structured.optim.search import Settings, search
+from botorch_structured.spaces import ParameterTree
+
+_MAX_PATHS = 1024
+
+
+def optimize_acqf_paths(
+    acq_function: AcquisitionFunction,
+    bounds: Tensor,
+    tree: ParameterTree,
+    q: int = 1,
+    num_restarts: int = 16,
+    raw_samples: int | None = None,
+    integer_features: Sequence[int] | None = None,
+    categorical_features: Mapping[int, Sequence[float]] | None = None,
+    fixed_features: Mapping[int, float] | None = None,
+    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
+    feasible: Feasible | None = None,
+    X_avoid: Tensor | None = None,
+    fill: float | Tensor = 0.5,
+    X_start: Tensor | None = None,
+    seed: int | None = None,
+    max_paths: int = _MAX_PATHS,
+    batch_limit: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Maximise an acquisition function over every path of a tree at once.
+
+    The default choice for spaces with decisions. All paths are scored together, and the
+    best candidates of several paths climb together, so that a path costs rows of a
+    batch rather than an optimisation of its own as with
+    ``botorch.optim.optimize_acqf_mixed``. `optimize_acqf_two_step` looks into few
+    paths only.
+
+        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
+        >>> X, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=train_X)
+
+    Args:
+        acq_function: Any acquisition function of ``b x 1 x d`` points: analytic ones, Monte
+            Carlo ones, or those of this package. One-shot ones are refused.
+        bounds: ``2 x d`` lower and upper bounds. Decision values outside of them are
+            not proposed.
+        tree: Which columns are active where. Outcomes it does not declare are proposed
+            if ``categorical_features``, ``fixed_features`` or a point of ``X_avoid``
+            names them.
+        q: The number of candidates. They are chosen one after the other, each with the
+            earlier ones pending (``acq_function.set_X_pending``).
+        num_restarts: How many candidates to climb from.
+        raw_samples: Sobol points over all paths together, by default 64 for each path
+            and no more than 8192. Points around those known to be good, and points with
+            shared columns on the bounds, are added to them.
+        integer_features: Columns with integer values.
+        categorical_features: Column -> its admissible values. For a decision column:
+            the values that may be proposed.
+        fixed_features: Column -> its value wherever the column is active. A fixed
+            decision leaves the paths on which it has that value (or is inactive).
+        inequality_constraints: ``(indices, coefficients, rhs)`` as in BoTorch:
+            ``sum_i coefficients[i] x[indices[i]] >= rhs``. A constraint binds on the
+            paths on which all its columns are active, and on no other.
+        feasible: ``m x d`` -> ``m`` booleans, for any other restriction.
+        X_avoid: ``m x d`` known points. None is proposed again, compared on the
+            active columns; finite paths that are used up are skipped.
+        fill: What inactive columns hold in the candidates: a number or ``d`` of them.
+        X_start: ``k x d`` points to look around, the best first. By default the best
+            training point of the model on every path.
+        seed: By default drawn from torch's global generator, so ``torch.manual_seed``
+            makes the answer repeatable, too.
+        max_paths: Above this number of paths that many random ones are tried, and
+            the decisions of the best candidates are then changed one or two at a time.
+        batch_limit: Rows that the acquisition function gets at once, by default as many
+            as memory allows.
+
+    Returns:
+        ``q x d`` candidates and their acquisition values, as BoTorch's
+        ``optimize_acqf(sequential=True)`` gives them: a number for ``q=1``, else ``q`` of
+        them, each given the earlier candidates.
+
+    Raises:
+        ValueError: An argument is not what it should be; no path is left by
+            ``fixed_features``, ``categorical_features`` and ``bounds``.
+        CandidateGenerationError: Nothing is left to propose: every admissible point
+            is known, or none was found that is feasible.
+    """
+    check_acquisition(acq_function, "acq_function")
+    problem = make_problem(
+        bounds,
+        tree,
+        integer_features,
+        categorical_features,
+        fixed_features,
+        inequality_constraints,
+        feasible,
+        X_avoid,
+        fill,
+        max_paths,
+    )
+    settings = make_settings(num_restarts, raw_samples)
+    generator = make_generator(seed)
+    evaluator = Evaluator(acq_function, batch_limit)
+
+    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
+        good = good_points(problem, acq_function, X_start)
+        boxes = boxes_to_search(problem, torch.cat([known, good]), generator)
+        evolve = problem.listed.num_paths > problem.max_paths
+        found = search(
+            problem, evaluator, boxes, settings, good, known, generator, evolve
+        )
+        if not len(found.X):
+            raise nothing_left(problem, known)
+        return found.X[:1], found.values[0]
+
+    return greedily(problem, acq_function, check_count("q", q), propose)
+
+
+def make_settings(num_restarts: int, raw_samples: int | None) -> Settings:
+    """The checked effort of a search."""
+    if raw_samples is not None:
+        check_count("raw_samples", raw_samples)
+    return Settings(check_count("num_restarts", num_restarts), raw_samples)
+
+
+def make_generator(seed: int | None) -> torch.Generator:
+    """A CPU generator; without a seed, seeded by torch's global one."""
+    if seed is None:
+        seed = int(torch.randint(1 << 31, (1,)))
+    return torch.Generator().manual_seed(seed)
+
+
+def good_points(
+    problem: Problem, acq_function: AcquisitionFunction, X_start: Tensor | None
+) -> Tensor:
+    """``k x d`` points to look around, the best first."""
+    if X_start is None:
+        return promising_points(problem, acq_function)
+    X_start = check_points("X_start", X_start, problem.tree.dim).to(problem.bounds)
+    return problem.tree.impute(X_start, problem.fill)
+
+
+def boxes_to_search(
+    problem: Problem, seen: Tensor, generator: torch.Generator
+) -> Boxes:
+    """The boxes of all paths (of many, if there are too many).
+
+    Raises:
+        ValueError: The arguments leave no path.
+    """
+    boxes, ok = boxes_at(problem, path_rows(problem, seen, generator))
+    if not ok.any():
+        raise ValueError(
+            "fixed_features, categorical_features and bounds expect to leave at least "
+            f"one path of the tree, got fixed_features={problem.fixed}, "
+            f"bounds={problem.bounds.tolist()} for decisions "
+            f"{problem.tree.decision_values}."
+        )
+    return boxes.take(ok.nonzero().squeeze(-1))
+
+
+def nothing_left(problem: Problem, known: Tensor) -> CandidateGenerationError:
+    """The error for a space without a new admissible point."""
+    why = f"{len(known)} points are known or pending"
+    if problem.feasible is not None or problem.constraints:
+        why += "; no other point satisfying feasible and the constraints was found"
+    return CandidateGenerationError(
+        f"Expected a path with a new point to propose, got none: {why}."
+    )
+
+
+def greedily(
+    problem: Problem,
+    acq_function: AcquisitionFunction,
+    q: int,
+    propose: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Choose ``q`` candidates one after the other, the earlier ones pending.
+
+    Args:
+        problem: The space.
+        acq_function: Told of the pending points; as it was afterwards.
+        q: How many.
+        propose: Maps ``m x d`` known points to ``1 x d`` and its value.
+
+    Returns:
+        ``q x d`` candidates, and a number (``q=1``) or ``q`` values.
+    """
+    pending: Any = getattr(acq_function, "X_pending", None)
+    known = problem.known
+    if isinstance(pending, Tensor):
+        flat = pending.detach().reshape(-1, problem.tree.dim).to(known)
+        known = torch.cat([known, problem.tree.impute(flat, problem.fill)])
+    if q == 1:
+        return propose(known)
+    if not hasattr(acq_function, "X_pending"):
+        raise ValueError(
+            f"q={q} expects an acquisition function that takes pending points, such as "
+            f"qLogExpectedImprovement, got {type(acq_function).__name__}."
+        )
+    candidates, values = [], []
+    try:
+        for _ in range(q):
+            x, value = propose(known)
+            candidates.append(x)
+            values.append(value)
+            known = torch.cat([known, x])
+            batch = torch.cat(candidates)
+            acq_function.set_X_pending(
+                torch.cat([pending.to(batch), batch]) if pending is not None else batch
+            )
+    finally:
+        acq_function.set_X_pending(pending)
+    return torch.cat(candidates), torch.stack(values)
