@@ -1,0 +1,1 @@
+"""Speed, always as a ratio against a named peer in the same run."""

@@ -1,0 +1,347 @@
+"""What BoTorch expects of a model: checks that every model of this package inherits.
+
+A subclass says how to make data and a model; everything else comes with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    qKnowledgeGradient,
+    qLogExpectedImprovement,
+    qLogNoisyExpectedImprovement,
+)
+from botorch.acquisition.multi_objective.logei import (
+    qLogNoisyExpectedHypervolumeImprovement,
+)
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.acquisition.utils import prune_inferior_points
+from botorch.cross_validation import (
+    batch_cross_validation,
+    gen_loo_cv_folds,
+    loo_cv,
+)
+from botorch.fit import fit_gpytorch_mll
+from botorch.generation.sampling import MaxPosteriorSampling
+from botorch.models import ModelListGP
+from botorch.models.transforms import Normalize, Standardize
+from botorch.optim import optimize_acqf, optimize_acqf_mixed
+from botorch.posteriors import GPyTorchPosterior
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.utils.datasets import SupervisedDataset
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+QUICK = {"options": {"maxiter": 3}}
+FEW = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 5}}
+
+
+def sampler(count: int = 16) -> SobolQMCNormalSampler:
+    return SobolQMCNormalSampler(torch.Size([count]), seed=0)
+
+
+class StructuredModelTestCase:
+    """Inherit, and define ``make_data``, ``make_model`` and ``path_fixed_features``."""
+
+    #: One mapping per path: the decision columns fixed, for ``optimize_acqf_mixed``.
+    path_fixed_features: list[dict[int, float]]
+    #: Columns an input transform may touch.
+    free_columns: list[int]
+    dim: int
+
+    def make_data(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        raise AssertionError("a subclass says how to make data")
+
+    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+        raise AssertionError("a subclass says how to make a model")
+
+    #: Keyword arguments of the model class besides the data.
+    model_kwargs: dict[str, Any] = {}
+
+    @pytest.fixture(autouse=True)
+    def double(self) -> Any:
+        torch.set_default_dtype(torch.float64)
+        yield
+        torch.set_default_dtype(torch.float32)
+
+    def fitted(self, n: int = 24, **kwargs: Any) -> Any:
+        model = self.make_model(*self.make_data(n), **kwargs)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 15}})
+        return model
+
+    @property
+    def bounds(self) -> Tensor:
+        X, _ = self.make_data(200)
+        return torch.stack([X.amin(0), X.amax(0)])
+
+    def points(self, *shape: int, seed: int = 5) -> Tensor:
+        n = int(torch.tensor(shape).prod())
+        return self.make_data(n, seed=seed)[0].reshape(*shape, self.dim)
+
+    def test_posterior(self) -> None:
+        model, X = self.fitted(), self.points(3, 2)
+        for noise in (False, True, torch.full((3, 2, 1), 0.1)):
+            posterior = model.posterior(X, observation_noise=noise)
+            assert isinstance(posterior, GPyTorchPosterior)
+            assert posterior.mean.shape == posterior.variance.shape == (3, 2, 1)
+            assert posterior.rsample(torch.Size([4])).shape == (4, 3, 2, 1)
+        plain, noisy = model.posterior(X), model.posterior(X, observation_noise=True)
+        assert (noisy.variance > plain.variance).all()
+        transform = ScalarizedPosteriorTransform(torch.tensor([2.0]))
+        doubled = model.posterior(X, posterior_transform=transform)
+        torch.testing.assert_close(doubled.mean, 2 * plain.mean)
+        # a t-batch is nothing but several posteriors
+        for i in range(3):
+            one = model.posterior(X[i])
+            torch.testing.assert_close(one.mean, plain.mean[i], rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(
+                one.distribution.covariance_matrix,
+                plain.distribution.covariance_matrix[i],
+                rtol=1e-8,
+                atol=1e-8,
+            )
+
+    def test_posterior_gradient(self) -> None:
+        model, X = self.fitted(), self.points(2, 2)
+
+        def value(x: Tensor) -> Tensor:
+            posterior = model.posterior(x)
+            return posterior.mean.sum() + posterior.variance.sum()
+
+        X.requires_grad_(True)
+        (gradient,) = torch.autograd.grad(value(X), X)
+        assert torch.isfinite(gradient).all()
+        for column in self.free_columns:
+            step = torch.zeros_like(X)
+            step[0, 0, column] = 1e-5
+            slope = (value(X + step) - value(X - step)) / 2e-5
+            torch.testing.assert_close(
+                gradient[0, 0, column], slope.detach(), rtol=1e-4, atol=1e-5
+            )
+
+    def test_fit_improves_the_objective(self) -> None:
+        model = self.make_model(*self.make_data(24))
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        mll.train()
+        before = mll(model(*model.train_inputs), model.train_targets)
+        fit_gpytorch_mll(mll)
+        assert not model.training
+        mll.train()
+        assert mll(model(*model.train_inputs), model.train_targets) > before
+
+    def test_condition_on_observations(self) -> None:
+        model, X = self.fitted(), self.points(3, 2)
+        model.posterior(X)
+        X_new, Y_new = self.make_data(4, seed=9)
+        updated = model.condition_on_observations(
+            model.transform_inputs(X_new), Y_new
+        )
+        X_old, Y_old = self.make_data(24)
+        refit = self.make_model(torch.cat([X_old, X_new]), torch.cat([Y_old, Y_new]))
+        refit.load_state_dict(model.state_dict())
+        refit.eval()
+        a, b = updated.posterior(X), refit.posterior(X)
+        torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a.variance, b.variance, rtol=1e-5, atol=1e-7)
+
+    def test_fantasies(self) -> None:
+        model = self.fitted()
+        fantasy = model.fantasize(self.points(3, 2), sampler(4))
+        assert fantasy.posterior(self.points(1, 5)).mean.shape == (4, 3, 5, 1)
+
+    def test_knowledge_gradient(self) -> None:
+        kg = qKnowledgeGradient(self.fitted(), num_fantasies=4)
+        X = self.points(2, 2 + 4).requires_grad_(True)
+        value = kg(X)
+        (gradient,) = torch.autograd.grad(value.sum(), X)
+        assert value.shape == (2,) and torch.isfinite(gradient).all()
+
+    def test_noisy_expected_improvement(self) -> None:
+        model = self.fitted()
+        X = self.make_data(24)[0]
+        values = []
+        for cache_root in (True, False):
+            acquisition = qLogNoisyExpectedImprovement(
+                model,
+                X_baseline=X,
+                sampler=sampler(),
+                prune_baseline=True,
+                cache_root=cache_root,
+            )
+            values.append(acquisition(self.points(3, 2)))
+            acquisition.set_X_pending(self.points(2))
+            assert torch.isfinite(acquisition(self.points(3, 2))).all()
+        torch.testing.assert_close(values[0], values[1], rtol=1e-3, atol=1e-3)
+
+    def test_optimize(self) -> None:
+        model = self.fitted()
+        Y = self.make_data(24)[1]
+        acquisition = qLogExpectedImprovement(model, Y.max(), sampler())
+        X, _ = optimize_acqf(
+            acquisition, self.bounds, q=2, fixed_features=self.path_fixed_features[0],
+            **FEW,
+        )  # fmt: skip
+        assert X.shape == (2, self.dim)
+        X, _ = optimize_acqf_mixed(
+            acquisition, self.bounds, q=2,
+            fixed_features_list=self.path_fixed_features, **FEW,
+        )  # fmt: skip
+        assert X.shape == (2, self.dim)
+        analytic = LogExpectedImprovement(model, Y.max())
+        assert analytic(self.points(5, 1)).shape == (5,)
+
+    def test_model_list(self) -> None:
+        X, Y = self.make_data(24)
+        models = ModelListGP(self.make_model(X, Y), self.make_model(X, -Y))
+        acquisition = qLogNoisyExpectedHypervolumeImprovement(
+            models,
+            ref_point=[-1.0, -1.0],
+            X_baseline=X[:6],
+            sampler=sampler(4),
+            prune_baseline=True,
+        )
+        assert acquisition(self.points(3, 2)).shape == (3,)
+        assert models.subset_output([1]).posterior(X).mean.shape == (24, 1)
+
+    def test_prune_and_sample(self) -> None:
+        model = self.fitted()
+        X = self.make_data(24)[0]
+        assert prune_inferior_points(model, X).shape[-1] == self.dim
+        assert MaxPosteriorSampling(model)(X, num_samples=2).shape == (2, self.dim)
+
+    def test_copies(self) -> None:
+        model, X = self.fitted(), self.points(3, 2)
+        expected = model.posterior(X).mean
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        file.seek(0)
+        loaded = self.make_model(*self.make_data(24))
+        loaded.load_state_dict(torch.load(file))
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):
+            torch.testing.assert_close(other.posterior(X).mean, expected)
+
+    def test_float32(self) -> None:
+        X, Y = (t.float() for t in self.make_data(24))
+        model = self.make_model(X, Y)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        assert model.posterior(X[:3]).mean.dtype == torch.float32
+        cast = self.fitted().to(torch.float32).posterior(X[:3])
+        assert cast.mean.dtype == torch.float32 and torch.isfinite(cast.mean).all()
+
+    def test_device(self, device: torch.device) -> None:
+        X, Y = (t.to(device) for t in self.make_data(24))
+        model = self.make_model(X, Y)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        posterior = model.posterior(self.points(3, 2).to(device))
+        assert posterior.mean.device.type == posterior.variance.device.type
+        assert posterior.mean.device.type == device.type
+        moved = self.fitted().to(device).posterior(X[:3])
+        assert moved.mean.device.type == device.type
+
+    def test_transforms(self) -> None:
+        X, Y = self.make_data(24)
+        scale = torch.ones(self.dim)
+        scale[self.free_columns] = 7.0
+        model = self.make_model(
+            X * scale,
+            3.0 * Y + 5.0,
+            input_transform=Normalize(self.dim, indices=self.free_columns),
+            outcome_transform=Standardize(m=1),
+        )
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        posterior = model.posterior(X * scale)
+        assert (posterior.mean - 3.0 * Y - 5.0).abs().mean() < 3.0 * Y.std()
+        model.train()
+        assert torch.equal(model.train_inputs[0], X * scale)
+        model.eval()
+        torch.testing.assert_close(model.posterior(X * scale).mean, posterior.mean)
+
+    def test_fixed_noise(self) -> None:
+        X, Y = self.make_data(24)
+        model = self.make_model(X, Y, train_Yvar=torch.full_like(Y, 0.01))
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        fantasy = model.fantasize(self.points(3, 2), sampler(2))
+        assert fantasy.posterior(self.points(1, 2)).mean.shape == (2, 3, 2, 1)
+        noise = model.posterior(X, observation_noise=True).variance
+        expected = model.posterior(X).variance + 0.01
+        torch.testing.assert_close(noise, expected, rtol=1e-5, atol=1e-6)
+
+    def test_several_outputs(self) -> None:
+        X, Y = self.make_data(24)
+        model = self.make_model(X, torch.cat([Y, Y.square()], -1))
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
+        both = model.posterior(self.points(3, 2))
+        assert both.mean.shape == (3, 2, 2)
+        for i in range(2):
+            one = model.subset_output([i]).posterior(self.points(3, 2))
+            torch.testing.assert_close(one.mean, both.mean[..., i : i + 1])
+            torch.testing.assert_close(one.variance, both.variance[..., i : i + 1])
+
+    def test_batched(self) -> None:
+        (X, Y), (X2, Y2) = self.make_data(12), self.make_data(12, seed=3)
+        model = self.make_model(torch.stack([X, X2]), torch.stack([Y, Y2]))
+        points = self.points(5)
+        batched = model.posterior(points.expand(2, 5, self.dim))
+        assert batched.mean.shape == (2, 5, 1)
+        # the second data set is on other paths: the batch elements are independent
+        single = self.make_model(X2, Y2)
+        torch.testing.assert_close(
+            batched.mean[1], single.posterior(points).mean, rtol=1e-6, atol=1e-6
+        )
+
+    def test_cross_validation(self) -> None:
+        X, Y = self.make_data(10)
+        model = self.make_model(X, Y)
+        assert loo_cv(model).posterior.mean.shape == (10, 1, 1)
+        folds = gen_loo_cv_folds(X, Y)
+        result = batch_cross_validation(
+            type(model),
+            ExactMarginalLogLikelihood,
+            folds,
+            fit_args={"optimizer_kwargs": QUICK},
+            model_init_kwargs=self.model_kwargs,
+        )
+        assert result.posterior.mean.shape == (10, 1, 1)
+
+    def test_leave_one_out_is_a_refit(self) -> None:
+        X, Y = self.make_data(10)
+        model = self.make_model(X, Y, outcome_transform=None)
+        result = loo_cv(model)
+        for i in (0, 7):
+            keep = torch.arange(10) != i
+            other = self.make_model(X[keep], Y[keep], outcome_transform=None)
+            other.load_state_dict(model.state_dict())
+            expected = other.posterior(X[i : i + 1]).mean
+            actual = result.posterior.mean.reshape(10)[i]
+            torch.testing.assert_close(
+                actual, expected.squeeze(), rtol=1e-5, atol=1e-6
+            )
+
+    def test_construct_inputs(self) -> None:
+        X, Y = self.make_data(10)
+        data = SupervisedDataset(
+            X, Y, feature_names=[f"x{i}" for i in range(self.dim)], outcome_names=["y"]
+        )
+        model = self.make_model(X, Y)
+        inputs = type(model).construct_inputs(data, **self.model_kwargs)
+        assert type(model)(**inputs).posterior(X).mean.shape == (10, 1)
+
+    def test_seeds(self) -> None:
+        a, b = self.fitted(), self.fitted()
+        for (name, p), (_, q) in zip(
+            a.named_parameters(), b.named_parameters(), strict=True
+        ):
+            assert torch.equal(p, q), name
