@@ -110,7 +110,21 @@ def random_configspace(
     seed: int, max_parameters: int = 8, forbidden: bool = True
 ) -> CS.ConfigurationSpace:
     """A random ConfigSpace with all kinds of parameters, conditions and clauses."""
-    rng = random.Random(seed)
+    for attempt in range(1000):
+        try:
+            return _build(
+                random.Random(1000 * seed + attempt), max_parameters, forbidden
+            )
+        except Exception as error:  # ConfigSpace has no exception of its own for these
+            # It refuses a space whose defaults are forbidden, or are not set where a
+            # NotEquals leaves a child active under an inactive parent.
+            last = error
+    raise RuntimeError(f"Expected a legal space for seed {seed}.") from last
+
+
+def _build(
+    rng: random.Random, max_parameters: int, forbidden: bool
+) -> CS.ConfigurationSpace:
     space = CS.ConfigurationSpace(seed=rng.randrange(2**31))
     pool: list[Any] = ["a", "b", "c", 1, 2.5, True, None, "1"]
     parameters: list[Any] = []
@@ -157,7 +171,7 @@ def random_configspace(
             return hp.value
         if isinstance(hp, CS.UniformIntegerHyperparameter):
             return rng.randint(hp.lower, hp.upper)
-        return round(hp.lower + rng.uniform(0.2, 0.8) * (hp.upper - hp.lower), 4)
+        return float(f"{hp.lower + rng.uniform(0.2, 0.8) * (hp.upper - hp.lower):.4g}")
 
     def simple(child: Any, parent: Any) -> Any:
         kinds = ["eq", "in", "ne"]
@@ -196,8 +210,5 @@ def random_configspace(
                 CS.ForbiddenLessThanClause if continuous else CS.ForbiddenEqualsClause
             )
             clauses.append(clause(hp, value(hp)))
-        try:
-            space.add(CS.ForbiddenAndConjunction(*clauses))
-        except CS.exceptions.ForbiddenValueError:
-            pass  # the default configuration would be forbidden
+        space.add(CS.ForbiddenAndConjunction(*clauses))
     return space

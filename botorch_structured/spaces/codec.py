@@ -113,29 +113,27 @@ class Codec:
         """
         many = [configs] if isinstance(configs, Mapping) else list(configs)
         rows = [dict(config) for config in many]
-        X = self.fill.repeat(len(rows), 1)
-        given = torch.zeros(len(rows), self.dim, dtype=torch.bool)
-        constant_names = {c.name for c in self.constants}
-        for i, row in enumerate(rows):
-            unknown = [
-                k for k in row if k not in self._position and k not in constant_names
-            ]
-            if unknown:
+        names = {*self.names, *(c.name for c in self.constants)}
+        fill = self.fill.tolist()
+        numbers: list[list[float]] = []
+        marks: list[list[bool]] = []
+        for row in rows:
+            if not row.keys() <= names:
                 raise ValueError(
-                    f"Expected parameters among {self._all_names()}, got unknown ones "
-                    f"{unknown} in {row}."
+                    f"Expected parameters among {[c.name for c in self._ordered()]}, "
+                    f"got unknown ones {[k for k in row if k not in names]} in {row}."
                 )
+            x, given = list(fill), [False] * self.dim
             for name, value in row.items():
-                if name in self._position:
-                    c = self._position[name]
-                    X[i, c] = self.columns[c].encode(value)
-                    given[i, c] = True
-        active = self.tree.active_mask(X)
-        self._check_given(rows, X, active, given)
+                c = self._position.get(name)
+                if c is not None:
+                    x[c], given[c] = self.columns[c].encode(value), True
+            numbers.append(x)
+            marks.append(given)
+        X = torch.tensor(numbers, dtype=torch.double).reshape(len(rows), self.dim)
+        given_mask = torch.tensor(marks, dtype=torch.bool).reshape(X.shape)
+        self._check_given(rows, X, self.tree.active_mask(X), given_mask)
         return X
-
-    def _all_names(self) -> list[str]:
-        return [c.name for c in self._ordered()]
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""
@@ -157,38 +155,48 @@ class Codec:
     def _check_given(
         self, rows: list[dict[str, Any]], X: Tensor, active: Tensor, given: Tensor
     ) -> None:
-        present = self._constants_active(X, active)
-        wrong = (active != given).any(-1)
+        """Raise unless each row gives exactly what is active, constants included."""
+        present = self._constants_active(X, active).tolist()
+        wrong = (active != given).any(-1).tolist()
+        constants = {c.name for c in self.constants}
         for i, row in enumerate(rows):
-            fixed = {
-                c.name: c.value
-                for c, on in zip(self.constants, present[i].tolist(), strict=True)
-                if on
-            }
-            missing = [int(c) for c in (active[i] & ~given[i]).nonzero()]
-            # A missing decision makes its children unknown: name only the decision.
-            top = [c for c in missing if not self._above(c) & set(missing)]
-            absent = [self.names[c] for c in top] + [k for k in fixed if k not in row]
-            expected = [self.names[int(c)] for c in active[i].nonzero()] + list(fixed)
-            if absent:
-                raise ValueError(
-                    f"Expected values for the active parameters {expected}, got {row} "
-                    f"without {absent}."
-                )
-            extra = [self.names[int(c)] for c in (given[i] & ~active[i]).nonzero()]
-            extra += [
-                c.name for c in self.constants if c.name in row and c.name not in fixed
-            ]
-            if bool(wrong[i]) or extra:
-                raise ValueError(
-                    f"Expected the active parameters {expected} only, got {row} with "
-                    f"{extra}, inactive there."
-                )
+            pairs = zip(self.constants, present[i], strict=True)
+            fixed = {c.name: c.value for c, on in pairs if on}
+            if wrong[i] or constants & row.keys() != fixed.keys():
+                raise ValueError(self._mismatch(row, active[i], given[i], fixed))
             for name, value in fixed.items():
                 if native(row[name]) != value:
                     raise ValueError(
                         f"{name!r} expects its constant {value!r}, got {row[name]!r}."
                     )
+
+    def _mismatch(
+        self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]
+    ) -> str:
+        """What is missing from a row or given though inactive."""
+        missing = set((active & ~given).nonzero().flatten().tolist())
+        # A missing decision leaves open what hangs on it: speak of what is certain.
+        certain = [
+            c
+            for c in active.nonzero().flatten().tolist()
+            if not self._above(c) & missing
+        ]
+        expected = [self.names[c] for c in certain] + list(fixed)
+        absent = [self.names[c] for c in certain if c in missing]
+        absent += [name for name in fixed if name not in row]
+        if absent:
+            return (
+                f"Expected values for the active parameters {expected}, got {row} "
+                f"without {absent}."
+            )
+        extra = [self.names[c] for c in (given & ~active).nonzero().flatten().tolist()]
+        extra += [
+            c.name for c in self.constants if c.name in row and c.name not in fixed
+        ]
+        return (
+            f"Expected the active parameters {expected} only, got {row} with {extra}, "
+            "inactive there."
+        )
 
     def _above(self, col: int) -> set[int]:
         """All columns that ``col`` depends on."""

@@ -260,7 +260,7 @@ class _Reader:
         }
         used = {col for condition in conditions.values() for col in condition.columns()}
         values = {
-            self.position[name]: [float(x) for x in range(int(hi) + 1) if x >= lo]
+            self.position[name]: [float(x) for x in range(int(lo), int(hi) + 1)]
             for name in self.by_value
             for lo, hi in [self.columns[name].bounds]
             if self.position[name] in used

@@ -19,11 +19,12 @@ HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 
 def _check_column(col: object, dim: int, what: str) -> int:
-    if isinstance(col, bool) or not isinstance(col, Integral) or not 0 <= col < dim:
+    integral = isinstance(col, Integral) and not isinstance(col, bool)
+    if not integral or not 0 <= int(col) < dim:  # type: ignore[call-overload]  # integral
         raise ValueError(
             f"{what} expects column indices in [0, {dim - 1}], got {col!r}."
         )
-    return int(col)
+    return int(col)  # type: ignore[call-overload]  # integral
 
 
 def _check_mapping(value: object, what: str, form: str) -> None:

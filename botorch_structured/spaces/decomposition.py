@@ -303,7 +303,8 @@ class Decomposition:
         key = (state, goal)
         if key in self._counts:
             return self._counts[key]
-        factor, linked = 1, []
+        factor = 1
+        linked: list[tuple[int, Expr]] = []
         for group in self._groups(state):
             if any(k in refers_to(goal) for k, _ in group):
                 linked.extend(group)

@@ -27,7 +27,6 @@ from botorch_structured.spaces.forbidden import Clause
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 if TYPE_CHECKING:
-    from ax.core.search_space import SearchSpace as AxSearchSpace
     from ConfigSpace import ConfigurationSpace
 
 # Random draws are thrown away where they are forbidden; so many in a row are too many.
@@ -147,7 +146,7 @@ class SearchSpace(Codec):
         return cls.from_columns(*read_configspace(cs))
 
     @classmethod
-    def from_ax(cls, search_space: AxSearchSpace) -> SearchSpace:
+    def from_ax(cls, search_space: Any) -> SearchSpace:
         """Read a search space of Ax; parameter constraints go into `feasible`.
 
         Args:

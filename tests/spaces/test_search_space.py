@@ -1,0 +1,391 @@
+"""SearchSpace: exact round trips, the semantics of ConfigSpace, errors."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import ConfigSpace as CS
+import pytest
+import torch
+from hypothesis import given
+from strategies import random_configspace, seeds
+
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+
+def is_legal(cs: CS.ConfigurationSpace, config: dict) -> bool:
+    try:
+        CS.Configuration(cs, values=config).check_valid_configuration()
+    except Exception:  # ConfigSpace has many kinds of them
+        return False
+    return True
+
+
+@given(seeds)
+def test_random_spaces(seed: int) -> None:
+    cs = random_configspace(seed)
+    state = cs.random.get_state()[1].copy()
+    space = SearchSpace.from_configspace(cs)
+    assert (cs.random.get_state()[1] == state).all()
+    lo, hi = space.bounds
+
+    # Under nested "or" ConfigSpace now and then draws what its own check refuses.
+    configs = [c for c in cs.sample_configuration(20) if is_legal(cs, dict(c))]
+    X = space.encode(configs)
+    assert X.isfinite().all() and (X >= lo).all() and (X <= hi).all()
+    assert space.decode(X) == [dict(c) for c in configs]
+    assert space.feasible(X).all()
+    for i, config in enumerate(configs[:2]):
+        assert torch.equal(space.encode(config), X[i : i + 1])
+    assert torch.equal(space.impute(X), X)
+
+    S = space.sample(30, seed=seed)
+    assert torch.equal(S, space.sample(30, seed=seed))
+    assert (S >= lo).all() and (S <= hi).all()
+    assert space.feasible(S).all()
+    decoded = space.decode(S)
+    assert torch.equal(space.encode(decoded), S)
+    assert all(is_legal(cs, config) for config in decoded)
+    for c in space.integer_features:
+        assert torch.equal(S[:, c], S[:, c].round())
+    for c, values in space.categorical_features.items():
+        assert torch.isin(S[:, c], torch.tensor(values, dtype=S.dtype)).all()
+
+
+@given(seeds)
+def test_feasible_agrees_with_configspace(seed: int) -> None:
+    cs = random_configspace(seed)
+    space = SearchSpace.from_configspace(cs)
+    columns = [c.draw(30, torch.Generator().manual_seed(seed)) for c in space.columns]
+    X = space.impute(torch.stack(columns, -1))
+    expected = [is_legal(cs, config) for config in space.decode(X)]
+    assert space.feasible(X).tolist() == expected
+    assert space.feasible(X.reshape(3, 10, -1)).flatten().tolist() == expected
+
+
+@given(seeds)
+def test_copies(seed: int) -> None:
+    space = SearchSpace.from_configspace(random_configspace(seed))
+    X = space.sample(5, seed=1)
+    for other in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
+        assert other.decode(X) == space.decode(X)
+        assert torch.equal(other.sample(5, seed=1), X)
+        assert torch.equal(other.bounds, space.bounds)
+
+
+@given(seeds)
+def test_awkward_logarithms_come_back_exactly(seed: int) -> None:
+    cs = CS.ConfigurationSpace({"x": CS.Float("x", (1e-7, 1e9), log=True)})
+    space = SearchSpace.from_configspace(cs)
+    g = torch.Generator().manual_seed(seed)
+    values = (10 ** (16 * torch.rand(50, generator=g, dtype=torch.double) - 7)).tolist()
+    values += [0.1, 0.3, 1e-5, 3e-4, 123456.789, 1e-7, 1e9, 1.0]
+    configs = [{"x": v} for v in values]
+    assert space.decode(space.encode(configs)) == configs
+    fresh = SearchSpace.from_configspace(cs)
+    short = [{"x": v} for v in (0.1, 0.3, 1e-5, 3e-4, 123456.789, 1.0)]
+    assert fresh.decode(space.encode(short)) == short
+
+
+def pipeline() -> CS.ConfigurationSpace:
+    cs = CS.ConfigurationSpace(seed=0)
+    cs.add(
+        model := CS.CategoricalHyperparameter("model", ["svm", "mlp", None, True, 2]),
+        c := CS.UniformFloatHyperparameter("C", 1e-3, 1e3, log=True),
+        kernel := CS.CategoricalHyperparameter("kernel", ["rbf", "linear"]),
+        gamma := CS.UniformFloatHyperparameter("gamma", 1e-4, 1, log=True),
+        layers := CS.UniformIntegerHyperparameter("layers", 1, 50),
+        depth := CS.UniformIntegerHyperparameter("depth", 1, 3),
+        extra := CS.UniformFloatHyperparameter("extra", 0, 1),
+        width := CS.UniformIntegerHyperparameter("width", 2, 512, log=True),
+        size := CS.OrdinalHyperparameter("size", ["s", "m", "l"]),
+        scale := CS.UniformFloatHyperparameter("scale", -1, 1),
+        solver := CS.Constant("solver", "adam"),
+    )
+    cs.add(
+        CS.EqualsCondition(c, model, "svm"),
+        CS.EqualsCondition(kernel, model, "svm"),
+        CS.EqualsCondition(gamma, kernel, "rbf"),
+        CS.EqualsCondition(layers, model, "mlp"),
+        CS.GreaterThanCondition(width, layers, 5),
+        CS.EqualsCondition(solver, model, "mlp"),
+        CS.InCondition(extra, depth, [2]),
+        CS.LessThanCondition(scale, size, "l"),
+    )
+    cs.add(
+        CS.ForbiddenAndConjunction(
+            CS.ForbiddenEqualsClause(model, True),
+            CS.ForbiddenInClause(size, ["s", "m"]),
+        )
+    )
+    return cs
+
+
+def test_encoding() -> None:
+    cs = pipeline()
+    space = SearchSpace.from_configspace(cs)
+    assert space.names == [name for name in cs if name != "solver"]
+    at = {name: i for i, name in enumerate(space.names)}
+    config = {
+        "model": "mlp",
+        "layers": 7,
+        "width": 100,
+        "depth": 1,
+        "size": "m",
+        "scale": 0.25,
+        "solver": "adam",
+    }
+    x = space.encode(config)[0]
+    assert x[at["model"]] == 1
+    assert x[at["layers"]] == 7
+    assert x[at["width"]] == 100
+    assert x[at["size"]] == 1
+    assert x[at["scale"]] == 0.25
+    assert space.decode(x) == [config]
+    back = space.decode(x)[0]
+    assert list(back) == [name for name in cs if name in config]
+    assert {k: type(v) for k, v in back.items()} == {
+        k: type(v) for k, v in config.items()
+    }
+    assert space.bounds[:, at["C"]].tolist() == [-3, 3]
+    assert space.bounds[:, at["width"]].tolist() == [2, 512]
+    assert space.bounds[:, at["size"]].tolist() == [0, 2]
+    assert x[at["C"]] == 0  # inactive: the middle of the bounds
+    named = {space.names[c]: v for c, v in space.categorical_features.items()}
+    assert named == {"model": [0, 1, 2, 3, 4], "kernel": [0, 1]}
+    integers = {space.names[c] for c in space.integer_features}
+    assert integers == {"layers", "depth", "width", "size"}
+
+
+def test_decisions_by_value_and_by_interval() -> None:
+    space = SearchSpace.from_configspace(pipeline())
+    at = {name: i for i, name in enumerate(space.names)}
+    tree = space.tree
+    decisions = {space.names[c] for c in tree.decision_columns}
+    assert decisions == {"model", "kernel", "layers", "depth", "size"}
+    # "layers > 5" makes two paths, and so does "size < l"; "depth == 2" singles out
+    # each value of 1, 2, 3.
+    assert {space.names[c] for c in tree.numeric_decisions} == {"layers", "size"}
+    assert tree.decision_values[at["depth"]] == [1, 2, 3]
+    assert len(tree.decision_values[at["layers"]]) == 2
+    assert tree.num_paths == (2 + 2 + 3) * 3 * 2
+    with pytest.raises(ValueError, match="declared values"):
+        tree.path_index(space.bounds[:1] + 0.3)
+
+
+def test_choices_of_any_kind() -> None:
+    choices = ["a", 1, 2.5, None, False, (1, 2), "1"]
+    cs = CS.ConfigurationSpace()
+    cs.add(CS.CategoricalHyperparameter("x", choices))
+    space = SearchSpace.from_configspace(cs)
+    configs = [{"x": c} for c in choices]
+    X = space.encode(configs)
+    assert X.flatten().tolist() == list(range(7))
+    for config, back in zip(configs, space.decode(X), strict=True):
+        assert back == config
+        assert type(back["x"]) is type(config["x"])
+
+
+def test_not_equals_follows_configspace_where_the_parent_is_inactive() -> None:
+    cs = CS.ConfigurationSpace(seed=0)
+    a = CS.CategoricalHyperparameter("a", ["x", "y"])
+    b = CS.CategoricalHyperparameter("b", ["u", "v"])
+    c = CS.UniformFloatHyperparameter("c", 0, 1)
+    cs.add(a, b, c)
+    cs.add(CS.EqualsCondition(b, a, "x"), CS.NotEqualsCondition(c, b, "u"))
+    space = SearchSpace.from_configspace(cs)
+    config = {"a": "y", "c": 0.5}
+    assert is_legal(cs, config)
+    assert space.decode(space.encode(config)) == [config]
+
+
+def test_forbidden_relations() -> None:
+    cs = CS.ConfigurationSpace(seed=0)
+    low = CS.UniformFloatHyperparameter("low", 1, 10, log=True)
+    high = CS.UniformIntegerHyperparameter("high", 1, 10)
+    left = CS.OrdinalHyperparameter("left", ["a", "b", "c"])
+    right = CS.CategoricalHyperparameter("right", ["c", "b"])
+    number = CS.OrdinalHyperparameter("number", [1, 4, 9], default_value=9)
+    fixed = CS.Constant("fixed", "b")
+    cs.add(low, high, left, right, number, fixed)
+    cs.add(
+        CS.ForbiddenGreaterThanRelation(low, high),
+        CS.ForbiddenEqualsRelation(left, right),
+        CS.ForbiddenLessThanRelation(number, low),
+        CS.ForbiddenAndConjunction(
+            CS.ForbiddenEqualsRelation(left, fixed), CS.ForbiddenEqualsClause(high, 7)
+        ),
+    )
+    space = SearchSpace.from_configspace(cs)
+    columns = [c.draw(300, torch.Generator().manual_seed(0)) for c in space.columns]
+    X = torch.stack([x[torch.randperm(300)] for x in columns], -1)
+    expected = [is_legal(cs, config) for config in space.decode(X)]
+    assert space.feasible(X).tolist() == expected
+    assert 0 < sum(expected) < 300
+
+
+def test_a_space_where_nothing_is_allowed() -> None:
+    space = SearchSpace(["x"], [[0.0], [1.0]], feasible=lambda X: X[..., 0] > 2)
+    with pytest.raises(ValueError, match="0 of .* random draws"):
+        space.sample(3, seed=0)
+
+
+def test_samples_follow_the_scales() -> None:
+    cs = CS.ConfigurationSpace()
+    cs.add(
+        CS.UniformFloatHyperparameter("x", 1e-4, 1, log=True),
+        CS.UniformIntegerHyperparameter("n", 1, 1000, log=True),
+        CS.CategoricalHyperparameter("w", ["a", "b"], weights=[1, 3]),
+        CS.NormalFloatHyperparameter("g", 0, 1, lower=-2, upper=3),
+        CS.BetaIntegerHyperparameter("i", 2, 3, lower=0, upper=9),
+    )
+    space = SearchSpace.from_configspace(cs)
+    at = {name: i for i, name in enumerate(space.names)}
+    X = space.sample(4000, seed=0)
+    assert abs((X[:, at["x"]] < -2).double().mean() - 0.5) < 0.03
+    assert abs((X[:, at["n"]] <= 31).double().mean() - 0.5) < 0.06
+    assert abs(X[:, at["w"]].mean() - 0.75) < 0.03
+    assert not torch.equal(space.sample(5, seed=1), space.sample(5, seed=2))
+    assert not torch.equal(space.sample(5), space.sample(5))
+    assert space.sample(0, seed=1).shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"typo": 1}, r"among \[.*'model'.*unknown ones \['typo'\]"),
+        ({"depth": ...}, r"without \['depth'\]"),
+        ({"model": ...}, r"without \['model'\]"),
+        ({"solver": ...}, r"without \['solver'\]"),
+        ({"layers": 51}, r"'layers' expects an integer in \[1, 50\], got 51"),
+        ({"layers": 2.5}, "an integer"),
+        ({"layers": "7"}, "an integer"),
+        ({"layers": True}, "an integer"),
+        ({"scale": -1.1}, r"a number in \[-1.0, 1.0\], got -1.1"),
+        ({"scale": float("nan")}, "a number in"),
+        ({"size": "xl"}, r"one of \['s', 'm', 'l'\], got 'xl'"),
+        ({"C": 1.0}, r"with \['C'\]"),
+        ({"gamma": 1.0, "kernel": "rbf"}, "with .*'kernel'"),
+        ({"solver": "sgd"}, "its constant 'adam', got 'sgd'"),
+        ({"layers": 5}, r"with \['width'\]"),
+    ],
+)
+def test_configurations_that_are_refused(change: dict, message: str) -> None:
+    space = SearchSpace.from_configspace(pipeline())
+    config = {
+        "model": "mlp",
+        "layers": 7,
+        "width": 100,
+        "depth": 1,
+        "size": "m",
+        "scale": 0.25,
+        "solver": "adam",
+    }
+    space.encode(config)
+    config = {k: v for k, v in {**config, **change}.items() if v is not ...}
+    with pytest.raises(ValueError, match=message):
+        space.encode([config])
+
+
+def test_decode_clamps_rounding_and_refuses_more() -> None:
+    space = SearchSpace(["x", "n"], [[0.0, 1.0], [1.0, 5.0]], integer_features=[1])
+    X = torch.tensor([[1 + 1e-9, 5.2], [-1e-9, 0.6]], dtype=torch.double)
+    assert space.decode(X) == [{"x": 1.0, "n": 5}, {"x": 0.0, "n": 1}]
+    assert space.decode(X.float()) == space.decode(X)
+    assert space.feasible(X).all()
+    for x in ([1.1, 2.0], [0.5, 5.6], [float("nan"), 2.0]):
+        bad = torch.tensor([x], dtype=torch.double)
+        assert not space.feasible(bad).any()
+        with pytest.raises(ValueError, match="expects numbers in"):
+            space.decode(bad)
+    with pytest.raises(ValueError, match="n x 2 points"):
+        space.decode(torch.zeros(2, 3))
+
+
+def test_inactive_columns_mean_nothing() -> None:
+    space = SearchSpace.from_configspace(pipeline())
+    X = space.sample(50, seed=0)
+    active = space.tree.active_mask(X)
+    Y = torch.where(active, X, torch.full_like(X, -1e6))
+    assert space.decode(Y) == space.decode(X)
+    assert space.feasible(Y).all()
+
+
+def test_a_space_of_numbers() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}}, values={0: [0, 1]})
+    bounds = [[0.0, -2.0, 0.0], [1.0, 2.0, 1.0]]
+    space = SearchSpace(["branch", "a", "b"], bounds, tree, log_features=[1])
+    assert space.categorical_features == {0: [0.0, 1.0]}
+    assert space.integer_features == []
+    assert space.decode(torch.tensor([[0.0, 1.0, 0.5]])) == [{"branch": 0, "a": 10.0}]
+    assert space.encode({"branch": 1, "b": 0.5}).tolist() == [[1.0, 0.0, 0.5]]
+    assert torch.allclose(space.bounds, torch.tensor(bounds).double(), atol=1e-15)
+    space = SearchSpace(
+        ["branch", "a", "b"], bounds, tree, choices={0: ["left", "right"]}
+    )
+    assert space.decode(torch.tensor([[1.0, 1.0, 0.5]])) == [
+        {"branch": "right", "b": 0.5}
+    ]
+    for arguments, message in [
+        ({"names": ["a", "a", "b"]}, "distinct names"),
+        ({"bounds": torch.zeros(2, 2)}, "2 x 3 numbers"),
+        ({"tree": ParameterTree(2)}, "as many columns"),
+        ({"integer_features": [3]}, r"\[0, 2\]"),
+        ({"bounds": [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]}, "ascending order"),
+    ]:
+        given = {"names": ["x", "a", "b"], "bounds": bounds, **arguments}
+        with pytest.raises(ValueError, match=message):
+            SearchSpace(**given)
+
+
+def test_input_transform() -> None:
+    space = SearchSpace.from_configspace(pipeline())
+    X = space.sample(20, seed=0)
+    transform = space.input_transform()
+    Z = transform(X)
+    alone = sorted({*space.tree.decision_columns, *space.categorical_features})
+    others = [c for c in range(space.dim) if c not in alone]
+    assert torch.equal(Z[:, alone], X[:, alone])
+    assert Z[:, others].min() >= -1e-9 and Z[:, others].max() <= 1 + 1e-9
+    assert torch.allclose(transform.untransform(Z), X)
+    width = space.names.index("width")
+    middle = X[:1].clone()
+    middle[:, width] = 32.0  # half-way between 2 and 512 on its scale
+    assert abs(transform(middle)[0, width].item() - 0.5) < 1e-9
+    assert (
+        SearchSpace(
+            ["c"], [[0.0], [1.0]], categorical_features={0: [0, 1]}
+        ).input_transform()
+        is None
+    )
+
+
+def test_devices(device: torch.device) -> None:
+    space = SearchSpace.from_configspace(pipeline())
+    X = space.sample(30, seed=0)
+    assert space.feasible(X.to(device)).device.type == device.type
+    assert space.feasible(X.to(device)).all()
+    assert space.decode(X.to(device)) == space.decode(X)
+    assert torch.equal(space.impute(X.to(device)).cpu(), X)
+
+
+def test_spaces_that_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="ConfigurationSpace, got dict"):
+        SearchSpace.from_configspace({})
+    cs = CS.ConfigurationSpace()
+    cs.add(CS.Constant("only", 1))
+    with pytest.raises(ValueError, match="not constant"):
+        SearchSpace.from_configspace(cs)
+
+
+def test_constants_as_parents() -> None:
+    cs = CS.ConfigurationSpace(seed=0)
+    a = CS.CategoricalHyperparameter("a", ["x", "y"])
+    k = CS.Constant("k", 3)
+    b = CS.UniformFloatHyperparameter("b", 0, 1)
+    cs.add(a, k, b)
+    cs.add(CS.EqualsCondition(k, a, "x"), CS.EqualsCondition(b, k, 3))
+    space = SearchSpace.from_configspace(cs)
+    configs = [{"a": "x", "b": 0.5, "k": 3}, {"a": "y"}]
+    assert space.decode(space.encode(configs)) == configs
