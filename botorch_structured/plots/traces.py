@@ -1,0 +1,144 @@
+"""`plot_traces`: the best value so far against the number of evaluations."""
+
+from __future__ import annotations
+
+__all__ = ["best_so_far", "plot_traces"]
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from botorch_structured.plots.style import COLOURS, GREY, new_axes, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SMALLEST_GAP = 1e-12
+
+
+def best_so_far(values: Any, minimize: bool = True) -> np.ndarray:
+    """The incumbent after each evaluation.
+
+    Args:
+        values: ``... x n`` outcomes in the order of evaluation; NaN where one failed.
+        minimize: Whether the smallest is the best.
+
+    Returns:
+        ``... x n`` numbers, NaN before the first success.
+    """
+    array = _array(values)
+    if minimize:
+        return np.fmin.accumulate(array, axis=-1)
+    return np.fmax.accumulate(array, axis=-1)
+
+
+def plot_traces(
+    traces: Mapping[str, Any],
+    ax: Axes | None = None,
+    *,
+    minimize: bool = True,
+    optimum: float | None = None,
+    band: tuple[float, float] | None = (0.25, 0.75),
+    num_starts: int | None = None,
+    ylabel: str | None = None,
+) -> Axes:
+    """How good the best evaluation is after so many of them, a line for each method.
+
+    Args:
+        traces: Method -> its outcomes in the order of evaluation: ``n`` of one run, or
+            ``runs x n`` (runs of different lengths are cut to the shortest). NaN where
+            an evaluation failed. Raw outcomes: the best so far is found here.
+        ax: Where to draw; a new figure by default.
+        minimize: Whether small outcomes are good.
+        optimum: The best possible value. The gap to it is then shown, on a log scale.
+        band: The quantiles over runs to shade around the median, or None.
+        num_starts: How many evaluations at the beginning all methods had in common; a
+            dotted line marks them.
+        ylabel: The label of the vertical axis.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: No traces, an empty one, or a band that is not two quantiles.
+        ImportError: Without matplotlib.
+    """
+    curves = {name: _runs(name, values) for name, values in traces.items()}
+    if not curves:
+        raise ValueError("traces expects at least one method, got none.")
+    if band is not None and not 0 <= band[0] < band[1] <= 1:
+        raise ValueError(f"band expects two quantiles in order, got {band}.")
+    ax = new_axes(ax, 6.4, 3.8)
+    for i, (name, runs) in enumerate(curves.items()):
+        best = best_so_far(runs, minimize)
+        if optimum is not None:
+            gap = best - optimum if minimize else optimum - best
+            best = np.maximum(gap, _SMALLEST_GAP)
+        colour = COLOURS[i % len(COLOURS)]
+        steps = np.arange(1, best.shape[-1] + 1)
+        started = ~np.isnan(best).all(axis=0)
+        steps, best = steps[started], best[:, started]
+        label = name if len(best) == 1 else f"{name} (median of {len(best)})"
+        ax.step(
+            steps,
+            np.nanmedian(best, axis=0),
+            where="post",
+            color=colour,
+            linewidth=2,
+            label=label,
+            zorder=3 + len(curves) - i,
+        )
+        if band is not None and len(best) > 1:
+            low, high = np.nanquantile(best, band, axis=0)
+            ax.fill_between(
+                steps, low, high, step="post", color=colour, alpha=0.15, linewidth=0
+            )
+    if num_starts:
+        ax.axvline(num_starts, color=GREY, linestyle=":", linewidth=1.2)
+        ax.annotate(
+            "common starts",
+            (num_starts, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -2),
+            textcoords="offset points",
+            rotation=90,
+            va="top",
+            fontsize="small",
+            color=GREY,
+        )
+    ax.set_xlabel("evaluations")
+    if optimum is not None:
+        ax.set_yscale("log")
+    ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
+    ax.set_xlim(left=0.5)
+    falls = minimize or optimum is not None
+    ax.legend(frameon=False, loc="upper right" if falls else "lower right")
+    tidy(ax)
+    return ax
+
+
+def _array(values: Any) -> np.ndarray:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values, dtype=float)
+
+
+def _runs(name: str, values: Any) -> np.ndarray:
+    """``runs x n``, at least one of each."""
+    if isinstance(values, Sequence) and values and np.ndim(values[0]) > 0:
+        many = [_array(run).reshape(-1) for run in values]
+        shortest = min(len(run) for run in many)
+        array = np.stack([run[:shortest] for run in many])
+    else:
+        array = np.atleast_2d(_array(values))
+        if array.ndim == 3 and array.shape[-1] == 1:  # runs x n x 1, BoTorch's Y
+            array = array[..., 0]
+        elif array.shape[-1] == 1 and array.shape[0] > 1:  # n x 1: one run
+            array = array.T
+    if array.ndim != 2 or array.shape[-1] == 0 or array.shape[0] == 0:
+        raise ValueError(
+            f"traces[{name!r}] expects n or runs x n outcomes, got shape {array.shape}."
+        )
+    return array

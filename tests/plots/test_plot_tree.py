@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from matplotlib.axes import Axes
+from matplotlib.text import Text
+
+from botorch_structured.plots import plot_tree
+from botorch_structured.plots.tree_layout import layout
+from botorch_structured.spaces import Between, Equals, ParameterTree
+from botorch_structured.test_functions import JenattonTree
+
+NUMERIC = ParameterTree(
+    5,
+    conditions={
+        1: Between(0, 0.5, float("inf")),
+        2: Equals(0, 0.2) | Equals(3, 1),
+    },
+    values={3: [0, 1]},
+)
+LEARNER = {0: {0.0: [1], 1.0: [1, 2], 2.0: []}}
+
+
+def texts(ax: Axes) -> list[str]:
+    return [t.get_text() for t in ax.texts if t.get_text()]
+
+
+def overlaps(ax: Axes) -> list[tuple[str, str]]:
+    ax.figure.draw_without_rendering()
+    shown = [t for t in ax.texts if t.get_text()]
+    boxes = [t.get_window_extent() for t in shown]
+
+    def both(a: int, b: int) -> bool:
+        x, y = boxes[a], boxes[b]
+        wide = min(x.x1, y.x1) - max(x.x0, y.x0)
+        high = min(x.y1, y.y1) - max(x.y0, y.y0)
+        return wide > 0.5 and high > 0.25 * min(x.height, y.height)
+
+    pairs = itertools.combinations(range(len(shown)), 2)
+    return [(shown[a].get_text(), shown[b].get_text()) for a, b in pairs if both(a, b)]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        JenattonTree(8, shared=True).tree,
+        JenattonTree(4, balanced=False).tree,
+        NUMERIC,
+        ParameterTree(4, LEARNER),
+        ParameterTree(6, {c: {0.0: [], 1.0: [c + 3]} for c in range(3)}),
+        ParameterTree(3),
+    ],
+)
+def test_layout_has_a_leaf_for_each_path(tree: ParameterTree) -> None:
+    nodes = list(layout(tree).walk())
+    leaves = [node for node in nodes if not node.children]
+    assert sorted(path for leaf in leaves for path in leaf.paths) == list(
+        range(tree.num_paths)
+    )
+    assert [leaf.row for leaf in leaves] == list(range(tree.num_paths))
+    for path in range(tree.num_paths):
+        through = [node for node in nodes if path in node.paths]
+        made = dict(node.outcome for node in through if node.outcome is not None)
+        assert made == tree.paths[path].decisions
+        columns = sorted(c for node in through for c in node.columns)
+        decisions = set(tree.decision_columns)
+        assert columns == sorted(set(tree.paths[path].active_columns) - decisions)
+
+
+def test_names_labels_and_columns_are_written() -> None:
+    ax = plot_tree(
+        ParameterTree(4, LEARNER),
+        names=["learner", "svm:C", "gamma", "seed"],
+        labels={0: ["svm", "rbf", "bayes"]},
+    )
+    assert texts(ax) == ["learner", "seed", "svm", "C", "rbf", "svm:C, gamma", "bayes"]
+
+
+def test_a_space_brings_names_and_labels() -> None:
+    space = JenattonTree(4, shared=True).space
+    written = texts(plot_tree(space))
+    assert {"x1", "x2", "x3", "x4", "x7", "r8", "0", "1"} <= set(written)
+
+
+def test_intervals_are_written_for_people() -> None:
+    written = texts(plot_tree(NUMERIC))
+    assert {"< 0.2", "= 0.2", "(0.2, 0.5)", "≥ 0.5"} <= set(written)
+
+
+def test_counts_and_best_values_by_path() -> None:
+    tree = ParameterTree(4, LEARNER)
+    X = torch.tensor([[0.0, 0.1, 0.5, 0.5], [0.0, 0.2, 0.5, 0.5], [1.0, 0.3, 0.3, 0.5]])
+    Y = torch.tensor([[0.25], [0.125], [float("nan")]])
+    assert {"2", "1", "0", "0.125", "failed", "–"} <= set(
+        texts(plot_tree(tree, X=X.double(), Y=Y))
+    )
+    assert "0.25" in texts(plot_tree(tree, X=X.double(), Y=Y, minimize=False))
+    assert "best" not in texts(plot_tree(tree, X=X.double()))
+    odd = torch.cat([X, torch.tensor([[7.0, 0.0, 0.0, 0.0]])]).double()
+    assert any(
+        "1 evaluations at undeclared" in t for t in texts(plot_tree(tree, X=odd))
+    )
+
+
+@pytest.mark.parametrize("size", [None, (5.0, 3.0), (12.0, 8.0)])
+def test_nothing_overlaps(size: tuple[float, float] | None) -> None:
+    problem = JenattonTree(8, shared=True)
+    X = problem.starts(0)
+    ax = None if size is None else plt.subplots(figsize=size, layout="constrained")[1]
+    drawn = plot_tree(problem.space, X=X, Y=problem(X), ax=ax)
+    assert ax is None or drawn is ax
+    assert overlaps(drawn) == []
+    drawn.figure.draw_without_rendering()
+    inside = drawn.figure.bbox
+    for text in drawn.texts:
+        if isinstance(text, Text) and text.get_text():
+            box = text.get_window_extent()
+            assert inside.x0 <= box.x0 and box.x1 <= inside.x1
+
+
+def test_wrong_arguments() -> None:
+    tree = ParameterTree(4, LEARNER)
+    X = torch.zeros(2, 4, dtype=torch.double)
+    with pytest.raises(ValueError, match=r"at most max_paths=64 .* got 1048576"):
+        plot_tree(ParameterTree(40, {c: {0.0: [], 1.0: [c + 20]} for c in range(20)}))
+    with pytest.raises(ValueError, match="expects 4 names.*got 2"):
+        plot_tree(tree, names=["a", "b"])
+    with pytest.raises(ValueError, match=r"labels\[0\] expects 3 names"):
+        plot_tree(tree, labels={0: ["a"]})
+    with pytest.raises(ValueError, match=r"labels expects .*\[0\], got \[3\]"):
+        plot_tree(tree, labels={3: ["a"]})
+    with pytest.raises(ValueError, match="n x 4 points"):
+        plot_tree(tree, X=X[:, :2])
+    with pytest.raises(ValueError, match="one outcome for each of the 2 points"):
+        plot_tree(tree, X=X, Y=torch.zeros(3))
+    with pytest.raises(ValueError, match="got Y alone"):
+        plot_tree(tree, Y=torch.zeros(3))
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
+        plot_tree(ParameterTree(4, LEARNER))
+
+
+def test_no_winner_without_a_success() -> None:
+    tree = ParameterTree(4, LEARNER)
+    ax = plot_tree(
+        tree, X=torch.zeros(1, 4, dtype=torch.double), Y=torch.tensor([math.nan])
+    )
+    assert "failed" in texts(ax)
