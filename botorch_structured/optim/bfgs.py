@@ -20,6 +20,8 @@ from torch import Tensor
 # narrow as 1e-5 of the box.
 _STEPS = (1.0, 0.5, 2.0, 0.2, 0.04, 5.0)
 _FIRST_STEPS = (3e-1, 5e-2, 8e-3, 1e-3, 1e-4, 5e-6)
+# After so many iterations a start has to be able to win.
+_PATIENCE, _OPTIMISM = 4, 30.0
 
 ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -58,7 +60,8 @@ def maximize_in_unit_box(
     informed = torch.zeros(len(U), dtype=torch.bool, device=U.device)
     ladder = U.new_tensor(_STEPS)
     first_ladder = U.new_tensor(_FIRST_STEPS)
-    for _ in range(max_iter):
+    for sweep in range(max_iter):
+        lag = tolerance * best_f.max().abs().clamp_min(1.0)
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | ~valid[start]
         g_free = g.masked_fill(blocked, 0.0)
         steepness = g_free.abs().amax(-1)
@@ -93,8 +96,9 @@ def maximize_in_unit_box(
         s = (x_best - x).masked_fill(~better.unsqueeze(-1), 0.0)
         y = (g - g_best).masked_fill(~better.unsqueeze(-1) | ~valid[start], 0.0)
         B, informed_now = _update(B, informed, s, y)
-        # Without a gain: once more without curvature, then done.
-        lost = ~better & informed
+        # Without a gain, though one was expected: once more without curvature.
+        expected = 0.5 * (newton * g_free).sum(-1)
+        lost = ~better & informed & (expected > tolerance * f.abs().clamp_min(1.0))
         B = torch.where(lost[:, None, None], eye, B)
         x = torch.where(better.unsqueeze(-1), x_best, x)
         g = torch.where(better.unsqueeze(-1), g_best, g)
@@ -102,6 +106,12 @@ def maximize_in_unit_box(
         f = torch.where(better, f_best, f)
         best_U[start], best_f[start] = x, f
         stay = ~small | lost
+        if sweep >= _PATIENCE:
+            # What a start gains shrinks faster and faster: one that would need to gain
+            # much more than it just did will not become the best.
+            lead = best_f.max() - f
+            stay &= lead <= _OPTIMISM * gain.clamp_min(0.0) + lag
+            stay &= (gain > 1e3 * lag) | (lead <= 0) | lost
         informed = informed_now & ~lost
         if not stay.all():
             start, x, f, g = start[stay], x[stay], f[stay], g[stay]

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 __all__ = ["optimize_acqf_paths"]
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from botorch.acquisition import AcquisitionFunction
-from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes, boxes_at, path_rows
 from botorch_structured.optim.evaluation import Evaluator
 from botorch_structured.optim.problem import (
+    MAX_PATHS,
     Feasible,
-    Problem,
     check_acquisition,
     check_count,
-    check_points,
     make_problem,
 )
-from botorch_structured.optim.promising import promising_points
-from botorch_structured.optim.search import Settings, search
+from botorch_structured.optim.proposals import (
+    boxes_to_search,
+    good_points,
+    greedily,
+    make_generator,
+    make_settings,
+    nothing_left,
+)
+from botorch_structured.optim.search import search
 from botorch_structured.spaces import ParameterTree
-
-_MAX_PATHS = 1024
 
 
 def optimize_acqf_paths(
@@ -45,7 +46,7 @@ def optimize_acqf_paths(
     fill: float | Tensor = 0.5,
     X_start: Tensor | None = None,
     seed: int | None = None,
-    max_paths: int = _MAX_PATHS,
+    max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
@@ -60,8 +61,8 @@ def optimize_acqf_paths(
         >>> X, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=train_X)
 
     Args:
-        acq_function: Any acquisition function of ``b x 1 x d`` points: analytic ones, Monte
-            Carlo ones, or those of this package. One-shot ones are refused.
+        acq_function: Any acquisition function of ``b x 1 x d`` points: analytic ones,
+            Monte Carlo ones, or those of this package. One-shot ones are refused.
         bounds: ``2 x d`` lower and upper bounds. Decision values outside of them are
             not proposed.
         tree: Which columns are active where. Outcomes it does not declare are proposed
@@ -96,8 +97,8 @@ def optimize_acqf_paths(
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
-        ``optimize_acqf(sequential=True)`` gives them: a number for ``q=1``, else ``q`` of
-        them, each given the earlier candidates.
+        ``optimize_acqf(sequential=True)`` gives them: a number for ``q=1``, else ``q``
+        of them, each given the earlier candidates.
 
     Raises:
         ValueError: An argument is not what it should be; no path is left by
@@ -133,102 +134,4 @@ def optimize_acqf_paths(
             raise nothing_left(problem, known)
         return found.X[:1], found.values[0]
 
-    return greedily(problem, acq_function, check_count("q", q), propose)
-
-
-def make_settings(num_restarts: int, raw_samples: int | None) -> Settings:
-    """The checked effort of a search."""
-    if raw_samples is not None:
-        check_count("raw_samples", raw_samples)
-    return Settings(check_count("num_restarts", num_restarts), raw_samples)
-
-
-def make_generator(seed: int | None) -> torch.Generator:
-    """A CPU generator; without a seed, seeded by torch's global one."""
-    if seed is None:
-        seed = int(torch.randint(1 << 31, (1,)))
-    return torch.Generator().manual_seed(seed)
-
-
-def good_points(
-    problem: Problem, acq_function: AcquisitionFunction, X_start: Tensor | None
-) -> Tensor:
-    """``k x d`` points to look around, the best first."""
-    if X_start is None:
-        return promising_points(problem, acq_function)
-    X_start = check_points("X_start", X_start, problem.tree.dim).to(problem.bounds)
-    return problem.tree.impute(X_start, problem.fill)
-
-
-def boxes_to_search(
-    problem: Problem, seen: Tensor, generator: torch.Generator
-) -> Boxes:
-    """The boxes of all paths (of many, if there are too many).
-
-    Raises:
-        ValueError: The arguments leave no path.
-    """
-    boxes, ok = boxes_at(problem, path_rows(problem, seen, generator))
-    if not ok.any():
-        raise ValueError(
-            "fixed_features, categorical_features and bounds expect to leave at least "
-            f"one path of the tree, got fixed_features={problem.fixed}, "
-            f"bounds={problem.bounds.tolist()} for decisions "
-            f"{problem.tree.decision_values}."
-        )
-    return boxes.take(ok.nonzero().squeeze(-1))
-
-
-def nothing_left(problem: Problem, known: Tensor) -> CandidateGenerationError:
-    """The error for a space without a new admissible point."""
-    why = f"{len(known)} points are known or pending"
-    if problem.feasible is not None or problem.constraints:
-        why += "; no other point satisfying feasible and the constraints was found"
-    return CandidateGenerationError(
-        f"Expected a path with a new point to propose, got none: {why}."
-    )
-
-
-def greedily(
-    problem: Problem,
-    acq_function: AcquisitionFunction,
-    q: int,
-    propose: Callable[[Tensor], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, Tensor]:
-    """Choose ``q`` candidates one after the other, the earlier ones pending.
-
-    Args:
-        problem: The space.
-        acq_function: Told of the pending points; as it was afterwards.
-        q: How many.
-        propose: Maps ``m x d`` known points to ``1 x d`` and its value.
-
-    Returns:
-        ``q x d`` candidates, and a number (``q=1``) or ``q`` values.
-    """
-    pending: Any = getattr(acq_function, "X_pending", None)
-    known = problem.known
-    if isinstance(pending, Tensor):
-        flat = pending.detach().reshape(-1, problem.tree.dim).to(known)
-        known = torch.cat([known, problem.tree.impute(flat, problem.fill)])
-    if q == 1:
-        return propose(known)
-    if not hasattr(acq_function, "X_pending"):
-        raise ValueError(
-            f"q={q} expects an acquisition function that takes pending points, such as "
-            f"qLogExpectedImprovement, got {type(acq_function).__name__}."
-        )
-    candidates, values = [], []
-    try:
-        for _ in range(q):
-            x, value = propose(known)
-            candidates.append(x)
-            values.append(value)
-            known = torch.cat([known, x])
-            batch = torch.cat(candidates)
-            acq_function.set_X_pending(
-                torch.cat([pending.to(batch), batch]) if pending is not None else batch
-            )
-    finally:
-        acq_function.set_X_pending(pending)
-    return torch.cat(candidates), torch.stack(values)
+    return greedily(problem, [acq_function], check_count("q", q), propose)

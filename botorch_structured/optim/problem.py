@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["Feasible", "Problem", "check_acquisition", "check_count", "make_problem"]
+__all__ = [
+    "MAX_PATHS",
+    "Feasible",
+    "Problem",
+    "check_acquisition",
+    "check_count",
+    "check_points",
+    "make_problem",
+]
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +24,9 @@ from torch import Tensor
 
 from botorch_structured.optim.grids import Grid
 from botorch_structured.spaces import ParameterTree
+
+# All paths are searched up to this number of them.
+MAX_PATHS = 1024
 
 Feasible = Callable[[Tensor], Tensor]
 

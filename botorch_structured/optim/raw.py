@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["Sample", "raw_candidates", "sample_boxes"]
 
-import math
 from dataclasses import dataclass
 
 import torch

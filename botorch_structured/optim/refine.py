@@ -1,4 +1,4 @@
-"""Climb from the best candidates: by gradient where columns move, else by neighbours."""
+"""Climb from the best candidates: by gradient, and over discrete neighbours."""
 
 from __future__ import annotations
 
