@@ -217,15 +217,14 @@ class TreeStructuredKernel(Kernel):
             X: ``batch_shape x n x d``.
         """
         tree = self.tree
-        active = tree.active_mask(X)
-        codes = tree.decision_codes(X)
+        codes, active, key = tree.locate(X)
         seen = active[..., self.columns]
         if self.leaf_inputs == "own":
             own = self._own.to(X.device)
             seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
         independent = self.leaf_hyperparameters.sharing == "independent"
         return Places(
-            tree.path_key(X),
+            key,
             codes,
             active,
             self.weights.node_indicators(codes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = ["StructuredInference"]
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -27,8 +28,11 @@ from botorch_structured.kernels.tree_structured import (
 )
 from botorch_structured.linalg.leaf_layout import LeafLayout
 
-# With fewer rows one dense solve is as fast as the bookkeeping of leaves.
-_MIN_PREDICTOR_ROWS = 150
+# Up to here a solve is cheaper than the bookkeeping around it.
+_SMALL = 200
+# GPyTorch's prediction copies the training data for each element of a t-batch, so that
+# predictions by leaf pay for any number of rows unless weights dwarf them.
+_MANY_WEIGHTS = 512
 
 
 class StructuredInference:
@@ -56,7 +60,7 @@ class StructuredInference:
         """Whether leaves and weights are cheaper to factorise than everything."""
         cubes = sum(float(size) ** 3 for size in layout.sizes)
         weights = float(self.covar_module.weights.num_weights)
-        return cubes + weights**3 <= max(float(layout.num_rows), 100.0) ** 3
+        return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
         if (
@@ -67,11 +71,9 @@ class StructuredInference:
         ):
             return False
         X = self.train_inputs[0]
-        if X.shape[0] < _MIN_PREDICTOR_ROWS or X.requires_grad:
+        if X.requires_grad or self.train_targets.requires_grad:
             return False
-        if self.train_targets.requires_grad:
-            return False
-        return self._evidence_pays(self._structure(X).layout)
+        return self.covar_module.weights.num_weights <= max(len(X), _MANY_WEIGHTS)
 
     # -- caches -------------------------------------------------------------------
 
@@ -164,6 +166,30 @@ class StructuredInference:
             return self._leaf_posterior(x)
         return super().__call__(*args, **kwargs)
 
+    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+        """A model with more data and the same hyperparameters, see ``ExactGP``.
+
+        Fantasies in a batch share one dense factorisation, as GPyTorch does it; data
+        without a batch dimension is simply appended, and stays structured.
+        """
+        X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        if self.prediction_strategy is None and not self.training:
+            if X.ndim == 2 and targets.ndim == 1 and self._use_predictor():
+                return self._appended(X, targets, **kwargs)
+            # GPyTorch needs its own caches, which predictions by leaf never made
+            super().__call__(self.train_inputs[0][..., :1, :])
+        return super().get_fantasy_model(inputs, targets, **kwargs)
+
+    def _appended(self, X: Tensor, targets: Tensor, **kwargs: Any) -> Any:
+        new = deepcopy(self)
+        new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        new.set_train_data(
+            torch.cat([self.train_inputs[0], X]),
+            torch.cat([self.train_targets, targets]),
+            strict=False,
+        )
+        return new
+
     def _leaf_posterior(self, X: Tensor) -> MultivariateNormal:
         """Posterior through the leaves, ``batch_shape x q x d`` -> ``batch_shape x q``."""
         kernel = self.covar_module
@@ -171,8 +197,8 @@ class StructuredInference:
         batch, q = X.shape[:-2], X.shape[-2]
 
         def flat(values: Tensor) -> Tensor:
-            shape = (*batch, q, values.shape[-1])
-            return values.expand(shape).reshape(-1, values.shape[-1])
+            width = values.shape[-1]  # may be zero
+            return values.expand(*batch, q, width).reshape(batch.numel() * q, width)
 
         prediction = self._predictor()(
             rows.key.reshape(-1), flat(rows.scaled), flat(rows.features)

@@ -288,7 +288,8 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         included. Not for direct use.
         """
 
-        if closure is None and "optimizer" not in kwargs:
+        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
+        if closure is None and "optimizer" not in kwargs and not batched:
             options = dict((optimizer_kwargs or {}).get("options") or {})
             optimizer_kwargs = {
                 **(optimizer_kwargs or {}),

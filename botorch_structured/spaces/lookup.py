@@ -1,9 +1,10 @@
 """Which outcome, which columns active: the tensor side of a parameter tree.
 
-All tables live on one device and are indexed, never looped over per row. Conditions are
-independent of each other within a level of the tree (decisions that hang on the same
-depth), so one gather per level does for any number of plain ``parent == value``
-conditions; only compound ones are walked through one by one.
+All tables live on one device and are indexed, never looped over per row. Where there
+are few combinations of outcomes, one row for each says everything. Otherwise conditions
+are evaluated level by level: within a level of the tree they are independent of each
+other, so one gather does for any number of plain ``parent == value`` conditions; only
+compound ones are walked through one by one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 from botorch_structured.spaces.decomposition import Expr, refers_to
 from botorch_structured.spaces.outcomes import Outcomes
 
+# Up to so many combinations of outcomes are tabulated.
+_MAX_TABLE = 4096
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -91,7 +94,7 @@ class Lookup:
 
         # Padded to one width: beyond the last outcome nothing is ever found.
         low = torch.full((D, width), torch.inf, dtype=torch.double)
-        high = torch.full((D, width), torch.inf, dtype=torch.double)
+        high = torch.full((D, width), -torch.inf, dtype=torch.double)
         for k, o in enumerate(outcomes):
             lows, highs = o.limits
             low[k, : len(o)] = torch.tensor(lows, dtype=torch.double)
@@ -114,9 +117,8 @@ class Lookup:
         offsets = []
         for _, k, mask in self.atoms:
             offsets.append(len(truth))
-            truth += [bool(mask >> c + 1 & 1) for c in range(len(outcomes[k]))] + [
-                False
-            ]
+            truth += [bool(mask >> c + 1 & 1) for c in range(len(outcomes[k]))]
+            truth.append(False)
         self.truth = torch.tensor(truth, dtype=torch.bool, device=device)
         self.atom_offset = index(offsets)
         self.atom_decision = index([a[1] for a in self.atoms])
@@ -146,16 +148,27 @@ class Lookup:
             self.atoms,
             device,
         )
-        # Digit 0 is "inactive" where that can happen; outcomes count from there.
+        # Digit 0 is "inactive" where that can happen; outcomes count from there, and an
+        # undeclared value from behind them.
         shifts = [0 if e is True else 1 for e in of_decisions]
-        strides, total = [0] * D, 1
-        for k in reversed(range(D)):
-            strides[k] = total
-            total *= len(outcomes[k]) + shifts[k]
-        self.exact = total <= 1 << _KEY_BITS
+        strides, total = _radix(
+            [len(o) + 1 + shifts[k] for k, o in enumerate(outcomes)]
+        )
         self.shifts = index(shifts)
-        self.strides = index(strides) if self.exact else None
+        self.strides = index(strides) if total <= 1 << _KEY_BITS else None
         self.salts = index([_signed((k + 1) * _GOLDEN) for k in range(D)])
+
+        strides, total = _radix([len(o) + 1 for o in outcomes])
+        self.combinations: Tensor | None = None
+        self.ranks: Tensor | None = None  # their path numbers, once they are needed
+        if total <= _MAX_TABLE:
+            ranges = [torch.arange(len(o) + 1, device=device) for o in outcomes]
+            every = torch.cartesian_prod(*ranges) if D else self.sizes.new_zeros(1, 0)
+            every = every.reshape(total, D)
+            self.combination_strides = index(strides)
+            self.decision_table = self.active_decisions(every)
+            self.column_table = self.active_columns(every)
+            self.combinations = every
 
     def codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The values of the decision columns and the outcomes they stand for.
@@ -167,38 +180,42 @@ class Lookup:
             ``batch_shape x n x D`` float64 values and codes; the number of outcomes is
             the code of a value that was not declared.
         """
-        values = X.detach()[..., self.columns] if self.columns else X.detach()[..., :0]
-        values = values.to(torch.double)
+        values = X.detach().index_select(-1, self.all_columns).to(torch.double)
         if not self.columns:
             return values, torch.zeros(values.shape, dtype=torch.long, device=X.device)
         flat = values.reshape(-1, len(self.columns)).t().contiguous()
-        found = torch.searchsorted(self.low, flat, right=True) - 1
-        upper = self.high[self.rows, found.clamp(min=0)]
-        missed = (found < 0) | (flat > upper) | flat.isnan()
-        found = torch.where(missed, self.sizes.unsqueeze(-1), found)
+        found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
+        # Not ``>``: NaN is no outcome either. Below the lowest one is not above `low`.
+        known = (flat <= self.high[self.rows, found]) & (flat >= self.low[:, :1])
+        found = torch.where(known, found, self.sizes.unsqueeze(-1))
         return values, found.t().reshape(values.shape)
 
-    def active_decisions(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Which decisions are active, and the truth of every atom.
+    def rows_of(self, codes: Tensor) -> Tensor:
+        """``batch_shape x n x D`` outcomes -> their rows among the `combinations`."""
+        if codes.shape[-1] == 1:
+            return codes[..., 0]
+        return (codes * self.combination_strides).sum(-1)
+
+    def active_decisions(self, codes: Tensor) -> Tensor:
+        """Which decisions are active.
 
         Args:
             codes: ``batch_shape x n x D`` outcomes.
 
         Returns:
-            ``batch_shape x n x D`` and ``batch_shape x n x A`` booleans, the latter as
-            if every decision were active.
+            ``batch_shape x n x D`` booleans.
         """
-        truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
-        active = torch.ones_like(codes, dtype=torch.bool)
-        if self.never is not None:
-            active[..., self.never] = False
-        for level in self.levels:
-            self._apply(level, active, active, truth)
-        return active, truth
+        if not self.conditional:
+            return torch.ones_like(codes, dtype=torch.bool)
+        if self.combinations is not None:
+            return self.decision_table[self.rows_of(codes)]
+        return self._walk(codes)[0]
 
     def active_columns(self, codes: Tensor) -> Tensor:
         """``batch_shape x n x D`` outcomes -> ``batch_shape x n x d`` booleans."""
-        decisions, truth = self.active_decisions(codes)
+        if self.combinations is not None:
+            return self.column_table[self.rows_of(codes)]
+        decisions, truth = self._walk(codes)
         shape = (*codes.shape[:-1], self.dim)
         active = torch.ones(shape, dtype=torch.bool, device=codes.device)
         if self.conditional:
@@ -206,32 +223,52 @@ class Lookup:
         self._apply(self.others, active, decisions, truth)
         return active
 
-    def keys(self, values: Tensor, codes: Tensor) -> Tensor:
+    def keys(
+        self, values: Tensor, codes: Tensor, active: Tensor | None = None
+    ) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
 
         With fewer than 2^62 combinations of outcomes the key is a mixed-radix number
         and exact; beyond, and for values that were not declared, it is a hash of 62
         bits (those of undeclared values lie above 2^62).
+
+        Args:
+            values: ``batch_shape x n x D`` values of the decision columns.
+            codes: ``batch_shape x n x D`` outcomes.
+            active: ``batch_shape x n x D`` booleans, if they are known already.
         """
-        active = self.active_decisions(codes)[0] if self.conditional else None
+        if not self.conditional:
+            active = None
+        elif active is None:
+            active = self.active_decisions(codes)
         digits = codes + self.shifts
         if active is not None:
             digits = digits * active
-        odd = None
-        if not self.all_strict:
-            odd = codes == self.sizes
-            odd = odd if active is None else odd & active
-            digits = digits.masked_fill(odd, 0)
         if self.strides is not None:
             key = (digits * self.strides).sum(-1)
         else:
             key = mix(digits + self.salts).sum(-1) & _KEY_MASK
-        if odd is None:
+        if self.all_strict:
+            return key
+        odd = codes == self.sizes
+        odd = odd if active is None else odd & active
+        # Asking is free on the CPU; elsewhere it would wait for the device.
+        if codes.device.type == "cpu" and not odd.any():
             return key
         bits = (values + 0.0).contiguous().view(torch.long)  # one zero, not two
         extra = mix(mix(bits) + self.salts).masked_fill(~odd, 0).sum(-1)
         hashed = (mix(mix(key) + extra) & _KEY_MASK) | (1 << _KEY_BITS)
         return torch.where(odd.any(-1), hashed, key)
+
+    def _walk(self, codes: Tensor) -> tuple[Tensor, Tensor]:
+        """Active decisions, and the truth of all atoms as if every decision were."""
+        truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
+        active = torch.ones_like(codes, dtype=torch.bool)
+        if self.never is not None:
+            active[..., self.never] = False
+        for level in self.levels:
+            self._apply(level, active, active, truth)
+        return active, truth
 
     def _apply(
         self, level: _Level, target: Tensor, decisions: Tensor, truth: Tensor
@@ -265,6 +302,15 @@ class Lookup:
         parts = [self._evaluate(part, decisions, truth) for part in expr[1]]
         operation = torch.logical_and if expr[0] == "and" else torch.logical_or
         return reduce(operation, parts)
+
+
+def _radix(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Strides of a mixed-radix number with these digits, the last one fastest."""
+    strides, total = [0] * len(sizes), 1
+    for k in reversed(range(len(sizes))):
+        strides[k] = total
+        total *= sizes[k]
+    return strides, total
 
 
 def _atoms(expr: Expr) -> list[Expr]:

@@ -97,6 +97,21 @@ class ParameterTree(TreeStructure):
         codes, active = self._checked_codes(X)
         return torch.where(active, codes, -1)
 
+    def locate(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`decision_codes`, `active_mask` and `path_key` in one pass.
+
+        Args:
+            X: ``batch_shape x n x d`` points.
+
+        Returns:
+            ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
+            booleans and ``batch_shape x n`` integers.
+        """
+        values, codes, active = self._checked(X)
+        lookup = self._lookup(X.device)
+        key = lookup.keys(values, codes, active)
+        return torch.where(active, codes, -1), lookup.active_columns(codes), key
+
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
 
@@ -180,19 +195,36 @@ class ParameterTree(TreeStructure):
                 f"path_index expects at most 2^62 paths, this tree has {self.num_paths}"
                 ": use path_key or decision_codes."
             )
-        codes, active = self._checked_codes(X)
+        values, codes, active = self._checked(X)
         lookup = self._lookup(X.device)
-        odd = (active & (codes == lookup.sizes)).any(-1)
-        rows = math.prod(X.shape[:-1])
-        flat = codes.reshape(rows, len(self._outcomes)).cpu().numpy()
-        declared = ~odd.reshape(-1).cpu().numpy()
-        number = np.zeros(len(flat), dtype=np.int64)
-        number[declared] = self._decomposition.rank(flat[declared])
-        index = torch.from_numpy(number).to(X.device).reshape(X.shape[:-1])
+        if lookup.combinations is not None:
+            index = self._ranks(lookup)[lookup.rows_of(codes)]
+            declared = index >= 0
+        else:
+            declared = ~(active & (codes == lookup.sizes)).any(-1)
+            index = self._rank(codes, declared)
         if declared.all():
             return index
-        key = lookup.keys(*lookup.codes(X)) & (_MAX_INDEXED - 1)
-        return torch.where(odd, self.num_paths + key, index)
+        key = lookup.keys(values, codes, active) & (_MAX_INDEXED - 1)
+        return torch.where(declared, index, self.num_paths + key)
+
+    def _rank(self, codes: Tensor, declared: Tensor) -> Tensor:
+        """Path numbers of outcomes; -1 where they are not ``declared``."""
+        rows = math.prod(codes.shape[:-1])
+        flat = codes.reshape(rows, len(self._outcomes)).cpu().numpy()
+        known = declared.reshape(-1).cpu().numpy()
+        number = np.full(rows, -1, dtype=np.int64)
+        number[known] = self._decomposition.rank(flat[known])
+        return torch.from_numpy(number).to(codes.device).reshape(codes.shape[:-1])
+
+    def _ranks(self, lookup: Lookup) -> Tensor:
+        """The path number of every combination of outcomes, worked out once."""
+        if lookup.ranks is None:
+            every = lookup.combinations
+            assert every is not None
+            odd = lookup.active_decisions(every) & (every == lookup.sizes)
+            lookup.ranks = self._rank(every, ~odd.any(-1))
+        return lookup.ranks
 
     def path_of(self, x: Tensor) -> Path:
         """The path of one point, undeclared values included.
@@ -258,10 +290,15 @@ class ParameterTree(TreeStructure):
 
     def _checked_codes(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor]:
         """Outcomes and activity of all decisions; strict decisions are checked."""
+        _, codes, active = self._checked(X, strict)
+        return codes, active
+
+    def _checked(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, outcomes and activity of all decisions."""
         self._check_points(X)
         lookup = self._lookup(X.device)
         values, codes = lookup.codes(X)
-        active, _ = lookup.active_decisions(codes)
+        active = lookup.active_decisions(codes)
         if strict and lookup.any_strict:
             bad = active & lookup.strict & (codes == lookup.sizes)
             if bad.any():
@@ -272,4 +309,4 @@ class ParameterTree(TreeStructure):
                     f"Column {o.col} expects one of its declared values "
                     f"{list(o.values)}, got {got}."
                 )
-        return codes, active
+        return values, codes, active

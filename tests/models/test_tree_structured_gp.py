@@ -12,7 +12,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
 from botorch_structured.kernels import TreeStructuredKernel
-from botorch_structured.models import TreeStructuredGP, structured_inference
+from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import given
@@ -54,13 +54,13 @@ class TestContract(StructuredModelTestCase):
         return TreeStructuredGP(X, Y, DEPENDENCIES, **kwargs)
 
 
-class TestContractByLeaf(TestContract):
-    """The same with predictions by leaf however few the data are."""
+class TestContractDense(TestContract):
+    """The same with the dense inference of BoTorch and GPyTorch throughout."""
 
     @pytest.fixture(autouse=True)
-    def always(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(structured_inference, "_MIN_PREDICTOR_ROWS", 0)
-        monkeypatch.setattr(TreeStructuredGP, "_evidence_pays", lambda *_: True)
+    def dense(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for check in ("_is_structured", "_use_predictor"):
+            monkeypatch.setattr(TreeStructuredGP, check, lambda self: False)
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,9 @@ def test_structured_is_dense(seed: int) -> None:
     test = random_points(tree, 12, torch.Generator().manual_seed(seed + 1))
     for batch in (test, test.reshape(4, 3, -1), test.unsqueeze(1)):
         with torch.no_grad():
-            expected = SingleTaskGP.__call__(model, batch)  # GPyTorch's own
+            model._use_predictor = lambda: False
+            expected = model(batch)  # GPyTorch's own
+            del model._use_predictor
             actual = model._leaf_posterior(batch)
         close(actual.mean, expected.mean)
         close(actual.covariance_matrix, expected.covariance_matrix)

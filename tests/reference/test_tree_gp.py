@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from botorch_structured.acquisition import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )
-from botorch_structured.models import TreeStructuredGP, structured_inference
+from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -135,17 +134,11 @@ class Problem:
 def problem(
     request: pytest.FixtureRequest, case: dict[str, Any], monkeypatch: Any
 ) -> Problem:
-    rows = 0 if request.param == "structured" else math.inf
-    monkeypatch.setattr(structured_inference, "_MIN_PREDICTOR_ROWS", rows)
     if request.param == "dense":
-        monkeypatch.setattr(
-            TreeStructuredGP, "_evidence_pays", lambda self, layout: False
-        )
-        monkeypatch.setattr(TreeStructuredGP, "_is_structured", lambda self: False)
+        for check in ("_is_structured", "_use_predictor"):
+            monkeypatch.setattr(TreeStructuredGP, check, lambda self: False)
     else:
-        monkeypatch.setattr(
-            TreeStructuredGP, "_evidence_pays", lambda self, layout: True
-        )
+        monkeypatch.setattr(TreeStructuredGP, "_evidence_pays", lambda *_: True)
     with torch.device("cpu"):
         torch.set_default_dtype(torch.float64)
         yield Problem(case)
