@@ -59,7 +59,11 @@ class _PathImprovement(AnalyticAcquisitionFunction):
                 f"TreeStructuredGP, got {type(model).__name__}."
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
-        self.register_buffer("best_f", torch.as_tensor(best_f))
+        if not isinstance(best_f, Tensor):
+            # Not in torch's default precision: that would be off by more than what is
+            # left to gain at the end of a run.
+            best_f = torch.tensor(best_f, dtype=torch.double)
+        self.register_buffer("best_f", best_f)
         self.maximize = maximize
 
     def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
