@@ -99,13 +99,18 @@ def run(
     done = sum(min(budget, len(read_records(key.path(out)))) for key in keys)
     failures: dict[RunKey, str] = {}
     with tqdm(
-        total=len(keys) * budget, initial=done, unit="eval", disable=not progress
+        total=len(keys) * budget,
+        initial=done,
+        unit="eval",
+        mininterval=1.0 if sys.stderr.isatty() else 30.0,  # a log is not a terminal
+        disable=not progress,
     ) as bar:
 
         def tell(key: RunKey, event: str, text: str) -> None:
             if event == "evaluated":
+                latest = f"{key.problem} {key.method} {key.seed}: {text}"
+                bar.set_postfix_str(latest, refresh=False)
                 bar.update()
-                bar.set_postfix_str(f"{key.problem} {key.method} {key.seed} {text}")
             elif event == "failed":
                 failures[key] = text
                 last = text.strip().splitlines()[-1]
