@@ -11,6 +11,7 @@ __all__ = [
     "AnyOf",
     "Clause",
     "FixedClause",
+    "LinearClause",
     "Operand",
     "RangeClause",
     "Relation",
@@ -126,6 +127,26 @@ class Relation:
     def holds(self, X: Tensor, active: Tensor) -> Tensor:
         both = self.left.is_active(X, active) & self.right.is_active(X, active)
         return self.compare(self.left.evaluate(X), self.right.evaluate(X)) & both
+
+
+@dataclass(frozen=True)
+class LinearClause:
+    """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
+
+    operands: tuple[Operand, ...]
+    weights: tuple[float, ...]
+    bound: float
+    equality: bool = False
+
+    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+        excess = torch.full(X.shape[:-1], -self.bound, dtype=torch.double)
+        excess = excess.to(X.device)
+        known = torch.ones_like(excess, dtype=torch.bool)
+        for operand, weight in zip(self.operands, self.weights, strict=True):
+            excess = excess + weight * operand.evaluate(X)
+            known = known & operand.is_active(X, active)
+        excess = excess.abs() if self.equality else excess
+        return (excess > 1e-8) & known
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import itertools
 import math
 import pickle
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from hypothesis import given
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
-from botorch_structured.spaces import Between, Equals, In, Inactive, ParameterTree
+from botorch_structured.spaces import (
+    Between,
+    Equals,
+    In,
+    Inactive,
+    ParameterTree,
+    lookup,
+)
 
 
 def representatives(tree: ParameterTree) -> Tensor:
@@ -126,6 +134,15 @@ def test_points_of_random_trees(seed: int) -> None:
         assert path.free_columns == [
             c for c in path.active_columns if c not in path.fixed_features
         ]
+    for one, other in zip(
+        tree.locate(X), (codes, active, tree.path_key(X)), strict=True
+    ):
+        assert torch.equal(one, other)
+    # Trees with too many combinations for a table walk the conditions instead.
+    walking = copy.deepcopy(tree)
+    with patch.object(lookup, "_MAX_TABLE", -1):
+        for name in ("active_mask", "decision_codes", "path_index", "path_key"):
+            assert torch.equal(getattr(walking, name)(X), getattr(tree, name)(X))
     batched = X.reshape(4, 5, -1)
     assert torch.equal(tree.path_index(batched).flatten(), tree.path_index(X))
     assert torch.equal(tree.active_mask(batched).reshape(20, -1), active)

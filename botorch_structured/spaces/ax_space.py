@@ -1,0 +1,133 @@
+"""Reading a search space of Ax, hierarchical ones included."""
+
+from __future__ import annotations
+
+__all__ = ["read_ax"]
+
+from typing import Any
+
+from botorch_structured.spaces.codec import Constant
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    FloatColumn,
+    IntegerColumn,
+    native,
+)
+from botorch_structured.spaces.conditions import And, Condition, In, Or
+from botorch_structured.spaces.forbidden import Clause, LinearClause, Operand
+from botorch_structured.spaces.parameter_tree import ParameterTree
+
+
+def read_ax(
+    search_space: Any,
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+    """The parts of a `SearchSpace`: columns, tree, constants, parameter constraints.
+
+    Args:
+        search_space: ``ax.core.SearchSpace``. Range parameters on a logit scale are
+            read as linear ones; rounding to ``digits`` is left to Ax.
+
+    Raises:
+        ImportError: Ax is not installed.
+        ValueError: Derived parameters, or something that is no search space.
+    """
+    try:
+        from ax.core.parameter import (  # type: ignore[import-not-found, unused-ignore]  # optional
+            ChoiceParameter,
+            FixedParameter,
+            ParameterType,
+            RangeParameter,
+        )
+        from ax.core.search_space import (  # type: ignore[import-not-found, unused-ignore]  # optional
+            SearchSpace,
+        )
+    except ImportError as error:
+        raise ImportError(
+            "SearchSpace.from_ax needs Ax: pip install 'botorch-structured[ax]'."
+        ) from error
+    if not isinstance(search_space, SearchSpace):
+        raise ValueError(
+            f"search_space expects ax.core.SearchSpace, got "
+            f"{type(search_space).__name__}."
+        )
+    columns: dict[str, Column] = {}
+    fixed: dict[str, Any] = {}
+    for name, p in search_space.parameters.items():
+        if isinstance(p, FixedParameter):
+            fixed[name] = native(p.value)
+        elif isinstance(p, ChoiceParameter):
+            columns[name] = CategoricalColumn(name, p.values, ordered=p.is_ordered)
+        elif isinstance(p, RangeParameter) and p.parameter_type is ParameterType.INT:
+            columns[name] = IntegerColumn(name, p.lower, p.upper, log=p.log_scale)
+        elif isinstance(p, RangeParameter):
+            columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
+        else:
+            raise ValueError(
+                f"Parameter {name!r}: expected a range, choice or fixed parameter, got "
+                f"{type(p).__name__}."
+            )
+    if not columns:
+        raise ValueError(
+            f"search_space expects at least one parameter that is not fixed, got "
+            f"{list(fixed)}."
+        )
+    position = {name: i for i, name in enumerate(columns)}
+
+    # Children of every parameter, by the value they hang under.
+    above: dict[str, list[tuple[str, Any]]] = {}
+    for name, p in search_space.parameters.items():
+        if p.is_hierarchical:
+            for value, children in p.dependents.items():
+                for child in children:
+                    above.setdefault(child, []).append((name, value))
+
+    def condition(name: str) -> Condition | None:
+        if name not in above:
+            return None
+        parts: list[Condition] = []
+        for parent, value in above[name]:
+            if parent in fixed:  # active with its parent, if the value is right
+                parts.append(
+                    (condition(parent) or And(())) if fixed[parent] == value else Or(())
+                )
+            else:
+                code = columns[parent].encode(value)
+                parts.append(In(position[parent], [code]))
+        return None if And(()) in parts else Or(tuple(parts))
+
+    conditions = {
+        position[name]: c for name in columns if (c := condition(name)) is not None
+    }
+    values = {
+        position[name]: column.codes
+        for name, column in columns.items()
+        if isinstance(column, CategoricalColumn)
+        and search_space.parameters[name].is_hierarchical
+    }
+    tree = ParameterTree(len(columns), conditions=conditions, values=values)
+    names = list(search_space.parameters)
+    constants = [
+        Constant(name, value, condition(name), names.index(name))
+        for name, value in fixed.items()
+    ]
+
+    def operand(name: str) -> Operand:
+        if name in fixed:
+            return Operand(None, False, (0.0,), (fixed[name],), condition(name))
+        column = columns[name]
+        if isinstance(column, CategoricalColumn):
+            return Operand(position[name], codes=column.codes, values=column.choices)
+        is_log = isinstance(column, FloatColumn) and column.log
+        return Operand(position[name], log=is_log)
+
+    clauses: list[Clause] = [
+        LinearClause(
+            tuple(operand(name) for name in c.constraint_dict),
+            tuple(float(w) for w in c.constraint_dict.values()),
+            float(c.bound),
+            bool(getattr(c, "is_equality", False)),
+        )
+        for c in search_space.parameter_constraints
+    ]
+    return list(columns.values()), tree, constants, clauses

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pickle
+import sys
+
+import pytest
+import torch
+
+from botorch_structured.spaces import SearchSpace
+
+
+def test_without_ax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ax", "ax.core", "ax.core.parameter", "ax.core.search_space"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"botorch-structured\[ax\]"):
+        SearchSpace.from_ax(None)
+
+
+def hierarchical():
+    ax = pytest.importorskip("ax.core.search_space")
+    from ax.core.parameter import (
+        ChoiceParameter,
+        FixedParameter,
+        ParameterType,
+        RangeParameter,
+    )
+    from ax.core.parameter_constraint import ParameterConstraint
+
+    FLOAT, INT, STRING = ParameterType.FLOAT, ParameterType.INT, ParameterType.STRING
+    return ax.SearchSpace(
+        [
+            FixedParameter("root", ParameterType.BOOL, True, dependents={True: ["m"]}),
+            ChoiceParameter(
+                "m",
+                STRING,
+                ["linear", "boost", "none"],
+                is_ordered=False,
+                sort_values=False,
+                dependents={"linear": ["rate", "reg"], "boost": ["trees", "kind"]},
+            ),
+            RangeParameter("rate", FLOAT, 1e-4, 1e-1, log_scale=True),
+            RangeParameter("reg", FLOAT, 0.0, 1.0),
+            RangeParameter("trees", INT, 1, 500, log_scale=True),
+            ChoiceParameter("kind", INT, [1, 2, 4], is_ordered=True, sort_values=True),
+            FixedParameter("seed", INT, 7),
+            RangeParameter("a", FLOAT, 0.0, 1.0),
+            RangeParameter("b", FLOAT, 0.0, 1.0),
+        ],
+        parameter_constraints=[
+            ParameterConstraint(inequality="a + b <= 1.2"),
+            ParameterConstraint(inequality="reg <= a"),
+        ],
+    )
+
+
+def test_hierarchical_space() -> None:
+    theirs = hierarchical()
+    space = SearchSpace.from_ax(theirs)
+    assert space.names == ["m", "rate", "reg", "trees", "kind", "a", "b"]
+    assert space.tree.num_paths == 3
+    assert space.tree.own_columns == [1, 2, 3, 4]
+    assert space.tree.shared_columns == [5, 6]
+    assert space.integer_features == [3, 4]
+    assert space.categorical_features == {0: [0.0, 1.0, 2.0]}
+    assert space.bounds[:, 1].tolist() == [-4, -1]
+    X = space.sample(100, seed=0)
+    configs = space.decode(X)
+    assert torch.equal(space.encode(configs), X)
+    for config in configs:
+        if "reg" in config:  # Ax wants all parameters of a constraint to be there
+            assert theirs.check_membership(config, raise_error=True)
+        applicable = theirs._cast_parameterization(
+            {p: config.get(p) for p in theirs.parameters}
+        )
+        assert set(applicable) == set(config)
+        assert config["root"] is True and config["seed"] == 7
+    again = pickle.loads(pickle.dumps(space))
+    assert torch.equal(again.sample(100, seed=0), X)
+
+
+def test_parameter_constraints() -> None:
+    space = SearchSpace.from_ax(hierarchical())
+    at = {name: i for i, name in enumerate(space.names)}
+    X = space.encode([{"root": True, "m": "none", "seed": 7, "a": 0.9, "b": 0.3}] * 3)
+    X[1, at["b"]] = 0.4
+    X[2, at["m"]] = 0.0
+    X[2, at["reg"]] = 0.95
+    assert space.feasible(X).tolist() == [True, False, False]
+
+
+def test_spaces_that_cannot_be_read() -> None:
+    ax = pytest.importorskip("ax.core.search_space")
+    from ax.core.parameter import FixedParameter, ParameterType
+
+    with pytest.raises(ValueError, match="ax.core.SearchSpace, got dict"):
+        SearchSpace.from_ax({})
+    fixed = FixedParameter("x", ParameterType.INT, 1)
+    with pytest.raises(ValueError, match="not fixed"):
+        SearchSpace.from_ax(ax.SearchSpace([fixed]))
