@@ -1,0 +1,228 @@
+"""``python -m botorch_structured``: choose and tune a classifier, and show the result.
+
+Nine scikit-learn learners, each with hyperparameters of its own, on a real data set:
+one evaluation of each, then as many as the budget says, chosen by ``TreeStructuredGP``;
+and random search from the same starts with the same budget beside it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from botorch_structured.demo.log import EvaluationLog
+    from botorch_structured.demo.study import Study
+
+_DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+_FOLDER = Path("botorch_structured_runs")
+_LOG = "evaluations.jsonl"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(
+        prog="python -m botorch_structured",
+        description=(__doc__ or "").partition("\n\n")[2].strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="It takes about a minute on two cores. Stop it at any time: --resume goes "
+        "on where it was.",
+    )
+    options.add_argument(
+        "--dataset",
+        choices=_DATASETS,
+        help="the data, bundled with scikit-learn (default: breast_cancer)",
+    )
+    options.add_argument(
+        "--budget",
+        type=int,
+        metavar="N",
+        help="evaluations that each method chooses after the nine starts (default: 50)",
+    )
+    options.add_argument(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="decides folds, starts and random choices (default: 0)",
+    )
+    options.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"the folder for the log, the code and the picture (default: a new one in "
+        f"{_FOLDER})",
+    )
+    options.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the study in DIR, or with the latest one, without losing or "
+        "repeating an evaluation; a larger --budget extends it",
+    )
+    options.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="an evaluation that takes longer is stopped and counts as failed "
+        "(default: 30)",
+    )
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demonstration.
+
+    Args:
+        arguments: The command line; that of the process by default.
+
+    Returns:
+        The exit status.
+    """
+    started = time.perf_counter()
+    options = parser()
+    chosen = options.parse_args(arguments)
+    if chosen.budget is not None and chosen.budget < 1:
+        options.error(f"--budget expects a positive number, got {chosen.budget}")
+    if chosen.seed is not None and chosen.seed < 0:
+        options.error(
+            f"--seed expects a number that is not negative, got {chosen.seed}"
+        )
+    if not chosen.timeout > 0:
+        options.error(f"--timeout expects a positive number, got {chosen.timeout}")
+    missing = [m for m in ("sklearn", "matplotlib") if find_spec(m) is None]
+    if missing:
+        options.exit(
+            1,
+            f"The demonstration needs {' and '.join(missing)}: "
+            'python -m pip install "botorch-structured[demo]"\n',
+        )
+    try:
+        log = _open_log(chosen)
+    except (OSError, ValueError) as error:
+        options.error(str(error))
+    try:
+        _run(log, chosen.timeout)
+    except KeyboardInterrupt:
+        print(
+            "\nStopped. Nothing that finished is lost; to go on:\n"
+            f"    python -m botorch_structured --resume --out {log.path.parent}",
+            file=sys.stderr,
+        )
+        return 130
+    print(f"\n{time.perf_counter() - started:.0f} seconds")
+    return 0
+
+
+def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
+    """The log to go on with, or a new one in a folder that has none."""
+    from botorch_structured.demo.log import EvaluationLog
+
+    asked = {k: getattr(chosen, k) for k in ("dataset", "seed", "budget")}
+    asked = {k: v for k, v in asked.items() if v is not None}
+    if not chosen.resume:
+        settings = {"dataset": "breast_cancer", "seed": 0, "budget": 50, **asked}
+        folder = chosen.out or _new_folder(settings)
+        if (folder / _LOG).exists():
+            raise ValueError(
+                f"{folder} holds a study already: add --resume to go on with it, or "
+                "name another folder with --out"
+            )
+        return EvaluationLog.create(folder / _LOG, settings)
+    folder = chosen.out or _latest_folder()
+    if not (folder / _LOG).exists():
+        raise ValueError(f"--resume expects {_LOG} in {folder}; there is none")
+    log = EvaluationLog.resume(folder / _LOG)
+    for key in ("dataset", "seed", "budget"):
+        if key not in log.settings:
+            raise ValueError(f"Expected {key} in the first line of {log.path}")
+        if key != "budget" and asked.get(key, log.settings[key]) != log.settings[key]:
+            raise ValueError(
+                f"the study in {folder} has {key} {log.settings[key]}, not "
+                f"{asked[key]}: leave out --{key}, or name another folder with --out"
+            )
+    log.settings.update(asked)
+    return log
+
+
+def _new_folder(settings: dict[str, object]) -> Path:
+    name = f"{settings['dataset']}-seed{settings['seed']}"
+    folder, k = _FOLDER / name, 1
+    while folder.exists():
+        k += 1
+        folder = _FOLDER / f"{name}-{k}"
+    return folder
+
+
+def _latest_folder() -> Path:
+    logs = sorted(_FOLDER.glob(f"*/{_LOG}"), key=lambda log: log.stat().st_mtime)
+    if not logs:
+        raise ValueError(
+            f"--resume expects a study in {_FOLDER}, or a folder with --out; there is "
+            "none"
+        )
+    return logs[-1].parent
+
+
+def _run(log: EvaluationLog, timeout: float) -> None:
+    import torch
+
+    from botorch_structured.demo import report
+    from botorch_structured.demo.study import MODEL, RANDOM, Study
+    from botorch_structured.test_functions import ScikitLearnCASH
+
+    torch.set_num_threads(1)  # many small matrices: threads would only wait
+    dataset, seed = log.settings["dataset"], log.settings["seed"]
+    folder = log.path.parent
+    problem = ScikitLearnCASH(dataset, seed=seed, timeout=timeout)
+    study = Study(problem, log, budget=log.settings["budget"], seed=seed)
+    print(
+        f"Which of nine classifiers, with which hyperparameters, for {dataset}? "
+        f"Seed {seed},\n{len(study.starts)} starts and {study.budget} choices of each "
+        f"method, error by 5-fold cross-validation.\nLog: {log.path}"
+    )
+    if log.records:
+        print(f"Going on after {len(log.records)} evaluations.")
+    try:
+        for method in (MODEL, RANDOM):
+            _advance(study, method)
+        print(f"\n{report.learner_table(study)}\n\n{report.summary(study)}")
+        script = report.code(study, dataset)
+        (folder / "best_model.py").write_text(script, encoding="utf-8")
+        print(f"\nThe best model, to paste ({folder / 'best_model.py'}):\n\n{script}")
+        report.picture(study, folder / "result.png")
+        print(f"The picture: {folder / 'result.png'}")
+    finally:
+        problem.close()
+
+
+def _advance(study: Study, method: str) -> None:
+    """Run a method to its end under a progress bar that shows the incumbent."""
+    from tqdm import tqdm
+
+    from botorch_structured.demo.report import best_record
+
+    done = len(study.records(method))
+    with tqdm(
+        total=study.length,
+        initial=done,
+        desc=f"{method:17}",
+        unit="eval",
+        bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
+        "[{elapsed}<{remaining}] {postfix}",
+    ) as bar:
+        for _ in study.run(method):
+            best = best_record(study.records(method))
+            text = f"best error {best.value:.4f} ({best.config['learner']})"
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What a study found: tables, code to paste, a picture."""
+
+from __future__ import annotations
+
+__all__ = ["best_record", "code", "learner_table", "picture", "summary"]
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from botorch_structured.acquisition import PathExpectedImprovement
+from botorch_structured.demo.log import Record
+from botorch_structured.demo.study import MODEL, RANDOM, Study, fitted_model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def best_record(records: list[Record]) -> Record:
+    """The first of the evaluations with the smallest error."""
+    return min(records, key=lambda record: record.value)
+
+
+def path_improvement(study: Study) -> list[float]:
+    """Path EI of every path of the tree, in error rate, given all that is known."""
+    X, errors = study.data(MODEL)
+    acquisition = PathExpectedImprovement(
+        fitted_model(study.space, X, errors), best_f=-errors.min()
+    )
+    return acquisition(_path_rows(study).unsqueeze(-2)).tolist()
+
+
+def _path_rows(study: Study) -> Tensor:
+    """``num_paths x d``: the decisions of each path, everything else in the middle."""
+    rows = []
+    for path in study.space.tree.paths:
+        row = study.space.fill.clone()
+        for column, value in path.fixed_features.items():
+            row[column] = value
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def learner_table(study: Study) -> str:
+    """A row for each learner: how often it was tried, its best, its path EI."""
+    rows = _path_rows(study)
+    learners = [str(config["learner"]) for config in study.space.decode(rows)]
+    improvement = dict(zip(learners, path_improvement(study), strict=True))
+    winner = best_record(study.records(MODEL)).config["learner"]
+    lines = [
+        f"{'':10}{MODEL:^34}{RANDOM:^24}",
+        f"{'learner':10}{'evaluations':>12}{'best error':>12}{'path EI':>10}"
+        f"{'evaluations':>14}{'best error':>12}",
+    ]
+    lines.append("-" * len(lines[1]))
+    for learner in learners:
+        cells = f"{learner:10}"
+        for method, width in ((MODEL, 12), (RANDOM, 14)):
+            tried = [r for r in study.records(method) if r.config["learner"] == learner]
+            cells += f"{len(tried):>{width}}{_best(tried):>12}"
+            if method == MODEL:
+                cells += f"{improvement[learner]:>10.1e}"
+        lines.append(cells + ("   <- best" if learner == winner else ""))
+    lines.append(
+        "path EI: how much better than the best error the model expects a learner to be"
+        "\nat its typical level, its own hyperparameters aside."
+    )
+    return "\n".join(lines)
+
+
+def _best(records: list[Record]) -> str:
+    good = [r.value for r in records if r.error is None]
+    if good:
+        return f"{min(good):.4f}"
+    return "failed" if records else "-"
+
+
+def summary(study: Study) -> str:
+    """Both methods in two lines, and the failures."""
+    lines = []
+    for method in (MODEL, RANDOM):
+        records = study.records(method)
+        best = best_record(records)
+        lines.append(
+            f"{method:17} error {best.value:.4f} with {best.config['learner']}, found "
+            f"at evaluation {records.index(best) + 1} of {len(records)}"
+        )
+    failed = [r for r in study.log.records if r.error is not None]
+    if failed:
+        lines.append(
+            f"{len(failed)} of {len(study.log.records)} evaluations failed, the last "
+            f"with: {failed[-1].error}"
+        )
+    return "\n".join(lines)
+
+
+def code(study: Study, dataset: str) -> str:
+    """The winner as a script that loads the data and prints its error."""
+    best = best_record(study.records(MODEL))
+    if dataset == "moons":
+        load = (
+            "import numpy as np\nfrom sklearn.datasets import make_moons\n\n"
+            f"X, y = make_moons(500, noise=0.3, random_state={study.problem.seed})\n"
+            f"noise = np.random.default_rng({study.problem.seed})"
+            ".standard_normal((500, 4))\nX = np.hstack([X, noise])"
+        )
+    else:
+        load = (
+            f"from sklearn.datasets import load_{dataset}\n\n"
+            f"X, y = load_{dataset}(return_X_y=True)"
+        )
+    body = study.problem.to_sklearn_code(best.config).rstrip()
+    return f'{load}\n\n{body}\nprint(f"error {{error:.4f}}")\n'
+
+
+def picture(study: Study, path: Path | None = None) -> Figure:
+    """Traces of both methods, and where the evaluations of the model went.
+
+    Args:
+        study: The study, all of it or a part.
+        path: Where to save it.
+
+    Raises:
+        ImportError: Without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    from botorch_structured.plots import plot_traces, plot_tree
+
+    figure = Figure(figsize=(12.5, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
+    starts = len(study.starts)
+    traces = {method: study.data(method)[1].reshape(-1) for method in (MODEL, RANDOM)}
+    plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
+    # Before the starts are over the error only says in which order they came.
+    reached = [trace[: starts + 1].min().item() for trace in traces.values()]
+    lowest = min(trace.min().item() for trace in traces.values())
+    room = max(0.15 * (max(reached) - lowest), 0.02 * max(reached), 1e-4)
+    left.set_ylim(max(lowest - room, 0.0), max(reached) + 3 * room)
+    left.set_title("Best error so far", loc="left", fontsize="medium")
+    X, errors = study.data(MODEL)
+    failed = torch.tensor([[r.error is not None] for r in study.records(MODEL)])
+    plot_tree(
+        study.space,
+        ax=right,
+        X=X,
+        Y=errors.masked_fill(failed, math.nan),
+        value_format=".4f",
+    )
+    right.set_title(f"Where {MODEL} went", loc="left", fontsize="medium")
+    if path is not None:
+        figure.savefig(path, dpi=150)
+    return figure
