@@ -49,9 +49,10 @@ class TreeStructure:
         conditions: Mapping[int, Condition] | None = None,
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        integral = hasattr(dim, "__index__") and not isinstance(dim, bool)
+        if not integral or int(dim) < 1:
             raise ValueError(f"dim expects a positive integer, got {dim!r}.")
-        self.dim = dim
+        self.dim = dim = int(dim)
         self.conditions, named = normalise_conditions(
             dim, hierarchical_dependencies, conditions
         )

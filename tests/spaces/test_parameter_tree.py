@@ -381,6 +381,7 @@ def test_random_paths_reach_every_path() -> None:
     ("arguments", "message"),
     [
         ({"dim": 0}, "dim expects a positive integer"),
+        ({"dim": 2.5}, "dim expects a positive integer"),
         ({"hierarchical_dependencies": {0: {0: [3]}}}, r"\[0, 2\], got 3"),
         ({"hierarchical_dependencies": {7: {0: [1]}}}, r"\[0, 2\], got 7"),
         ({"hierarchical_dependencies": {0: [1]}}, "value: "),
