@@ -32,8 +32,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m botorch_structured",
         description=(__doc__ or "").partition("\n\n")[2].strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="It takes about a minute on two cores. Stop it at any time: --resume goes "
-        "on where it was.",
+        epilog="It takes about a minute on two cores. Stop it at any time: --resume "
+        "goes on where it was.",
     )
     options.add_argument(
         "--dataset",
@@ -215,12 +215,18 @@ def _advance(study: Study, method: str) -> None:
         desc=f"{method:17}",
         unit="eval",
         bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
-        "[{elapsed}<{remaining}] {postfix}",
+        "[{elapsed}<{remaining}{postfix}]",
     ) as bar:
-        for _ in study.run(method):
+
+        def show_incumbent(refresh: bool) -> None:
             best = best_record(study.records(method))
             text = f"best error {best.value:.4f} ({best.config['learner']})"
-            bar.set_postfix_str(text, refresh=False)
+            bar.set_postfix_str(text, refresh=refresh)
+
+        if done:
+            show_incumbent(refresh=True)
+        for _ in study.run(method):
+            show_incumbent(refresh=False)
             bar.update()
 
 

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+import botorch_structured
+from botorch_structured import __main__ as command
+from botorch_structured.demo.log import EvaluationLog
+
+OPTIONS = ["--dataset", "iris", "--budget", "2", "--seed", "3"]
+
+
+def records(folder: Path) -> list[tuple[object, ...]]:
+    log = EvaluationLog.resume(folder / "evaluations.jsonl")
+    return [(r.method, r.config, r.x, r.value, r.error) for r in log.records]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "out"
+    assert command.main([*OPTIONS, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_what_it_leaves_behind(finished: Path) -> None:
+    assert {p.name for p in finished.iterdir()} == {
+        "evaluations.jsonl",
+        "best_model.py",
+        "result.png",
+    }
+    assert len(records(finished)) == 9 + 2 + 2
+
+
+def test_what_it_prints(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A finished study is reported again, without an evaluation."""
+    before = records(finished)
+    assert command.main(["--resume", "--out", str(finished)]) == 0
+    assert records(finished) == before
+    shown = capsys.readouterr()
+    for part in ("Going on after 13", "path EI", "<- best", "random search", "seconds"):
+        assert part in shown.out
+    assert (finished / "best_model.py").read_text() in shown.out
+    assert "11/11" in shown.err and "best error" in shown.err
+
+
+def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    log = folder / "evaluations.jsonl"
+    package = Path(botorch_structured.__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-m", "botorch_structured", *OPTIONS, "--out", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package)},
+    )
+    limit = time.monotonic() + 100
+    while not log.exists() or log.read_bytes().count(b"\n") < 11:
+        assert time.monotonic() < limit and process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = records(folder)
+    assert 10 <= len(kept) < 13
+    assert command.main(["--resume", "--out", str(folder)]) == 0
+    assert records(folder)[: len(kept)] == kept
+    assert records(folder) == records(finished)
+
+
+def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default each study has a new one, and the latest is the one to go on with."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[Path] = []
+    monkeypatch.setattr(command, "_run", lambda log, timeout: ran.append(log.path))
+    assert command.main([]) == command.main([]) == 0
+    assert command.main(["--resume"]) == 0
+    names = [path.parent.name for path in ran]
+    assert names[:2] == ["breast_cancer-seed0", "breast_cancer-seed0-2"]
+    assert names[2] in names[:2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "{finished}"], "holds a study already: add --resume"),
+        (["--resume", "--out", "nowhere"], "--resume expects evaluations.jsonl in"),
+        (["--resume"], "--resume expects a study in botorch_structured_runs"),
+        (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
+        (["--dataset", "mnist"], "invalid choice: 'mnist'"),
+        (["--budget", "0"], "--budget expects a positive number, got 0"),
+        (["--seed", "-1"], "--seed expects a number that is not negative"),
+        (["--timeout", "0"], "--timeout expects a positive number"),
+    ],
+)
+def test_wrong_options(
+    options: list[str],
+    message: str,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        command.main([option.format(finished=finished) for option in options])
+    assert stopped.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extras(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stopped:
+        command.main([])
+    assert stopped.value.code == 1
+    assert "botorch-structured[demo]" in capsys.readouterr().err
+
+
+def test_stopped_by_hand(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(log: EvaluationLog, timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_run", stop)
+    assert command.main(["--out", str(tmp_path / "out")]) == 130
+    assert f"--resume --out {tmp_path / 'out'}" in capsys.readouterr().err
