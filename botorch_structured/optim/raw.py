@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Sample", "raw_candidates", "sample_boxes"]
+__all__ = ["Sample", "all_candidates", "raw_candidates", "sample_boxes"]
 
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from botorch_structured.optim.problem import Problem
 _LOCAL_SCALES = (-5.0, -0.5)
 _NUM_SCALES = 3
 _RETRIES = 3
+_MAX_LISTED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,30 @@ def _sized(problem: Problem, boxes: Boxes) -> dict[int, tuple[Tensor, Tensor]]:
         size = grid.position(boxes.upper[:, col]) - first + 1
         found[col] = (first, torch.where(boxes.free[:, col], size, 1.0))
     return found
+
+
+def _counts(boxes: Boxes, sizes: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+    """The number of points in every box, infinite where a column is continuous."""
+    continuous = boxes.free.clone()
+    continuous[:, list(sizes)] = False
+    count = torch.ones(len(boxes), dtype=torch.double, device=boxes.lower.device)
+    for _, size in sizes.values():
+        count *= size
+    return torch.where(continuous.any(-1), torch.inf, count)
+
+
+def all_candidates(problem: Problem, boxes: Boxes) -> Sample:
+    """Every admissible point of the finite boxes that can be listed.
+
+    For the end of a search, when samples of them meet known points only.
+    """
+    sizes = _sized(problem, boxes)
+    finite = (_counts(boxes, sizes) <= _MAX_LISTED).nonzero().view(-1)
+    none = torch.zeros(0, dtype=torch.long, device=boxes.lower.device)
+    samples = [Sample(boxes.lower[:0], none, none)]
+    samples += [_listed(problem, boxes, b, sizes) for b in finite]
+    sample = _join(samples)
+    return sample.take(problem.admissible(sample.X, boxes.active[sample.box]))
 
 
 def sample_boxes(problem: Problem, boxes: Boxes, box: Tensor, U: Tensor) -> Tensor:
@@ -111,14 +136,8 @@ def raw_candidates(
     Returns:
         The candidates. Boxes without an admissible point have none.
     """
-    device = boxes.lower.device
     sizes = _sized(problem, boxes)
-    continuous = boxes.free.clone()
-    continuous[:, list(sizes)] = False
-    count = torch.ones(len(boxes), dtype=torch.double, device=device)
-    for _, size in sizes.values():
-        count *= size
-    small = ~continuous.any(-1) & (count <= 4 * per_box)
+    small = _counts(boxes, sizes) <= 4 * per_box
     samples = [_listed(problem, boxes, b, sizes) for b in small.nonzero().view(-1)]
     large = (~small).nonzero().squeeze(-1)
     if len(large):

@@ -13,7 +13,7 @@ from botorch_structured.optim.boxes import Boxes, boxes_at, random_rows
 from botorch_structured.optim.evaluation import Evaluator
 from botorch_structured.optim.known import is_known
 from botorch_structured.optim.problem import Problem
-from botorch_structured.optim.raw import Sample, raw_candidates
+from botorch_structured.optim.raw import Sample, all_candidates, raw_candidates
 from botorch_structured.optim.refine import refine
 
 # Candidates for each path by default, and for all of them together.
@@ -92,15 +92,9 @@ def search(
         _boxes_of(problem, boxes, good),
         generator,
     )
-    # Where something moves continuously no candidate meets a known point by chance.
-    free = boxes.free.clone()
-    free[:, list(problem.grids)] = False
-    finite = ~free.any(-1)[sample.box]
-    if finite.any() and len(known):
-        rows = finite.nonzero().squeeze(-1)
-        keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
-        keep[rows] = ~is_known(problem, sample.X[rows], known)
-        sample = sample.take(keep)
+    sample = _unknown(problem, boxes, sample, known)
+    if not len(sample.X):
+        sample = _unknown(problem, boxes, all_candidates(problem, boxes), known)
     if not len(sample.X):
         return Found(sample.X, sample.X.new_zeros(0), boxes.take(sample.box))
     with evaluator.frozen():
@@ -127,6 +121,19 @@ def search(
     order = values.argsort(descending=True, stable=True)
     order = order[~is_known(problem, X[order], known)]
     return Found(X[order], values[order], boxes.take(box[order]))
+
+
+def _unknown(problem: Problem, boxes: Boxes, sample: Sample, known: Tensor) -> Sample:
+    """The candidates without those that are known."""
+    if not len(known):
+        return sample
+    # Where something moves continuously none meets a known point by chance.
+    free = boxes.free.clone()
+    free[:, list(problem.grids)] = False
+    rows = (~free.any(-1))[sample.box].nonzero().squeeze(-1)
+    keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
+    keep[rows] = ~is_known(problem, sample.X[rows], known)
+    return sample.take(keep)
 
 
 def _boxes_of(problem: Problem, boxes: Boxes, rows: Tensor) -> Tensor:

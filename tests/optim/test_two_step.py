@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.exceptions.errors import CandidateGenerationError
+from botorch.sampling import SobolQMCNormalSampler
+from torch import Tensor
+
+from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
+from botorch_structured.spaces import ParameterTree
+
+
+@pytest.fixture
+def space() -> tuple[ParameterTree, Tensor]:
+    """Three paths; column 4 is shared by all of them."""
+    tree = ParameterTree(5, {0: {p: [1 + p, 4] for p in range(3)}})
+    bounds = torch.zeros(2, 5, dtype=torch.double)
+    bounds[1] = torch.tensor([2.0, 1, 1, 1, 1])
+    return tree, bounds
+
+
+def per_path(*bonus: float):  # noqa: ANN201
+    table = torch.tensor(bonus, dtype=torch.double)
+    return lambda X: table.to(X)[X[..., 0].round().long()]
+
+
+def test_the_first_step_chooses_the_path(peak, space) -> None:
+    tree, bounds = space
+    # The path acquisition prefers path 1, then 2; the other one path 0, then 2.
+    first = peak(tree, torch.full((5,), 0.2).double(), per_path(0.0, 9.0, 5.0))
+    second = peak(tree, torch.full((5,), 0.7).double(), per_path(8.0, 0.0, 3.0))
+    expected = {1: 1.0, 2: 2.0, 3: 0.0}
+    for top_k, path in expected.items():
+        X, value = optimize_acqf_two_step(first, second, bounds, tree, top_k=top_k)
+        assert X[0, 0] == path
+        assert torch.equal(second(X.unsqueeze(0))[0], value)
+        p = int(path)
+        assert torch.allclose(X[0, [1 + p, 4]], torch.full((2,), 0.7).double())
+    X, _ = optimize_acqf_paths(second, bounds, tree)
+    assert X[0, 0] == 0
+
+
+def test_shared_columns_of_the_first_step_can_be_kept(peak, space) -> None:
+    tree, bounds = space
+    first = peak(tree, torch.full((5,), 0.2).double(), per_path(0.0, 9.0, 5.0))
+    second = peak(tree, torch.full((5,), 0.7).double())
+    X, _ = optimize_acqf_two_step(first, second, bounds, tree, fix_shared=True)
+    assert torch.allclose(X, torch.tensor([[1.0, 0.5, 0.7, 0.5, 0.2]]).double())
+
+
+def test_exhausted_paths_are_passed_over(peak) -> None:
+    tree = ParameterTree(2, {0: {0: [], 1: [1], 2: []}})
+    bounds = torch.tensor([[0.0, 0], [2, 3]], dtype=torch.double)
+    first = peak(tree, torch.zeros(2), per_path(90.0, 50.0, 10.0))
+    second = peak(tree, torch.ones(2))
+    known = torch.zeros(0, 2, dtype=torch.double)
+    for _ in range(6):
+        X, _ = optimize_acqf_two_step(
+            first, second, bounds, tree, integer_features=[1], X_avoid=known
+        )
+        known = torch.cat([known, X])
+    assert known[:, 0].tolist() == [0, 1, 1, 1, 1, 2]
+    assert known[1:5, 1].tolist()[0] == 1
+    with pytest.raises(CandidateGenerationError):
+        optimize_acqf_two_step(
+            first, second, bounds, tree, integer_features=[1], X_avoid=known
+        )
+
+
+def data(tree: ParameterTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    X = torch.rand(18, 5, generator=generator, dtype=torch.double).to(device)
+    X[:, 0] = torch.arange(18, device=device) % 3
+    X = tree.impute(X)
+    return X, -((X - 0.4) ** 2).sum(-1, keepdim=True)
+
+
+def test_the_papers_algorithm(space, device) -> None:
+    tree, bounds = space
+    X, Y = data(tree, device)
+    model = TreeStructuredGP(X, Y, tree)
+    path = PathLogExpectedImprovement(model, Y.max())
+    leaf = LogExpectedImprovement(model, Y.max())
+    for fix_shared in (True, False):
+        new, value = optimize_acqf_two_step(
+            path,
+            leaf,
+            bounds.to(device),
+            tree,
+            X_avoid=X,
+            seed=0,
+            fix_shared=fix_shared,
+        )
+        assert new.device.type == device.type
+        assert torch.allclose(leaf(new.unsqueeze(0))[0], value)
+    # No path is better by path EI than the one chosen.
+    many = torch.rand(3000, 5, dtype=torch.double, device=device)
+    many[:, 0] = torch.arange(3000, device=device) % 3
+    values = path(many.unsqueeze(1))
+    assert many[values.argmax(), 0] == new[0, 0]
+
+
+def test_batches(space) -> None:
+    tree, bounds = space
+    X, Y = data(tree, torch.device("cpu"))
+    model = TreeStructuredGP(X, Y, tree)
+    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
+    path = PathLogExpectedImprovement(model, Y.max())
+    leaf = qLogExpectedImprovement(model, Y.max(), sampler=sampler)
+    new, values = optimize_acqf_two_step(
+        path, leaf, bounds, tree, q=3, top_k=2, X_avoid=X, seed=0
+    )
+    assert new.shape == (3, 5)
+    assert values.shape == (3,)
+    assert len(new.unique(dim=0)) == 3
+    assert leaf.X_pending is None
+    again, _ = optimize_acqf_two_step(
+        path, leaf, bounds, tree, q=3, top_k=2, X_avoid=X, seed=0
+    )
+    assert torch.equal(new, again)
+
+
+def test_errors(peak, space) -> None:
+    tree, bounds = space
+    acqf = peak(tree, torch.zeros(5))
+    with pytest.raises(ValueError, match="path_acq_function expects"):
+        optimize_acqf_two_step(None, acqf, bounds, tree)
+    with pytest.raises(ValueError, match="top_k expects a positive integer, got 0"):
+        optimize_acqf_two_step(acqf, acqf, bounds, tree, top_k=0)
+    with pytest.raises(ValueError, match="q=2 expects"):
+        optimize_acqf_two_step(acqf, acqf, bounds, tree, q=2)
+    assert acqf.calls == 0
