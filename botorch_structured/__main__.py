@@ -196,7 +196,7 @@ def _run(log: EvaluationLog, timeout: float) -> None:
         script = report.code(study, dataset)
         (folder / "best_model.py").write_text(script, encoding="utf-8")
         print(f"\nThe best model, to paste ({folder / 'best_model.py'}):\n\n{script}")
-        report.picture(study, folder / "result.png")
+        report.picture([study], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
     finally:
         problem.close()

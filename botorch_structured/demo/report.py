@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = ["best_record", "code", "learner_table", "picture", "summary"]
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,11 +118,12 @@ def code(study: Study, dataset: str) -> str:
     return f'{load}\n\n{body}\nprint(f"error {{error:.4f}}")\n'
 
 
-def picture(study: Study, path: Path | None = None) -> Figure:
+def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
     """Traces of both methods, and where the evaluations of the model went.
 
     Args:
-        study: The study, all of it or a part.
+        studies: One study, or several of the same problem with different seeds. The
+            traces are then medians, and the tree is that of the first one.
         path: Where to save it.
 
     Raises:
@@ -129,22 +132,27 @@ def picture(study: Study, path: Path | None = None) -> Figure:
     from matplotlib.figure import Figure
 
     from botorch_structured.plots import plot_traces, plot_tree
+    from botorch_structured.plots.traces import best_so_far
 
+    first = studies[0]
     figure = Figure(figsize=(12.5, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
-    starts = len(study.starts)
-    traces = {method: study.data(method)[1].reshape(-1) for method in (MODEL, RANDOM)}
+    starts = len(first.starts)
+    traces = {
+        method: torch.stack([s.data(method)[1].reshape(-1) for s in studies])
+        for method in (MODEL, RANDOM)
+    }
     plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
     # Before the starts are over the error only says in which order they came.
-    reached = [trace[: starts + 1].min().item() for trace in traces.values()]
-    lowest = min(trace.min().item() for trace in traces.values())
-    room = max(0.15 * (max(reached) - lowest), 0.02 * max(reached), 1e-4)
-    left.set_ylim(max(lowest - room, 0.0), max(reached) + 3 * room)
+    best = np.concatenate([best_so_far(runs) for runs in traces.values()])
+    low, high = best.min(), np.median(best[:, starts - 1])
+    room = max(0.15 * (high - low), 0.02 * high, 1e-4)
+    left.set_ylim(max(low - room, 0.0), high + 3 * room)
     left.set_title("Best error so far", loc="left", fontsize="medium")
-    X, errors = study.data(MODEL)
-    failed = torch.tensor([[r.error is not None] for r in study.records(MODEL)])
+    X, errors = first.data(MODEL)
+    failed = torch.tensor([[r.error is not None] for r in first.records(MODEL)])
     plot_tree(
-        study.space,
+        first.space,
         ax=right,
         X=X,
         Y=errors.masked_fill(failed, math.nan),

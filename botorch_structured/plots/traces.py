@@ -113,8 +113,11 @@ def plot_traces(
         ax.set_yscale("log")
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
-    falls = minimize or optimum is not None
-    ax.legend(frameon=False, loc="upper right" if falls else "lower right")
+    # Gaps fall like lines, other best values steeply at first: where there is room.
+    corner = "lower left" if optimum is not None else "upper right"
+    if optimum is None and not minimize:
+        corner = "lower right"
+    ax.legend(loc=corner, edgecolor="none", framealpha=0.8)
     tidy(ax)
     return ax
 

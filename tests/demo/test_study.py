@@ -129,10 +129,11 @@ def test_the_code_to_paste_gives_the_same_error(
 
 def test_picture(finished: Study, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    figure = picture(finished, tmp_path / "result.png")
+    figure = picture([finished, finished], tmp_path / "result.png")
     assert (tmp_path / "result.png").read_bytes()[:4] == b"\x89PNG"
     traces, tree = figure.axes
     low, high = traces.get_ylim()
     final = min(r.value for r in finished.log.records)
     assert 0 <= low <= final < high and math.isfinite(high)
+    assert "median of 2" in traces.get_legend().get_texts()[0].get_text()
     assert {"svm", "knn"} <= {t.get_text() for t in tree.texts}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loop_finds_the_optimum() -> None:
+    """As printed; the best value is 0."""
+    names: dict[str, object] = {}
+    exec(BLOCKS[0], names)
+    assert float(names["Y"].max()) > -1e-2  # type: ignore[attr-defined]
+    code = [
+        line
+        for line in BLOCKS[0].splitlines()
+        if line.strip() and not re.match("#|import |from ", line)
+    ]
+    assert len(code) <= 20
+
+
+@pytest.mark.parametrize("block", BLOCKS[1:])
+def test_other_code_runs(block: str) -> None:
+    exec(block, {})
+
+
+def test_links_lead_somewhere() -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        if not link.startswith("http"):
+            assert (ROOT / link).exists(), link
+    assert "@@" not in README
+
+
+def test_what_it_offers_exists() -> None:
+    """Every name in the table, outside the line of plans."""
+    public = {"cite"}
+    for part in ("acquisition", "models", "optim", "spaces", "transforms"):
+        public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
+    table = "\n".join(t for t in README.splitlines() if t.startswith("| "))
+    ours = set(re.findall(r"`(\w+)[`(]", table)) - {"SingleTaskGP"}
+    arguments = {name for name in ours if re.search(rf"`{name}=", table)}
+    assert ours - arguments <= public
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "tutorials").glob("*.ipynb")))
+def test_tutorials_are_committed_with_outputs(notebook: Path) -> None:
+    """That they run is tested by nbmake; here, that readers see what came of it."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert cells[0]["cell_type"] == "markdown"
+    outputs = [out for cell in cells for out in cell.get("outputs", [])]
+    assert all(out["output_type"] != "error" for out in outputs)
+    pictures = [out for out in outputs if "image/png" in out.get("data", {})]
+    assert len(pictures) >= 3
+    text = json.dumps(outputs)
+    assert "/tmp/" not in text and "site-packages" not in text
