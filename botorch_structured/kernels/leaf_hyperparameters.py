@@ -97,11 +97,11 @@ class LeafHyperparameters(Module):
         if sharing == "hierarchical":
             if len(columns) > 1:
                 self.relative_lengthscale = parameter(
-                    len(columns), 1.0, 0.5, _RELATIVE_BOUNDS
+                    len(columns), 1.0, 0.3, _RELATIVE_BOUNDS
                 )
             if tree.num_edges > 0:
                 self.relative_outputscale = parameter(
-                    tree.num_edges, 1.0, 0.7, _RELATIVE_BOUNDS
+                    tree.num_edges, 1.0, 0.3, _RELATIVE_BOUNDS
                 )
 
     def inverse_lengthscale(self, path: Tensor | None) -> Tensor:
