@@ -72,7 +72,7 @@ def optimize_acqf_paths(
             earlier ones pending (``acq_function.set_X_pending``).
         num_restarts: How many candidates to climb from.
         raw_samples: Sobol points over all paths together, by default 64 for each path
-            and no more than 8192. Points around those known to be good, and points with
+            and no more than 4096. Points around those known to be good, and points with
             shared columns on the bounds, are added to them.
         integer_features: Columns with integer values.
         categorical_features: Column -> its admissible values. For a decision column:

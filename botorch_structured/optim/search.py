@@ -17,7 +17,7 @@ from botorch_structured.optim.raw import Sample, all_candidates, raw_candidates
 from botorch_structured.optim.refine import refine
 
 # Candidates for each path by default, and for all of them together.
-_PER_BOX, _IN_ALL = 64, 8192
+_PER_BOX, _IN_ALL = 64, 4096
 # Where paths are too many to list: rounds in which decisions of the best change.
 _ROUNDS, _PARENTS, _CHILDREN = 8, 16, 256
 _POOL = 512
