@@ -33,22 +33,28 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     # Equal points have equal projections on a line: sorted, few are left to compare.
     weight = torch.linspace(1.0, 2.0, X.shape[-1], dtype=X.dtype, device=X.device).sin()
     weight = weight / torch.where(width > 0, width, 1.0)
-    line, _ = (known @ weight).sort()
+    line, order = (known @ weight).sort()
     at = X @ weight
     size = (X.abs() @ weight.abs()).max() + (known.abs() @ weight.abs()).max()
     reach = slack @ weight + 64 * torch.finfo(X.dtype).eps * size
     first = torch.searchsorted(line, at - reach)
     last = torch.searchsorted(line, at + reach, right=True)
-    rows = (last > first).nonzero().squeeze(-1)
-    if not len(rows):
-        return found
-    # On the same path the same columns are active, so the fill values agree, too.
-    keys, known_keys = problem.tree.path_key(X[rows]), problem.tree.path_key(known)
-    piece = max(1, _MAX_NUMBERS // (len(known) * X.shape[-1]))
-    for i in range(0, len(rows), piece):
-        part = rows[i : i + piece]
-        same = (keys[i : i + piece, None] == known_keys) & (
-            (X[part, None] - known).abs() <= slack
-        ).all(-1)
-        found[part] = same.any(-1)
+    count = (last - first).clamp_min(0)
+    keys, known_keys = problem.tree.path_key(X), problem.tree.path_key(known)
+    piece = max(1, _MAX_NUMBERS // X.shape[-1])
+    rows = (count > 0).nonzero().squeeze(-1)
+    # As many rows at a time as have at most that many pairs, but at least one.
+    group = (count[rows].cumsum(0) - 1).div(piece, rounding_mode="floor")
+    for g in group.unique():
+        part = rows[group == g]
+        row = part.repeat_interleave(count[part])
+        start = count[part].cumsum(0) - count[part]
+        step = torch.arange(len(row), device=X.device)
+        step = step - start.repeat_interleave(count[part])
+        other = order[first[row] + step]
+        # On the same path the same columns are active: the fill values agree, too.
+        same = keys[row] == known_keys[other]
+        row, other = row[same], other[same]
+        same = ((X[row] - known[other]).abs() <= slack).all(-1)
+        found[row[same]] = True
     return found
