@@ -21,7 +21,7 @@ from torch import Tensor
 _STEPS = (1.0, 0.5, 2.0, 0.2, 0.04, 5.0)
 _FIRST_STEPS = (3e-1, 5e-2, 8e-3, 1e-3, 1e-4, 5e-6)
 # After so many iterations a start has to be able to win.
-_PATIENCE, _OPTIMISM = 4, 30.0
+_PATIENCE, _OPTIMISM = 4, 10.0
 
 ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

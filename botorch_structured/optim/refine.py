@@ -21,7 +21,8 @@ from botorch_structured.optim.problem import Problem
 
 # Ordered discrete columns with more values than this are continuous to begin with.
 _RELAXED_FROM = 8
-_MAX_ROUNDS = 12
+_MAX_ROUNDS = 16
+_PATIENCE, _OPTIMISM = 2, 10.0
 _MAX_CONSTRAINED = 4
 
 
@@ -214,7 +215,7 @@ def _walk(
     # A start at a known point is worth nothing: any neighbour is better.
     values[is_known(problem, X, known)] = -math.inf
     walking = torch.arange(len(X), device=X.device)
-    for _ in range(_MAX_ROUNDS):
+    for sweep in range(_MAX_ROUNDS):
         near, owner = _neighbours(problem, X[walking], here.take(walking))
         if not len(near):
             break
@@ -232,8 +233,13 @@ def _walk(
         best = best[new[best] > values[owner[best]]]
         if not len(best):
             break
-        walking = owner[best]
+        walking, gain = owner[best], new[best] - values[owner[best]]
         X[walking], values[walking] = near[best], new[best]
+        if sweep >= _PATIENCE:
+            # A start that gains little of what it lacks will not become the best.
+            walking = walking[values.max() - values[walking] <= _OPTIMISM * gain]
+            if not len(walking):
+                break
     return X, values
 
 

@@ -14,6 +14,7 @@ from botorch.acquisition import (
 )
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf_mixed
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -310,6 +311,22 @@ def test_any_acquisition_function(small, model_class, kind, device) -> None:
     many, _ = data(tree, bounds.cpu(), 2000)
     assert value >= acqf(many.to(device).unsqueeze(1)).max() - 1e-9
     assert all(p.requires_grad for p in model.covar_module.parameters())
+
+
+def test_at_least_as_good_as_one_optimisation_per_path(small) -> None:
+    tree, bounds = small
+    X, Y = data(tree, bounds)
+    acqf = LogExpectedImprovement(SingleTaskGP(X, Y), Y.max())
+    each = [{0: float(p), **{c: 0.5 for c in range(1, 5)}} for p in range(3)]
+    for p, columns in enumerate(([1, 3], [2, 3], [4])):
+        for c in columns:
+            del each[p][c]
+    _, stock = optimize_acqf_mixed(
+        acqf, bounds, q=1, num_restarts=8, raw_samples=128, fixed_features_list=each
+    )
+    for seed in range(3):
+        _, value = optimize_acqf_paths(acqf, bounds, tree, seed=seed)
+        assert value >= stock - 1e-8
 
 
 def test_greedy_batches(small) -> None:
