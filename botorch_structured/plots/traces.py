@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["best_so_far", "plot_traces"]
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -114,9 +114,9 @@ def plot_traces(
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
     # Gaps fall like lines, other best values steeply at first: where there is room.
-    corner = "lower left" if optimum is not None else "upper right"
-    if optimum is None and not minimize:
-        corner = "lower right"
+    corner: Literal["lower left", "lower right", "upper right"] = "lower left"
+    if optimum is None:
+        corner = "upper right" if minimize else "lower right"
     ax.legend(loc=corner, edgecolor="none", framealpha=0.8)
     tidy(ax)
     return ax
