@@ -77,6 +77,7 @@ class LeafPredictor:
     ) -> None:
         self.layout, self.blocks, self.inputs = layout, blocks, inputs
         self.num_weights, self.value = num_weights, value
+        self.masked = residual.device.type != "cpu"
         covariances = [leaf_covariance(b, noise, value_and_slope)[0] for b in blocks]
         factors = factorise(
             covariances,
@@ -120,6 +121,8 @@ class LeafPredictor:
         """
         num_rows, num_weights = key.shape[0], self.num_weights
         leaf = self.layout.find(key)
+        if self.masked:
+            return self._predict_masked(leaf, scaled, features)
         bucket = self.bucket_of_leaf[leaf]
         scaled = torch.nn.functional.pad(scaled, (0, 1, 0, 1))
         order, means, explained, shrunk = [], [], [], []
@@ -147,7 +150,9 @@ class LeafPredictor:
                 both = w @ self.half[i][places]
                 w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
                 means.append(means_here)
-                explained.append(torch.nn.functional.pad(w, (0, max_size - w.shape[-1])))
+                explained.append(
+                    torch.nn.functional.pad(w, (0, max_size - w.shape[-1]))
+                )
                 weights = block.weights[places].unsqueeze(-2)
                 weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
                 full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
@@ -159,6 +164,39 @@ class LeafPredictor:
         return Prediction(
             mean, leaf, torch.cat(explained)[back], h @ self.weight_root.mT
         )
+
+    def _predict_masked(
+        self, leaf: Tensor, scaled: Tensor, features: Tensor
+    ) -> Prediction:
+        """The same, every leaf for every row and all but one of them masked.
+
+        More arithmetic, but no shape depends on the values of a tensor: on a GPU the
+        other way waits for the host several times.
+        """
+        num_rows, max_size = leaf.shape[0], self.layout.max_size
+        scaled = torch.nn.functional.pad(scaled, (0, 1))
+        mean = features @ self.weight_mean
+        explained = features.new_zeros(num_rows, max_size)
+        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
+        for i, block in enumerate(self.blocks):
+            places = torch.arange(len(block.variance), device=leaf.device)
+            x = scaled[:, self.inputs[i]].transpose(0, 1)  # B x t x d
+            mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
+            k = self._covariance(i, places, x) * mine.unsqueeze(-1).to(features)
+            w = k @ self.inverse_chol[i].mT
+            both = w @ self.half[i]
+            mean = mean + both[..., 0].sum(0)
+            w = w.sum(0)[:, :max_size]  # zero but for the leaf a row is on
+            explained = explained + torch.nn.functional.pad(
+                w, (0, max_size - w.shape[-1])
+            )
+            weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
+            index = weights.transpose(0, 1).flatten(1)
+            shrunk = shrunk.scatter_add(
+                -1, index, both[..., 1:].transpose(0, 1).flatten(1)
+            )
+        h = features - shrunk[:, : self.num_weights]
+        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
 
     def _covariance(self, i: int, places: Tensor, x: Tensor) -> Tensor:
         """Prior covariances of points with the data of their own leaf."""

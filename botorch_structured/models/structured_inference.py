@@ -209,7 +209,9 @@ class StructuredInference:
         if q == 1:
             prior = (rows.variance + rows.constant).expand(*batch, q)
             reduction = weight.square().sum(-1) - explained.square().sum(-1)
-            variance = (prior + reduction).unsqueeze(-1)
+            # GPyTorch's own floor, without a warning at each point that is known
+            floor = settings.min_variance.value(mean.dtype)
+            variance = (prior + reduction).clamp_min(floor).unsqueeze(-1)
             return MultivariateNormal(mean, to_linear_operator(variance))
         leaf = prediction.leaf.view(*batch, q)
         same = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)

@@ -39,22 +39,17 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from botorch_structured.kernels.hyperparameter import (
-    Hyperparameter,
-    LogInterval,
-    log_gaussian_prior,
-)
+from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.stationary import CORRELATIONS
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
+from botorch_structured.models.default_noise import (
+    default_likelihood,
+    set_noise_prior,
+)
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.path_mean import PathMean
 from botorch_structured.models.structured_inference import StructuredInference
 from botorch_structured.spaces import ParameterTree
-
-# The noise floor decides how close to an optimum a noise-free search gets: BoTorch's
-# 1e-4 stops it two to four digits early.
-_MIN_NOISE, _MAX_NOISE = 1e-9, 1e1
-_NOISE_MODE, _NOISE_SCALE = 1e-6, 3.0
 
 # The objective is per data point: finer steps than these change no prediction.
 _FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
@@ -106,7 +101,9 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
             as in BoTorch and Ax, or a ``ParameterTree``.
         train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
-        likelihood: Default: homoskedastic noise with a floor of 1e-9.
+        likelihood: Default: homoskedastic noise with a floor of 1e-9, or, where more than
+            a quarter of the outcomes repeat exactly (error counts, clipped values), with
+            BoTorch's prior and floor.
         covar_module: Replaces the covariance altogether; a ``TreeStructuredKernel``
             keeps the fast inference. The arguments below configure the default one.
         mean_module: Default: a ``ConstantMean``, or one constant per path with
@@ -202,6 +199,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         # one leaf: exactly a SingleTaskGP, its defaults included
         structured = covar_module is None and bool(tree.decision_columns)
+        own_likelihood = False
         if structured:
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
@@ -221,13 +219,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
                 batch_shape=aug_batch_shape,
             )
             if likelihood is None and train_Yvar is None:
-                likelihood = GaussianLikelihood(
-                    noise_prior=log_gaussian_prior(_NOISE_MODE, _NOISE_SCALE),
-                    noise_constraint=LogInterval(
-                        _MIN_NOISE, _MAX_NOISE, initial_value=1e-4
-                    ),
-                    batch_shape=aug_batch_shape,
-                )
+                likelihood, own_likelihood = default_likelihood(aug_batch_shape), True
             if mean_module is None and leaf_offset == "fixed":
                 mean_module = PathMean(tree, batch_shape=aug_batch_shape)
         self._choose_kernel = structured and leaf_kernel == "evidence"
@@ -242,6 +234,8 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
             input_transform=input_transform,
         )
         self.tree = tree
+        if own_likelihood:
+            set_noise_prior(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = _batch_dimensions(self)
 
@@ -411,9 +405,7 @@ def _known_values(
     if isinstance(features, Mapping):
         return {c: [float(v) for v in values] for c, values in features.items()}
     active = tree.active_mask(train_X)
-    return {
-        c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features
-    }
+    return {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
 
 
 def _batch_dimensions(model: TreeStructuredGP) -> dict[str, int]:

@@ -1,0 +1,69 @@
+"""The noise model of the default likelihood: exact where it can be, wary where it must.
+
+Two kinds of objective ask for opposite things. A smooth one that is computed exactly wants a
+noise of 1e-9: BoTorch's floor of 1e-4 stops the search two to four digits early. An error count
+is a step function: between the steps values repeat *exactly*, which no smooth function explains
+but one that is flat and free of noise, and a model with such a floor is then sure of everything
+it has not seen. Repeated values tell the two apart, and repeats are also what ``ClipTail`` makes.
+"""
+
+from __future__ import annotations
+
+__all__ = ["default_likelihood", "set_noise_prior"]
+
+import math
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from botorch_structured.kernels.hyperparameter import LogInterval, log_gaussian_prior
+
+#: (mode, standard deviation of the logarithm, floor), in units of the outcomes' variance
+_EXACT = (1e-6, 3.0, 1e-9)
+# BoTorch's own: LogNormal(-4, 1), whose mode in log space is exp(-5), and its floor
+_STEPS = (math.exp(-5.0), 1.0, 1e-4)
+_MAX_NOISE = 1e1
+
+# An optimum met twice or a symmetric corner repeats a value or two; steps repeat many.
+_MANY_REPEATS = 0.25
+_FEW_ROWS = 4
+
+
+def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
+    """Homoskedastic noise with a log-normal prior; see ``set_noise_prior``."""
+    mode, scale, floor = _EXACT
+    return GaussianLikelihood(
+        noise_prior=log_gaussian_prior(mode, scale),
+        noise_constraint=LogInterval(floor, _MAX_NOISE, initial_value=1e-4),
+        batch_shape=batch_shape,
+    )
+
+
+def repeated_share(targets: Tensor) -> float:
+    """Largest share of outcomes that another row has exactly, over a batch.
+
+    Args:
+        targets: ``batch_shape x n``.
+    """
+    ordered = targets.sort(dim=-1).values
+    equal = ordered[..., 1:] == ordered[..., :-1]
+    pad = torch.nn.functional.pad
+    repeated = pad(equal, (1, 0)) | pad(equal, (0, 1))
+    return float(repeated.double().mean(-1).max())
+
+
+def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
+    """Fit the prior and the floor of a ``default_likelihood`` to the kind of outcomes.
+
+    Args:
+        likelihood: From ``default_likelihood``.
+        targets: Transformed outcomes, ``batch_shape x n``.
+    """
+    steps = targets.shape[-1] >= _FEW_ROWS and repeated_share(targets) > _MANY_REPEATS
+    mode, scale, floor = _STEPS if steps else _EXACT
+    noise = likelihood.noise_covar
+    prior = log_gaussian_prior(mode, scale).to(targets)
+    noise.noise_prior.load_state_dict(prior.state_dict())
+    noise.raw_noise_constraint.lower_bound.fill_(floor)
+    likelihood.initialize(noise=max(mode, floor) if steps else 1e-4)
