@@ -193,9 +193,10 @@ def _run(log: EvaluationLog, timeout: float) -> None:
         for method in (MODEL, RANDOM):
             _advance(study, method)
         print(f"\n{report.learner_table(study)}\n\n{report.summary(study)}")
-        script = report.code(study, dataset)
-        (folder / "best_model.py").write_text(script, encoding="utf-8")
-        print(f"\nThe best model, to paste ({folder / 'best_model.py'}):\n\n{script}")
+        if report.best_record(study.records(MODEL)).error is None:
+            path, script = folder / "best_model.py", report.code(study, dataset)
+            path.write_text(script, encoding="utf-8")
+            print(f"\nThe best model, to paste ({path}):\n\n{script}")
         report.picture([study], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
     finally:

@@ -77,6 +77,18 @@ def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
     assert records(folder) == records(finished)
 
 
+def test_nothing_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No learner answers in time: no code to paste, and no crash."""
+    folder = tmp_path / "out"
+    options = [*OPTIONS, "--budget", "1", "--timeout", "1e-6", "--out", str(folder)]
+    assert command.main(options) == 0
+    assert all(value == 1.0 and error for *_, value, error in records(folder))
+    shown = capsys.readouterr().out
+    assert "nothing worked" in shown and "11 of 11 evaluations failed" in shown
+    assert "<- best" not in shown and "import" not in shown
+    assert not (folder / "best_model.py").exists()
+
+
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default each study has a new one, and the latest is the one to go on with."""
     monkeypatch.chdir(tmp_path)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def best_record(records: list[Record]) -> Record:
-    """The first of the evaluations with the smallest error."""
-    return min(records, key=lambda record: record.value)
+    """The first of the evaluations with the smallest error, a failure only if all are."""
+    return min(records, key=lambda record: (record.error is not None, record.value))
 
 
 def path_improvement(study: Study) -> list[float]:
@@ -51,7 +51,8 @@ def learner_table(study: Study) -> str:
     rows = _path_rows(study)
     learners = [str(config["learner"]) for config in study.space.decode(rows)]
     improvement = dict(zip(learners, path_improvement(study), strict=True))
-    winner = best_record(study.records(MODEL)).config["learner"]
+    best = best_record(study.records(MODEL))
+    winner = None if best.error is not None else best.config["learner"]
     lines = [
         f"{'':10}{MODEL:^34}{RANDOM:^24}",
         f"{'learner':10}{'evaluations':>12}{'best error':>12}{'path EI':>10}"
@@ -86,10 +87,11 @@ def summary(study: Study) -> str:
     for method in (MODEL, RANDOM):
         records = study.records(method)
         best = best_record(records)
-        lines.append(
-            f"{method:17} error {best.value:.4f} with {best.config['learner']}, found "
-            f"at evaluation {records.index(best) + 1} of {len(records)}"
+        found = (
+            f"error {best.value:.4f} with {best.config['learner']}, found at evaluation "
+            f"{records.index(best) + 1} of {len(records)}"
         )
+        lines.append(f"{method:17} {found if best.error is None else 'nothing worked'}")
     failed = [r for r in study.log.records if r.error is not None]
     if failed:
         lines.append(
