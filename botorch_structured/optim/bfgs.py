@@ -22,6 +22,8 @@ _STEPS = (1.0, 0.5, 2.0, 0.2, 0.04, 5.0)
 _FIRST_STEPS = (3e-1, 5e-2, 8e-3, 1e-3, 1e-4, 5e-6)
 # After so many iterations a start has to be able to win.
 _PATIENCE, _OPTIMISM = 4, 10.0
+# How far to look along single coordinates for what is not admissible.
+_PROBE = 2e-4
 
 ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -58,17 +60,22 @@ def maximize_in_unit_box(
     # negated function, and whether that Hessian says anything.
     x, f, B = U, best_f.clone(), eye.expand(len(U), k, k).clone()
     informed = torch.zeros(len(U), dtype=torch.bool, device=U.device)
+    # Coordinates held because moving along them leaves what is admissible.
+    held = ~valid
+    # Starts at a border that is not a bound: which columns lead across it?
+    probing = torch.zeros_like(informed)
     ladder = U.new_tensor(_STEPS)
     first_ladder = U.new_tensor(_FIRST_STEPS)
     for sweep in range(max_iter):
         lag = tolerance * best_f.max().abs().clamp_min(1.0)
-        blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | ~valid[start]
+        blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
         g_free = g.masked_fill(blocked, 0.0)
         steepness = g_free.abs().amax(-1)
         moving = (steepness > 1e-12) & f.isfinite()
         if not moving.all():
             start, x, f, g = start[moving], x[moving], f[moving], g[moving]
             B, informed = B[moving], informed[moving]
+            held, probing = held[moving], probing[moving]
             blocked, g_free = blocked[moving], g_free[moving]
             steepness = steepness[moving]
         n = len(start)
@@ -83,6 +90,10 @@ def maximize_in_unit_box(
         trial = x.unsqueeze(1) + steps.unsqueeze(-1) * direction.unsqueeze(1)
         trial = trial.clamp(0.0, 1.0)
         width = steps.shape[-1]
+        if probing.any():
+            axes = _steepest_axes(g_free, width)
+            probe = (x.unsqueeze(1) + _PROBE * axes).clamp(0.0, 1.0)
+            trial = torch.where(probing[:, None, None], probe, trial)
         f_new, g_new = value_and_gradient(
             trial.reshape(-1, k), start.repeat_interleave(width)
         )
@@ -100,6 +111,16 @@ def maximize_in_unit_box(
         expected = 0.5 * (newton * g_free).sum(-1)
         lost = ~better & informed & (expected > tolerance * f.abs().clamp_min(1.0))
         B = torch.where(lost[:, None, None], eye, B)
+        # Nothing but inadmissible points ahead: find out why, go on along the rest.
+        outside = f_new == -torch.inf
+        fenced = ~better & outside.any(-1)
+        if probing.any():
+            outside &= probing.unsqueeze(-1)
+            held |= (axes.abs() * outside.unsqueeze(-1)).amax(1) > 0
+            fenced &= ~probing
+            lost |= probing  # such a move says little about curvature
+        probing = fenced
+        lost |= fenced
         x = torch.where(better.unsqueeze(-1), x_best, x)
         g = torch.where(better.unsqueeze(-1), g_best, g)
         small = gain <= tolerance * f.abs().clamp_min(1.0)
@@ -116,7 +137,17 @@ def maximize_in_unit_box(
         if not stay.all():
             start, x, f, g = start[stay], x[stay], f[stay], g[stay]
             B, informed = B[stay], informed[stay]
+            held, probing = held[stay], probing[stay]
     return best_U, best_f
+
+
+def _steepest_axes(g: Tensor, width: int) -> Tensor:
+    """``S x width x k``: signed unit vectors of the largest gradients."""
+    order = g.abs().argsort(-1, descending=True)
+    order = order[:, torch.arange(width, device=g.device).clamp_max(g.shape[-1] - 1)]
+    axes = torch.zeros(*order.shape, g.shape[-1], dtype=g.dtype, device=g.device)
+    sign = g.gather(-1, order).sign()
+    return axes.scatter(-1, order.unsqueeze(-1), sign.unsqueeze(-1))
 
 
 def _update(B: Tensor, informed: Tensor, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,8 +83,8 @@ def optimize_acqf_paths(
             ``sum_i coefficients[i] x[indices[i]] >= rhs``. A constraint binds on the
             paths on which all its columns are active, and on no other.
         feasible: ``m x d`` -> ``m`` booleans, for any other restriction. Points that it
-            rejects are dropped, so a climb ends at its border; what can be said by
-            ``inequality_constraints`` is followed along the border.
+            rejects are dropped: a climb follows its border along columns only, so what
+            can be said by ``inequality_constraints`` should be.
         X_avoid: ``m x d`` known points. None is proposed again, compared on the
             active columns; finite paths that are used up are skipped.
         fill: What inactive columns hold in the candidates: a number or ``d`` of them.

@@ -88,7 +88,9 @@ def test_invalid_coordinates_and_points_stay() -> None:
     assert (U[:, 0] <= 0.6).all()
     assert value.isfinite().all()
     assert (value >= vg(U0, torch.arange(2))[0]).all()
-    assert float(U[1, 0]) > 0.59  # up to the border of what is admissible
+    # Up to the border of what is admissible, and then along it.
+    assert float(U[1, 0]) > 0.59
+    assert float(U[1, 1]) == pytest.approx(0.9, abs=1e-6)
 
 
 def test_a_flat_function_takes_one_call() -> None:
