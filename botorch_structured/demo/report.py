@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def best_record(records: list[Record]) -> Record:
-    """The first of the evaluations with the smallest error, a failure only if all are."""
+    """The first with the smallest error; a failure only where nothing worked."""
     return min(records, key=lambda record: (record.error is not None, record.value))
 
 
@@ -88,8 +88,8 @@ def summary(study: Study) -> str:
         records = study.records(method)
         best = best_record(records)
         found = (
-            f"error {best.value:.4f} with {best.config['learner']}, found at evaluation "
-            f"{records.index(best) + 1} of {len(records)}"
+            f"error {best.value:.4f} with {best.config['learner']}, found at "
+            f"evaluation {records.index(best) + 1} of {len(records)}"
         )
         lines.append(f"{method:17} {found if best.error is None else 'nothing worked'}")
     failed = [r for r in study.log.records if r.error is not None]
