@@ -119,7 +119,9 @@ class TreeStructuredKernel(Kernel):
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
     ) -> None:
         _check_choice(
-            "shared_features", shared_features, ("additive", "linear", "fourier", "none")
+            "shared_features",
+            shared_features,
+            ("additive", "linear", "fourier", "none"),
         )
         _check_choice("leaf_inputs", leaf_inputs, ("own", "active"))
         _check_choice(
@@ -143,7 +145,9 @@ class TreeStructuredKernel(Kernel):
         self.weights = WeightFeatures(
             tree,
             linear_columns=numeric if shared_features in ("additive", "linear") else [],
-            smooth_columns=numeric if shared_features in ("additive", "fourier") else [],
+            smooth_columns=numeric
+            if shared_features in ("additive", "fourier")
+            else [],
             onehot_columns={c: categorical[c] for c in shared if c in categorical},
             aligned_columns=groups,
             node_weights=node_weights,
@@ -177,7 +181,9 @@ class TreeStructuredKernel(Kernel):
         # The only tensor this module itself holds: a choice by evidence is part of the
         # state, and its shape is the same whatever was chosen.
         names = [c.name for c in CORRELATIONS]
-        self.register_buffer("correlation_index", torch.tensor(names.index(correlation)))
+        self.register_buffer(
+            "correlation_index", torch.tensor(names.index(correlation))
+        )
         self._correlation = CORRELATIONS[names.index(correlation)]
 
     @property

@@ -181,7 +181,9 @@ class WeightFeatures(Module):
         for i, (column, values) in enumerate(self.onehot_columns.items()):
             code = _one_hot(X[..., column], values) * active[..., column, None]
             variance = self.onehot_variance.value
-            variance = variance[..., :1] if variance.shape[-1] == 1 else variance[..., i, None]
+            variance = (
+                variance[..., :1] if variance.shape[-1] == 1 else variance[..., i, None]
+            )
             parts.append(code * variance.sqrt())
         frequency = getattr(self, f"{correlation.name}_frequencies")
         if self.smooth_columns:

@@ -93,8 +93,13 @@ class StructuredInference:
         self._structure_cache = self._predictor_cache = None
 
     def _apply(self, fn: Any) -> Any:
-        self._structure_cache = self._predictor_cache = None
-        return super()._apply(fn)
+        before = None if self.train_inputs is None else self.train_inputs[0]
+        result = super()._apply(fn)
+        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
+        # changes nothing it must not cost the caches
+        if self.train_inputs is None or self.train_inputs[0] is not before:
+            self._structure_cache = self._predictor_cache = None
+        return result
 
     def __getstate__(self) -> dict[str, Any]:
         # caches are cheap to rebuild and large to store

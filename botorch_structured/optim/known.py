@@ -17,6 +17,8 @@ _MAX_NUMBERS = 1 << 24
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     """Which candidates equal a known point on the columns that are active.
 
+    Or, in the columns that move continuously, are nearer than ``min_distance``.
+
     Args:
         problem: The tree and the bounds.
         X: ``n x d`` candidates, inactive columns at the fill value.
@@ -30,6 +32,10 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         return found
     width = problem.bounds[1] - problem.bounds[0]
     slack = _SAME.get(X.dtype, 1e-5) * width
+    if problem.min_distance:
+        near = problem.min_distance * width
+        near[list(problem.grids)] = 0.0  # neighbours on a grid are other points
+        slack = torch.maximum(slack, near)
     # Equal points have equal projections on a line: sorted, few are left to compare.
     weight = torch.linspace(1.0, 2.0, X.shape[-1], dtype=X.dtype, device=X.device).sin()
     weight = weight / torch.where(width > 0, width, 1.0)

@@ -54,6 +54,7 @@ class Problem:
         constraints: Linear constraints, binding where all their columns are active.
         feasible: Any other restriction.
         known: ``m x d`` points not to be proposed.
+        min_distance: How far from them, in widths of the bounds.
         max_paths: The number of paths up to which all of them are searched.
     """
 
@@ -67,6 +68,7 @@ class Problem:
     feasible: Feasible | None
     known: Tensor
     max_paths: int
+    min_distance: float = 0.0
 
     @cached_property
     def shared(self) -> Tensor:
@@ -150,6 +152,7 @@ def make_problem(
     X_avoid: Tensor | None,
     fill: float | Tensor,
     max_paths: int,
+    min_distance: float = 0.0,
 ) -> Problem:
     """Check the arguments shared by all optimisers.
 
@@ -179,6 +182,11 @@ def make_problem(
         )
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible expects a callable, got {feasible!r}.")
+    if not 0.0 <= min_distance < 1.0:
+        raise ValueError(
+            "min_distance expects a share of the width of the bounds, from 0 to less "
+            f"than 1, got {min_distance!r}."
+        )
     grids = _grids(d, integer_features, categorical_features)
     fixed = _fixed(d, fixed_features, grids)
     known = bounds.new_zeros(0, d)
@@ -195,6 +203,7 @@ def make_problem(
         feasible=feasible,
         known=tree.impute(known, fill_row),
         max_paths=check_count("max_paths", max_paths),
+        min_distance=float(min_distance),
     )
 
 

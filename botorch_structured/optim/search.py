@@ -127,6 +127,8 @@ def _unknown(problem: Problem, boxes: Boxes, sample: Sample, known: Tensor) -> S
     """The candidates without those that are known."""
     if not len(known):
         return sample
+    if problem.min_distance:
+        return sample.take(~is_known(problem, sample.X, known))
     # Where something moves continuously none meets a known point by chance.
     free = boxes.free.clone()
     free[:, list(problem.grids)] = False

@@ -49,6 +49,7 @@ def optimize_acqf_two_step(
     X_avoid: Tensor | None = None,
     fill: float | Tensor = 0.5,
     X_start: Tensor | None = None,
+    min_distance: float = 0.0,
     seed: int | None = None,
     max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
@@ -89,6 +90,7 @@ def optimize_acqf_two_step(
         X_avoid: Known points.
         fill: What inactive columns hold.
         X_start: Points to look around.
+        min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
         max_paths: Above it paths are sampled.
         batch_limit: Rows that an acquisition function gets at once.
@@ -116,6 +118,7 @@ def optimize_acqf_two_step(
         X_avoid,
         fill,
         max_paths,
+        min_distance,
     )
     settings = make_settings(num_restarts, raw_samples)
     generator = make_generator(seed)

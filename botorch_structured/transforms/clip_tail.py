@@ -27,7 +27,9 @@ class ClipTail(OutcomeTransform):
         cut = median - (best - median),        Y -> max(Y, cut)
 
     so that the kept range is symmetric about the median; with ``maximize=False``
-    the mirror image. Put it before ``Standardize``:
+    the mirror image. Outcomes that repeat exactly count once in the median: an
+    optimiser that returns to the best step of an error count would otherwise tighten
+    the cut each time, until all but that step is flat. Put it before ``Standardize``:
 
         >>> transform = ChainedOutcomeTransform(
         ...     clip=ClipTail(), standardize=Standardize(m=1)
@@ -38,11 +40,9 @@ class ClipTail(OutcomeTransform):
     ``maximize=False``): they land on the cut and do not move it, as median and best
     are taken over the finite outcomes. NaN raises: it says nothing about the point.
 
-    **No spread to go by.** Where at least half of the outcomes tie with the best
-    one, the median is the best; then the cut is the median of the strictly worse
-    outcomes (the better of the middle two). Where all the finite outcomes are equal
-    none of them is moved, and failed ones are put ``max(1, |best|)`` below. Where
-    all outcomes failed they all become zero.
+    **No spread to go by.** Where all the finite outcomes are equal none of them is
+    moved, and failed ones are put ``max(1, |best|)`` below. Where all outcomes failed
+    they all become zero.
 
     **Scale.** ``untransform`` is the identity: what was flattened cannot be brought
     back. Predictions therefore live on the clipped scale: right where the points
@@ -116,14 +116,14 @@ class ClipTail(OutcomeTransform):
         finite = Z.isfinite()
         Z = Z.masked_fill(~finite, torch.nan)
         best = Z.nan_to_num(nan=-torch.inf).amax(dim=-2, keepdim=True)
-        median = Z.nanquantile(0.5, dim=-2, keepdim=True)
-        # Differences that are rounding only count as ties.
-        spread = best - median
+        # Repeats, up to rounding, count once: NaN sorts last and is left out.
         tie = 8 * torch.finfo(Y.dtype).eps * best.abs()
-        worse = Z.masked_fill(Z >= best - tie, torch.nan).nanquantile(
-            0.5, dim=-2, keepdim=True, interpolation="higher"
-        )
-        cut = torch.where(spread > tie, median - spread, worse)
+        distinct = Z.sort(dim=-2).values
+        same = distinct.diff(dim=-2) <= tie
+        distinct[..., 1:, :] = distinct[..., 1:, :].masked_fill(same, torch.nan)
+        median = distinct.nanquantile(0.5, dim=-2, keepdim=True)
+        spread = best - median
+        cut = torch.where(spread > tie, median - spread, torch.nan)
         cut = torch.where(cut.isnan(), best - best.abs().clamp_min(1.0), cut)
         cut = torch.where(finite.any(dim=-2, keepdim=True), cut, 0.0)
         cut = cut if self.maximize else -cut
