@@ -22,6 +22,10 @@ from botorch_structured.transforms import ClipTail
 
 START, MODEL, RANDOM = "start", "TreeStructuredGP", "random search"
 
+# An error rate is a step function: nearer than this to a known point, in widths of the
+# bounds, there is little to learn.
+_STEP = 0.01
+
 
 def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructuredGP:
     """The model of minus the error rate (BoTorch maximises).
@@ -65,6 +69,7 @@ def suggest(space: SearchSpace, X: Tensor, errors: Tensor) -> Tensor:
         categorical_features=space.categorical_features,
         fill=space.fill,
         X_avoid=X,
+        min_distance=_STEP,
     )
     return candidate
 
