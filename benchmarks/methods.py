@@ -11,7 +11,6 @@ __all__ = [
     "default",
     "default_clipped",
     "independent",
-    "noisy_clipped",
     "paper",
     "random",
 ]
@@ -21,9 +20,6 @@ from typing import Any
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
-from botorch.models.utils.gpytorch_modules import (
-    get_gaussian_likelihood_with_lognormal_prior,
-)
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -70,10 +66,14 @@ def _space_arguments(problem: Any, X: Tensor) -> dict[str, Any]:
     }
 
 
-def _over_all_paths(problem: Any, X: Tensor, Y: Tensor, **arguments: Any) -> Tensor:
+def _over_all_paths(
+    problem: Any, X: Tensor, Y: Tensor, min_distance: float = 0.0, **arguments: Any
+) -> Tensor:
     model = _fitted(problem, X, Y, **arguments)
     acquisition = LogExpectedImprovement(model, best_f=Y.max())
-    return optimize_acqf_paths(acquisition, **_space_arguments(problem, X))[0]
+    return optimize_acqf_paths(
+        acquisition, min_distance=min_distance, **_space_arguments(problem, X)
+    )[0]
 
 
 def default(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -82,19 +82,12 @@ def default(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 def default_clipped(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """``default`` with ``ClipTail``, for objectives that fail."""
-    return _over_all_paths(problem, X, Y, outcome_transform=_clipped())
+    """``default`` for error rates: steps, now and then a failure, as the demonstration.
 
-
-def noisy_clipped(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """``default_clipped`` with BoTorch's prior on the noise, for real objectives.
-
-    An error rate is a step function of the hyperparameters. A model that takes three
-    points of it for exact is sure of everything in between; steps are noise to it.
+    ``ClipTail``, and a distance to known points, which are on known steps.
     """
-    likelihood = get_gaussian_likelihood_with_lognormal_prior()
     return _over_all_paths(
-        problem, X, Y, outcome_transform=_clipped(), likelihood=likelihood
+        problem, X, Y, min_distance=0.01, outcome_transform=_clipped()
     )
 
 

@@ -4,8 +4,8 @@
 
 One evaluation per learner, then 50 chosen ones; 20 seeds, each with folds and starts
 of its own. The paired one-sided Wilcoxon test at the end is of the hypothesis that the
-default, with ``ClipTail``, finds a lower cross-validation error than random search;
-``noisy`` is the same with BoTorch's prior on the noise.
+default, with ``ClipTail``, finds a lower cross-validation error than random search.
+Seeds below 200 were used to choose the defaults: the report is on others.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import run
-from benchmarks.methods import default_clipped, noisy_clipped, random
+from benchmarks.methods import default_clipped, random
 from benchmarks.summary import load, plot_traces, report
 from botorch_structured.test_functions import ScikitLearnCASH
 
-_METHODS = {"default": default_clipped, "noisy": noisy_clipped, "random": random}
+_METHODS = {"default": default_clipped, "random": random}
 
 
 def make(seed: int, dataset: str) -> ScikitLearnCASH:
@@ -38,15 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--methods", nargs="+", default=["default", "random"], choices=_METHODS
     )
     parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--budget", type=int, default=59, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/cash"))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write the traces to this picture")
     options = parser.parse_args(arguments)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     run(
         methods={name: _METHODS[name] for name in options.methods},
         problems={name: partial(make, dataset=name) for name in options.datasets},
-        seeds=range(options.seeds),
+        seeds=seeds,
         budget=options.budget,
         out=options.out,
         processes=options.processes,
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for one in load(options.out)
         if one.problem in options.datasets
         and one.method in options.methods
-        and one.seed < options.seeds
+        and one.seed in seeds
     ]
     print(report(runs, [options.budget], reference=options.methods[0]))
     if options.plot:

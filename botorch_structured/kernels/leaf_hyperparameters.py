@@ -61,7 +61,9 @@ class LeafHyperparameters(Module):
         ) -> Hyperparameter:
             return Hyperparameter((1, count), mode, scale, bounds, batch_shape)
 
-        # in d dimensions distances grow like sqrt(d), and lengthscales with them
+        # Distances grow like sqrt(d), and the number of corners, where a model with long
+        # lengthscales is least sure, like 2^d: in proportion to d, neither a leaf with
+        # one column is left to its two ends nor one with four searched corner by corner.
         dimension = torch.full((len(columns),), float(max(len(columns), 1)))
         if columns_of_path is not None:
             dimension = torch.ones(len(columns))
@@ -69,7 +71,7 @@ class LeafHyperparameters(Module):
                 for j in positions:
                     dimension[j] = max(float(dimension[j]), len(positions))
         self.register_buffer(
-            "dimension_scale", dimension.double().sqrt(), persistent=False
+            "dimension_scale", dimension.double(), persistent=False
         )
         if sharing == "independent":
             if columns_of_path is None:
@@ -92,7 +94,7 @@ class LeafHyperparameters(Module):
             )
             return
         if columns:
-            self.common_lengthscale = parameter(1, 1.0, 0.75, _LENGTHSCALE_BOUNDS)
+            self.common_lengthscale = parameter(1, 0.3, 0.5, _LENGTHSCALE_BOUNDS)
         self.common_outputscale = parameter(1, 1.0, 1.0, _VARIANCE_BOUNDS)
         if sharing == "hierarchical":
             if len(columns) > 1:

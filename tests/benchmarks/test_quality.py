@@ -63,7 +63,7 @@ def test_jenatton_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_cash_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("sklearn")
     arguments = ["--datasets", "wine", "--seeds", "2", "--budget", "10"]
-    arguments += ["--methods", "default", "noisy", "random"]
+    arguments += ["--methods", "default", "random"]
     cash.main([*arguments, "--processes", "0", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "default better than" in shown and "one-sided Wilcoxon" in shown

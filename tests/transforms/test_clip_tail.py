@@ -66,8 +66,9 @@ def test_laws(values: list[float], scale: float, shift: float) -> None:
     best = Y.max()
     assert Z.max() == best
     assert (Z >= Y).all()
-    # at least half of the points are left alone, and order is kept
-    assert (Z == Y).sum() * 2 >= len(values)
+    # at least half of the distinct values are left alone, and order is kept
+    distinct = Y.float().unique()  # what differs by rounding is not distinct
+    assert torch.isin(distinct, Z.float()).sum() * 2 >= len(distinct)
     order = Y.squeeze(-1).argsort()
     assert (Z.squeeze(-1)[order].diff() >= 0).all()
     # it does not matter in which order the points come
