@@ -1,12 +1,13 @@
 """Evidence with gradient: structured against the same covariance dense in GPyTorch.
 
-    python -m benchmarks.speed.evidence [--paths 64] [--rows 2000] [--device cpu] [--out FILE]
+    python -m benchmarks.speed.evidence [--paths 64] [--rows 2000] [--device cpu] [--out
+    FILE]
 
-The peer is ``ExactMarginalLogLikelihood`` of a GPyTorch ``ExactGP`` whose covariance matrix is
-built leaf by leaf (no padding) from GPyTorch's own Matern kernels, with the weights' part added,
-and factorised as one matrix: what a user without this package would write. Both sides compute
-the same number and the same gradient, which is checked first. CPU time on one thread; medians
-over alternating repetitions.
+The peer is ``ExactMarginalLogLikelihood`` of a GPyTorch ``ExactGP`` whose covariance
+matrix is built leaf by leaf (no padding) from GPyTorch's own Matern kernels, with the
+weights' part added, and factorised as one matrix: what a user without this package
+would write. Both sides compute the same number and the same gradient, which is checked
+first. CPU time on one thread; medians over alternating repetitions.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from botorch_structured.linalg.leaf_layout import LeafLayout
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.spaces import ParameterTree
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -28,6 +26,10 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
+
+from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.spaces import ParameterTree
 
 
 def binary_tree(num_paths: int, columns_per_leaf: int = 3) -> ParameterTree:
@@ -126,6 +128,7 @@ def cpu_ms(call: Callable[[], object], device: str) -> float:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--paths", type=int, default=64)
     parser.add_argument("--rows", type=int, default=2000)

@@ -1,14 +1,15 @@
 """Log evidence of blocks coupled by weights, with its gradient written out.
 
 Equation (3) of Jenatton et al. (2017), evaluated through the algebra of
-``botorch_structured.linalg.block_low_rank``. With alpha = K^-1 r, mu the posterior mean of the
-weights and R = A^-1 F, the derivative of the log evidence is, leaf by leaf,
+``botorch_structured.linalg.block_low_rank``. With alpha = K^-1 r, mu the posterior mean
+of the weights and R = A^-1 F, the derivative of the log evidence is, leaf by leaf,
 
     dA_p:  1/2 (alpha alpha' - A_p^-1 + R M^-1 R')
     dF_p:  alpha mu' - R M^-1          dr:  -alpha          d noise:  diag(dA_p)
 
-and the derivative of a stationary correlation needs one product more (`dS` below). Autograd
-through the same computation takes more than twice as long and several times the memory.
+and the derivative of a stationary correlation needs one product more (`dS` below).
+Autograd through the same computation takes more than twice as long and several times
+the memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from botorch_structured.linalg.block_low_rank import (
     BlockInputs,
@@ -52,7 +53,7 @@ class BlockTensors:
     variance: Tensor
     constant: Tensor
     features: Tensor
-    weights: LongTensor
+    weights: Tensor
 
 
 def leaf_covariance(
@@ -89,16 +90,18 @@ class _LogEvidence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        static: tuple[list[Bucket], list[LongTensor], int, ValueAndSlope],
+        static: tuple[list[Bucket], list[Tensor], int, ValueAndSlope],
         noise: Tensor,
         residual: Tensor,
         *tensors: Tensor,
     ) -> Tensor:
         buckets, weights, num_weights, value_and_slope = static
-        blocks = [
-            BlockTensors(bucket, *tensors[4 * i : 4 * i + 4], weights=index)
-            for i, (bucket, index) in enumerate(zip(buckets, weights, strict=True))
-        ]
+        blocks = []
+        for i, (bucket, index) in enumerate(zip(buckets, weights, strict=True)):
+            scaled, variance, constant, features = tensors[4 * i : 4 * i + 4]
+            blocks.append(
+                BlockTensors(bucket, scaled, variance, constant, features, index)
+            )
         covariances, values, slopes = zip(
             *(leaf_covariance(b, noise, value_and_slope) for b in blocks), strict=True
         )
@@ -165,7 +168,7 @@ def log_evidence(
     num_weights: int,
     value_and_slope: ValueAndSlope,
 ) -> Tensor:
-    """log N(r; 0, K): a scalar, differentiable once in every tensor of the blocks.
+    """Log N(r; 0, K): a scalar, differentiable once in every tensor of the blocks.
 
     Args:
         blocks: The leaves, in buckets.

@@ -1,14 +1,14 @@
 """Predictions that touch only the leaf a point is on, and the weights.
 
-Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the inverse root J of M
-(M^-1 = J'J). A point with features z, covariances k to its own leaf's data and w = L^-1 k then has
-(Jenatton et al. 2017, section 3.2, with t_p(x) = h)
+Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the inverse root J
+of M (M^-1 = J'J). A point with features z, covariances k to its own leaf's data and w =
+L^-1 k then has (Jenatton et al. 2017, section 3.2, with t_p(x) = h)
 
     h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
 
-where the middle term is there for two points of one leaf only. Nothing has size n. The textbook's
-alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves of them are not, and keep
-six more digits at the noise floor.
+where the middle term is there for two points of one leaf only. Nothing has size n. The
+textbook's alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves
+of them are not, and keep six more digits at the noise floor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from botorch_structured.inference.evidence import (
     BlockTensors,
@@ -68,7 +68,7 @@ class LeafPredictor:
         self,
         layout: LeafLayout,
         blocks: list[BlockTensors],
-        inputs: list[LongTensor],
+        inputs: list[Tensor],
         noise: Tensor,
         residual: Tensor,
         num_weights: int,

@@ -1,8 +1,9 @@
 """Positive hyperparameters, held as logarithms between hard bounds.
 
-BoTorch's constraints (``transform=None``) hand natural values to L-BFGS-B. That is well scaled
-for a lengthscale and hopeless for a noise variance that must travel from 1e-1 to 1e-9:
-here a raw parameter *is* the logarithm of its value, so every scale takes equal steps.
+BoTorch's constraints (``transform=None``) hand natural values to L-BFGS-B. That is well
+scaled for a lengthscale and hopeless for a noise variance that must travel from 1e-1 to
+1e-9: here a raw parameter *is* the logarithm of its value, so every scale takes equal
+steps.
 """
 
 from __future__ import annotations

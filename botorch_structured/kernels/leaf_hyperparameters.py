@@ -1,13 +1,14 @@
 """Lengthscales and scales of the leaf kernels: shared, related or independent.
 
-With one to three points a leaf of its own cannot learn hyperparameters of its own; leaves whose
-outcomes have different ranges cannot share them. A hierarchical prior does both:
+With one to three points a leaf of its own cannot learn hyperparameters of its own;
+leaves whose outcomes have different ranges cannot share them. A hierarchical prior does
+both:
 
-    log l_j = log l + log rho_j,    log s_p = log s + sum over decisions on the path of log delta
+    log l_j = log l + log rho_j,    log s_p = log s + sum over the path of log delta
 
-with rho and delta drawn towards one. Every parameter's shape is a matter of the tree alone, never
-of the data. The independent variant of Jenatton et al. (2017) has a lengthscale per (path,
-column) and a scale per path, and needs paths that can be listed.
+with rho and delta drawn towards one. Every parameter's shape is a matter of the tree
+alone, never of the data. The independent variant of Jenatton et al. (2017) has a
+lengthscale per (path, column) and a scale per path, and needs paths that can be listed.
 """
 
 from __future__ import annotations
@@ -61,23 +62,23 @@ class LeafHyperparameters(Module):
         ) -> Hyperparameter:
             return Hyperparameter((1, count), mode, scale, bounds, batch_shape)
 
-        # Distances grow like sqrt(d), and the number of corners, where a model with long
-        # lengthscales is least sure, like 2^d: in proportion to d, neither a leaf with
-        # one column is left to its two ends nor one with four searched corner by corner.
+        # Distances grow like sqrt(d), and the number of corners, where a model with
+        # long lengthscales is least sure, like 2^d: in proportion to d, neither a leaf
+        # with one column is left to its two ends nor one with four searched corner by
+        # corner.
         dimension = torch.full((len(columns),), float(max(len(columns), 1)))
         if columns_of_path is not None:
             dimension = torch.ones(len(columns))
             for positions in columns_of_path:
                 for j in positions:
                     dimension[j] = max(float(dimension[j]), len(positions))
-        self.register_buffer(
-            "dimension_scale", dimension.double(), persistent=False
-        )
+        self.register_buffer("dimension_scale", dimension.double(), persistent=False)
         if sharing == "independent":
             if columns_of_path is None:
                 raise ValueError(
-                    'leaf_hyperparameters="independent" holds parameters for each path: '
-                    f"expected at most {MAX_LISTED_PATHS} paths, got {tree.num_paths}."
+                    'leaf_hyperparameters="independent" holds parameters for each '
+                    f"path: expected at most {MAX_LISTED_PATHS} paths, got "
+                    f"{tree.num_paths}."
                 )
             pair = torch.full((len(columns_of_path), len(columns)), -1)
             count = 0

@@ -5,8 +5,9 @@ With r^2 = sum_j (x_j - x'_j)^2 / l_j^2,
     Matern-5/2   k(r^2) = (1 + sqrt5 r + 5 r^2 / 3) exp(-sqrt5 r)
     RBF          k(r^2) = exp(-r^2 / 2)
 
-and ``slope`` is -dk/d(r^2) of the same, which is all that a gradient needs: with H = G * slope
-the derivative of sum_ij G_ij k(r_ij^2) with respect to the scaled inputs is a matrix product.
+and ``slope`` is -dk/d(r^2) of the same, which is all that a gradient needs: with H = G
+* slope the derivative of sum_ij G_ij k(r_ij^2) with respect to the scaled inputs is a
+matrix product.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from scipy import stats
 from torch import Tensor
 
 _SQRT5 = math.sqrt(5.0)
-# below this squared distance a square root would have an unbounded derivative, while the
-# correlation differs from 1 by less than rounding
+# below this squared distance a square root would have an unbounded derivative, while
+# the correlation differs from 1 by less than rounding
 _TINY = 1e-30
 
 

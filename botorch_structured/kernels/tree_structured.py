@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors
 from botorch_structured.kernels.hyperparameter import Hyperparameter
@@ -41,8 +41,8 @@ class Places(NamedTuple):
             held per path.
     """
 
-    key: LongTensor
-    codes: LongTensor
+    key: Tensor
+    codes: Tensor
     active: Tensor
     nodes: Tensor
     seen: Tensor
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
         features: Scaled weight features, ``batch_shape x n x V``.
     """
 
-    key: LongTensor
+    key: Tensor
     scaled: Tensor
     variance: Tensor
     constant: Tensor
@@ -69,15 +69,16 @@ class Rows(NamedTuple):
 
 
 class TreeStructuredKernel(Kernel):
-    r"""Marginal covariance of a tree-structured GP, equation (4) of [Jenatton2017tree]_.
+    r"""Marginal covariance of a tree GP, equation (4) of [Jenatton2017tree]_.
 
     .. math:: k(x, x') = 1[p = p'] K_p(x_p, x'_p) + z_p(x)^\top \Sigma_c z_{p'}(x')
 
     where p is the path of x, K_p a stationary kernel over columns of the leaf p and
-    z_p(x) the features of the weights c on the path (see ``WeightFeatures``). This class
-    is the one definition of the covariance; ``TreeStructuredGP`` adds the fast inference.
-    Use it on its own (``SingleTaskGP(X, Y, covar_module=TreeStructuredKernel(tree))``) for
-    the paper's dense baseline "marginal".
+    z_p(x) the features of the weights c on the path (see ``WeightFeatures``). This
+    class is the one definition of the covariance; ``TreeStructuredGP`` adds the fast
+    inference. Use it on its own (``SingleTaskGP(X, Y,
+    covar_module=TreeStructuredKernel(tree))``) for the paper's dense baseline
+    "marginal".
 
     The covariance is exactly invariant to the values of inactive columns.
 
@@ -364,8 +365,8 @@ class Structure(NamedTuple):
 
     places: Places
     layout: LeafLayout
-    inputs: list[LongTensor]
-    weights: list[LongTensor]
+    inputs: list[Tensor]
+    weights: list[Tensor]
 
 
 def check_aligned_columns(

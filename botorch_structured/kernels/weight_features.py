@@ -1,12 +1,12 @@
 """Features of the node weights: the part of a tree GP that leaves have in common.
 
-Jenatton et al. (2017), sections 2.1, 2.4 and 4.3: every path p carries z_p(x)'c with Gaussian
-weights c. Here z_p(x) is a concatenation of
+Jenatton et al. (2017), sections 2.1, 2.4 and 4.3: every path p carries z_p(x)'c with
+Gaussian weights c. Here z_p(x) is a concatenation of
 
-* a one for every node on the path: the root, every decision taken (and, as an offset of the
-  leaf itself, the last one);
-* the value of every numeric shared column that is active, as it is ("linear") and through a
-  smooth function in a finite Fourier basis;
+* a one for every node on the path: the root, every decision taken (and, as an offset of
+  the leaf itself, the last one);
+* the value of every numeric shared column that is active, as it is ("linear") and
+  through a smooth function in a finite Fourier basis;
 * a one-hot code of every categorical shared column that is active;
 * the same smooth function for groups of leaf columns that were declared comparable.
 """
@@ -19,7 +19,7 @@ import math
 
 import torch
 from gpytorch import Module
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.stationary import CORRELATIONS, Correlation
@@ -124,7 +124,7 @@ class WeightFeatures(Module):
                 persistent=False,
             )
 
-    def node_indicators(self, codes: LongTensor) -> Tensor:
+    def node_indicators(self, codes: Tensor) -> Tensor:
         """Which nodes are on each row's path: the root, then every edge of the tree.
 
         Args:
@@ -281,7 +281,7 @@ class WeightFeatures(Module):
             return self.matern_frequencies.new_zeros(0)
         return torch.cat(parts, dim=-1)
 
-    def undeclared_variance(self, codes: LongTensor) -> Tensor:
+    def undeclared_variance(self, codes: Tensor) -> Tensor:
         """Prior variance of the offsets of undeclared decision values.
 
         An undeclared value has no weight of its own (weights are a matter of the tree,

@@ -1,14 +1,15 @@
 """One Gaussian algebra: independent blocks plus a few weights that couple them.
 
-The rows of a data set fall into leaves. With A_p the covariance of leaf p (noise included)
-and F_p its features, already scaled by the prior standard deviations of their weights,
+The rows of a data set fall into leaves. With A_p the covariance of leaf p (noise
+included) and F_p its features, already scaled by the prior standard deviations of their
+weights,
 
     K = blockdiag(A_p) + F F',     M = I + sum_p F_p' A_p^-1 F_p,
     K^-1 = A^-1 - A^-1 F M^-1 F' A^-1,     log|K| = sum_p log|A_p| + log|M|.
 
-M is the posterior precision of the (scaled) weights: Lambda_c of Jenatton et al. (2017),
-section 2.2, in units of the prior. Nothing larger than the largest leaf or the number of
-weights is ever factorised.
+M is the posterior precision of the (scaled) weights: Lambda_c of Jenatton et al.
+(2017), section 2.2, in units of the prior. Nothing larger than the largest leaf or the
+number of weights is ever factorised.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from botorch_structured.linalg.leaf_layout import Bucket
 
@@ -37,7 +38,7 @@ class BlockInputs:
 
     bucket: Bucket
     features: Tensor
-    weights: LongTensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
     return torch.cat([values, tail])[bucket.index]
 
 
-def weight_pairs(weights: LongTensor, num_weights: int) -> LongTensor:
+def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
     """Positions of the entries of each leaf's ``D x D`` block in ``(V+1) x (V+1)``."""
     width = num_weights + 1
     return (weights.unsqueeze(-1) * width + weights.unsqueeze(-2)).reshape(-1)

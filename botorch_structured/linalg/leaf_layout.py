@@ -7,7 +7,7 @@ __all__ = ["Bucket", "LeafLayout", "group_rows"]
 from dataclasses import dataclass
 
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Bucket:
         real: ``B x N``, False where padded; None if nothing is padded.
     """
 
-    leaves: LongTensor
-    index: LongTensor
+    leaves: Tensor
+    index: Tensor
     real: Tensor | None
 
 
-def group_rows(group: Tensor, num_groups: int) -> tuple[LongTensor, LongTensor]:
+def group_rows(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     """Sort rows by group.
 
     Args:

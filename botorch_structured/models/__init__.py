@@ -1,6 +1,7 @@
 """Models: which one when.
 
-* ``TreeStructuredGP``: decisions determine which parameters exist (Jenatton et al. 2017).
+* ``TreeStructuredGP``: decisions determine which parameters exist (Jenatton et al.
+  2017).
 """
 
 from __future__ import annotations

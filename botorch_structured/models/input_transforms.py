@@ -20,9 +20,9 @@ def protect_decisions(
 ) -> InputTransform | None:
     """An input transform that leaves decision columns alone and ignores inactive ones.
 
-    ``Normalize`` is rebuilt without the decision columns (whose declared values would no
-    longer be found); bounds that it would have learned are taken over the rows where a
-    column is active, so that the fill value of inactive columns has no influence.
+    ``Normalize`` is rebuilt without the decision columns (whose declared values would
+    no longer be found); bounds that it would have learned are taken over the rows where
+    a column is active, so that the fill value of inactive columns has no influence.
 
     Args:
         input_transform: What the user gave.

@@ -1,8 +1,9 @@
 """Fast inference for models whose covariance is a ``TreeStructuredKernel``.
 
-The kernel is the one definition of the covariance and the dense path of BoTorch and GPyTorch is
-always there; what is here gives the same numbers faster and is chosen by size, never by the
-user: a fused evidence for fits, and predictions through the leaf of each point.
+The kernel is the one definition of the covariance and the dense path of BoTorch and
+GPyTorch is always there; what is here gives the same numbers faster and is chosen by
+size, never by the user: a fused evidence for fits, and predictions through the leaf of
+each point.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 __all__ = ["StructuredInference"]
 
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch import settings
@@ -35,8 +36,14 @@ _SMALL = 200
 _MANY_WEIGHTS = 512
 
 
-class StructuredInference:
-    """Mixin for an ``ExactGP`` with a ``TreeStructuredKernel``: evidence and posterior."""
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch.models import SingleTaskGP as _Base
+else:
+    _Base = object
+
+
+class StructuredInference(_Base):
+    """Evidence and posterior of an ``ExactGP`` with a ``TreeStructuredKernel``."""
 
     _structure_cache: tuple[Tensor, Structure] | None = None
     _predictor_cache: LeafPredictor | None = None
@@ -134,7 +141,7 @@ class StructuredInference:
         return noise.expand(n) if noise.shape[-1] == 1 else noise
 
     def _log_evidence(self, X: Tensor, structure: Structure) -> Tensor:
-        """log p(y), equation (3), from transformed inputs ``n x d``."""
+        """Log p(y), equation (3), from transformed inputs ``n x d``."""
         kernel = self.covar_module
         return log_evidence(
             kernel.block_tensors(X, structure),
@@ -196,7 +203,7 @@ class StructuredInference:
         return new
 
     def _leaf_posterior(self, X: Tensor) -> MultivariateNormal:
-        """Posterior through the leaves, ``batch_shape x q x d`` -> ``batch_shape x q``."""
+        """Posterior through the leaves at ``batch_shape x q x d`` points."""
         kernel = self.covar_module
         rows = kernel.rows(X)
         batch, q = X.shape[:-2], X.shape[-2]

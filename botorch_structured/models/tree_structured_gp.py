@@ -1,9 +1,10 @@
 r"""Gaussian processes for spaces where parameters exist only on some paths of a tree.
 
-Which model when: ``TreeStructuredGP`` is for spaces in which a few decisions (which learner, how
-many layers, an option on or off) determine which other parameters exist. Against the
-alternatives in BoTorch: ``SingleTaskGP`` on imputed inputs confuses fill values with
-settings; ``HierarchicalConditionalKernelGP`` is dense and refuses a child under two values.
+Which model when: ``TreeStructuredGP`` is for spaces in which a few decisions (which
+learner, how many layers, an option on or off) determine which other parameters exist.
+Against the alternatives in BoTorch: ``SingleTaskGP`` on imputed inputs confuses fill
+values with settings; ``HierarchicalConditionalKernelGP`` is dense and refuses a child
+under two values.
 
 References:
 
@@ -77,11 +78,11 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
 
     .. math:: y = m + g_p(x_p) + z_p(x)^\top c + \varepsilon
 
-    with independent GPs g_p over the columns of the leaf, and weights
-    :math:`c \sim N(0, \Sigma_c)` on root, inner nodes, leaf offsets and shared columns, see
-    [Jenatton2017tree]_ (sections 2.1 to 2.4 and 4.3). Inference takes
-    O(V^3 + sum_p n_p^3) for V weights and n_p points on path p, and a prediction touches
-    only the leaf it is for.
+    with independent GPs g_p over the columns of the leaf, and weights :math:`c \sim
+    N(0, \Sigma_c)` on root, inner nodes, leaf offsets and shared columns, see
+    [Jenatton2017tree]_ (sections 2.1 to 2.4 and 4.3). Inference takes O(V^3 + sum_p
+    n_p^3) for V weights and n_p points on path p, and a prediction touches only the
+    leaf it is for.
 
     The default is not the paper's configuration but what found better points than it:
     offsets integrated out, leaf hyperparameters under a hierarchical prior, linear and
@@ -101,9 +102,10 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
             as in BoTorch and Ax, or a ``ParameterTree``.
         train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
-        likelihood: Default: homoskedastic noise with a floor of 1e-9, or, where more than
-            a quarter of the outcomes repeat exactly (error counts, clipped values), with
-            BoTorch's prior and floor.
+        likelihood: Default: homoskedastic noise with a floor of 1e-9, or, where more
+        than
+            a quarter of the outcomes repeat exactly (error counts, clipped values),
+            with BoTorch's prior and floor.
         covar_module: Replaces the covariance altogether; a ``TreeStructuredKernel``
             keeps the fast inference. The arguments below configure the default one.
         mean_module: Default: a ``ConstantMean``, or one constant per path with
@@ -250,7 +252,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         task_feature: int | None = None,
         fidelity_features: Sequence[int] | None = None,
     ) -> dict[str, Any]:
-        r"""Constructor arguments from a dataset, as BoTorch's and Ax's registries call it.
+        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
 
         Args:
             training_data: The data.
@@ -318,10 +320,10 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         return mll.eval()
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
-        r"""Posterior of b_p + z_p(x)'c: what a path promises before its leaf is looked at.
+        r"""Posterior of b_p + z_p(x)'c: what a path promises, its leaf unseen.
 
-        Uses the decision and shared columns of ``X`` only ([Jenatton2017tree]_, equation
-        (6) and section 3.2). On the scale of ``train_Y``.
+        Uses the decision and shared columns of ``X`` only ([Jenatton2017tree]_,
+        equation (6) and section 3.2). On the scale of ``train_Y``.
 
         Args:
             X: ``batch_shape x q x d``.

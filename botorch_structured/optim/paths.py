@@ -91,7 +91,8 @@ def optimize_acqf_paths(
         fill: What inactive columns hold in the candidates: a number or ``d`` of them.
         X_start: ``k x d`` points to look around, the best first. By default the best
             training point of the model on every path.
-        min_distance: Nearer than this to a point of ``X_avoid``, in widths of the bounds
+        min_distance: Nearer than this to a point of ``X_avoid``, in widths of the
+        bounds
             and in all continuous columns, nothing is proposed. Leave it at 0 for smooth
             objectives; where outcomes are steps (error counts) 0.01 spares evaluations
             that would land on a known step.

@@ -141,9 +141,7 @@ class StructuredModelTestCase:
         model, X = self.fitted(), self.points(3, 2)
         model.posterior(X)
         X_new, Y_new = self.make_data(4, seed=9)
-        updated = model.condition_on_observations(
-            model.transform_inputs(X_new), Y_new
-        )
+        updated = model.condition_on_observations(model.transform_inputs(X_new), Y_new)
         X_old, Y_old = self.make_data(24)
         refit = self.make_model(torch.cat([X_old, X_new]), torch.cat([Y_old, Y_new]))
         refit.load_state_dict(model.state_dict())
@@ -326,9 +324,7 @@ class StructuredModelTestCase:
             other.load_state_dict(model.state_dict())
             expected = other.posterior(X[i : i + 1]).mean
             actual = result.posterior.mean.reshape(10)[i]
-            torch.testing.assert_close(
-                actual, expected.squeeze(), rtol=1e-5, atol=1e-6
-            )
+            torch.testing.assert_close(actual, expected.squeeze(), rtol=1e-5, atol=1e-6)
 
     def test_construct_inputs(self) -> None:
         X, Y = self.make_data(10)

@@ -6,6 +6,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
 from botorch_structured.inference.evidence import BlockTensors, log_evidence
 from botorch_structured.kernels.stationary import (
     CORRELATIONS,
@@ -13,9 +17,6 @@ from botorch_structured.kernels.stationary import (
     squared_distance,
 )
 from botorch_structured.linalg.leaf_layout import LeafLayout
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 NUM_WEIGHTS = 6
 
@@ -89,7 +90,9 @@ def dense(
     K = same * (K + t["constant"][leaf]) + F @ F.mT + torch.diag(t["noise"])
     r = t["residual"]
     n = len(r)
-    return -0.5 * (r @ torch.linalg.solve(K, r) + K.logdet() + n * math.log(2 * math.pi))
+    return -0.5 * (
+        r @ torch.linalg.solve(K, r) + K.logdet() + n * math.log(2 * math.pi)
+    )
 
 
 @pytest.mark.parametrize("correlation", CORRELATIONS, ids=lambda c: c.name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from botorch_structured.kernels.hyperparameter import (
     Hyperparameter,
     LogInterval,

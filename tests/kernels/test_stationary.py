@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+
 from botorch_structured.kernels.stationary import (
     CORRELATIONS,
     Correlation,
     squared_distance,
 )
-from gpytorch.kernels import MaternKernel, RBFKernel
 
 PEERS = {"matern": MaternKernel(2.5), "rbf": RBFKernel()}
 

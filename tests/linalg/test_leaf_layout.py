@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from botorch_structured.linalg.leaf_layout import LeafLayout
 from hypothesis import given
 from hypothesis import strategies as st
+
+from botorch_structured.linalg.leaf_layout import LeafLayout
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=300))

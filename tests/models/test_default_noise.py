@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.default_noise import repeated_share
-from gpytorch.mlls import ExactMarginalLogLikelihood
 
 
 def test_repeated_share() -> None:

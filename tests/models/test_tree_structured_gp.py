@@ -11,15 +11,16 @@ import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
-from botorch_structured.inference.prediction import LeafPredictor
-from botorch_structured.kernels import TreeStructuredKernel
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.spaces import ParameterTree
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
 from model_test_case import StructuredModelTestCase
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
+
+from botorch_structured.inference.prediction import LeafPredictor
+from botorch_structured.kernels import TreeStructuredKernel
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
 DEPENDENCIES = {8: {0.0: [0, 1], 1.0: [2, 3], 2.0: [4, 5]}}
@@ -234,9 +235,11 @@ def test_nothing_large_is_factorised(monkeypatch: pytest.MonkeyPatch) -> None:
     mll.train()
     model.compute_custom_loss(mll).backward()
     model.eval()
-    model.posterior(X[:7].unsqueeze(1)).variance.sum().backward
+    model.posterior(X[:7].unsqueeze(1)).variance.sum().backward()
     largest = max(model._structure(model.train_inputs[0]).layout.sizes)
-    assert sizes and max(sizes) <= max(largest + 2, model.covar_module.weights.num_weights)
+    assert sizes and max(sizes) <= max(
+        largest + 2, model.covar_module.weights.num_weights
+    )
     assert max(sizes) < 300
 
 
@@ -328,7 +331,9 @@ def test_weights_explain_the_path_posterior() -> None:
     z = model._features(X) / weights.prior_scale()
     posterior = model.path_posterior(X)
     close(posterior.mean.squeeze(-1), model.mean_module(X) + z @ c.mean)
-    close(posterior.distribution.covariance_matrix, z @ c.covariance_matrix @ z.mT, 1e-7)
+    close(
+        posterior.distribution.covariance_matrix, z @ c.covariance_matrix @ z.mT, 1e-7
+    )
 
 
 def test_undeclared_values_are_paths_of_their_own() -> None:
@@ -439,7 +444,9 @@ def test_retries_sample_every_prior() -> None:
     model = TreeStructuredGP(X, X[:, :1], TREE)
     before = [p.clone() for p in model.parameters()]
     sample_all_priors(model)
-    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    changed = [
+        not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
+    ]
     assert sum(changed) == len(changed) - 1  # all but the mean, which has no prior
 
 
@@ -490,7 +497,7 @@ def test_bad_data() -> None:
 
 
 def test_a_million_paths() -> None:
-    """20 flags, each with a column: every column is shared, K_p sees all active ones."""
+    """20 flags, each with a column: all are shared, K_p sees all active ones."""
     tree = ParameterTree(40, {c: {0.0: [], 1.0: [20 + c]} for c in range(20)})
     assert tree.num_paths == 2**20
     g = torch.Generator().manual_seed(0)

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition.analytic import ExpectedImprovement, LogExpectedImprovement
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
 from botorch_structured.acquisition import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
 
 TOLERANCE = 1e-9
 
-# the tree of the reference problems: node 0 -> node 1 {A, B} | node 2 {C | node 3 {D, E}}
+# the tree of the reference problems: node 0 -> node 1 {A, B} | node 2 {C | node 3 {D,
+# E}}
 PATH_DECISIONS: dict[str, dict[int, float]] = {
     "A": {0: 0.0, 1: 0.0},
     "B": {0: 0.0, 1: 1.0},
@@ -184,9 +186,7 @@ def test_posterior(problem: Problem) -> None:
 def test_weight_posterior(problem: Problem) -> None:
     posterior = problem.model.weight_posterior()
     order = problem.weight_order
-    assert_close(
-        posterior.mean, torch.tensor(problem.case["c_posterior_mean"])[order]
-    )
+    assert_close(posterior.mean, torch.tensor(problem.case["c_posterior_mean"])[order])
     covariance = torch.tensor(problem.case["c_posterior_cov"])[order][:, order]
     assert_close(posterior.covariance_matrix, covariance)
 
