@@ -35,3 +35,17 @@ def test_equals_comparing_all_pairs(seed: int, scale: float) -> None:
     assert is_known(problem, X, known).tolist() == expected
     assert is_known(problem, known, known).all()
     assert not is_known(problem, X, known[:0]).any()
+
+
+def test_a_distance_is_kept_in_continuous_columns_only() -> None:
+    # column 1 moves continuously, column 2 is an integer; a point is 0.01 widths wide
+    tree = ParameterTree(3, {0: {0: [1, 2], 1: []}})
+    bounds = torch.tensor([[0.0, 0.0, 0.0], [1.0, 10.0, 9.0]]).double()
+    problem = make_problem(
+        bounds, tree, [2], None, None, None, None, None, 0.5, 9, min_distance=0.01
+    )
+    known = torch.tensor([[0.0, 5.0, 3.0]]).double()
+    X = torch.tensor(
+        [[0, 5.09, 3], [0, 5.11, 3], [0, 5.0, 4], [1, 0.5, 0.5]], dtype=torch.double
+    )
+    assert is_known(problem, X, known).tolist() == [True, False, False, False]

@@ -552,3 +552,17 @@ def test_errors_come_before_any_work(peak, small) -> None:
     refused("X_start expects finite", X_start=X * math.nan)
     refused("fill expects a number or 5", fill=torch.zeros(3))
     assert acqf.calls == 0
+
+
+def test_min_distance(peak: type) -> None:
+    """The maximum itself is known: what comes is the nearest that is far enough."""
+    tree = ParameterTree(2, {0: {0: [1], 1: []}}, values={0: [0, 1]})
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 10.0]], dtype=torch.double)
+    acqf = peak(tree, torch.tensor([0.0, 4.0]), lambda X: -100.0 * X[..., 0])
+    known = torch.tensor([[0.0, 4.0]], dtype=torch.double)
+    X, _ = optimize_acqf_paths(
+        acqf, bounds, tree, X_avoid=known, min_distance=0.05, seed=0
+    )
+    assert X[0, 0] == 0 and 0.5 <= (X[0, 1] - 4.0).abs() < 0.8
+    with pytest.raises(ValueError, match="min_distance"):
+        optimize_acqf_paths(acqf, bounds, tree, min_distance=1.5)
