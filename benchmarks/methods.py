@@ -35,6 +35,7 @@ _PAPER: dict[str, Any] = {
     "leaf_inputs": "own",
     "leaf_hyperparameters": "independent",
     "leaf_offset": "fixed",
+    "leaf_kernel": "matern",
 }
 # c = 0: every path on its own, with all its columns.
 _INDEPENDENT: dict[str, Any] = {
@@ -42,6 +43,8 @@ _INDEPENDENT: dict[str, Any] = {
     "leaf_inputs": "active",
     "leaf_hyperparameters": "independent",
     "leaf_offset": "fixed",
+    "node_weights": False,
+    "leaf_kernel": "matern",
 }
 
 

@@ -121,7 +121,7 @@ class LeafPredictor:
         """
         num_rows, num_weights = key.shape[0], self.num_weights
         leaf = self.layout.find(key)
-        if self.masked:
+        if self.masked or not len(key):
             return self._predict_masked(leaf, scaled, features)
         bucket = self.bucket_of_leaf[leaf]
         scaled = torch.nn.functional.pad(scaled, (0, 1, 0, 1))

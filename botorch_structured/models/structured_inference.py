@@ -8,7 +8,7 @@ each point.
 
 from __future__ import annotations
 
-__all__ = ["StructuredInference"]
+__all__ = ["StructuredInference", "with_variance_floor"]
 
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured.inference.evidence import log_evidence
 from botorch_structured.inference.prediction import LeafPredictor
+from botorch_structured.kernels.stationary import Correlation
 from botorch_structured.kernels.tree_structured import (
     Structure,
     TreeStructuredKernel,
@@ -45,8 +46,8 @@ else:
 class StructuredInference(_Base):
     """Evidence and posterior of an ``ExactGP`` with a ``TreeStructuredKernel``."""
 
-    _structure_cache: tuple[Tensor, Structure] | None = None
-    _predictor_cache: LeafPredictor | None = None
+    _structure_cache: tuple[Tensor, TreeStructuredKernel, Structure] | None = None
+    _predictor_cache: tuple[Structure, Correlation, LeafPredictor] | None = None
 
     # -- what can be used ---------------------------------------------------------
 
@@ -86,9 +87,10 @@ class StructuredInference(_Base):
 
     def _structure(self, X: Tensor) -> Structure:
         cache = self._structure_cache
-        if cache is None or cache[0] is not X:
-            self._structure_cache = cache = (X, self.covar_module.structure(X))
-        return cache[1]
+        kernel = self.covar_module
+        if cache is None or cache[0] is not X or cache[1] is not kernel:
+            self._structure_cache = cache = (X, kernel, kernel.structure(X))
+        return cache[2]
 
     def _clear_cache(self) -> None:
         super()._clear_cache()
@@ -125,7 +127,9 @@ class StructuredInference(_Base):
             A scalar, or ``batch_shape`` for a batched model.
         """
         X = self.train_inputs[0]
-        if self._is_structured():
+        # A subclass, or leaving one out, is another objective.
+        exact = type(mll) is ExactMarginalLogLikelihood
+        if exact and mll.likelihood is self.likelihood and self._is_structured():
             # paths do not depend on the transform: decisions are left alone by it
             structure = self._structure(X)
             if self._evidence_pays(structure.layout):
@@ -154,12 +158,17 @@ class StructuredInference(_Base):
     # -- posterior ----------------------------------------------------------------
 
     def _predictor(self) -> LeafPredictor:
-        if self._predictor_cache is None:
-            kernel = self.covar_module
-            X = self.train_inputs[0]
+        kernel = self.covar_module
+        X = self.train_inputs[0]
+        structure = self._structure(X)
+        cache = self._predictor_cache
+        if (
+            cache is None
+            or cache[0] is not structure
+            or cache[1] is not kernel.correlation
+        ):
             with torch.no_grad():
-                structure = self._structure(X)
-                self._predictor_cache = LeafPredictor(
+                predictor = LeafPredictor(
                     structure.layout,
                     kernel.block_tensors(X, structure),
                     structure.inputs,
@@ -169,7 +178,8 @@ class StructuredInference(_Base):
                     kernel.correlation.value,
                     kernel.correlation.value_and_slope,
                 )
-        return self._predictor_cache
+            self._predictor_cache = cache = (structure, kernel.correlation, predictor)
+        return cache[2]
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Prior in training mode, posterior in evaluation mode."""
@@ -216,18 +226,29 @@ class StructuredInference(_Base):
             rows.key.reshape(-1), flat(rows.scaled), flat(rows.features)
         )
         mean = self.mean_module(X) + prediction.mean.view(*batch, q)
-        explained = prediction.explained.view(*batch, q, -1)
-        weight = prediction.weight.view(*batch, q, -1)
+        explained = prediction.explained.unflatten(0, (*batch, q))
+        weight = prediction.weight.unflatten(0, (*batch, q))
         if q == 1:
             prior = (rows.variance + rows.constant).expand(*batch, q)
             reduction = weight.square().sum(-1) - explained.square().sum(-1)
-            # GPyTorch's own floor, without a warning at each point that is known
-            floor = settings.min_variance.value(mean.dtype)
-            variance = (prior + reduction).clamp_min(floor).unsqueeze(-1)
+            variance = with_variance_floor((prior + reduction).unsqueeze(-1))
             return MultivariateNormal(mean, to_linear_operator(variance))
         leaf = prediction.leaf.view(*batch, q)
         same = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
         covariance = kernel.leaf_covariance(rows, rows) + weight @ weight.mT
         covariance = covariance - torch.where(same, explained @ explained.mT, 0.0)
         # a bare tensor would get no jitter when it is factorised for sampling
-        return MultivariateNormal(mean, to_linear_operator(covariance))
+        return MultivariateNormal(
+            mean, to_linear_operator(with_variance_floor(covariance))
+        )
+
+
+def with_variance_floor(covariance: Tensor) -> Tensor:
+    """GPyTorch's own floor of variances, without its warning at points that are known.
+
+    Args:
+        covariance: ``batch_shape x n x n``.
+    """
+    floor = settings.min_variance.value(covariance.dtype)
+    lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
+    return covariance + torch.diag_embed(lack)

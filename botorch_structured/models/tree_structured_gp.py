@@ -17,12 +17,14 @@ from __future__ import annotations
 
 __all__ = ["TreeStructuredGP"]
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 from warnings import WarningMessage
 
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import DEFAULT_WARNING_HANDLER, _fit_fallback
 from botorch.models import SingleTaskGP
@@ -38,6 +40,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.kernels.hyperparameter import Hyperparameter
@@ -49,7 +52,10 @@ from botorch_structured.models.default_noise import (
 )
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.path_mean import PathMean
-from botorch_structured.models.structured_inference import StructuredInference
+from botorch_structured.models.structured_inference import (
+    StructuredInference,
+    with_variance_floor,
+)
 from botorch_structured.spaces import ParameterTree
 
 # The objective is per data point: finer steps than these change no prediction.
@@ -89,8 +95,9 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
     smooth shared terms, Matern-5/2 or RBF chosen by evidence. The paper's is
     ``shared_features="linear", leaf_hyperparameters="independent",
     leaf_offset="fixed", leaf_kernel="matern"``; independent GPs are
-    ``shared_features="none", leaf_offset="fixed", node_weights=False``; its dense
-    baseline "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
+    ``shared_features="none", leaf_inputs="active", node_weights=False,
+    leaf_hyperparameters="independent", leaf_offset="fixed"``; its dense baseline
+    "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
 
     A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``.
 
@@ -111,8 +118,9 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         mean_module: Default: a ``ConstantMean``, or one constant per path with
             ``leaf_offset="fixed"``.
         outcome_transform: Default: ``Standardize``.
-        input_transform: Decision columns are left out of a ``Normalize``; any other
-            transform must leave them unchanged.
+        input_transform: Decision and categorical columns are left out of a
+            ``Normalize``; any other transform must leave them unchanged and not learn
+            from the data.
         categorical_features: Columns (or ``{column: values}``) without an order. Values
             default to those in ``train_X``; decision columns need not be named.
         shared_features: Numeric columns that several paths have: "additive" (linear and
@@ -197,7 +205,10 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
                 f"expected one or the other, got covar_module and {given}."
             )
         tree.active_mask(train_X)  # refuses undeclared values of strict decisions
-        input_transform = protect_decisions(input_transform, tree, train_X)
+        known_values = _known_values(categorical_features, tree, train_X)
+        input_transform = protect_decisions(
+            input_transform, tree, train_X, known_values
+        )
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         # one leaf: exactly a SingleTaskGP, its defaults included
         structured = covar_module is None and bool(tree.decision_columns)
@@ -206,7 +217,8 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
                 imputed = tree.impute(X)
-            check_min_max_scaling(imputed, ignore_dims=tree.decision_columns)
+            named = [*tree.decision_columns, *known_values]
+            check_min_max_scaling(imputed, ignore_dims=named)
             covar_module = TreeStructuredKernel(
                 tree,
                 shared_features=shared_features,
@@ -216,7 +228,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
                 node_weights=node_weights,
                 weight_variances=weight_variances,
                 aligned_columns=aligned_columns,
-                categorical_features=_known_values(categorical_features, tree, train_X),
+                categorical_features=known_values,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
                 batch_shape=aug_batch_shape,
             )
@@ -305,17 +317,23 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         if not self._choose_kernel:
             return fit()
         best: tuple[float, dict[str, Any]] | None = None
+        failure: ModelFittingError | None = None
         start = deepcopy(mll.state_dict())
         for correlation in CORRELATIONS:
             mll.load_state_dict(start)
             self.covar_module.set_correlation(correlation.name)
-            fit()
+            try:
+                fit()
+            except ModelFittingError as error:
+                failure = error
+                continue
             mll.train()
             with torch.no_grad():
                 loss = float(self.compute_custom_loss(mll).sum())
-            if best is None or loss < best[0]:
+            if math.isfinite(loss) and (best is None or loss < best[0]):
                 best = (loss, deepcopy(mll.state_dict()))
-        assert best is not None
+        if best is None:
+            raise failure or ModelFittingError("The evidence is not finite.")
         mll.load_state_dict(best[1])
         return mll.eval()
 
@@ -341,7 +359,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         projected = features @ root.mT
         mvn = MultivariateNormal(
             mean + (features @ weight_mean.unsqueeze(-1)).squeeze(-1),
-            to_linear_operator(projected @ projected.mT),
+            to_linear_operator(with_variance_floor(projected @ projected.mT)),
         )
         posterior = GPyTorchPosterior(mvn)
         if hasattr(self, "outcome_transform"):
@@ -370,6 +388,11 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         """Scaled weight features of transformed inputs, ``batch_shape x n x V``."""
         if isinstance(self.covar_module, TreeStructuredKernel):
             return self.covar_module.rows(X).features
+        if self.tree.decision_columns:
+            raise ValueError(
+                "Paths and weights are those of a TreeStructuredKernel: expected one "
+                f"as covar_module, got {type(self.covar_module).__name__}."
+            )
         return X.new_zeros(*X.shape[:-1], 0)
 
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
@@ -383,11 +406,11 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
             covariance = self.likelihood(prior, X).covariance_matrix
             features = self._features(X)
             residual = (self.train_targets - prior.mean).unsqueeze(-1)
-            chol = torch.linalg.cholesky(covariance)
+            chol = psd_safe_cholesky(covariance)
             mean = features.mT @ torch.cholesky_solve(residual, chol)
             half = torch.linalg.solve_triangular(chol, features, upper=False)
             eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
-            root = torch.linalg.cholesky(eye - half.mT @ half).mT
+            root = psd_safe_cholesky(eye - half.mT @ half).mT
         return mean.squeeze(-1), root
 
 

@@ -13,6 +13,7 @@ __all__ = [
 ]
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -136,9 +137,10 @@ def check_acquisition(acq_function: Any, name: str) -> None:
 
 def check_count(name: str, value: Any) -> int:
     """``value`` if it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    number = _integer(value)
+    if number is None or number < 1:
         raise ValueError(f"{name} expects a positive integer, got {value!r}.")
-    return value
+    return number
 
 
 def make_problem(
@@ -160,7 +162,10 @@ def make_problem(
         ValueError: Which argument, what was expected, what came.
     """
     if not isinstance(tree, ParameterTree):
-        raise ValueError(f"tree expects a ParameterTree, got {type(tree).__name__}.")
+        raise ValueError(
+            "tree expects a ParameterTree (model.tree, ParameterTree(d, {...})), "
+            f"got {type(tree).__name__}."
+        )
     d = tree.dim
     if (
         not isinstance(bounds, Tensor)
@@ -218,9 +223,20 @@ def check_points(name: str, X: Any, d: int) -> Tensor:
 
 
 def _check_column(name: str, col: Any, d: int) -> int:
-    if isinstance(col, bool) or not isinstance(col, int) or not -d <= col < d:
+    number = _integer(col)
+    if number is None or not -d <= number < d:
         raise ValueError(f"{name} expects columns from 0 to {d - 1}, got {col!r}.")
-    return col % d
+    return number % d
+
+
+def _integer(value: Any) -> int | None:
+    """An integer of any library as Python's; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _grids(

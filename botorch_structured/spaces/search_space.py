@@ -210,6 +210,8 @@ class SearchSpace(Codec):
         Raises:
             ValueError: Next to nothing is feasible.
         """
+        if n < 0:
+            raise ValueError(f"n expects a number of points, got {n}.")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         found: list[Tensor] = []
         missing, drawn, batch = n, 0, n

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Warp
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from botorch.models.transforms.input import InputStandardize
+from gpytorch.kernels import ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from hypothesis import assume, given
 from model_test_case import StructuredModelTestCase
 from strategies import random_points, random_tree, seeds
@@ -19,7 +22,8 @@ from torch import Tensor
 
 from botorch_structured.inference.prediction import LeafPredictor
 from botorch_structured.kernels import TreeStructuredKernel
-from botorch_structured.models import TreeStructuredGP
+from botorch_structured.kernels.stationary import CORRELATIONS
+from botorch_structured.models import TreeStructuredGP, tree_structured_gp
 from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -506,3 +510,94 @@ def test_a_million_paths() -> None:
     Y = torch.where(tree.active_mask(X), X, 0.0)[:, 20:].sum(-1, keepdim=True)
     model = TreeStructuredGP(X, Y, tree)
     assert torch.isfinite(model.posterior(X).mean).all()
+
+
+def test_categorical_columns_are_not_normalised() -> None:
+    """Their known values would not be found again."""
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: []}})
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(30, 3, generator=g)
+    X[:, 0] = (X[:, 0] > 0.5).double()
+    X[:, 2] = (X[:, 2] * 3).floor() + 3
+    Y = torch.tensor([0.0, 3.0, -2.0])[X[:, 2].long() - 3].unsqueeze(-1)
+    noise = torch.full_like(Y, 1e-6)
+    given = Normalize(3)
+    model = TreeStructuredGP(
+        X, Y, tree, noise, categorical_features=[2], input_transform=given
+    )
+    assert model.input_transform.indices.tolist() == [1]
+    assert (model.posterior(X).mean - Y).abs().max() < 0.05
+
+
+def test_transforms_that_learn_or_vanish() -> None:
+    X = random_points(TREE, 40, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="InputStandardize"):
+        TreeStructuredGP(X, X[:, :1], TREE, input_transform=InputStandardize(9))
+    decisions = ParameterTree(1, {0: {0.0: [], 1.0: []}})
+    flag = (X[:, 8:] > 0).double()
+    model = TreeStructuredGP(flag, X[:, :1], decisions, input_transform=Normalize(1))
+    assert not hasattr(model, "input_transform")
+    both = torch.stack([X, torch.where(TREE.active_mask(X), 10.0 * X, X)])
+    both[1, :, 8] = X[:, 8]
+    transform = Normalize(9, batch_shape=torch.Size([2]))
+    batched = TreeStructuredGP(both, both[..., :1], TREE, input_transform=transform)
+    bounds = batched.input_transform.bounds
+    torch.testing.assert_close(bounds[1], 10.0 * bounds[0])
+
+
+def test_other_objectives_are_evaluated() -> None:
+    """Leaving one out is not the evidence; a subclass may be anything."""
+    X = random_points(TREE, 12, torch.Generator().manual_seed(0))
+    model = TreeStructuredGP(X, X[:, :1], TREE)
+    mll = LeaveOneOutPseudoLikelihood(model.likelihood, model)
+    mll.train()
+    expected = -mll(model(*model.train_inputs), model.train_targets)
+    close(model.compute_custom_loss(mll), expected)
+
+
+def test_one_kernel_that_fails_does_not_spoil_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X = random_points(TREE, 12, torch.Generator().manual_seed(0))
+    model = TreeStructuredGP(X, X[:, :1], TREE)
+    original = tree_structured_gp._fit_fallback
+
+    def fail_for_rbf(mll: Any, **kwargs: Any) -> Any:
+        if model.covar_module.correlation.name == "rbf":
+            raise ModelFittingError("no")
+        return original(mll, **kwargs)
+
+    monkeypatch.setattr(tree_structured_gp, "_fit_fallback", fail_for_rbf)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.covar_module.correlation.name == "matern" and not model.training
+    monkeypatch.setattr(
+        tree_structured_gp, "_fit_fallback", lambda *_, **__: fail_for_rbf(None)
+    )
+    model.covar_module.set_correlation("rbf")
+    monkeypatch.setattr(tree_structured_gp, "CORRELATIONS", CORRELATIONS[1:])
+    with pytest.raises(ModelFittingError):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+
+
+def test_caches_follow_the_kernel() -> None:
+    g = torch.Generator().manual_seed(0)
+    X, test = random_points(TREE, 12, g), random_points(TREE, 4, g)
+    model = TreeStructuredGP(X, X[:, :1], TREE)
+    model.posterior(test)
+    model.covar_module.set_correlation("rbf")
+    changed = model.posterior(test).mean
+    model.train()
+    close(changed, model.posterior(test).mean, 1e-10)
+    model.covar_module = TreeStructuredKernel(TREE, shared_features="none").double()
+    assert torch.isfinite(model.posterior(test).mean).all()
+    assert model.posterior(test[:0].unsqueeze(1)).mean.shape == (0, 1, 1)
+
+
+def test_paths_need_a_tree_kernel() -> None:
+    X = random_points(TREE, 8, torch.Generator().manual_seed(0))
+    kernel = ScaleKernel(TreeStructuredKernel(TREE))
+    model = TreeStructuredGP(X, X[:, :1], TREE, covar_module=kernel)
+    assert torch.isfinite(model.posterior(X).mean).all()
+    for call in (lambda: model.path_posterior(X), model.weight_posterior):
+        with pytest.raises(ValueError, match="TreeStructuredKernel"):
+            call()
