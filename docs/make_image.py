@@ -2,7 +2,7 @@
 
     python docs/make_image.py
 
-Takes about a minute a seed, and goes on where it was when it is run again.
+Takes less than a minute a seed, and goes on where it was when it is run again.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many")
+    # Seeds below 200 were used to choose the model's defaults.
+    parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--folder", type=Path, default=ROOT / "results" / "demo_image")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images/demo.png")
     options = parser.parse_args()
     torch.set_num_threads(1)
     studies = []
-    for seed in tqdm(range(options.seeds), desc="seeds"):
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for seed in tqdm(seeds, desc="seeds"):
         studies.append(finished_study(options.folder, seed, options.budget))
         found = [best_record(studies[-1].records(m)) for m in (MODEL, RANDOM)]
         tqdm.write(f"seed {seed}: " + ", ".join(f"{r.value:.4f}" for r in found))
