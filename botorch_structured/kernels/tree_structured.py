@@ -23,7 +23,7 @@ from botorch_structured.kernels.stationary import (
     Correlation,
     squared_distance,
 )
-from botorch_structured.kernels.weight_features import WeightFeatures
+from botorch_structured.kernels.weight_features import WeightFeatures, one_hot
 from botorch_structured.linalg.leaf_layout import LeafLayout
 from botorch_structured.spaces import ParameterTree
 
@@ -178,7 +178,18 @@ class TreeStructuredKernel(Kernel):
         for column, values in self._categorical.items():
             encoded += [position[column]] * (len(values) + 1)
         self._encoded = encoded
-        self._own = torch.tensor([c in set(own) for c in columns], dtype=torch.bool)
+        # Not held here, see below.
+        self.leaf_hyperparameters.register_buffer(
+            "own",
+            torch.tensor([c in set(own) for c in columns], dtype=torch.bool),
+            persistent=False,
+        )
+        for column, values in self._categorical.items():
+            self.leaf_hyperparameters.register_buffer(
+                f"known_{column}",
+                torch.tensor(values, dtype=torch.float64),
+                persistent=False,
+            )
         # The only tensor this module itself holds: a choice by evidence is part of the
         # state, and its shape is the same whatever was chosen.
         names = [c.name for c in CORRELATIONS]
@@ -227,7 +238,7 @@ class TreeStructuredKernel(Kernel):
         codes, active, key = tree.locate(X)
         seen = active[..., self.columns]
         if self.leaf_inputs == "own":
-            own = self._own.to(X.device)
+            own = self.leaf_hyperparameters.own
             seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
         independent = self.leaf_hyperparameters.sharing == "independent"
         return Places(
@@ -249,11 +260,9 @@ class TreeStructuredKernel(Kernel):
         key, codes, active, nodes, seen, path = places or self.locate(X)
         inverse = self.leaf_hyperparameters.inverse_lengthscale(path)
         parts = [X[..., self._numeric]]
-        for column, values in self._categorical.items():
-            reference = torch.tensor(values, dtype=X.dtype, device=X.device)
-            code = (X[..., column, None] == reference).to(X)
-            code = torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
-            parts.append(code / math.sqrt(2.0))
+        for column in self._categorical:
+            known = getattr(self.leaf_hyperparameters, f"known_{column}")
+            parts.append(one_hot(X[..., column], known) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
         encoded = torch.where(seen[..., self._encoded], encoded, 0.0)
         scaled = encoded * inverse[..., self._encoded]

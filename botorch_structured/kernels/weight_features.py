@@ -13,7 +13,7 @@ Gaussian weights c. Here z_p(x) is a concatenation of
 
 from __future__ import annotations
 
-__all__ = ["WeightFeatures"]
+__all__ = ["WeightFeatures", "one_hot"]
 
 import math
 
@@ -117,6 +117,13 @@ class WeightFeatures(Module):
             + num_onehot
             + per_smooth * (len(smooth_columns) + len(aligned_columns))
         )
+        for column, values in onehot_columns.items():
+            known = torch.tensor(values, dtype=torch.float64)
+            self.register_buffer(f"known_{column}", known, persistent=False)
+        limits = [len(tree.decision_values[c]) for c in tree.decision_columns]
+        self.register_buffer(
+            "num_outcomes", torch.tensor(limits, dtype=torch.long), persistent=False
+        )
         for correlation in CORRELATIONS:
             self.register_buffer(
                 f"{correlation.name}_frequencies",
@@ -178,8 +185,9 @@ class WeightFeatures(Module):
             columns = self.linear_columns
             value = torch.where(active[..., columns], X[..., columns], 0.0)
             parts.append(value * self.linear_variance.value.sqrt())
-        for i, (column, values) in enumerate(self.onehot_columns.items()):
-            code = _one_hot(X[..., column], values) * active[..., column, None]
+        for i, column in enumerate(self.onehot_columns):
+            known = getattr(self, f"known_{column}")
+            code = one_hot(X[..., column], known) * active[..., column, None]
             variance = self.onehot_variance.value
             variance = (
                 variance[..., :1] if variance.shape[-1] == 1 else variance[..., i, None]
@@ -293,20 +301,15 @@ class WeightFeatures(Module):
         Returns:
             ``batch_shape x n``.
         """
-        limit = torch.tensor(
-            [len(self.tree.decision_values[c]) for c in self.tree.decision_columns],
-            device=codes.device,
-        )
-        count = (codes >= limit).sum(-1)
+        count = (codes >= self.num_outcomes).sum(-1)
         if not self.leaf_offset or not hasattr(self, "offset_variance"):
             return torch.zeros(count.shape, device=codes.device)
         return count * self.offset_variance.value.mean(-1)
 
 
-def _one_hot(values: Tensor, known: list[float]) -> Tensor:
+def one_hot(values: Tensor, known: Tensor) -> Tensor:
     """One-hot code with a last place for unknown values, ``... x (len(known) + 1)``."""
-    reference = torch.tensor(known, dtype=values.dtype, device=values.device)
-    code = (values.unsqueeze(-1) == reference).to(values)
+    code = (values.unsqueeze(-1) == known).to(values)
     return torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
 
 
