@@ -24,10 +24,8 @@ from torch import Tensor
 from botorch_structured.inference.evidence import log_evidence
 from botorch_structured.inference.prediction import LeafPredictor
 from botorch_structured.kernels.stationary import Correlation
-from botorch_structured.kernels.tree_structured import (
-    Structure,
-    TreeStructuredKernel,
-)
+from botorch_structured.kernels.structure import Structure
+from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.linalg.leaf_layout import LeafLayout
 
 # Up to here a solve is cheaper than the bookkeeping around it.
