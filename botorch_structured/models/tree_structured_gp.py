@@ -345,15 +345,18 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
 
         Args:
             X: ``batch_shape x q x d``.
+
+        Raises:
+            ValueError: If the model has several outputs, or a covariance of its own.
         """
-        self.eval()
-        X = self.transform_inputs(X)
-        mean = self.mean_module(X) if self._num_outputs == 1 else None
-        if mean is None:
+        if self._num_outputs > 1:
             raise ValueError(
                 "path_posterior: expected a model with one output, got "
                 f"{self._num_outputs}; use subset_output."
             )
+        self.eval()
+        X = self.transform_inputs(X)
+        mean = self.mean_module(X)
         features = self._features(X)
         weight_mean, root = self._weight_moments()
         projected = features @ root.mT
