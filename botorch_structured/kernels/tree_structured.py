@@ -203,7 +203,9 @@ class TreeStructuredKernel(Kernel):
             X: ``batch_shape x n x d``.
         """
         tree = self.tree
-        codes, active, key = tree.locate(X)
+        # A model checks its training data; on a GPU looking at the values of what it
+        # predicts would make the device wait in each acquisition call.
+        codes, active, key = tree.locate(X, strict=X.device.type == "cpu")
         seen = active[..., self.columns]
         if self.leaf_inputs == "own":
             own = self.leaf_hyperparameters.own

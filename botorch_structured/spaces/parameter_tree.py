@@ -97,17 +97,20 @@ class ParameterTree(TreeStructure):
         codes, active = self._checked_codes(X)
         return torch.where(active, codes, -1)
 
-    def locate(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
 
         Args:
             X: ``batch_shape x n x d`` points.
+            strict: Whether to raise where a strictly declared decision has another
+                value (on a GPU the host waits for that); otherwise it is a path of its
+                own on which nothing hangs.
 
         Returns:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        values, codes, active = self._checked(X)
+        values, codes, active = self._checked(X, strict)
         lookup = self._lookup(X.device)
         key = lookup.keys(values, codes, active)
         return torch.where(active, codes, -1), lookup.active_columns(codes), key
