@@ -8,8 +8,6 @@ of the weights and R = A^-1 F, the derivative of the log evidence is, leaf by le
     dF_p:  alpha mu' - R M^-1          dr:  -alpha          d noise:  diag(dA_p)
 
 and the derivative of a stationary correlation needs one product more (`dS` below).
-Autograd through the same computation takes more than twice as long and several times
-the memory.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ L^-1 k then has (Jenatton et al. 2017, section 3.2, with t_p(x) = h)
 
 where the middle term is there for two points of one leaf only. Nothing has size n. The
 textbook's alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves
-of them are not, and keep six more digits at the noise floor.
+of them are not, and keep three more digits at the noise floor.
 """
 
 from __future__ import annotations

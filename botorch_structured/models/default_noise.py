@@ -1,11 +1,11 @@
 """The noise model of the default likelihood: exact where it can be, wary where it must.
 
 Two kinds of objective ask for opposite things. A smooth one that is computed exactly
-wants a noise of 1e-9: BoTorch's floor of 1e-4 stops the search two to four digits
-early. An error count is a step function: between the steps values repeat *exactly*,
-which no smooth function explains but one that is flat and free of noise, and a model
-with such a floor is then sure of everything it has not seen. Repeated values tell the
-two apart, and repeats are also what ``ClipTail`` makes.
+wants a noise of 1e-9: BoTorch's floor of 1e-4 stops the search early. An error count is
+a step function: between the steps values repeat *exactly*, which no smooth function
+explains but one that is flat and free of noise, and a model with such a floor is then
+sure of everything it has not seen. Repeated values tell the two apart, and repeats are
+also what ``ClipTail`` makes.
 """
 
 from __future__ import annotations

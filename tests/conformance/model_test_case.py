@@ -18,6 +18,10 @@ from botorch.acquisition import (
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
+from botorch.acquisition.max_value_entropy_search import (
+    qLowerBoundMaxValueEntropy,
+    qMaxValueEntropy,
+)
 from botorch.acquisition.multi_objective.logei import (
     qLogNoisyExpectedHypervolumeImprovement,
 )
@@ -208,6 +212,12 @@ class StructuredModelTestCase:
         )
         assert acquisition(self.points(3, 2)).shape == (3,)
         assert models.subset_output([1]).posterior(X).mean.shape == (24, 1)
+
+    def test_entropy_search(self) -> None:
+        model, candidates = self.fitted(), self.points(30)
+        for kind in (qMaxValueEntropy, qLowerBoundMaxValueEntropy):
+            value = kind(model, candidate_set=candidates)(self.points(3, 1))
+            assert value.shape == (3,) and torch.isfinite(value).all()
 
     def test_prune_and_sample(self) -> None:
         model = self.fitted()
