@@ -15,17 +15,12 @@ from __future__ import annotations
 
 __all__ = ["LeafPredictor", "Prediction"]
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from botorch_structured.inference.evidence import (
-    BlockTensors,
-    ValueAndSlope,
-    leaf_covariance,
-)
+from botorch_structured.inference.evidence import BlockTensors, noisy_covariance
 from botorch_structured.linalg.block_low_rank import BlockInputs, factorise
 from botorch_structured.linalg.leaf_layout import (
     LeafLayout,
@@ -56,31 +51,23 @@ class LeafPredictor:
     Args:
         layout: The grouping of the data.
         blocks: Its leaves.
-        inputs: Which scaled inputs each leaf of a bucket uses, ``B x d`` per bucket.
         noise: Noise variances, ``n``.
         residual: Observations minus prior means, ``n``.
         num_weights: V.
-        value: The correlation as a function of squared distance, differentiable.
-        value_and_slope: The same with its slope.
     """
 
     def __init__(
         self,
         layout: LeafLayout,
         blocks: list[BlockTensors],
-        inputs: list[Tensor],
         noise: Tensor,
         residual: Tensor,
         num_weights: int,
-        value: Callable[[Tensor], Tensor],
-        value_and_slope: ValueAndSlope,
     ) -> None:
-        self.layout, self.blocks, self.inputs = layout, blocks, inputs
-        self.num_weights, self.value = num_weights, value
+        self.layout, self.blocks, self.num_weights = layout, blocks, num_weights
         self.masked = residual.device.type != "cpu"
-        covariances = [leaf_covariance(b, noise, value_and_slope)[0] for b in blocks]
         factors = factorise(
-            covariances,
+            [noisy_covariance(b.covariance, b.bucket, noise) for b in blocks],
             [BlockInputs(b.bucket, b.features, b.weights) for b in blocks],
             residual,
             num_weights,
@@ -111,20 +98,20 @@ class LeafPredictor:
                 len(leaves), device=residual.device
             )
 
-    def __call__(self, key: Tensor, scaled: Tensor, features: Tensor) -> Prediction:
+    def __call__(self, key: Tensor, points: Tensor, features: Tensor) -> Prediction:
         """Predict at rows.
 
         Args:
             key: Path of each row, ``t``.
-            scaled: Scaled inputs, ``t x e``.
+            points: What the kernel knows of each row, ``t x e``.
             features: Scaled weight features, ``t x V``.
         """
         num_rows, num_weights = key.shape[0], self.num_weights
         leaf = self.layout.find(key)
         if self.masked or not len(key):
-            return self._predict_masked(leaf, scaled, features)
+            return self._predict_masked(leaf, points, features)
         bucket = self.bucket_of_leaf[leaf]
-        scaled = torch.nn.functional.pad(scaled, (0, 1, 0, 1))
+        points = torch.nn.functional.pad(points, (0, 0, 0, 1))
         order, means, explained, shrunk = [], [], [], []
         max_size = self.layout.max_size
         for i in range(-1, len(self.blocks)):
@@ -139,11 +126,9 @@ class LeafPredictor:
                 continue
             for places, index in self._groups(rows, self.place_of_leaf[leaf[rows]]):
                 block = self.blocks[i]
-                columns = self.inputs[i][places].unsqueeze(-2)
                 # what pads comes from the zeros appended above
                 row = torch.cat([rows, rows.new_full((1,), num_rows)])[index]
-                x = scaled[row.unsqueeze(-1), columns]
-                k = self._covariance(i, places, x)
+                k = self._covariance(i, places, points, row)
                 take = index < len(rows)
                 order.append(row[take])
                 w = k @ self.inverse_chol[i][places].mT
@@ -166,7 +151,7 @@ class LeafPredictor:
         )
 
     def _predict_masked(
-        self, leaf: Tensor, scaled: Tensor, features: Tensor
+        self, leaf: Tensor, points: Tensor, features: Tensor
     ) -> Prediction:
         """The same, every leaf for every row and all but one of them masked.
 
@@ -174,15 +159,15 @@ class LeafPredictor:
         other way waits for the host several times.
         """
         num_rows, max_size = leaf.shape[0], self.layout.max_size
-        scaled = torch.nn.functional.pad(scaled, (0, 1))
         mean = features @ self.weight_mean
         explained = features.new_zeros(num_rows, max_size)
         shrunk = features.new_zeros(num_rows, self.num_weights + 1)
         for i, block in enumerate(self.blocks):
-            places = torch.arange(len(block.variance), device=leaf.device)
-            x = scaled[:, self.inputs[i]].transpose(0, 1)  # B x t x d
+            places = torch.arange(len(block.bucket.leaves), device=leaf.device)
+            every = torch.arange(num_rows, device=leaf.device).expand(len(places), -1)
             mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
-            k = self._covariance(i, places, x) * mine.unsqueeze(-1).to(features)
+            k = self._covariance(i, places, points, every)
+            k = k * mine.unsqueeze(-1).to(features)
             w = k @ self.inverse_chol[i].mT
             both = w @ self.half[i]
             mean = mean + both[..., 0].sum(0)
@@ -198,14 +183,12 @@ class LeafPredictor:
         h = features - shrunk[:, : self.num_weights]
         return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
 
-    def _covariance(self, i: int, places: Tensor, x: Tensor) -> Tensor:
+    def _covariance(
+        self, i: int, places: Tensor, points: Tensor, index: Tensor
+    ) -> Tensor:
         """Prior covariances of points with the data of their own leaf."""
         block = self.blocks[i]
-        data = block.scaled[places]
-        squares = x.square().sum(-1, keepdim=True) + data.square().sum(-1)[:, None, :]
-        distance = (squares - 2.0 * x @ data.mT).clamp_min(0.0)
-        k = self.value(distance) * block.variance[places, None, None]
-        k = k + block.constant[places, None, None]
+        k = block.cross(places, points, index)
         if block.bucket.real is not None:
             k = k * block.bucket.real[places].unsqueeze(-2).to(k)
         return k

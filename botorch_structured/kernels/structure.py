@@ -12,7 +12,7 @@ __all__ = [
 ]
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +44,11 @@ class Places(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What the kernel needs to know of some inputs.
+    """What a stationary leaf kernel needs to know of some inputs.
 
     Attributes:
         key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
-        scaled: Inputs of K_p over lengthscales, ``batch_shape x n x e``; zero where K_p
+        points: Inputs of K_p over lengthscales, ``batch_shape x n x e``; zero where K_p
             does not see a column.
         variance: Prior variance of g_p, ``batch_shape x n``.
         constant: Variance of an undeclared path's own offset, ``batch_shape x n``.
@@ -56,17 +56,22 @@ class Rows(NamedTuple):
     """
 
     key: Tensor
-    scaled: Tensor
+    points: Tensor
     variance: Tensor
     constant: Tensor
     features: Tensor
+
+    @property
+    def prior(self) -> Tensor:
+        """Prior variance of what does not go through the weights."""
+        return self.variance + self.constant
 
 
 class Structure(NamedTuple):
     """The leaves of a data set.
 
     Attributes:
-        places: Where its rows are.
+        places: Where its rows are, in the kernel's own terms.
         layout: The rows grouped by leaf.
         inputs: Per bucket the columns of the scaled inputs that its leaves use,
             ``B x d``; one past the last column where unused.
@@ -74,7 +79,7 @@ class Structure(NamedTuple):
             where unused.
     """
 
-    places: Places
+    places: Any
     layout: LeafLayout
     inputs: list[Tensor]
     weights: list[Tensor]

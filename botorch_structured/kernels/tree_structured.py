@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors
 from botorch_structured.kernels.hyperparameter import Hyperparameter
+from botorch_structured.kernels.leaf_blocks import (
+    stationary_covariance,
+    stationary_cross,
+)
 from botorch_structured.kernels.leaf_hyperparameters import (
     MAX_LISTED_PATHS,
     LeafHyperparameters,
 )
+from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.stationary import (
     CORRELATIONS,
     Correlation,
@@ -36,7 +40,7 @@ from botorch_structured.linalg.leaf_layout import LeafLayout
 from botorch_structured.spaces import ParameterTree
 
 
-class TreeStructuredKernel(Kernel):
+class TreeStructuredKernel(LeafKernel):
     r"""Marginal covariance of a tree GP, equation (4) of [Jenatton2017tree]_.
 
     .. math:: k(x, x') = 1[p = p'] K_p(x_p, x'_p) + z_p(x)^\top \Sigma_c z_{p'}(x')
@@ -67,9 +71,6 @@ class TreeStructuredKernel(Kernel):
         correlation: "matern" (5/2) or "rbf": that of K_p and of the smooth terms.
         batch_shape: Batch shape of the hyperparameters.
     """
-
-    has_lengthscale = False
-    is_stationary = False
 
     def __init__(
         self,
@@ -167,6 +168,16 @@ class TreeStructuredKernel(Kernel):
         self._correlation = CORRELATIONS[names.index(correlation)]
 
     @property
+    def num_weights(self) -> int:
+        """V, the number of weights."""
+        return self.weights.num_weights
+
+    @property
+    def variant(self) -> Correlation:
+        """The correlation function."""
+        return self._correlation
+
+    @property
     def correlation(self) -> Correlation:
         """The correlation function of K_p and of the smooth terms."""
         return self._correlation
@@ -236,6 +247,8 @@ class TreeStructuredKernel(Kernel):
         encoded = torch.cat(parts, dim=-1)
         encoded = torch.where(seen[..., self._encoded], encoded, 0.0)
         scaled = encoded * inverse[..., self._encoded]
+        # what a leaf does not use is taken from one more column of zeros
+        scaled = torch.nn.functional.pad(scaled, (0, 1))
         variance = self.leaf_hyperparameters.scale(path, nodes)
         constant = self.weights.undeclared_variance(codes).to(X)
         features = self.weights(X, active, nodes, self._correlation)
@@ -244,31 +257,9 @@ class TreeStructuredKernel(Kernel):
     def leaf_covariance(self, a: Rows, b: Rows) -> Tensor:
         """1[p = p'] K_p: the part that does not go through the weights."""
         same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
-        value = self._correlation.value(squared_distance(a.scaled, b.scaled))
+        value = self._correlation.value(squared_distance(a.points, b.points))
         value = value * a.variance.unsqueeze(-1) + a.constant.unsqueeze(-1)
         return torch.where(same, value, 0.0)
-
-    def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
-    ) -> Tensor:
-        """The dense definition.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            params: Not used; GPyTorch passes what its own kernels know.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        a = self.rows(x1)
-        if diag:
-            return a.variance + a.constant + a.features.square().sum(-1)
-        # most calls are for a covariance of points with themselves
-        equal = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
-        b = a if equal else self.rows(x2)
-        return self.leaf_covariance(a, b) + a.features @ b.features.mT
 
     def structure(self, X: Tensor) -> Structure:
         """The leaves of a data set, and which inputs and weights each has.
@@ -299,7 +290,7 @@ class TreeStructuredKernel(Kernel):
         """
         layout = structure.layout
         rows = self.rows(X, structure.places)
-        scaled = torch.nn.functional.pad(rows.scaled, (0, 1, 0, 1))
+        scaled = torch.nn.functional.pad(rows.points, (0, 0, 0, 1))
         features = torch.nn.functional.pad(rows.features, (0, 1, 0, 1))
         variance = rows.variance.expand(layout.num_rows)[layout.representative]
         constant = rows.constant.expand(layout.num_rows)[layout.representative]
@@ -307,14 +298,18 @@ class TreeStructuredKernel(Kernel):
         parts = zip(layout.buckets, structure.inputs, structure.weights, strict=True)
         for bucket, inputs, weights in parts:
             row = bucket.index.unsqueeze(-1)
+            mine = (
+                scaled[row, inputs.unsqueeze(-2)],
+                variance[bucket.leaves],
+                constant[bucket.leaves],
+            )
             out.append(
                 BlockTensors(
                     bucket,
-                    scaled[row, inputs.unsqueeze(-2)],
-                    variance[bucket.leaves],
-                    constant[bucket.leaves],
+                    stationary_covariance(*mine, bucket.real, self._correlation),
                     features[row, weights.unsqueeze(-2)],
                     weights,
+                    stationary_cross(*mine, inputs, self._correlation),
                 )
             )
         return out

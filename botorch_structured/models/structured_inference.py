@@ -1,4 +1,4 @@
-"""Fast inference for models whose covariance is a ``TreeStructuredKernel``.
+"""Fast inference for models whose covariance is a ``LeafKernel``.
 
 The kernel is the one definition of the covariance and the dense path of BoTorch and
 GPyTorch is always there; what is here gives the same numbers faster and is chosen by
@@ -23,9 +23,8 @@ from torch import Tensor
 
 from botorch_structured.inference.evidence import log_evidence
 from botorch_structured.inference.prediction import LeafPredictor
-from botorch_structured.kernels.stationary import Correlation
+from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.structure import Structure
-from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.linalg.leaf_layout import LeafLayout
 
 # Up to here a solve is cheaper than the bookkeeping around it.
@@ -42,17 +41,17 @@ else:
 
 
 class StructuredInference(_Base):
-    """Evidence and posterior of an ``ExactGP`` with a ``TreeStructuredKernel``."""
+    """Evidence and posterior of an ``ExactGP`` with a ``LeafKernel``."""
 
-    _structure_cache: tuple[Tensor, TreeStructuredKernel, Structure] | None = None
-    _predictor_cache: tuple[Structure, Correlation, LeafPredictor] | None = None
+    _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
+    _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
 
     # -- what can be used ---------------------------------------------------------
 
     def _is_structured(self) -> bool:
         """Whether the structured algebra applies to the training data at all."""
         return (
-            isinstance(self.covar_module, TreeStructuredKernel)
+            isinstance(self.covar_module, LeafKernel)
             and isinstance(
                 self.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)
             )
@@ -65,7 +64,7 @@ class StructuredInference(_Base):
     def _evidence_pays(self, layout: LeafLayout) -> bool:
         """Whether leaves and weights are cheaper to factorise than everything."""
         cubes = sum(float(size) ** 3 for size in layout.sizes)
-        weights = float(self.covar_module.weights.num_weights)
+        weights = float(self.covar_module.num_weights)
         return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
@@ -79,7 +78,7 @@ class StructuredInference(_Base):
         X = self.train_inputs[0]
         if X.requires_grad or self.train_targets.requires_grad:
             return False
-        return self.covar_module.weights.num_weights <= max(len(X), _MANY_WEIGHTS)
+        return self.covar_module.num_weights <= max(len(X), _MANY_WEIGHTS)
 
     # -- caches -------------------------------------------------------------------
 
@@ -149,8 +148,7 @@ class StructuredInference(_Base):
             kernel.block_tensors(X, structure),
             self._noise(X.shape[0]),
             self.train_targets - self.mean_module(X),
-            kernel.weights.num_weights,
-            kernel.correlation.value_and_slope,
+            kernel.num_weights,
         )
 
     # -- posterior ----------------------------------------------------------------
@@ -160,23 +158,16 @@ class StructuredInference(_Base):
         X = self.train_inputs[0]
         structure = self._structure(X)
         cache = self._predictor_cache
-        if (
-            cache is None
-            or cache[0] is not structure
-            or cache[1] is not kernel.correlation
-        ):
+        if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
             with torch.no_grad():
                 predictor = LeafPredictor(
                     structure.layout,
                     kernel.block_tensors(X, structure),
-                    structure.inputs,
                     self._noise(X.shape[0]),
                     self.train_targets - self.mean_module(X),
-                    kernel.weights.num_weights,
-                    kernel.correlation.value,
-                    kernel.correlation.value_and_slope,
+                    kernel.num_weights,
                 )
-            self._predictor_cache = cache = (structure, kernel.correlation, predictor)
+            self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
@@ -221,13 +212,13 @@ class StructuredInference(_Base):
             return values.expand(*batch, q, width).reshape(batch.numel() * q, width)
 
         prediction = self._predictor()(
-            rows.key.reshape(-1), flat(rows.scaled), flat(rows.features)
+            rows.key.reshape(-1), flat(rows.points), flat(rows.features)
         )
         mean = self.mean_module(X) + prediction.mean.view(*batch, q)
         explained = prediction.explained.unflatten(0, (*batch, q))
         weight = prediction.weight.unflatten(0, (*batch, q))
         if q == 1:
-            prior = (rows.variance + rows.constant).expand(*batch, q)
+            prior = rows.prior.expand(*batch, q)
             reduction = weight.square().sum(-1) - explained.square().sum(-1)
             variance = with_variance_floor((prior + reduction).unsqueeze(-1))
             return MultivariateNormal(mean, to_linear_operator(variance))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors, log_evidence
+from botorch_structured.kernels.leaf_blocks import stationary_covariance
 from botorch_structured.kernels.stationary import (
     CORRELATIONS,
     Correlation,
@@ -62,16 +63,23 @@ def structured(
         blocks.append(
             BlockTensors(
                 bucket,
-                x[bucket.index],
-                t["variance"][bucket.leaves],
-                t["constant"][bucket.leaves],
+                stationary_covariance(
+                    x[bucket.index],
+                    t["variance"][bucket.leaves],
+                    t["constant"][bucket.leaves],
+                    bucket.real,
+                    correlation,
+                ),
                 features[rows, index.unsqueeze(-2)],
                 index,
+                no_predictions,
             )
         )
-    return log_evidence(
-        blocks, t["noise"], t["residual"], NUM_WEIGHTS, correlation.value_and_slope
-    )
+    return log_evidence(blocks, t["noise"], t["residual"], NUM_WEIGHTS)
+
+
+def no_predictions(*_: Tensor) -> Tensor:
+    raise AssertionError("an evidence needs no covariances with other points")
 
 
 def dense(
