@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["TreeStructuredKernel"]
+__all__ = [
+    "ConditionalKernel",
+    "LaplaceKernel",
+    "TreeStructuredKernel",
+]
 
+from botorch_structured.kernels.conditional import ConditionalKernel
+from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel

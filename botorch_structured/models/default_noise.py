@@ -10,15 +10,22 @@ also what ``ClipTail`` makes.
 
 from __future__ import annotations
 
-__all__ = ["default_likelihood", "set_noise_prior"]
+__all__ = [
+    "default_likelihood",
+    "horseshoe_likelihood",
+    "set_noise_floor",
+    "set_noise_prior",
+]
 
 import math
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.priors import HorseshoePrior
 from torch import Tensor
 
 from botorch_structured.kernels.hyperparameter import LogInterval, log_gaussian_prior
+from botorch_structured.kernels.standard_deviations import register_noise_std_prior
 
 #: Mode, standard deviation of the logarithm, floor; in units of the outcomes' variance.
 _EXACT = (1e-6, 3.0, 1e-9)
@@ -41,6 +48,20 @@ def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     )
 
 
+def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
+    """Homoskedastic noise with a horseshoe(1) prior on its standard deviation.
+
+    The prior of Levesque et al. (2017), section V. ``set_noise_floor`` says how small
+    the noise may become.
+    """
+    likelihood = GaussianLikelihood(
+        noise_constraint=LogInterval(_EXACT[2], _MAX_NOISE, initial_value=1e-4),
+        batch_shape=batch_shape,
+    )
+    register_noise_std_prior(likelihood.noise_covar, HorseshoePrior(1.0))
+    return likelihood
+
+
 def repeated_share(targets: Tensor) -> float:
     """Largest share of outcomes that another row has exactly, over a batch.
 
@@ -61,10 +82,25 @@ def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
         likelihood: From ``default_likelihood``.
         targets: Transformed outcomes, ``batch_shape x n``.
     """
+    mode, scale, _ = set_noise_floor(likelihood, targets)
+    prior = log_gaussian_prior(mode, scale).to(targets)
+    likelihood.noise_covar.noise_prior.load_state_dict(prior.state_dict())
+
+
+def set_noise_floor(
+    likelihood: GaussianLikelihood, targets: Tensor
+) -> tuple[float, float, float]:
+    """Fit the floor of the noise, and where it starts, to the kind of outcomes.
+
+    Args:
+        likelihood: From this module.
+        targets: Transformed outcomes, ``batch_shape x n``.
+
+    Returns:
+        Mode, standard deviation of the logarithm and floor for these outcomes.
+    """
     steps = targets.shape[-1] >= _FEW_ROWS and repeated_share(targets) > _MANY_REPEATS
     mode, scale, floor = _STEPS if steps else _EXACT
-    noise = likelihood.noise_covar
-    prior = log_gaussian_prior(mode, scale).to(targets)
-    noise.noise_prior.load_state_dict(prior.state_dict())
-    noise.raw_noise_constraint.lower_bound.fill_(floor)
+    likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(floor)
     likelihood.initialize(noise=max(mode, floor) if steps else 1e-4)
+    return mode, scale, floor

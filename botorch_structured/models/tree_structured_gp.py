@@ -21,12 +21,9 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
-from warnings import WarningMessage
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.fit import DEFAULT_WARNING_HANDLER, _fit_fallback
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -51,6 +48,7 @@ from botorch_structured.models.default_noise import (
     set_noise_prior,
 )
 from botorch_structured.models.input_transforms import protect_decisions
+from botorch_structured.models.map_fit import ToleranceOfRounding
 from botorch_structured.models.path_mean import PathMean
 from botorch_structured.models.structured_inference import (
     StructuredInference,
@@ -58,25 +56,8 @@ from botorch_structured.models.structured_inference import (
 )
 from botorch_structured.spaces import ParameterTree
 
-# The objective is per data point: finer steps than these change no prediction.
-_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
 
-
-def _accept_rounding(warning: WarningMessage) -> bool:
-    """BoTorch's own policy, but a line search that stops at rounding is no failure.
-
-    At a noise of 1e-9 the evidence is known to eight digits or so; L-BFGS-B then ends
-    with "ABNORMAL" where it cannot descend further, and a retry from random
-    hyperparameters would throw the fit away.
-    """
-    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
-        warning.message
-    ):
-        return True
-    return DEFAULT_WARNING_HANDLER(warning)
-
-
-class TreeStructuredGP(StructuredInference, SingleTaskGP):
+class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
 
     Choose it when some parameters exist only for some values of others: a point on path
@@ -283,12 +264,7 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         return inputs
 
     def custom_fit(
-        self,
-        mll: MarginalLogLikelihood,
-        closure: Any = None,
-        closure_kwargs: dict[str, Any] | None = None,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, mll: MarginalLogLikelihood, **kwargs: Any
     ) -> MarginalLogLikelihood:
         r"""Fit once per kernel and keep the one with the larger evidence.
 
@@ -296,23 +272,8 @@ class TreeStructuredGP(StructuredInference, SingleTaskGP):
         included. Not for direct use.
         """
 
-        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
-        if closure is None and "optimizer" not in kwargs and not batched:
-            options = dict((optimizer_kwargs or {}).get("options") or {})
-            optimizer_kwargs = {
-                **(optimizer_kwargs or {}),
-                "options": {**_FIT_OPTIONS, **options},
-            }
-        kwargs.setdefault("warning_handler", _accept_rounding)
-
         def fit() -> MarginalLogLikelihood:
-            return _fit_fallback(
-                mll,
-                closure=closure,
-                closure_kwargs=closure_kwargs,
-                optimizer_kwargs=optimizer_kwargs,
-                **kwargs,
-            )
+            return super(TreeStructuredGP, self).custom_fit(mll, **kwargs)
 
         if not self._choose_kernel:
             return fit()

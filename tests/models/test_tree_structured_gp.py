@@ -23,7 +23,7 @@ from torch import Tensor
 from botorch_structured.inference.prediction import LeafPredictor
 from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.kernels.stationary import CORRELATIONS
-from botorch_structured.models import TreeStructuredGP, tree_structured_gp
+from botorch_structured.models import TreeStructuredGP, map_fit, tree_structured_gp
 from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -562,19 +562,17 @@ def test_one_kernel_that_fails_does_not_spoil_the_other(
 ) -> None:
     X = random_points(TREE, 12, torch.Generator().manual_seed(0))
     model = TreeStructuredGP(X, X[:, :1], TREE)
-    original = tree_structured_gp._fit_fallback
+    original = map_fit._fit_fallback
 
     def fail_for_rbf(mll: Any, **kwargs: Any) -> Any:
         if model.covar_module.correlation.name == "rbf":
             raise ModelFittingError("no")
         return original(mll, **kwargs)
 
-    monkeypatch.setattr(tree_structured_gp, "_fit_fallback", fail_for_rbf)
+    monkeypatch.setattr(map_fit, "_fit_fallback", fail_for_rbf)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.covar_module.correlation.name == "matern" and not model.training
-    monkeypatch.setattr(
-        tree_structured_gp, "_fit_fallback", lambda *_, **__: fail_for_rbf(None)
-    )
+    monkeypatch.setattr(map_fit, "_fit_fallback", lambda *_, **__: fail_for_rbf(None))
     model.covar_module.set_correlation("rbf")
     monkeypatch.setattr(tree_structured_gp, "CORRELATIONS", CORRELATIONS[1:])
     with pytest.raises(ModelFittingError):
