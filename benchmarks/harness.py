@@ -8,14 +8,25 @@ next one starts. A method is a function without memory,
 
 of all that was evaluated so far (``X`` is ``n x d``, ``Y`` is ``n x 1``, larger is
 better: the negative of the problem's value) and of a seed that depends on the seed of
-the run and the step only. A resumed run therefore goes on exactly as it would have.
+the run and the step only. A resumed run therefore goes on exactly as it would have. A
+method that does need a memory, a Markov chain to be continued, is a ``StatefulMethod``:
+it is given the ``state`` that it returned the last time, anything JSON can hold, and
+the state is kept in the records.
 Problems are built in the process that needs them, by a function of the seed; all
 methods start from the same ``problem.starts(seed)``, which count as evaluations.
 """
 
 from __future__ import annotations
 
-__all__ = ["Method", "ProblemFactory", "RunKey", "read_records", "run", "step_seed"]
+__all__ = [
+    "Method",
+    "ProblemFactory",
+    "RunKey",
+    "StatefulMethod",
+    "read_records",
+    "run",
+    "step_seed",
+]
 
 import dataclasses
 import json
@@ -30,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -38,6 +49,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 Method = Callable[[Any, Tensor, Tensor, int], Tensor]
+
+
+class StatefulMethod(Protocol):
+    """A method that goes on from what it returned besides its last suggestion."""
+
+    keeps_state: Literal[True]
+
+    def __call__(
+        self, problem: Any, X: Tensor, Y: Tensor, seed: int, state: Any
+    ) -> tuple[Tensor, Any]:
+        """The next point and the next state; ``state`` is None at first."""
+
+
 ProblemFactory = Callable[[int], Any]
 
 
@@ -54,7 +78,7 @@ class RunKey:
 
 
 def run(
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Method | StatefulMethod],
     problems: Mapping[str, ProblemFactory],
     seeds: Sequence[int],
     budget: int,
@@ -129,7 +153,7 @@ def run(
     return failures
 
 
-_Task = tuple[RunKey, Method, ProblemFactory, int, Path]
+_Task = tuple[RunKey, Method | StatefulMethod, ProblemFactory, int, Path]
 _Tell = Callable[[RunKey, str, str], None]
 
 
@@ -206,7 +230,7 @@ def _attempt(task: _Task, tell: _Tell) -> None:
 
 def _complete(
     key: RunKey,
-    method: Method,
+    method: Method | StatefulMethod,
     factory: ProblemFactory,
     budget: int,
     out: Path,
@@ -235,9 +259,13 @@ def _complete(
             if step < len(starts):
                 x, record["start"] = starts[step], True
             else:
-                x, error = _suggest(problem, method, records, starts, key.seed, step)
+                x, state, error = _suggest(
+                    problem, method, records, starts, key.seed, step
+                )
                 if error is not None:
                     record["error"] = error
+                if state is not None:
+                    record["state"] = state
             suggested = time.perf_counter()
             torch.manual_seed(step_seed(key.seed, step, 1))  # noise of the problem
             value = float(problem(x))
@@ -257,27 +285,35 @@ def _complete(
 
 def _suggest(
     problem: Any,
-    method: Method,
+    method: Method | StatefulMethod,
     records: list[dict[str, Any]],
     starts: Tensor,
     seed: int,
     step: int,
-) -> tuple[Tensor, str | None]:
-    """The ``d`` next point, and what went wrong if it is a random one."""
+) -> tuple[Tensor, Any, str | None]:
+    """The ``d`` next point, the state, and what went wrong if the point is random."""
     X = starts.new_tensor([record["x"] for record in records])
     Y = -starts.new_tensor([[record["value"]] for record in records])
     derived = step_seed(seed, step)
     torch.manual_seed(derived)
     np.random.seed(derived)
     random.seed(derived)
+    # after an error the state is the last one there was
+    state = next((r["state"] for r in reversed(records) if "state" in r), None)
     try:
-        x = method(problem, X, Y, derived).detach().to(starts).reshape(-1)
+        if getattr(method, "keeps_state", False):
+            stateful = cast(StatefulMethod, method)
+            x, state = stateful(problem, X, Y, derived, state)
+            state = json.loads(json.dumps(state))  # as a resumed run will read it
+        else:
+            x, state = cast(Method, method)(problem, X, Y, derived), None
+        x = x.detach().to(starts).reshape(-1)
         if x.shape != starts.shape[1:] or not x.isfinite().all():
             raise ValueError(f"Expected {starts.shape[1]} finite numbers. Got {x}.")
-        return x, None
+        return x, state, None
     except Exception:  # of the method: counted in the tables, and the run goes on
         error = traceback.format_exc()
-        return problem.space.sample(1, seed=derived).to(starts)[0], error
+        return problem.space.sample(1, seed=derived).to(starts)[0], None, error
 
 
 def step_seed(*numbers: int) -> int:

@@ -174,3 +174,33 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         run({"a/b": walk}, {"toy": Toy}, [0], 6, tmp_path)
     with pytest.raises(ValueError, match="budget of at least 1"):
         run({"a": walk}, {"toy": Toy}, [0], 0, tmp_path)
+
+
+class Remembers:
+    """Goes on from a number of its own, and fails now and then."""
+
+    keeps_state = True
+
+    def __call__(self, problem, X, Y, seed, state):
+        assert state is None or state == [len(X) - 1, "x"] or len(X) == 6
+        if len(X) == 5:
+            raise ArithmeticError("no suggestion")
+        count = 0.0 if state is None else state[0]
+        x = problem.sample(1, seed)[0]
+        x[0] = count / 100.0
+        return x, (len(X), "x")
+
+
+def test_a_state_is_kept_and_survives(tmp_path: Path) -> None:
+    tasks = {"methods": {"remembers": Remembers()}, "problems": {"toy": Toy}}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(**tasks, seeds=[0], budget=9, out=whole, processes=0, progress=False)
+    for budget in (4, 7, 9):  # stopped and resumed
+        run(**tasks, seeds=[0], budget=budget, out=parts, processes=0, progress=False)
+    assert points(whole) == points(parts)
+    records = read_records(RunKey("toy", "remembers", 0).path(whole))
+    assert [r.get("state") for r in records] == [
+        None, None, [2, "x"], [3, "x"], [4, "x"], None, [6, "x"], [7, "x"], [8, "x"],
+    ]  # fmt: skip
+    assert "no suggestion" in records[5]["error"]
+    assert records[6]["x"][0] == 0.04  # of the last state there was

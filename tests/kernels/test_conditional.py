@@ -1,0 +1,177 @@
+"""The conditional kernel as a decorator: equation (8), literally."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.kernels import CategoricalKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import given
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.kernels import ConditionalKernel, LaplaceKernel
+from botorch_structured.spaces import Between, Equals, In, ParameterTree
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def kernels(dim: int) -> list[Kernel]:
+    return [
+        ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=dim)),
+        RBFKernel(),
+        LaplaceKernel(ard_num_dims=dim),
+        AdditiveKernel(RBFKernel(active_dims=[0]), LinearKernel()),
+        CategoricalKernel(ard_num_dims=1, active_dims=[dim - 1]),
+        MaternKernel(nu=0.5),
+    ]
+
+
+def by_hand(kernel: Kernel, tree: ParameterTree, X: Tensor) -> Tensor:
+    """Pair by pair, comparing the decisions that are active."""
+    imputed, active = tree.impute(X), tree.active_mask(X)
+    codes = tree.decision_codes(X)
+    out = torch.zeros(len(X), len(X))
+    for i in range(len(X)):
+        for j in range(len(X)):
+            agree = all(
+                bool(active[i, c]) == bool(active[j, c])
+                and (not active[i, c] or bool(codes[i, k] == codes[j, k]))
+                for k, c in enumerate(tree.decision_columns)
+            )
+            if agree:
+                pair = kernel(imputed[i : i + 1], imputed[j : j + 1])
+                out[i, j] = pair.to_dense().item()
+    return out
+
+
+@given(seeds)
+def test_equation_8(seed: int) -> None:
+    tree = random_tree(seed, strict=True)
+    X = random_points(tree, 7, torch.Generator().manual_seed(seed))
+    base = kernels(tree.dim)[seed % 6]
+    wrapped = ConditionalKernel(base, tree)
+    expected = by_hand(base, tree, X)
+    torch.testing.assert_close(wrapped(X).to_dense(), expected, rtol=1e-9, atol=1e-9)
+    cross = wrapped(X[:3], X[3:]).to_dense()
+    torch.testing.assert_close(cross, expected[:3, 3:], rtol=1e-9, atol=1e-9)
+    diagonal = wrapped(X, diag=True)
+    torch.testing.assert_close(diagonal, expected.diagonal(), rtol=1e-9, atol=1e-9)
+
+
+@given(seeds)
+def test_positive_semidefinite_and_invariant_to_what_is_inactive(seed: int) -> None:
+    tree = random_tree(seed)
+    X = random_points(tree, 40, torch.Generator().manual_seed(seed))
+    wrapped = ConditionalKernel(kernels(tree.dim)[seed % 6], tree)
+    K = wrapped(X).to_dense()
+    assert torch.linalg.eigvalsh(K).min() > -1e-9 * K.diagonal().max() * len(X)
+    assert torch.equal(wrapped(tree.impute(X, 0.01)).to_dense(), K)
+    key = tree.path_key(X)
+    assert (K[key.unsqueeze(0) != key.unsqueeze(1)] == 0.0).all()
+
+
+def test_conditions_of_every_kind() -> None:
+    """Equality, sets, ranges, several parents; active never equals inactive."""
+    tree = ParameterTree(
+        5,
+        conditions={
+            1: Equals(0, 0.0),
+            2: In(0, [1.0, 2.0]),
+            3: Between(2, 0.5, math.inf),
+            4: Equals(0, 0.0) | Between(2, 0.5, math.inf),
+        },
+        values={0: [0.0, 1.0, 2.0]},
+    )
+    X = torch.tensor(
+        [
+            [0.0, 0.3, 0.5, 0.5, 0.1],
+            [0.0, 0.4, 0.5, 0.5, 0.1],
+            [1.0, 0.5, 0.2, 0.5, 0.5],
+            [1.0, 0.5, 0.4, 0.5, 0.5],
+            [1.0, 0.5, 0.6, 0.2, 0.1],
+            [1.0, 0.5, 0.9, 0.2, 0.1],
+            [2.0, 0.5, 0.2, 0.5, 0.5],
+        ]
+    )
+    K = ConditionalKernel(MaternKernel(nu=2.5), tree)(X).to_dense()
+    blocks = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+    same = blocks.unsqueeze(0) == blocks.unsqueeze(1)
+    assert torch.equal(K > 0.0, same)
+
+
+def test_batches_and_devices_and_copies(device: torch.device) -> None:
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = random_points(tree, 6, torch.Generator().manual_seed(0)).to(device)
+    base = MaternKernel(nu=2.5, ard_num_dims=3, batch_shape=torch.Size([2]))
+    base.lengthscale = torch.tensor([[[0.3, 0.4, 0.5]], [[1.0, 2.0, 3.0]]])
+    wrapped = ConditionalKernel(base, tree).to(device)
+    assert wrapped.batch_shape == torch.Size([2])
+    K = wrapped(X).to_dense()
+    assert K.shape == (2, 6, 6)
+    torch.testing.assert_close(wrapped[1](X).to_dense(), K[1])
+    t_batch = wrapped(X.reshape(3, 1, 2, 3)).to_dense()
+    torch.testing.assert_close(t_batch[0], K[:, :2, :2])
+    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(other(X).to_dense(), K)
+    assert wrapped.float()(X.float()).to_dense().dtype == torch.float32
+
+
+def test_alone_in_a_model_of_botorch() -> None:
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = random_points(tree, 20, torch.Generator().manual_seed(0))
+    Y = torch.where(X[:, :1] == 0, X[:, 1:2].sin(), 3.0 + X[:, 2:].cos())
+    kernel = ConditionalKernel(ScaleKernel(LaplaceKernel(ard_num_dims=3)), tree)
+    model = SingleTaskGP(X, Y, covar_module=kernel)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    test = X.clone().requires_grad_(True)
+    mean = model.posterior(test.unsqueeze(-2)).mean
+    (gradient,) = torch.autograd.grad(mean.sum(), test)
+    assert gradient.isfinite().all()
+    assert (gradient[~tree.active_mask(X)] == 0.0).all()
+    assert (mean.flatten() - Y.flatten()).abs().max() < 0.5
+
+
+def test_what_a_kernel_that_is_not_stationary_sees_in_inactive_columns() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}})
+    X = torch.tensor([[1.0, 0.9]])
+    base = LinearKernel(active_dims=[1])
+    expected = base.variance.item() * 4.0
+    fill = torch.tensor([0.0, 2.0])
+    value = ConditionalKernel(base, tree, fill)(X).to_dense().item()
+    assert value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"base_kernel": 1.0}, "base_kernel: expected a GPyTorch kernel, got float"),
+        ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree"),
+        ({"base_kernel": RBFKernel(active_dims=[2])}, "active_dims below 2"),
+        ({"fill": torch.zeros(3)}, "2 numbers, got shape"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    tree = ParameterTree(2, {0: {0.0: [1]}})
+    with pytest.raises(ValueError, match=message):
+        ConditionalKernel(**{"base_kernel": RBFKernel(), "tree": tree, **arguments})
