@@ -7,6 +7,8 @@ from __future__ import annotations
 
 __all__ = ["Neighbourhood"]
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ class Neighbourhood:
     ================================  ================================================
     active parameter                  its other values
     ================================  ================================================
-    real                              a step down and a step up, cut at the bounds
+    real                              each step down and up, cut at the bounds
     integer                           one less and one more
     integer with gaps                 the admissible values next to it
     categorical, decision by value    every other one
@@ -35,30 +37,38 @@ class Neighbourhood:
 
     Args:
         domain: What every column may hold.
+        steps: Of the reals, in widths of the bounds, the largest first.
     """
 
-    def __init__(self, domain: Domain) -> None:
+    def __init__(self, domain: Domain, steps: Sequence[float]) -> None:
         self.domain = domain
         self.tree = domain.problem.tree
-        free = domain.upper > domain.lower
-        free[list(domain.tables)] = False
-        # Numbers that move by adding something ...
-        moving = free.nonzero().squeeze(-1)
-        self._moving = moving
-        self._lower, self._upper = domain.lower[moving], domain.upper[moving]
-        self._whole = domain.whole[moving]
-        self._width = self._upper - self._lower
-        #: The columns with a step that can be made smaller.
-        self.reals = moving[~self._whole]
-        # ... to the next value in a list ...
+        lower, upper = domain.lower, domain.upper
+        numbers = upper > lower
+        numbers[list(domain.tables)] = False
+        whole = (numbers & domain.whole).nonzero().squeeze(-1)
+        reals = (numbers & ~domain.whole).nonzero().squeeze(-1)
+        # Numbers move by adding something ...
+        signed = lower.new_tensor([way * s for s in steps for way in (-1.0, 1.0)])
+        width = (upper - lower)[reals]
+        one = torch.ones_like(lower[whole])
+        self._move = torch.cat([torch.outer(signed, width).view(-1), -one, one])
+        # The next smaller step: where it meets a bound, so do all larger ones.
+        inner = torch.cat([signed[2:], 0.0 * signed[:2]])
+        self._inner = torch.cat(
+            [torch.outer(inner, width).view(-1), 0.0 * one, 0.0 * one]
+        )
+        self._moving = torch.cat([reals.repeat(len(signed)), whole, whole])
+        self._lower, self._upper = lower[self._moving], upper[self._moving]
+        # ... others to the next value in a list ...
         self._ordered = sorted(domain.ordered)
         beside = self._index(self._ordered)
-        # ... and to any other value.
+        # ... or to any other one.
         listed = {c: t for c, t in domain.tables.items() if c not in domain.ordered}
-        self._values = torch.cat([domain.lower[:0], *listed.values()])
+        self._values = torch.cat([lower[:0], *listed.values()])
         other = self._index([c for c, table in listed.items() for _ in table])
-        self._columns = torch.cat([moving, moving, beside, beside, other])
-        decides = torch.zeros_like(free)
+        self._columns = torch.cat([self._moving, beside, beside, other])
+        decides = torch.zeros_like(numbers)
         decides[self.tree.decision_columns] = True
         self._decides = decides[self._columns]
 
@@ -67,21 +77,20 @@ class Neighbourhood:
         return torch.tensor(numbers, dtype=torch.long, device=device)
 
     def of(
-        self, X: Tensor, active: Tensor, step: Tensor, generator: torch.Generator
+        self, X: Tensor, active: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """All neighbours of some points, admissible or not.
 
         Args:
             X: ``S x d`` points, inactive columns at the fill value.
             active: ``S x d`` booleans.
-            step: ``S`` steps of the reals, in widths of the bounds.
             generator: A CPU generator, for parameters that are switched on.
 
         Returns:
             ``M x d`` neighbours, ``M x d`` booleans: their active columns, and the
             ``M`` rows of ``X`` they belong to, ascending.
         """
-        values = self._changed(X, step)
+        values = self._changed(X)
         changes = active[:, self._columns] & (values != X[:, self._columns])
         owner, slot = changes.nonzero(as_tuple=True)
         column = self._columns[slot].unsqueeze(-1)
@@ -95,14 +104,13 @@ class Neighbourhood:
             near[rows] = torch.where(on, joined, self.domain.problem.fill)
         return near, near_active, owner
 
-    def _changed(self, X: Tensor, step: Tensor) -> Tensor:
+    def _changed(self, X: Tensor) -> Tensor:
         """``S x slots``: what each change leads to; where it cannot, what was there."""
         now = X[:, self._moving]
-        move = torch.where(self._whole, 1.0, step.unsqueeze(-1) * self._width)
-        parts = [
-            torch.maximum(now - move, self._lower),
-            torch.minimum(now + move, self._upper),
-        ]
+        moved = torch.minimum(torch.maximum(now + self._move, self._lower), self._upper)
+        inner = now + self._inner
+        met = torch.where(self._move < 0, inner <= self._lower, inner >= self._upper)
+        parts = [torch.where(met, now, moved)]
         for way in (-1, 1):
             for col in self._ordered:
                 table = self.domain.tables[col]

@@ -1,4 +1,10 @@
-"""The best of many random points: the plain maximiser of acquisition functions."""
+"""The best of many random points: the plain maximiser of acquisition functions.
+
+.. [Levesque2017conditional]
+    J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
+    Conditional Hyperparameter Spaces. International Joint Conference on Neural
+    Networks, 2017.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,6 @@ from botorch_structured.optim.problem import (
 )
 from botorch_structured.optim.proposals import (
     boxes_to_search,
-    good_points,
     greedily,
     make_generator,
     nothing_left,
@@ -56,7 +61,7 @@ def optimize_acqf_random(
 ) -> tuple[Tensor, Tensor]:
     r"""The best of 1,000 random points under an acquisition function.
 
-    The plain maximiser of section III of [Levesque2017conditional]_ ("GP-cond" and
+    The plain maximiser of section III-B of [Levesque2017conditional]_ ("GP-cond" and
     "GP-laplace" there), and the baseline that others are held against: one call of
     the acquisition function, no gradient, no climb. `optimize_acqf_local_search` goes
     on from its best points; `optimize_acqf_paths` is the default choice.
@@ -115,9 +120,7 @@ def optimize_acqf_random(
     evaluator = Evaluator(acq_function, batch_limit)
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        # Undeclared outcomes of training points may be proposed, as elsewhere.
-        good = good_points(problem, acq_function, None)
-        domain = make_domain(problem, torch.cat([known, good]))
+        domain = make_domain(problem, known)
         X = random_candidates(domain, raw_samples, known, generator)
         values = evaluator.values(X)
         best = values.argmax()
