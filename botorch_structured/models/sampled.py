@@ -1,0 +1,318 @@
+r"""A GP averaged over samples of its hyperparameters.
+
+Which one when: a fit gives *one* set of hyperparameters, which with few points is a
+guess; ``SampledGP`` holds several, drawn from their posterior by `fit_slice_sampling`,
+and every BoTorch acquisition function averages over them. BoTorch's own fully Bayesian
+models (``SaasFullyBayesianSingleTaskGP``) come with a kernel of their own and need JAX;
+this one takes any BoTorch GP.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SampledGP"]
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions import UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import FantasizeMixin
+from botorch.models.utils import gpt_posterior_settings
+from botorch.posteriors import GPyTorchPosterior
+from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
+from botorch.sampling.base import MCSampler
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from torch import Tensor
+
+from botorch_structured.models.ensemble import Ensemble
+from botorch_structured.models.folded_prediction import FoldedPredictor, can_fold
+from botorch_structured.models.mixture import stack_distributions
+from botorch_structured.models.structured_inference import StructuredInference
+
+# Above so many points leaves are cheaper than one matrix, for models that have leaves.
+_MANY_ROWS = 300
+
+
+class SampledGP(Ensemble, FantasizeMixin):
+    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
+
+    Choose it when there are too few points to know the hyperparameters: predictions are
+    then less sure where the samples disagree, which is what an acquisition function
+    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
+    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
+    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
+    their values (of log values: the logarithm of the mean).
+
+    What is not an average: ``qKnowledgeGradient`` and other look-ahead functions
+    fantasise each sample's own outcomes; path sampling (``draw_matheron_paths``) knows
+    BoTorch's own models only.
+
+    Args:
+        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
+            hyperparameters of their own, already set. They are held, not copied.
+        chains: Anything to keep beside them, such as the diagnostics of a sampler.
+
+    Attributes:
+        chains: What was given.
+
+    Raises:
+        ValueError: No models, models of different classes, or on data of different
+            shapes.
+        UnsupportedError: An outcome transform under which a Gaussian does not stay one.
+
+    Example:
+        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
+        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
+    """
+
+    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
+
+    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
+        super().__init__(models)
+        self.chains = chains
+
+    def _drop_caches(self) -> None:
+        self._predictor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # cheap to rebuild and large to store
+        return {**self.__dict__, "_predictor": None}
+
+    def _folded(self) -> FoldedPredictor | None:
+        """The cached factors, or None where predictions must be made one by one."""
+        if settings.prior_mode.on() or settings.detach_test_caches.off():
+            return None
+        # new tensors stand for new data, a new dtype or a new device
+        data = [t for m in self.models for t in (*m.train_inputs, m.train_targets)]
+        cache = self._predictor
+        if (
+            cache is None
+            or len(cache[0]) != len(data)
+            or any(a is not b for a, b in zip(cache[0], data, strict=True))
+        ):
+            predictor = FoldedPredictor(self.models) if self._should_fold() else None
+            self._predictor = cache = (data, predictor)
+        return cache[1]
+
+    def _should_fold(self) -> bool:
+        first = self.models[0]
+        if (
+            isinstance(first, StructuredInference)
+            and len(first.train_targets) > _MANY_ROWS
+            and first._use_predictor()
+        ):
+            return False
+        return can_fold(self.models)
+
+    # -- predictions --------------------------------------------------------------
+
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """The priors of all samples, as of a GPyTorch model with batch shape ``S``.
+
+        Args:
+            X: ``n x d``, or ``batch_shape x S x n x d``.
+        """
+        return self._each(X, lambda model, x: model.forward(x))
+
+    def __call__(self, X: Tensor) -> MultivariateNormal:
+        """Posteriors of all samples on the transformed scale (training: priors).
+
+        As of a GPyTorch model with batch shape ``S``, see ``forward``.
+        """
+        return self._each(X, lambda model, x: model(x))
+
+    def _each(
+        self, X: Tensor, call: Callable[[GPyTorchModel, Tensor], MultivariateNormal]
+    ) -> MultivariateNormal:
+        first = self.models[0]
+        if first.train_targets.ndim > len(first.batch_shape) + 1:
+            raise UnsupportedError(
+                "Expected models with one output, or outputs that are one GP; got "
+                f"{self.num_outputs} independent ones: use posterior."
+            )
+        Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples
+        parts = zip(self.models, Xs, strict=True)
+        return stack_distributions([call(model, x) for model, x in parts])
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> GaussianMixturePosterior:
+        r"""The posteriors of all samples at the points ``X``.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Outputs to predict; all if omitted.
+            observation_noise: Whether to add the noise of each sample, or noise
+                variances to add (on the scale of transformed outcomes):
+                ``batch_shape x q x m``, or with a sample dimension
+                ``batch_shape x S x q x m``.
+            posterior_transform: Applied to the posterior of every sample.
+
+        Returns:
+            A posterior with mean and variance ``batch_shape x S x q x m``; its
+            ``mixture_mean`` and ``mixture_variance`` are those of the average.
+
+        Raises:
+            ValueError: Noise without a value for each sample.
+            UnsupportedError: A transform whose result is not Gaussian.
+        """
+        if self.training or any(model.training for model in self.models):
+            self._predictor = None  # whoever asks to train may change anything
+            self.eval()
+        noise: bool | list[Tensor] = (
+            self._noise_of_samples(observation_noise, X)
+            if isinstance(observation_noise, Tensor)
+            else observation_noise
+        )
+        with gpt_posterior_settings():
+            folded = self._folded()
+            if folded is not None:
+                posterior = folded(X, noise)
+            else:
+                posterior = self._one_by_one(X, output_indices, noise)
+        if posterior_transform is not None:
+            posterior = posterior_transform(
+                posterior=posterior, X=X.unsqueeze(MCMC_DIM)
+            )
+            if not isinstance(posterior, GPyTorchPosterior):
+                raise UnsupportedError(
+                    "posterior_transform: expected one whose result is a "
+                    f"GPyTorchPosterior, got a {type(posterior).__name__}: only "
+                    "Gaussians can be averaged."
+                )
+        return GaussianMixturePosterior(distribution=posterior.distribution)
+
+    def _one_by_one(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None,
+        observation_noise: bool | list[Tensor],
+    ) -> GPyTorchPosterior:
+        """The definition, right for any model."""
+        kwargs = {} if output_indices is None else {"output_indices": output_indices}
+        distributions = []
+        for s, model in enumerate(self.models):
+            posterior = model.posterior(
+                X,
+                observation_noise=observation_noise[s]
+                if isinstance(observation_noise, list)
+                else observation_noise,
+                **kwargs,
+            )
+            if not isinstance(posterior, GPyTorchPosterior):
+                raise UnsupportedError(
+                    "models: expected Gaussian posteriors, got a "
+                    f"{type(posterior).__name__} from {type(model).__name__}."
+                )
+            distributions.append(posterior.distribution)
+        return GPyTorchPosterior(stack_distributions(distributions))
+
+    def _noise_of_samples(self, noise: Tensor, X: Tensor) -> list[Tensor]:
+        """Noise of each sample; one more dimension than ``X`` is that of samples."""
+        if noise.ndim <= X.ndim:
+            return [noise] * self.num_samples
+        return self._samples_of("observation_noise", noise)
+
+    def _samples_of(self, name: str, values: Tensor) -> list[Tensor]:
+        """``batch_shape x S x n x m`` values, sample by sample."""
+        if values.ndim < 3 or values.shape[MCMC_DIM] != self.num_samples:
+            raise ValueError(
+                f"{name}: expected {self.num_samples} samples in dimension {MCMC_DIM}, "
+                f"got shape {tuple(values.shape)}."
+            )
+        return list(values.unbind(MCMC_DIM))
+
+    @property
+    def path_posterior(self) -> Callable[[Tensor], GaussianMixturePosterior]:
+        """What a path promises, its leaf unseen: there if the models have it."""
+        parts = [model.path_posterior for model in self.models]
+
+        def path_posterior(X: Tensor) -> GaussianMixturePosterior:
+            return GaussianMixturePosterior(
+                stack_distributions([p(X).distribution for p in parts])
+            )
+
+        return path_posterior
+
+    # -- other models made of this one --------------------------------------------
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> SampledGP:
+        r"""Every sample with more data, hyperparameters as they are.
+
+        Args:
+            X: ``n' x d`` or ``batch_shape x n' x d`` for all samples, or, with as many
+                dimensions as ``Y``, ``batch_shape x S x n' x d``.
+            Y: ``n' x m`` for all samples, else ``batch_shape x S x n' x m``, which may
+                have one more leading dimension (of fantasies) than ``X``.
+            noise: Noise variances, of the shape of ``Y``.
+            kwargs: Passed to each model.
+
+        Raises:
+            ValueError: Batches without a sample dimension.
+        """
+        self.eval()
+        S = self.num_samples
+        Ys = [Y] * S if Y.ndim <= 2 else self._samples_of("Y", Y)
+        own = X.ndim > 2 and X.ndim == Y.ndim
+        Xs = self._samples_of("X", X) if own else [X] * S
+        if noise is None:
+            noises: list[dict[str, Any]] = [{}] * S
+        elif noise.ndim <= 2:
+            noises = [{"noise": noise}] * S
+        else:
+            noises = [{"noise": v} for v in self._samples_of("noise", noise)]
+        models = []
+        for model, x, y, extra in zip(self.models, Xs, Ys, noises, strict=True):
+            if model.prediction_strategy is None:
+                # GPyTorch updates caches that predictions made here never needed
+                with gpt_posterior_settings():
+                    model(*(t[..., :1, :] for t in model.train_inputs))
+            models.append(model.condition_on_observations(x, y, **extra, **kwargs))
+        return type(self)(models, self.chains)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SampledGP:
+        r"""Condition every sample on outcomes drawn from its own posterior.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            sampler: Draws the outcomes.
+            observation_noise: As in ``posterior``. If omitted that of the samples, the
+                mean of it where the noise is known.
+            kwargs: Passed to ``condition_on_observations``.
+        """
+        likelihood = self.models[0].likelihood
+        if observation_noise is not None:
+            noises = self._noise_of_samples(observation_noise, X)
+            observation_noise = torch.stack(noises, dim=MCMC_DIM)
+        elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            noise = self.likelihood.noise
+            noise = noise.unsqueeze(-2) if self.num_outputs == 1 else noise
+            observation_noise = noise.mean(dim=-1, keepdim=True).mT
+        if observation_noise is not None:
+            batch = (*X.shape[:-2], self.num_samples)
+            observation_noise = observation_noise.expand(
+                *batch, *observation_noise.shape[-2:]
+            )
+        return super().fantasize(
+            X, sampler, observation_noise=observation_noise, **kwargs
+        )
+
+    def subset_output(self, idcs: list[int]) -> SampledGP:
+        """The same samples of a model of some of the outputs."""
+        return type(self)([m.subset_output(idcs) for m in self.models], self.chains)
