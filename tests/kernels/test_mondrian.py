@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import MondrianKernel
+from botorch_structured.kernels.mondrian_partition import MondrianPartition
+
+DTYPE = torch.float64
+
+
+def points(*shape: int, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    unit = torch.rand(*shape, dtype=DTYPE, generator=generator)
+    return low + (high - low) * unit
+
+
+def mondrian(*args: object, **kwargs: object) -> MondrianKernel:
+    kwargs.setdefault("seed", 0)
+    return MondrianKernel(*args, **kwargs).double()
+
+
+def dense(kernel: MondrianKernel, a: Tensor, b: Tensor | None = None) -> Tensor:
+    return kernel(a, a if b is None else b).to_dense().detach()
+
+
+def laplace(kernel: MondrianKernel, a: Tensor, b: Tensor | None = None) -> Tensor:
+    peer = LaplaceKernel(ard_num_dims=kernel.ard_num_dims).double()
+    peer.lengthscale = (kernel.lengthscale / kernel.lifetime).detach()
+    return peer(a, a if b is None else b).to_dense().detach()
+
+
+def grid(low: float, high: float, steps: int, d: int) -> Tensor:
+    axis = torch.linspace(low, high, steps, dtype=DTYPE)
+    return torch.cartesian_prod(*[axis] * d).reshape(-1, d)
+
+
+class TestApproachesTheLaplaceKernel:
+    """Differences are sums over independent trees: their size is known."""
+
+    @pytest.mark.parametrize(
+        "test_grid",
+        [grid(0, 1, 41, 1), grid(0, 1, 7, 2), grid(0, 1, 4, 3), grid(-1, 2, 7, 2)],
+        ids=["1-D", "2-D", "3-D", "beyond the bounds"],
+    )
+    def test_within_003_of_it_with_10000_trees(self, test_grid: Tensor) -> None:
+        kernel = mondrian(1 / 0.75, 10_000, ard_num_dims=test_grid.shape[-1])
+        error = dense(kernel, test_grid) - laplace(kernel, test_grid)
+        assert error.abs().max() < 0.03
+
+    @pytest.mark.parametrize("features_per_tree", [None, 4])
+    @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.5, 2.5)])
+    def test_without_bias(
+        self, features_per_tree: int | None, low: float, high: float
+    ) -> None:
+        """A few entries, many trees, against five standard deviations."""
+        trees = 50_000
+        kernel = mondrian(
+            1.5, trees, ard_num_dims=3, features_per_tree=features_per_tree
+        )
+        kernel.lengthscale = torch.tensor([0.3, 1.0, 20.0], dtype=DTYPE)
+        X = points(5, 3, low=low, high=high)
+        expected = laplace(kernel, X)
+        shared = 0.0 if features_per_tree is None else 1 / features_per_tree
+        sd = ((1 - expected) * (expected + shared) / trees).sqrt()
+        assert ((dense(kernel, X) - expected).abs() <= 5 * sd + 1e-12).all()
+
+    def test_error_falls_like_one_over_the_root_of_the_number_of_trees(self) -> None:
+        X = grid(0, 1, 5, 2)
+        few, many = 100, 1600
+        errors = {}
+        for trees in (few, many):
+            squared = [
+                (dense(kernel, X) - laplace(kernel, X)).square().mean()
+                for kernel in (mondrian(2.0, trees, seed=s) for s in range(20))
+            ]
+            errors[trees] = torch.stack(squared).mean().sqrt().item()
+        # 20 seeds know each error to about 5 %, as entries are correlated
+        assert errors[few] / errors[many] == pytest.approx(math.sqrt(16), rel=0.2)
+        p = laplace(mondrian(2.0, 1), X)
+        expected = ((p * (1 - p)).mean() / many).sqrt().item()
+        assert errors[many] == pytest.approx(expected, rel=0.15)
+
+
+class TestIsAMondrianProcess:
+    def test_more_than_cuts_of_a_grid(self) -> None:
+        """Independent columns would cut both halves alike; Mondrian trees do not.
+
+        That (0, 0) and (1, 0) stay together while (0, 1) and (1, 1) are separated needs
+        a first cut across x1, at rate 2, and has probability
+        exp(-L) int_0^L exp(-t) (1 - exp(t - L)) dt.
+        """
+        lifetime, trees = 1.5, 20_000
+        partition = MondrianPartition(trees, 0, None)
+        a, b, c, d = partition(grid(0, 1, 2, 2), torch.ones(1, 1), lifetime)
+        # the grid's rows: (0, 0), (0, 1), (1, 0), (1, 1)
+        share = ((a == c) & (b != d)).double().mean().item()
+        e = math.exp(-lifetime)
+        p = e * (1 - e - lifetime * e)
+        assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / trees)
+
+    @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.0, 2.0)])
+    def test_longer_lifetimes_refine(self, low: float, high: float) -> None:
+        X = points(30, 2, low=low, high=high)
+        before = dense(mondrian(0.5, 50), X)
+        for lifetime in (1.0, 2.0, 8.0):
+            now = dense(mondrian(lifetime, 50), X)
+            assert (now <= before).all() and (now < before).any()
+            before = now
+
+    def test_lifetime_and_lengthscale_are_one_ratio(self) -> None:
+        X = points(20, 3, low=-1.0)
+        short, long = mondrian(1.0, 40), mondrian(4.0, 40)
+        long.lengthscale = 4.0
+        assert torch.equal(dense(short, X), dense(long, X))
+
+    def test_number_of_cells(self) -> None:
+        """Their mean over trees is the product of 1 + lifetime * range_j / l_j."""
+        trees, ratio = 20_000, torch.tensor([[0.5, 1.0, 2.0]], dtype=DTYPE)
+        partition = MondrianPartition(trees, 0, None)
+        cells = partition.list_cells(3, 1 / ratio, 1.0, limit=2**20)
+        assert (cells[1:] > cells[:-1]).all()
+        expected = (1 + ratio).prod().item()
+        assert len(cells) / trees == pytest.approx(expected, rel=0.03)
+
+    def test_cells_are_boxes(self) -> None:
+        """A point between two of the same cell is in that cell."""
+        a, b = points(40, 3, low=-0.5, high=1.5), points(40, 3, seed=1)
+        cells = [
+            MondrianPartition(30, 0, None)(x, torch.ones(1, 1), 2.0)
+            for x in (a, 0.3 * a + 0.7 * b, b)
+        ]
+        together = cells[0] == cells[2]
+        assert together.any()
+        assert torch.equal(cells[1][together], cells[0][together])
+
+
+class TestKernel:
+    @settings(max_examples=25, deadline=None)
+    @given(
+        st.integers(0, 2**32),
+        st.integers(1, 4),
+        st.integers(1, 20),
+        st.sampled_from([None, 1, 3]),
+        st.booleans(),
+    )
+    def test_laws(
+        self, seed: int, d: int, trees: int, per_tree: int | None, far: bool
+    ) -> None:
+        kernel = mondrian(2.0, trees, seed=seed, features_per_tree=per_tree)
+        high = 3.0 if far else 1.0
+        X = points(12, d, seed=seed, high=high)
+        Z = points(5, d, seed=seed + 1, high=high)
+        K = dense(kernel, X)
+        assert torch.equal(K, K.mT)
+        assert torch.equal(K.diagonal(), torch.ones(12, dtype=DTYPE))
+        assert torch.linalg.eigvalsh(K).min() > -1e-12
+        # entries do not depend on what else is asked for
+        assert torch.equal(dense(kernel, X[3:7], X[:5]), K[3:7, :5])
+        assert torch.equal((K * trees).round() / trees, K)
+        if per_tree is None:
+            assert (K >= 0).all()
+        if per_tree is not None or not far:
+            phi, psi = kernel.features(X), kernel.features(Z)
+            assert phi.shape[-1] == psi.shape[-1]
+            close = {"rtol": 0.0, "atol": 1e-14 * trees}
+            torch.testing.assert_close(phi @ phi.mT, K, **close)
+            torch.testing.assert_close(phi @ psi.mT, dense(kernel, X, Z), **close)
+            assert torch.equal((phi != 0).sum(-1), torch.full((12,), trees))
+
+    def test_seeds(self) -> None:
+        X = points(20, 2)
+        assert torch.equal(dense(mondrian(1.0, 9), X), dense(mondrian(1.0, 9), X))
+        assert not torch.equal(
+            dense(mondrian(1.0, 9), X), dense(mondrian(1.0, 9, seed=1), X)
+        )
+        one, more = (MondrianPartition(m, 3, None) for m in (4, 9))
+        scale = torch.ones(1, 1)
+        assert torch.equal(one(X, scale, 1.0), more(X, scale, 1.0)[:, :4])
+        state = torch.get_rng_state()
+        mondrian(1.0, 9)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(5)
+        first = dense(MondrianKernel(1.0, 9).double(), X)
+        torch.manual_seed(5)
+        assert torch.equal(dense(MondrianKernel(1.0, 9).double(), X), first)
+
+    @pytest.mark.parametrize("features_per_tree", [None, 8])
+    def test_trees_survive_copies(self, features_per_tree: int | None) -> None:
+        X = points(20, 2)
+        made = {"features_per_tree": features_per_tree, "ard_num_dims": 2}
+        kernel = mondrian(2.0, 50, **made)
+        kernel.lengthscale = torch.tensor([0.5, 2.0], dtype=DTYPE)
+        other = mondrian(2.0, 50, seed=7, **made)
+        assert not torch.equal(dense(other, X), dense(kernel, X))
+        other.load_state_dict(kernel.state_dict())
+        for again in (other, copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+            assert torch.equal(dense(again, X), dense(kernel, X))
+            assert torch.equal(again.features(X), kernel.features(X))
+
+    def test_batch_shapes(self) -> None:
+        kernel = mondrian(2.0, 50, ard_num_dims=2, batch_shape=torch.Size([3]))
+        kernel.lengthscale = points(3, 1, 2, low=0.3)
+        a, b = points(4, 2), points(5, 3, 6, 2, seed=1)
+        assert kernel(a).shape == (3, 4, 4)
+        assert kernel(a, diag=True).shape == (3, 4)
+        together = dense(kernel, a, b)
+        assert together.shape == (5, 3, 4, 6)
+        for i in range(3):
+            single = mondrian(2.0, 50, ard_num_dims=2)
+            single.lengthscale = kernel.lengthscale[i].detach()
+            assert torch.equal(together[:, i], dense(single, a, b[:, i]))
+            assert torch.equal(dense(kernel[i], a), dense(single, a))
+
+    @pytest.mark.parametrize("features_per_tree", [None, 8])
+    def test_diagonal(self, features_per_tree: int | None) -> None:
+        kernel = mondrian(2.0, 50, features_per_tree=features_per_tree)
+        a, b = points(2, 6, 3), points(2, 6, 3, seed=1)
+        assert torch.equal(kernel(a, diag=True), torch.ones(2, 6, dtype=DTYPE))
+        assert torch.equal(
+            kernel(a, b, diag=True), dense(kernel, a, b).diagonal(dim1=-1, dim2=-2)
+        )
+
+    def test_active_dims(self) -> None:
+        kernel = mondrian(2.0, 20, ard_num_dims=2, active_dims=(0, 2))
+        a = points(5, 3)
+        b = a.clone()
+        b[:, 1] = 0.1
+        assert torch.equal(dense(kernel, a), dense(kernel, b))
+        assert torch.equal(kernel.features(a), kernel.features(b))
+
+    def test_float32_decides_like_double(self) -> None:
+        kernel = MondrianKernel(2.0, 50, seed=0)
+        X = points(20, 2).float()
+        K = kernel(X).to_dense()
+        assert K.dtype == kernel.features(X).dtype == torch.float32
+        twin = copy.deepcopy(kernel).double()
+        torch.testing.assert_close(K.double(), dense(twin, X.double()))
+
+    def test_device(self, device: torch.device) -> None:
+        kernel = mondrian(2.0, 50)
+        X = points(20, 2, high=1.5)
+        expected = dense(kernel, X)
+        assert torch.equal(dense(kernel.to(device), X.to(device)).cpu(), expected)
+        phi = kernel.features(X.clamp(0, 1).to(device))
+        assert phi.device.type == device.type
+
+    def test_chunks_do_not_matter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel = mondrian(2.0, 50, features_per_tree=5)
+        X = points(20, 2, low=-1.0)
+        whole = dense(kernel, X)
+        monkeypatch.setattr("botorch_structured.kernels.mondrian._CHUNK", 999)
+        monkeypatch.setattr("botorch_structured.kernels.mondrian_partition._CHUNK", 99)
+        assert torch.equal(dense(kernel, X), whole)
+
+
+class TestFeatures:
+    def test_bounds(self) -> None:
+        bounds = torch.tensor([[-5.0, 0.0], [5.0, 100.0]])
+        kernel = mondrian(2.0, 30, ard_num_dims=2, bounds=bounds)
+        kernel.lengthscale = torch.tensor([10.0, 100.0], dtype=DTYPE)
+        X = bounds[0] + points(20, 2) * (bounds[1] - bounds[0])
+        phi = kernel.features(X)
+        torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
+        assert kernel.features(bounds.double()).shape[-1] == phi.shape[-1]
+
+    def test_linear_inference_is_that_of_the_kernel(self) -> None:
+        """Ridge regression in D columns and a GP in n points: the same mean."""
+        kernel = mondrian(3.0, 25)
+        X, test = points(60, 2), points(9, 2, seed=1)
+        y = X.sin().sum(-1)
+        phi = kernel.features(X).detach()
+        eye = 0.1 * torch.eye(phi.shape[-1], dtype=DTYPE)
+        weights = torch.linalg.solve(phi.mT @ phi + eye, phi.mT @ y)
+        noisy = dense(kernel, X) + 0.1 * torch.eye(60, dtype=DTYPE)
+        expected = dense(kernel, test, X) @ torch.linalg.solve(noisy, y)
+        torch.testing.assert_close(kernel.features(test).detach() @ weights, expected)
+
+    def test_batches_of_points(self) -> None:
+        kernel = mondrian(2.0, 10)
+        X = points(3, 4, 2)
+        assert torch.equal(kernel.features(X)[1], kernel.features(X[1]))
+
+    def test_batches_of_lengthscales(self) -> None:
+        batch = torch.Size([2])
+        kernel = mondrian(2.0, 10, batch_shape=batch, features_per_tree=6)
+        kernel.lengthscale = torch.tensor([[[0.5]], [[1.5]]], dtype=DTYPE)
+        X = points(4, 2)
+        phi = kernel.features(X).detach()
+        assert phi.shape == (2, 4, 60)
+        torch.testing.assert_close(phi @ phi.mT, dense(kernel, X))
+        with pytest.raises(ValueError, match="features_per_tree for a kernel with a"):
+            mondrian(2.0, 10, batch_shape=batch).features(X)
+
+    def test_too_many_or_outside(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"at most 1048576 .* got about 4.78e\+08 in"
+        ):
+            mondrian(2.0, 100).features(points(3, 14))
+        with pytest.raises(ValueError, match="points within bounds"):
+            mondrian(50.0, 100).features(points(3, 1) + 1.0)
+        wide = mondrian(2.0, 100, features_per_tree=16).features(points(3, 14) - 4.0)
+        assert wide.shape == (3, 1600)
+
+
+class TestInAModel:
+    def test_predictions_and_gradients(self) -> None:
+        torch.manual_seed(0)
+        X = points(25, 2)
+        Y = (X[:, :1] > 0.5).double() + 0.1 * X[:, 1:]
+        kernel = mondrian(2.0, 200, ard_num_dims=2)
+        model = SingleTaskGP(X, Y, covar_module=ScaleKernel(kernel))
+        before = kernel.lengthscale.clone()
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        assert torch.equal(kernel.lengthscale, before)
+        left, right = model.posterior(torch.tensor([[0.2, 0.5], [0.8, 0.5]])).mean
+        assert right - left > 0.7
+        x = points(4, 2, seed=1).requires_grad_()
+        model.posterior(x).mean.sum().backward()
+        assert torch.equal(x.grad, torch.zeros_like(x))
+        acqf = LogExpectedImprovement(model, best_f=Y.max())
+        bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=DTYPE)
+        best, value = optimize_acqf(acqf, bounds, q=1, num_restarts=2, raw_samples=16)
+        assert torch.isfinite(best).all() and torch.isfinite(value)
+        features = kernel.features(x)
+        assert torch.equal(torch.autograd.grad(features.sum(), x)[0], torch.zeros(4, 2))
+
+    def test_batched_outputs(self) -> None:
+        X = points(8, 2)
+        kernel = mondrian(2.0, 20, ard_num_dims=2, batch_shape=torch.Size([2]))
+        model = SingleTaskGP(X, X.sin(), covar_module=ScaleKernel(kernel).double())
+        assert model.posterior(points(3, 4, 2)).mean.shape == (3, 4, 2)
+
+
+def test_lengthscales_start_at_one() -> None:
+    assert mondrian(2.0, 1).lengthscale.item() == pytest.approx(1.0)
+    longer = mondrian(2.0, 1, lengthscale_constraint=GreaterThan(0.1))
+    assert longer.lengthscale.item() == pytest.approx(1.0)
+    start = Interval(0.1, 5.0, initial_value=3.0)
+    other = mondrian(2.0, 1, lengthscale_constraint=start)
+    assert other.lengthscale.item() == pytest.approx(3.0)
+
+
+def test_wrong_arguments() -> None:
+    for lifetime in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="lifetime: expected a positive number"):
+            MondrianKernel(lifetime, 10)
+    with pytest.raises(ValueError, match="num_trees: expected at least 1, got 0"):
+        MondrianKernel(1.0, 0)
+    with pytest.raises(ValueError, match="features_per_tree: expected at least 1"):
+        MondrianKernel(1.0, 10, features_per_tree=0)
+    with pytest.raises(ValueError, match=r"expected ``2 x 3``, got \(2, 2\)"):
+        MondrianKernel(1.0, 10, ard_num_dims=3, bounds=torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="finite low < high"):
+        MondrianKernel(1.0, 10, bounds=torch.zeros(2, 2))
+    kernel = mondrian(1.0, 10, bounds=torch.tensor([[0.0], [1.0]]))
+    with pytest.raises(ValueError, match="``2 x 3`` for inputs with 3 columns"):
+        dense(kernel, points(2, 3))
+    for bad in (math.nan, math.inf, 1e12):
+        with pytest.raises(ValueError, match="finite inputs within"):
+            dense(mondrian(1.0, 10), torch.tensor([[0.5], [bad]], dtype=DTYPE))
+    with pytest.raises(ValueError, match="last_dim_is_batch=False"):
+        mondrian(1.0, 10)(points(3, 2), last_dim_is_batch=True).to_dense()
