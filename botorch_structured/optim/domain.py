@@ -133,9 +133,12 @@ def make_domain(problem: Problem, seen: Tensor) -> Domain:
         else:
             lower[col] = upper[col] = value
     empty = lower > upper
-    # Any number will do where nothing is proposed.
-    lower = torch.where(empty, problem.fill, lower)
-    upper = torch.where(empty, problem.fill, upper)
+    # Where nothing is proposed any number does, if the tree knows it.
+    some = problem.fill.clone()
+    for col in by_value:
+        some[col] = tree.decision_values[col][0]
+    lower = torch.where(empty, some, lower)
+    upper = torch.where(empty, some, upper)
     whole = torch.zeros_like(empty)
     tables = {}
     for col, grid in grids.items():
