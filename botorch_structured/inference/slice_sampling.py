@@ -16,10 +16,11 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["SliceSampler", "Target", "slice_update"]
+__all__ = ["SliceSampler", "Target", "first_widths", "slice_update"]
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,12 +28,10 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-# Widths are tuned to what a slice turned out to be, between these limits in one go.
-_MAX_CHANGE = 4.0
-# Wider than the typical slice: a step-out that has nothing to do costs two evaluations,
-# one that has to expand costs more of them than the shrinkage of a wide interval.
-_WIDTH_FACTOR = 1.5
-_SMALLEST_WIDTH, _LARGEST_WIDTH = 1e-6, 1e6
+# Before anything is known. On a logarithmic scale: a factor of seven.
+_FIRST_WIDTH = 2.0
+# No width is learnt from fewer updates than this.
+_MIN_UPDATES = 4
 
 
 class Target(Protocol):
@@ -123,3 +122,88 @@ def slice_update(
         else:
             right = proposal
     return Update(value, current, right - left, evaluations, False)
+
+
+@dataclass
+class SliceSampler:
+    """A chain: sweeps over all coordinates in random order.
+
+    Attributes:
+        target: The log density.
+        position: Where the chain is, ``k``.
+        rng: Source of randomness: the same state gives the same chain.
+        widths: First interval of each coordinate, ``k``.
+        log_density: At ``position``.
+
+    Raises:
+        ValueError: If the log density at ``position`` is not finite.
+    """
+
+    target: Target
+    position: Vector
+    rng: np.random.Generator
+    widths: Vector
+    log_density: float = field(init=False)
+    evaluations: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.position = np.array(self.position, dtype=np.float64)
+        self.widths = np.array(self.widths, dtype=np.float64)
+        self.log_density = self.target.move_to(self.position)
+        if not math.isfinite(self.log_density):
+            raise ValueError(
+                "position: expected a finite log density to start from, got "
+                f"{self.log_density} at {self.position.tolist()}."
+            )
+        self._lengths: list[list[float]] = [[] for _ in self.position]
+
+    def sweep(self) -> None:
+        """Update each coordinate once."""
+        for axis in self.rng.permutation(self.target.dim):
+            update = slice_update(
+                self.target.along(int(axis)),
+                float(self.position[axis]),
+                self.log_density,
+                float(self.widths[axis]),
+                self.rng,
+            )
+            if update.moved:
+                self.target.accept()
+                self.position[axis] = update.value
+                self.log_density = update.log_density
+            self.evaluations += update.evaluations
+            self._lengths[axis].append(update.length)
+        # rounding of incremental evaluations must not add up
+        self.log_density = self.target.move_to(self.position)
+
+    def tune(self) -> None:
+        """Set widths to what slices have been: for warmup only.
+
+        The interval that a value is finally drawn from has about the length of the
+        slice. Interval and slice alike take the fewest evaluations: two ends that need
+        no expansion and one or two draws. Only the later half of the updates counts,
+        since the first are on the way to where the mass is.
+        """
+        for axis, lengths in enumerate(self._lengths):
+            recent = lengths[len(lengths) // 2 :]
+            if len(recent) >= _MIN_UPDATES:
+                self.widths[axis] = float(np.mean(recent))
+
+    def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
+        """Sweep with widths that are tuned on the way.
+
+        Args:
+            sweeps: How many.
+            on_sweep: Called after each.
+        """
+        for i in range(sweeps):
+            self.sweep()
+            if i + 1 >= 2 * _MIN_UPDATES and (i + 1) % _MIN_UPDATES == 0:
+                self.tune()
+            if on_sweep is not None:
+                on_sweep()
+
+
+def first_widths(dim: int) -> Vector:
+    """Widths of a chain of which nothing is known, ``dim``."""
+    return np.full(dim, _FIRST_WIDTH)
