@@ -45,9 +45,9 @@ from botorch_structured.models.structured_inference import (
 )
 from botorch_structured.transforms import ClipTail
 
-# Elements of a covariance that are worked on at a time: about what a core's cache
-# holds. Beyond that elementwise functions wait for memory.
-_CHUNK = 1 << 17
+# Elements of a covariance that are worked on at a time. It keeps large batches out of
+# main memory; the speed is the same from a quarter to twice as many.
+_CHUNK = 1 << 19
 
 
 def can_fold(models: Sequence[GPyTorchModel]) -> bool:

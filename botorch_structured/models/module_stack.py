@@ -78,9 +78,7 @@ class ModuleStack:
             support batches.
     """
 
-    def __init__(
-        self, modules: Sequence[Module], probes: Sequence[Arguments] = ()
-    ) -> None:
+    def __init__(self, modules: Sequence[Module], probes: Sequence[Arguments]) -> None:
         self.modules = list(modules)
         self.stacked: Module | None = None
         stacked = stack_modules(self.modules) if len(self.modules) > 1 else None
