@@ -149,8 +149,9 @@ def optimize_acqf_local_search(
         X, values = X[best], values[best]
         good = domain.project(good)[:num_restarts]
         new = domain.is_new(good, tree.active_mask(good), known)
-        # What may not be proposed may be left for any neighbour.
-        worth = evaluator.values(good).masked_fill(~new, -math.inf)
+        # What may not be proposed is left for any neighbour that may be.
+        worth = values.new_full((len(good),), -math.inf)
+        worth[new] = evaluator.values(good[new])
         ends, reached = climb(
             Neighbourhood(domain, steps),
             evaluator,

@@ -260,10 +260,9 @@ def test_known_points_are_never_evaluated() -> None:
         acqf, bounds, tree, integer_features=[0, 1], X_avoid=square, X_start=square
     )
     assert float(value) == -16.0
-    # The points of X_start are scored once, in the call before the first iteration.
-    assert torch.equal(acqf.seen[1].sort(0).values, square[:10].sort(0).values)
-    for points in (acqf.seen[0], *acqf.seen[2:]):
-        assert not ((points[:, None] == square).all(-1)).any()
+    assert len(acqf.seen) > 2
+    for points in acqf.seen:
+        assert not (points[:, None] == square).all(-1).any()
 
 
 def test_a_start_at_a_known_point_moves_off() -> None:
