@@ -1,0 +1,182 @@
+"""`plot_covariance`: what a kernel thinks two points have to do with each other."""
+
+from __future__ import annotations
+
+__all__ = ["plot_covariance"]
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gpytorch.kernels import Kernel
+from linear_operator import to_dense
+from torch import Tensor
+
+from botorch_structured.plots.style import BLUE, GREY, INK, PALE, RED, new_axes
+from botorch_structured.plots.tree import _labels, _names
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+
+# Blocks of less than this share of the rows have no label: they would overlap.
+_SMALL = 0.03
+
+
+def plot_covariance(
+    kernel: Kernel | Tensor,
+    X: Tensor,
+    tree: ParameterTree | SearchSpace | None = None,
+    ax: Axes | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    labels: Mapping[int, Sequence[str]] | None = None,
+    limits: tuple[float, float] | None = None,
+    colorbar: bool = True,
+) -> Axes:
+    """The covariance of points as a picture, the points of a path side by side.
+
+    Look at it before trusting a model on a conditional space: what is dark is what the
+    model will generalise between (Figures 2 to 4 of Levesque et al., 2017). With a
+    tree, rows are sorted by path, in the order given within one, and lines separate the
+    paths. Zero is white; where covariances are negative, they are red.
+
+    Args:
+        kernel: Any GPyTorch kernel without a batch shape; or ``n x n`` covariances of
+            the points, such as those of a posterior.
+        X: ``n x d`` points.
+        tree: What depends on what. Default: that of the kernel, if it knows one; else
+            rows stay as they are. A ``SearchSpace`` brings the names and the labels.
+        ax: Where to draw; a new figure by default.
+        names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
+            ``x1`` and so on.
+        labels: Decision column -> the names of its outcomes, in the order of
+            ``tree.decision_values``. Default: those of the space, or the numbers.
+        limits: The covariances of the lightest and the darkest colour, to compare
+            pictures. Default: from zero to the largest; symmetric where some are
+            negative.
+        colorbar: Whether to explain the colours.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: Points, covariances, names or labels whose shapes do not fit, limits
+            that are not in order, or names or labels without a tree.
+        ImportError: Without matplotlib.
+    """
+    space = tree if isinstance(tree, SearchSpace) else None
+    known = getattr(kernel, "tree", None) if tree is None else tree
+    known = known.tree if isinstance(known, SearchSpace) else known
+    if X.dim() != 2 or (known is not None and X.shape[-1] != known.dim):
+        expected = "n x d" if known is None else f"n x {known.dim}"
+        raise ValueError(f"X expects {expected} points, got shape {tuple(X.shape)}.")
+    if known is None and not (names is None and labels is None):
+        raise ValueError("names and labels expect a tree, got none.")
+    if limits is not None and not limits[0] < limits[1]:
+        raise ValueError(f"limits expects two numbers in order, got {limits}.")
+    covariance = _covariance(kernel, X)
+    blocks: list[tuple[str, int]] = []
+    if known is not None:
+        columns = _names(known, space, names)
+        outcomes = _labels(known, space, labels)
+        order, blocks = _sorted_by_path(known, X, columns, outcomes)
+        covariance = covariance[order][:, order]
+    ax = new_axes(ax, 4.8 if colorbar else 4.0, 4.0)
+    low, high = _limits(covariance) if limits is None else limits
+    image = ax.imshow(
+        covariance.numpy(),
+        cmap=_colours(low),
+        vmin=low,
+        vmax=high,
+        interpolation="none",
+    )
+    _mark_blocks(ax, blocks, len(X))
+    if colorbar:
+        bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
+    return ax
+
+
+def _covariance(kernel: Kernel | Tensor, X: Tensor) -> Tensor:
+    """``n x n`` on the CPU."""
+    if isinstance(kernel, Kernel):
+        with torch.no_grad():
+            covariance = to_dense(kernel(X))
+    else:
+        covariance = kernel
+    if covariance.shape != (len(X), len(X)):
+        raise ValueError(
+            f"kernel expects {len(X)} x {len(X)} covariances of the points, and no "
+            f"batch shape; got {tuple(covariance.shape)}."
+        )
+    return covariance.detach().double().cpu()
+
+
+def _sorted_by_path(
+    tree: ParameterTree,
+    X: Tensor,
+    names: Sequence[str],
+    outcomes: Mapping[tuple[int, Any], str],
+) -> tuple[Tensor, list[tuple[str, int]]]:
+    """The order of the rows; and what to call each path and its number of points."""
+    index, order = tree.path_index(X).sort(stable=True)
+    _, counts = index.unique_consecutive(return_counts=True)
+    blocks = []
+    first = 0
+    for count in counts.tolist():
+        decisions = tree.path_of(X[order[first]]).decisions
+        parts = []
+        for column, outcome in decisions.items():
+            text = outcomes.get((column, outcome), f"{outcome}")
+            if len(tree.decision_columns) > 1:
+                joint = " " if isinstance(outcome, tuple) else "="
+                text = f"{names[column]}{joint}{text}"
+            parts.append(text)
+        blocks.append((", ".join(parts), count))
+        first += count
+    return order.cpu(), blocks
+
+
+def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
+    """Lines between blocks and their labels, below and on the left."""
+    ends = [0]
+    for _, count in blocks:
+        ends.append(ends[-1] + count)
+    for end in ends[1:-1]:
+        ax.axhline(end - 0.5, color=INK, linewidth=0.8)
+        ax.axvline(end - 0.5, color=INK, linewidth=0.8)
+    ticks, texts = [], []
+    for (text, count), (start, end) in zip(blocks, pairwise(ends), strict=True):
+        if count >= _SMALL * n:
+            ticks.append((start + end - 1) / 2)
+            texts.append(text)
+    # a path of its own has nothing to be told apart from
+    if len(blocks) < 2:
+        ticks, texts = [], []
+    # long names would run into each other along the bottom
+    crowded = max(map(len, texts), default=0) * len(texts) > 40
+    ax.set_xticks(ticks, texts, rotation=90 if crowded else 0)
+    ax.set_yticks(ticks, texts)
+    ax.tick_params(length=0, labelcolor=INK)
+    ax.spines[:].set_color(GREY)
+
+
+def _limits(covariance: Tensor) -> tuple[float, float]:
+    largest = covariance.abs().max().item() or 1.0
+    # rounding is not a negative covariance
+    negative = covariance.min().item() < -1e-9 * largest
+    return (-largest if negative else 0.0), largest
+
+
+def _colours(low: float) -> Colormap:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    up = ["#ffffff", PALE, "#7ba6d6", BLUE, "#12305a"]
+    if low >= 0:
+        return LinearSegmentedColormap.from_list("covariance", up)
+    down = ["#5f1d05", RED, "#f0a37f", "#fbe3d7"]
+    return LinearSegmentedColormap.from_list("signed covariance", down + up)
