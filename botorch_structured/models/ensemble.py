@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Ensemble"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -36,6 +36,9 @@ class Ensemble(GPyTorchModel):
     _is_fully_bayesian = True
     _supports_batched_models = False
 
+    # one tensor of each kind (dtype and device) that the models have
+    _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
+
     def __init__(self, models: Sequence[GPyTorchModel]) -> None:
         models = list(models)
         _check_models(models)
@@ -45,6 +48,7 @@ class Ensemble(GPyTorchModel):
 
     def _drop_caches(self) -> None:
         """Called wherever hyperparameters or data may have changed."""
+        self._probes = None
 
     @property
     def models(self) -> Sequence[GPyTorchModel]:
@@ -143,6 +147,25 @@ class Ensemble(GPyTorchModel):
         if mode:
             self._drop_caches()
         return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
+        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
+        # models of some thirty tensors that costs more than the prediction, so a
+        # conversion that leaves each kind of tensor alone is not carried out.
+        probes = self._probes
+        data = [t for m in self.models for t in (*m.train_inputs, m.train_targets)]
+        if probes is None or any((t.dtype, t.device) not in probes for t in data):
+            kinds = {(t.dtype, t.device) for t in (*data, *self.parameters())}
+            kinds |= {(t.dtype, t.device) for t in self.buffers()}
+            probes = {k: torch.empty(0, dtype=k[0], device=k[1]) for k in kinds}
+            self._probes = probes
+        # ``share_memory`` works in place
+        if all(
+            fn(p) is p and (p.is_cuda or not p.is_shared()) for p in probes.values()
+        ):
+            return self
+        self._drop_caches()
+        return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._drop_caches()

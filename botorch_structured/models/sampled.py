@@ -76,11 +76,12 @@ class SampledGP(Ensemble, FantasizeMixin):
         self.chains = chains
 
     def _drop_caches(self) -> None:
+        super()._drop_caches()
         self._predictor = None
 
     def __getstate__(self) -> dict[str, Any]:
         # cheap to rebuild and large to store
-        return {**self.__dict__, "_predictor": None}
+        return {**self.__dict__, "_predictor": None, "_probes": None}
 
     def _folded(self) -> FoldedPredictor | None:
         """The cached factors, or None where predictions must be made one by one."""

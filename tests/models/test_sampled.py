@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -426,10 +427,28 @@ def test_caches_are_dropped() -> None:
         change(model)
         assert not torch.allclose(model.posterior(X).mean, before)
         assert_is_definition(model, X)
+
+
+def test_conversions_that_change_nothing_cost_nothing() -> None:
+    model = sampled()
+    X = points(3, 2)
+    expected = model.posterior(X).mean
+    kernel = model.models[0].covar_module
+    with patch.object(type(kernel), "_apply", side_effect=AssertionError):
+        assert model.to(X) is model and model.double() is model
+        with pytest.raises(AssertionError):
+            model.float()
     model = sampled()
     model.posterior(X)
     cache = model._predictor
-    assert model.to(X).posterior(X) and model._predictor is cache  # nothing changed
+    assert model.to(X)._predictor is cache
+    model.share_memory()
+    assert all(p.is_shared() for p in model.parameters())
+    # one model converted behind our back
+    model.models[1].float()
+    for m in model.to(torch.double).models:
+        assert m.covar_module.lengthscale.dtype == torch.double
+    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=0, atol=1e-5)
 
 
 def test_single_precision() -> None:
