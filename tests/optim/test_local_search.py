@@ -199,6 +199,8 @@ def test_values_never_fall_and_ends_are_local_optima(seed: int) -> None:
     X = domain.impute(domain.draw(5, torch.Generator().manual_seed(seed)))
     nothing = bounds[:0]
     before = smooth(X)
+    near, _, owner = hood.of(X, tree.active_mask(X), torch.Generator().manual_seed(1))
+    steepest = before.scatter_reduce(0, owner, smooth(near), "amax")
     for length in (1, 2, 5, 10**4):
         # The same seed: the first iterations are those of the shorter climb.
         generator = torch.Generator().manual_seed(1)
@@ -206,6 +208,8 @@ def test_values_never_fall_and_ends_are_local_optima(seed: int) -> None:
             hood, Evaluator(Function(smooth)), X, smooth(X), nothing, length, generator
         )
         assert (values >= before).all()
+        if length == 1:  # the best neighbour, not any better one
+            assert torch.allclose(values, steepest, rtol=0, atol=1e-12)
         assert torch.allclose(values, smooth(ends), rtol=0, atol=1e-12)
         before = values
     near, _, owner = hood.of(ends, tree.active_mask(ends), torch.Generator())
@@ -530,7 +534,22 @@ def test_worthless_acquisition_functions_still_give_a_point(small) -> None:
             acqf, bounds, tree, X_avoid=known, X_start=known, seed=0
         )
         assert value == -math.inf
+        assert len(acqf.seen) <= 3  # no better neighbour, no further iteration
         assert not (X == known).all(-1).any() and X.isfinite().all()
+
+
+def test_a_plateau_ends_the_climb(small) -> None:
+    tree, bounds = small
+    acqf = Function(lambda X: torch.zeros_like(X[:, 0]))
+    _, value = optimize_acqf_local_search(acqf, bounds, tree)
+    assert value == 0 and len(acqf.seen) == 2
+
+
+def test_iterations_are_limited(small) -> None:
+    tree, bounds = small
+    acqf = Function(lambda X: -((X - 0.4) ** 2).sum(-1))
+    optimize_acqf_local_search(acqf, bounds, tree, max_iter=3, batch_limit=10**6)
+    assert len(acqf.seen) == 1 + 3
 
 
 def test_single_precision(peak, learners) -> None:
