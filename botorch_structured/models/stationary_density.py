@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 
 from botorch_structured.kernels.conditional import ConditionalKernel
+from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.models.prior_coordinates import PriorCoordinates
 from botorch_structured.models.structured_inference import StructuredInference
 
@@ -77,6 +78,11 @@ def _matern12(distance: Vector, out: Vector) -> Vector:
     return np.exp(out, out=out)
 
 
+def _laplace(distance: Vector, out: Vector) -> Vector:
+    np.negative(distance, out=out)
+    return np.exp(out, out=out)
+
+
 _MATERN: dict[float, Correlation] = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52}
 
 
@@ -114,10 +120,13 @@ def _form(model: SingleTaskGP) -> _Form | None:
         if type(kernel) is ScaleKernel:
             scale, kernel = kernel, kernel.base_kernel
         correlation: Correlation
+        exponent = 2.0
         if type(kernel) is RBFKernel:
             correlation = _rbf
         elif type(kernel) is MaternKernel:
             correlation = _MATERN[kernel.nu]
+        elif type(kernel) is LaplaceKernel:
+            correlation, exponent = _laplace, 1.0
         else:
             return None
         if kernel.batch_shape or (scale is not None and scale.batch_shape):
@@ -125,7 +134,7 @@ def _form(model: SingleTaskGP) -> _Form | None:
         if columns is not None:
             points = points[..., columns]
     numbers = points.cpu().double().numpy()
-    return _Form(correlation, 2.0, numbers, key, kernel, scale)
+    return _Form(correlation, exponent, numbers, key, kernel, scale)
 
 
 def _is_plain(mll: MarginalLogLikelihood) -> bool:
@@ -248,7 +257,7 @@ class StationaryDensity:
         """The density of a model, or None where this is not for it.
 
         It is for the exact evidence of ``SingleTaskGP`` and of models that differ from
-        it in their kernel only: RBF and Matern kernels, scaled or not, and a
+        it in their kernel only: RBF, Matern and Laplace kernels, scaled or not, and a
         ``ConditionalKernel`` around them; one output, no batch; Gaussian or fixed
         noise; priors on powers of the parameters themselves.
 
