@@ -47,9 +47,14 @@ class SampledGP(Ensemble, FantasizeMixin):
     that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
     their values (of log values: the logarithm of the mean).
 
-    What is not an average: ``qKnowledgeGradient`` and other look-ahead functions
-    fantasise each sample's own outcomes; path sampling (``draw_matheron_paths``) knows
-    BoTorch's own models only.
+    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
+    twice and raises for a batch of candidates, max-value entropy search refuses
+    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
+
+    Plain GPs with up to a few hundred points are predicted all at once, which costs
+    about as much as one of them does through GPyTorch; any other model is asked by
+    itself, sample by sample. As in GPyTorch, hyperparameters that are changed by hand
+    count from the next ``train()`` on.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
