@@ -144,7 +144,7 @@ class FoldedPredictor:
                 ],
             )
             self.mean = ModuleStack(
-                [model.mean_module for model in models], [((few,), {})]
+                [model.mean_module for model in models], [((self.data,), {})]
             )
             mean, prior = self.mean(self.data), self.kernel(self.data)
             covariance = torch.stack(

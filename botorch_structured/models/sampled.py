@@ -51,10 +51,10 @@ class SampledGP(Ensemble, FantasizeMixin):
     twice and raises for a batch of candidates, max-value entropy search refuses
     batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
 
-    Plain GPs with up to a few hundred points are predicted all at once, which costs
-    about as much as one of them does through GPyTorch; any other model is asked by
-    itself, sample by sample. As in GPyTorch, hyperparameters that are changed by hand
-    count from the next ``train()`` on.
+    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
+    costs no more than one of them does through GPyTorch; any other model is asked
+    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
+    from the next ``train()`` on.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
