@@ -109,7 +109,7 @@ def effective_sample_size(draws: Array) -> Array:
     covariance *= n / (n - 1)
     total = float(chains * n)
     result = np.zeros(k)
-    for j in np.flatnonzero(pooled > 0):
+    for j in np.flatnonzero(within > 0):
         rho = 1.0 - (within[j] - covariance[:, j]) / pooled[j]
         rho[0] = 1.0
         pairs = rho[: n - n % 2].reshape(-1, 2).sum(axis=1)

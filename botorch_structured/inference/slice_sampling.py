@@ -30,6 +30,10 @@ Vector = NDArray[np.float64]
 
 # Before anything is known. On a logarithmic scale: a factor of seven.
 _FIRST_WIDTH = 2.0
+# Width in mean distances moved. Uniform in a slice of length L, a point moves by L / 3
+# on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
+# log-gamma densities: 4.7 to 5.0, and hardly more from half to twice that width.
+_MOVES_PER_WIDTH = 4.0
 # No width is learnt from fewer updates than this.
 _MIN_UPDATES = 4
 
@@ -155,7 +159,7 @@ class SliceSampler:
                 "position: expected a finite log density to start from, got "
                 f"{self.log_density} at {self.position.tolist()}."
             )
-        self._lengths: list[list[float]] = [[] for _ in self.position]
+        self._moves: list[list[float]] = [[] for _ in self.position]
 
     def sweep(self) -> None:
         """Update each coordinate once."""
@@ -167,27 +171,25 @@ class SliceSampler:
                 float(self.widths[axis]),
                 self.rng,
             )
+            self._moves[axis].append(abs(update.value - self.position[axis]))
             if update.moved:
                 self.target.accept()
                 self.position[axis] = update.value
                 self.log_density = update.log_density
             self.evaluations += update.evaluations
-            self._lengths[axis].append(update.length)
         # rounding of incremental evaluations must not add up
         self.log_density = self.target.move_to(self.position)
 
     def tune(self) -> None:
-        """Set widths to what slices have been: for warmup only.
+        """Set widths from how far updates have moved: for warmup only.
 
-        The interval that a value is finally drawn from has about the length of the
-        slice. Interval and slice alike take the fewest evaluations: two ends that need
-        no expansion and one or two draws. Only the later half of the updates counts,
-        since the first are on the way to where the mass is.
+        Only the later half of the updates counts, since the first are on the way to
+        where the mass is.
         """
-        for axis, lengths in enumerate(self._lengths):
-            recent = lengths[len(lengths) // 2 :]
-            if len(recent) >= _MIN_UPDATES:
-                self.widths[axis] = float(np.mean(recent))
+        for axis, moves in enumerate(self._moves):
+            recent = moves[len(moves) // 2 :]
+            if len(recent) >= _MIN_UPDATES and any(recent):
+                self.widths[axis] = _MOVES_PER_WIDTH * float(np.mean(recent))
 
     def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
         """Sweep with widths that are tuned on the way.
