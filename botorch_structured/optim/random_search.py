@@ -72,7 +72,8 @@ def optimize_acqf_random(
     Points are uniform over the space as in `SearchSpace.sample`: every parameter,
     decisions included, takes each of its values (each number between its bounds) with
     the same probability; what is then inactive holds ``fill``. So a value of a decision
-    gets the same share of the points however many parameters hang under it.
+    gets the same share of the points however many parameters hang under it. Columns
+    that hold logarithms are uniform in these; whole numbers are equally likely.
 
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points.

@@ -545,6 +545,15 @@ def test_a_plateau_ends_the_climb(small) -> None:
     assert value == 0 and len(acqf.seen) == 2
 
 
+def test_starts_are_limited(small) -> None:
+    tree, bounds = small
+    given = tree.impute(torch.rand(50, 5, dtype=torch.double).round())
+    acqf = Function(lambda X: X.sum(-1))
+    optimize_acqf_local_search(acqf, bounds, tree, num_restarts=3, X_start=given)
+    # The first of those given, and as many random ones besides.
+    assert torch.equal(acqf.seen[1], given[:3])
+
+
 def test_iterations_are_limited(small) -> None:
     tree, bounds = small
     acqf = Function(lambda X: -((X - 0.4) ** 2).sum(-1))
