@@ -35,7 +35,10 @@ class Evaluator:
     def _default_limit(self) -> int:
         model = getattr(self.acq_function, "model", None)
         inputs = getattr(model, "train_inputs", None) or ()
-        n = max((t.shape[-2] for t in inputs if isinstance(t, Tensor)), default=1)
+        # of all the members of an ensemble
+        n = max(
+            (t.shape[:-1].numel() for t in inputs if isinstance(t, Tensor)), default=1
+        )
         shape = getattr(getattr(self.acq_function, "sampler", None), "sample_shape", ())
         # A Monte Carlo acquisition holds a joint sample with its baseline points.
         width = n + 16 * math.prod(shape) if shape else n

@@ -92,8 +92,8 @@ def optimize_acqf_local_search(
             ``X_start`` besides.
         step: The largest step of real columns, in widths of the bounds.
         raw_samples: Random points, as in `optimize_acqf_random`.
-        integer_features: Columns with integer values. On wide ranges steps of one take
-            many iterations: such a column may be better off as its logarithm.
+        integer_features: Columns with integer values. Steps are of one: a range of
+            thousands may take as many iterations (see ``max_iter``).
         categorical_features: Column -> its admissible values. Of a column that is among
             the integers, too, the neighbours are the next values on both sides.
         fixed_features: Column -> its value.

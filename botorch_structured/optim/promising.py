@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.acquisition.objective import IdentityMCObjective
+from botorch.posteriors.fully_bayesian import MCMC_DIM
 from torch import Tensor
 
 from botorch_structured.optim.problem import Problem
@@ -53,7 +54,17 @@ def _training_points(model: Any) -> Tensor | None:
     if isinstance(original, Tensor) and not model.training:
         return original
     inputs = getattr(model, "train_inputs", None)
-    return inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
+    if not inputs or not isinstance(inputs[0], Tensor):
+        return None
+    return _of_one_sample(model, inputs[0], ndim=2)
+
+
+def _of_one_sample(model: Any, values: Tensor, ndim: int) -> Tensor:
+    """An ensemble holds its data once for each of its members."""
+    if getattr(model, "_is_ensemble", False):
+        while values.dim() > ndim:
+            values = values[0]
+    return values
 
 
 def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
@@ -63,6 +74,8 @@ def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor |
     objective = getattr(acq_function, "objective", None)
     plain = transform is None and isinstance(objective, IdentityMCObjective | None)
     targets = getattr(model, "train_targets", None)
+    if isinstance(targets, Tensor):
+        targets = _of_one_sample(model, targets, ndim=1)
     if plain and isinstance(targets, Tensor) and targets.shape == X.shape[:1]:
         return sign * targets
     if len(X) > _MAX_ROWS:
@@ -71,6 +84,8 @@ def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor |
     # joint covariance is not needed.
     posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
     mean = posterior.mean
+    if getattr(model, "_is_ensemble", False):
+        mean = mean.mean(dim=MCMC_DIM)
     score = mean if objective is None else objective(mean, X.unsqueeze(-2))
     score = score.reshape(len(X), -1)
     return sign * score[:, 0] if score.shape[-1] == 1 else None
