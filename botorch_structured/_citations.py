@@ -65,12 +65,20 @@ BIBTEX: dict[str, str] = {
 # By name, so that this module imports nothing: a class here also covers what derives
 # from it elsewhere.
 _PAPER_OF: dict[str, str] = {
+    "ConditionalGP": _LEVESQUE,
+    "ConditionalKernel": _LEVESQUE,
+    "Impute": _LEVESQUE,
     "JenattonTree": _JENATTON,
+    "LaplaceKernel": _LEVESQUE,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,
+    "SampledGP": _LEVESQUE,
     "ScikitLearnCASH": _LEVESQUE,
     "TreeStructuredGP": _JENATTON,
     "TreeStructuredKernel": _JENATTON,
+    "fit_slice_sampling": _LEVESQUE,
+    "optimize_acqf_local_search": _LEVESQUE,
+    "optimize_acqf_random": _LEVESQUE,
     "optimize_acqf_two_step": _JENATTON,
 }
 

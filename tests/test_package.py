@@ -106,7 +106,8 @@ def test_every_cited_name_exists() -> None:
     import importlib
 
     public: set[str] = set()
-    for part in ("acquisition", "kernels", "models", "optim", "test_functions"):
+    parts = ["acquisition", "fit", "kernels", "models", "optim", "test_functions"]
+    for part in [*parts, "transforms"]:
         public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
     assert set(_PAPER_OF) <= public
 

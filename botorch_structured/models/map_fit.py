@@ -43,6 +43,16 @@ class ToleranceOfRounding(_Base):
     """BoTorch's fit with tolerances and a warning policy for a small noise."""
 
     def custom_fit(
+        self, mll: MarginalLogLikelihood, **kwargs: Any
+    ) -> MarginalLogLikelihood:
+        r"""Fit by L-BFGS-B, retries included.
+
+        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
+        direct use.
+        """
+        return self._fit_map(mll, **kwargs)
+
+    def _fit_map(
         self,
         mll: MarginalLogLikelihood,
         closure: Any = None,
@@ -50,11 +60,6 @@ class ToleranceOfRounding(_Base):
         optimizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> MarginalLogLikelihood:
-        r"""Fit by L-BFGS-B, retries included.
-
-        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
-        direct use.
-        """
         batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return _fit_fallback(

@@ -79,6 +79,7 @@ class SampledGP(Ensemble, FantasizeMixin):
     def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
         super().__init__(models)
         self.chains = chains
+        self.eval()  # there is nothing to be fitted
 
     def _drop_caches(self) -> None:
         super()._drop_caches()

@@ -271,12 +271,8 @@ class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured, retries
         included. Not for direct use.
         """
-
-        def fit() -> MarginalLogLikelihood:
-            return super(TreeStructuredGP, self).custom_fit(mll, **kwargs)
-
         if not self._choose_kernel:
-            return fit()
+            return self._fit_map(mll, **kwargs)
         best: tuple[float, dict[str, Any]] | None = None
         failure: ModelFittingError | None = None
         start = deepcopy(mll.state_dict())
@@ -284,7 +280,7 @@ class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
             mll.load_state_dict(start)
             self.covar_module.set_correlation(correlation.name)
             try:
-                fit()
+                self._fit_map(mll, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 continue

@@ -52,7 +52,7 @@ def _training_points(model: Any) -> Tensor | None:
     """The training points as they were given, before any input transform."""
     original = getattr(model, "_original_train_inputs", None)
     if isinstance(original, Tensor) and not model.training:
-        return original
+        return _of_one_sample(model, original, ndim=2)
     inputs = getattr(model, "train_inputs", None)
     if not inputs or not isinstance(inputs[0], Tensor):
         return None

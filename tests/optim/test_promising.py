@@ -13,6 +13,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from torch import Tensor
 
+from botorch_structured.models import SampledGP
 from botorch_structured.optim.problem import Problem, make_problem
 from botorch_structured.optim.promising import promising_points
 from botorch_structured.spaces import ParameterTree
@@ -71,3 +72,14 @@ def test_objectives_and_posterior_transforms(problem: Problem) -> None:
 def test_nothing_without_a_table_of_points(problem: Problem, peak) -> None:
     acqf = peak(problem.tree, torch.zeros(3))
     assert promising_points(problem, acqf).shape == (0, 3)
+
+
+def test_an_ensemble_has_the_points_of_its_members(problem: Problem) -> None:
+    for transform in (None, Normalize(3)):
+        members = [model(input_transform=transform) for _ in range(3)]
+        ensemble = SampledGP(members)
+        found = promising_points(problem, LogExpectedImprovement(ensemble, Y.max()))
+        assert torch.equal(found, rows(3, 0))
+        negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
+        acqf = LogExpectedImprovement(ensemble, 0.0, posterior_transform=negate)
+        assert torch.equal(promising_points(problem, acqf), rows(1, 2))
