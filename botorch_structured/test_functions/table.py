@@ -1,0 +1,322 @@
+"""Problems whose values stand in a table: known at its rows, and nowhere else."""
+
+from __future__ import annotations
+
+__all__ = ["TableProblem"]
+
+import csv
+import gzip
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from scipy.spatial import KDTree
+from torch import Tensor
+
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.columns import FloatColumn
+from botorch_structured.test_functions.box import default_num_starts
+from botorch_structured.test_functions.conditional import ConditionalTestFunction
+
+# Points this near, in widths of the bounds, are the same row: fits float32.
+_SAME = 1e-6
+
+
+class TableProblem(ConditionalTestFunction):
+    r"""A lookup: the rows of a table are all the points that there are.
+
+    For grids that others have computed, and for what was measured where it was
+    measured (boreholes, experiments): a benchmark on real values that costs nothing.
+    As in section 4 of Assael et al. (2014), an acquisition function is to be maximised
+    over the rows:
+
+        >>> problem = TableProblem(X, y, log_features=[1, 2])
+        >>> train_X = problem.starts(seed=0)
+        >>> train_Y = -problem(train_X).unsqueeze(-1)
+        >>> x, value = optimize_acqf_discrete(
+        ...     acqf, q=1, choices=problem.candidates, X_avoid=train_X
+        ... )
+
+    A point that is not a row, up to rounding, is a ``ValueError`` and not the value of
+    some row nearby: two suggestions would then have one value, and nobody would know
+    what was evaluated. For an optimiser that cannot be told about the rows, say which
+    one is meant: ``problem(problem.nearest(x))``.
+
+    ``space`` is that of the columns; its ``sample`` draws rows, and only rows are
+    ``feasible``. To be minimised, unless ``negate``.
+    """
+
+    candidates: Tensor  # ``n x d``, all rows
+    values: Tensor  # ``n``, to be minimised
+    optimizers: Tensor
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        names: Sequence[str] | None = None,
+        log_features: Sequence[int] = (),
+        space: SearchSpace | None = None,
+        maximize: bool = False,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            X: ``n x d`` numbers, the inputs as they stand in the table. A row that is
+                repeated is one candidate, with the mean of its values.
+            y: ``n`` values.
+            names: Of the columns. Default: ``x1, ..., xd``.
+            log_features: Columns whose decimal logarithm is what a model sees: what
+                stands in ``candidates`` and ``bounds``.
+            space: For tables with integers, categories or conditions, in place of
+                ``names`` and ``log_features``: ``X`` holds points of it then, as its
+                ``encode`` makes them.
+            maximize: Whether large values are the good ones. The problem then returns
+                their negative, to be minimised.
+            noise_std: Standard deviation of noise to add.
+            negate: Whether to return the negative of what is to be minimised.
+            dtype: The dtype of ``candidates``, ``values`` and ``bounds``.
+
+        Raises:
+            ValueError: For shapes that do not fit, numbers that are not finite, a
+                logarithm of what is not positive, rows that are not of the space.
+        """
+        X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
+        if X.ndim != 2 or not X.size or y.shape != X.shape[:1]:
+            raise ValueError(
+                "Expected n x d inputs and n values, at least one of each. Got shapes "
+                f"{X.shape} and {y.shape}."
+            )
+        if not (np.isfinite(X).all() and np.isfinite(y).all()):
+            raise ValueError("Expected finite inputs and values. Got others.")
+        if space is None:
+            columns = _columns(X, names, log_features)
+            cells = [
+                [column.encode(v) for column, v in zip(columns, row, strict=True)]
+                for row in X.tolist()
+            ]
+            points = torch.tensor(cells, dtype=torch.double)
+            space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))
+        else:
+            points = _points_of(space, X, names, log_features)
+        points, row = points.unique(dim=0, return_inverse=True)
+        values = points.new_zeros(len(points)).index_add_(0, row, torch.from_numpy(y))
+        values = values / row.bincount(minlength=len(points))
+        values = -values if maximize else values
+        rows = _RowSpace.of(space, points)
+        super().__init__(rows, noise_std=noise_std, negate=negate, dtype=dtype)
+        self.space: _RowSpace = rows
+        self._optimal_value = float(values.min())
+        best = points[values == values.min()]
+        self.register_buffer("candidates", points.to(dtype), persistent=False)
+        self.register_buffer("values", values.to(dtype), persistent=False)
+        self.register_buffer("optimizers", best.to(dtype))
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | Path,
+        inputs: Sequence[str],
+        value: str,
+        log: Sequence[str] = (),
+        missing: Sequence[float] = (),
+        **arguments: Any,
+    ) -> TableProblem:
+        r"""Read columns of a comma-separated file with a header, gzipped or not.
+
+        Args:
+            path: Of the file.
+            inputs: The names of the input columns.
+            value: The name of the column of values.
+            log: Those of the ``inputs`` on a logarithmic scale.
+            missing: Values that mean there is none; such rows are left out.
+            **arguments: Of the constructor: ``maximize``, ``noise_std`` and so on.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: It lacks a column, or something there is not a number.
+        """
+        unknown = [name for name in log if name not in inputs]
+        if unknown:
+            raise ValueError(f"log expects names of inputs {list(inputs)}. Got {log}.")
+        X, y = _read(Path(path), inputs, value, missing)
+        return cls(X, y, inputs, [inputs.index(name) for name in log], **arguments)
+
+    def nearest(self, X: Tensor) -> Tensor:
+        r"""The candidate nearest to each point, distances in widths of the bounds.
+
+        No category is near another: they stay as they are where there is such a row.
+
+        Args:
+            X: A ``batch_shape x d``-dim tensor within the bounds; what inactive
+                columns hold does not matter.
+
+        Returns:
+            A ``batch_shape x d``-dim tensor of rows of ``candidates``.
+
+        Raises:
+            ValueError: For the wrong number of columns, or NaN where it matters.
+        """
+        if X.shape[-1] != self.dim:
+            raise ValueError(
+                f"Expected `X` of shape `batch_shape x {self.dim}`. Got {X.shape=}."
+            )
+        index, distance = self.space.nearest(X)
+        if not distance.isfinite().all():
+            raise ValueError("Expected finite numbers in active columns. Got others.")
+        return self.candidates[index].to(X)
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        index, distance = self.space.nearest(X)
+        if (distance > _SAME).any():
+            worst = X.reshape(-1, self.dim)[distance.reshape(-1).argmax()]
+            raise ValueError(
+                f"Expected rows of `candidates`. Got {worst.tolist()}, which is "
+                f"{float(distance.max()):.2g} widths of the bounds away from the "
+                "nearest; see `nearest`."
+            )
+        return self.values[index.to(self.values.device)].to(X)
+
+    def starts(self, seed: int, n: int | None = None) -> Tensor:
+        r"""Different rows at random, the same for a seed.
+
+        Args:
+            seed: Any integer that is not negative.
+            n: How many. Default: one on each path where there are several, else
+                ``max(5, 2 d)``, or all if there are fewer.
+
+        Returns:
+            An ``n x d``-dim tensor.
+        """
+        rng = np.random.default_rng(1000 + seed)
+        X = self.candidates[torch.from_numpy(rng.permutation(len(self.candidates)))]
+        if n is not None:
+            if not 0 < n <= len(X):
+                raise ValueError(f"Expected n between 1 and {len(X)} rows. Got {n=}.")
+            return X[:n]
+        keys = self.tree.path_key(X).tolist()
+        if len(set(keys)) == 1:
+            return X[: default_num_starts(self.dim)]
+        return X[[keys.index(key) for key in dict.fromkeys(keys)]]
+
+
+class _RowSpace(SearchSpace):
+    """A space of which there are only certain points."""
+
+    _rows: Tensor  # ``n x d``, inactive columns at ``fill``
+    _scale: Tensor  # ``d``
+    _index: KDTree
+
+    @classmethod
+    def of(cls, space: SearchSpace, rows: Tensor) -> _RowSpace:
+        new = cls.from_columns(space.columns, space.tree, space.constants)
+        assert isinstance(new, _RowSpace)
+        width = new.bounds[1] - new.bounds[0]
+        scale = torch.where(width > 0, width, 1.0)
+        for column, codes in new.categorical_features.items():
+            # Another category is farther than all other columns together.
+            gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
+            scale[column] = gap.min() / (2 * new.dim) if len(gap) else 1.0
+        new._rows, new._scale = rows, scale
+        new._index = KDTree((rows / scale).numpy())
+        return new
+
+    def nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Its row and its distance, each ``batch_shape``; infinitely far for NaN."""
+        points = self._snap(X.detach().to(self._rows).reshape(-1, self.dim))
+        active = self.tree.active_mask(points, strict=False)
+        points = torch.where(active, points, self.fill) / self._scale
+        wrong = ~points.isfinite().all(-1)
+        distance, index = self._index.query(points.nan_to_num(0.0, 0.0, 0.0).numpy())
+        far = torch.from_numpy(distance).masked_fill(wrong, math.inf)
+        return torch.from_numpy(index).reshape(X.shape[:-1]), far.reshape(X.shape[:-1])
+
+    def feasible(self, X: Tensor) -> Tensor:
+        """``batch_shape x m``: which points are rows."""
+        return (self.nearest(X)[1] <= _SAME).to(X.device)
+
+    def sample(self, n: int, seed: int | None = None) -> Tensor:
+        """``n x d`` rows, drawn with replacement."""
+        if n < 0:
+            raise ValueError(f"n expects a number of points, got {n}.")
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
+
+
+def _columns(
+    X: np.ndarray, names: Sequence[str] | None, log_features: Sequence[int]
+) -> list[FloatColumn]:
+    d = X.shape[1]
+    names = [f"x{j + 1}" for j in range(d)] if names is None else list(names)
+    if len(names) != d:
+        raise ValueError(f"Expected {d} names. Got {names}.")
+    if any(not 0 <= j < d for j in log_features):
+        raise ValueError(
+            f"log_features expects columns from 0 to {d - 1}. Got {log_features}."
+        )
+    lower, upper = X.min(0).tolist(), X.max(0).tolist()
+    return [
+        FloatColumn(name, lower[j], upper[j], log=j in log_features)
+        for j, name in enumerate(names)
+    ]
+
+
+def _points_of(
+    space: SearchSpace,
+    X: np.ndarray,
+    names: Sequence[str] | None,
+    log_features: Sequence[int],
+) -> Tensor:
+    """Rows of a space that is given."""
+    if names is not None or len(log_features):
+        raise ValueError("Expected names and log_features, or a space. Got both.")
+    if X.shape[1] != space.dim:
+        raise ValueError(f"Expected {space.dim} columns of the space. Got {X.shape=}.")
+    codes = [c for values in space.categorical_features.values() for c in values]
+    if any(not float(code).is_integer() for code in codes):
+        raise ValueError(
+            "Expected categories that are whole numbers, as BoTorch does in its test "
+            f"functions. Got {space.categorical_features}."
+        )
+    points = space.impute(torch.tensor(X, dtype=torch.double))
+    wrong = (~space.feasible(points)).nonzero().squeeze(-1).tolist()
+    if wrong:
+        raise ValueError(
+            f"Expected rows that are points of the space. Got row {wrong[0]}: "
+            f"{X[wrong[0]].tolist()}, and {len(wrong) - 1} others."
+        )
+    return points
+
+
+def _read(
+    path: Path, inputs: Sequence[str], value: str, missing: Sequence[float]
+) -> tuple[list[list[float]], list[float]]:
+    X, y = [], []
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="")
+    with opened as file:
+        reader = csv.DictReader(file)
+        header = reader.fieldnames or ()
+        absent = [name for name in (*inputs, value) if name not in header]
+        if absent:
+            _refuse(path, f"columns {absent}", f"the header {list(header)}")
+        for row in reader:
+            try:
+                target = float(row[value])
+                if target in missing:
+                    continue
+                X.append([float(row[name]) for name in inputs])
+            except (TypeError, ValueError):
+                _refuse(path, "numbers", f"{row} in line {reader.line_num}")
+            y.append(target)
+    if not y:
+        _refuse(path, "a row with a value", "none")
+    return X, y
+
+
+def _refuse(path: Path, expected: str, got: str) -> NoReturn:
+    raise ValueError(f"Expected {expected} in {path}. Got {got}.")

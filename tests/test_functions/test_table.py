@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from botorch.acquisition import UpperConfidenceBound
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf_discrete
+from botorch.test_functions.synthetic import SyntheticTestFunction
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks import harness
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.test_functions import (
+    TableProblem,
+    clark_copper,
+    online_lda,
+    structured_svm,
+    walker_lake,
+)
+
+
+def table(seed: int = 0, n: int = 40, d: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, d, generator=generator, dtype=torch.double) * 100 - 30
+    return X, torch.randn(n, generator=generator, dtype=torch.double)
+
+
+def conditional() -> TableProblem:
+    """A complete table on a tree: 3 points under each kernel of a machine, 1 at last.
+
+    ::
+
+        0: kernel (0, 1, 2)    1: gamma of 0    2: degree of 1, an integer
+    """
+    tree = ParameterTree(3, {0: {0: [1], 1: [2], 2: []}}, values={0: [0, 1, 2]})
+    bounds = torch.tensor([[0.0, -3, 1], [2, 3, 5]])
+    space = SearchSpace(
+        ["kernel", "gamma", "degree"], bounds, tree, integer_features=[2]
+    )
+    X = torch.tensor(
+        [[0, -3, 9], [0, 0, 9], [0, 3, 9], [1, 7, 1], [1, 7, 2], [1, 7, 5], [2, 7, 9.0]]
+    )
+    return TableProblem(X, torch.arange(7.0), space=space)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 60), d=st.integers(1, 4))
+@settings(deadline=None, max_examples=25)
+def test_a_row_has_its_value(seed: int, n: int, d: int) -> None:
+    X, y = table(seed, n, d)
+    problem = TableProblem(X, y)
+    assert isinstance(problem, SyntheticTestFunction)
+    assert torch.equal(problem(X), y)
+    assert torch.equal(problem(X.view(1, n, 1, d)), y.view(1, n, 1))
+    assert torch.equal(problem(problem.candidates), problem.values)
+    assert problem.optimal_value == y.min() == problem(problem.optimizers)[0]
+    assert torch.equal(problem.bounds, torch.stack([X.amin(0), X.amax(0)]))
+    # nearest: by brute force
+    width = torch.where(X.amax(0) > X.amin(0), X.amax(0) - X.amin(0), 1.0)
+    Z = problem.bounds[0] + width * torch.rand(
+        20, d, generator=torch.Generator().manual_seed(seed), dtype=torch.double
+    )
+    expected = X[torch.cdist(Z / width, X / width).argmin(-1)]
+    assert torch.equal(problem.nearest(Z), expected)
+
+
+def test_nothing_is_known_between_the_rows() -> None:
+    X, y = table()
+    problem = TableProblem(X, y)
+    with pytest.raises(ValueError, match="Expected rows of `candidates`"):
+        problem(X[:2].mean(0))
+    width = problem.bounds[1] - problem.bounds[0]
+    inner = X[((X > problem.bounds[0]) & (X < problem.bounds[1])).all(-1)]
+    for step, is_row in ((1e-9, True), (1e-4, False)):
+        moved = inner + step * width
+        assert problem.space.feasible(moved).tolist() == [is_row] * len(inner)
+    assert torch.equal(problem(inner + 1e-9 * width), problem(inner))
+    with pytest.raises(ValueError, match="within the bounds"):
+        problem(X[:1] + 1e3)
+    with pytest.raises(ValueError, match="x 3"):
+        problem(X[:, :2])
+    # rounded to float32, a row is still itself
+    assert torch.equal(problem(problem.candidates.float()), problem.values.float())
+
+
+def test_what_is_maximised_is_returned_negative() -> None:
+    X, y = table()
+    ore = TableProblem(X, y, maximize=True)
+    assert torch.equal(ore(X), -y)
+    assert ore.optimal_value == -y.max()
+    assert torch.equal(ore.optimizers, X[y.argmax()][None])
+    negated = TableProblem(X, y, maximize=True, negate=True)
+    assert torch.equal(negated(X), y)
+    assert negated.optimal_value == y.max()
+    noisy = TableProblem(X, y, noise_std=0.5)
+    torch.manual_seed(0)
+    errors = (noisy(X[:1].expand(4000, -1)) - y[0]).std()
+    assert errors == pytest.approx(0.5, rel=0.05)
+
+
+def test_logarithmic_columns() -> None:
+    X = [[1.0, 0.1], [4.0, 0.2], [16.0, 0.3], [1e4, 0.7]]
+    problem = TableProblem(X, [3.0, 2.0, 1.0, 4.0], ["tau", "kappa"], log_features=[0])
+    assert problem.bounds[:, 0].tolist() == [0.0, 4.0]
+    (best,) = problem.optimizers
+    assert best.tolist() == [math.log10(16.0), 0.3]
+    configs = problem.space.decode(problem.candidates)
+    assert [list(c.values()) for c in configs] == X  # to the last digit
+    assert problem(problem.space.encode([{"tau": 4.0, "kappa": 0.2}])) == 2.0
+
+
+def test_repeated_rows_are_one_with_their_mean() -> None:
+    X = torch.tensor([[0.0], [1.0], [0.0], [2.0], [0.0]])
+    problem = TableProblem(X, torch.tensor([1.0, 5.0, 2.0, 3.0, 6.0]))
+    assert problem.candidates.tolist() == [[0.0], [1.0], [2.0]]
+    assert problem.values.tolist() == [3.0, 5.0, 3.0]
+    assert problem.optimizers.tolist() == [[0.0], [2.0]]
+
+
+def test_starts_and_samples_are_rows() -> None:
+    X, y = table(n=40, d=3)
+    problem = TableProblem(X, y)
+    starts = problem.starts(0)
+    assert starts.shape == (6, 3)
+    assert len(starts.unique(dim=0)) == 6
+    assert torch.equal(starts, problem.starts(0))
+    assert not torch.equal(starts, problem.starts(1))
+    assert len(problem.starts(0, 40).unique(dim=0)) == 40
+    for wrong in (0, 41):
+        with pytest.raises(ValueError, match="between 1 and 40"):
+            problem.starts(0, wrong)
+    few = TableProblem(X[:3], y[:3])
+    assert len(few.starts(0)) == 3
+    state = torch.get_rng_state()
+    drawn = problem.space.sample(4000, seed=1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(drawn, problem.space.sample(4000, seed=1))
+    assert problem.space.feasible(drawn).all()
+    # uniform over rows: 100 each, within five sigma
+    counts = drawn.unique(dim=0, return_counts=True)[1]
+    assert len(counts) == 40
+    assert (counts - 100).abs().max() < 50
+    with pytest.raises(ValueError, match="number of points"):
+        problem.space.sample(-1)
+
+
+def test_conditional_tables() -> None:
+    problem = conditional()
+    assert problem.tree.num_paths == 3
+    assert problem.candidates.shape == (7, 3)
+    nan = math.nan
+    X = torch.tensor([[0, 3, nan], [1, nan, 5], [2, nan, nan], [1, 0, 1.0]])
+    assert problem(X).tolist() == [2.0, 5.0, 6.0, 3.0]
+    assert sorted(problem.starts(0)[:, 0].tolist()) == [0, 1, 2]
+    with pytest.raises(ValueError, match="Expected rows"):
+        problem(torch.tensor([1.0, 0, 4]))
+    assert not problem.space.feasible(torch.tensor([[0, nan, 1], [5, 0, 1.0]])).any()
+    # near in its own column, and never another kernel
+    Z = torch.tensor([[0, 1.4, nan], [1, nan, 2.9], [1, nan, 3.9], [2, 0, 0]])
+    near = problem.nearest(Z)
+    assert problem(near).tolist() == [1.0, 4.0, 5.0, 6.0]
+    assert problem.space.decode(near)[2] == {"kernel": 1, "degree": 5}
+    with pytest.raises(ValueError, match="Expected finite"):
+        problem.nearest(torch.tensor([0, nan, 1]))
+    with pytest.raises(ValueError, match="x 3"):
+        problem.nearest(torch.zeros(2))
+
+
+def test_a_category_is_kept_where_it_has_a_row() -> None:
+    """However near a row of another category is in all the other columns."""
+    space = SearchSpace(
+        ["a", "b", "c"],
+        torch.tensor([[0.0, 0, 0], [1, 1, 9]]),
+        categorical_features={2: [0, 1, 9]},
+    )
+    X = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0.5, 0.5, 9]])
+    problem = TableProblem(X, [0.0, 1.0, 2.0], space=space)
+    Z = torch.tensor([[1.0, 1, 0], [0, 0, 1], [0, 0, 9]])
+    assert problem(problem.nearest(Z)).tolist() == [0.0, 1.0, 2.0]
+    space = SearchSpace(
+        ["a"], torch.tensor([[0.0], [1]]), categorical_features={0: [0, 0.5, 1]}
+    )
+    with pytest.raises(ValueError, match="whole numbers"):
+        TableProblem([[0.5]], [1.0], space=space)
+
+
+@pytest.mark.parametrize("make", [lambda: TableProblem(*table()), conditional])
+def test_copies(make) -> None:
+    problem = make()
+    X = problem.candidates
+    for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
+        assert torch.equal(same(X), problem.values)
+        assert torch.equal(same.starts(1), problem.starts(1))
+    single = copy.deepcopy(problem).to(torch.float)
+    assert single(X.float()).dtype == torch.float
+    torch.testing.assert_close(single(single.candidates), problem.values.float())
+    assert make().bounds.dtype == torch.double
+
+
+def test_an_acquisition_function_over_the_rows() -> None:
+    """What the docstring says; every row once, then BoTorch's own error."""
+    X, y = table(n=12, d=2)
+    problem = TableProblem(X, y)
+    seen = problem.starts(0)
+    while len(seen) < 12:
+        model = SingleTaskGP(seen, -problem(seen).unsqueeze(-1))
+        acqf = UpperConfidenceBound(model, beta=1.0)
+        x, _ = optimize_acqf_discrete(acqf, 1, problem.candidates, X_avoid=seen)
+        seen = torch.cat([seen, x])
+    assert len(seen.unique(dim=0)) == 12
+
+
+def _row_after_row(problem, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    if len(X) == 7:
+        raise RuntimeError("a method that fails now and then")
+    return problem.candidates[len(X)]
+
+
+def test_in_the_harness(tmp_path: Path) -> None:
+    make = {"table": lambda seed: TableProblem(*table())}
+    failed = harness.run(
+        {"rows": _row_after_row}, make, [0, 1], 10, tmp_path, 0, progress=False
+    )
+    assert not failed
+    records = harness.read_records(harness.RunKey("table", "rows", 1).path(tmp_path))
+    assert len(records) == 10
+    assert [bool(r.get("error")) for r in records] == [i == 7 for i in range(10)]
+    assert records[0]["optimum"] == table()[1].min()
+    assert json.dumps(records[-1]["x"]) == json.dumps(
+        TableProblem(*table()).candidates[9].tolist()
+    )
+
+
+class TestFiles:
+    TEXT = "id,tau,s,y,t\nA,1,10,5,0\nB,100,20,3,0\nC,10,30,-99,\n"
+
+    def test_reads_columns(self, tmp_path: Path) -> None:
+        path = tmp_path / "grid.csv"
+        path.write_text(self.TEXT)
+        with gzip.open(tmp_path / "grid.csv.gz", "wt") as file:
+            file.write(self.TEXT)
+        for name in (path, tmp_path / "grid.csv.gz", str(path)):
+            problem = TableProblem.from_csv(
+                name, ["s", "tau"], "y", log=["tau"], missing=[-99], maximize=True
+            )
+            assert problem.candidates.tolist() == [[10.0, 0.0], [20.0, 2.0]]
+            assert problem.values.tolist() == [-5.0, -3.0]
+            assert problem.space.names == ["s", "tau"]
+
+    def test_says_what_is_wrong(self, tmp_path: Path) -> None:
+        path = tmp_path / "grid.csv"
+        with pytest.raises(FileNotFoundError, match=r"grid\.csv"):
+            TableProblem.from_csv(path, ["s"], "y")
+        path.write_text(self.TEXT)
+        with pytest.raises(ValueError, match=r"columns \['u'\] in .*grid\.csv"):
+            TableProblem.from_csv(path, ["s", "u"], "y")
+        with pytest.raises(ValueError, match="numbers in .* line 2"):
+            TableProblem.from_csv(path, ["id"], "y")
+        with pytest.raises(ValueError, match="numbers in .* line 4"):
+            TableProblem.from_csv(path, ["s"], "t")
+        with pytest.raises(ValueError, match="log expects names of inputs"):
+            TableProblem.from_csv(path, ["s"], "y", log=["tau"])
+        with pytest.raises(ValueError, match="a row with a value"):
+            TableProblem.from_csv(path, ["s"], "y", missing=[5, 3, -99])
+
+    def test_published_tables(self, tmp_path: Path) -> None:
+        """Which columns and scales, which values are none, and what is wanted."""
+        path = tmp_path / "table.csv"
+        path.write_text("kappa,tau,s,perplexity,time_s\n1,4,16,2014,9\n.5,1,4,1300,9")
+        lda = online_lda(path)
+        assert lda.optimizers.tolist() == [[0.5, 0.0, math.log10(4.0)]]
+        assert lda.optimal_value == 1300.0
+        path.write_text("c,alpha,epsilon,error,time_s\n600,.1,.01,.3,9\n10,1,.1,.2,9")
+        svm = structured_svm(path, negate=True)
+        assert svm.optimizers.tolist() == [[1.0, 0.0, -1.0]]
+        assert svm.optimal_value == -0.2
+        path.write_text("a,x1,x2,x3,Z,C\nB,1,2,3,.5,5\nB,1,2,8,-99,5\nB,1,2,9,-995,\n")
+        copper = clark_copper(path)
+        assert copper.candidates.tolist() == [[1.0, 2.0, 3.0]]
+        assert copper.optimal_value == -0.5
+        path.write_text("Id,X,Y,V,U,T\n1,11,8,0,-999,2\n2,8,30,7.5,-999,2\n")
+        lake = walker_lake(path)
+        assert lake.optimizers.tolist() == [[8.0, 30.0]]
+        assert lake.optimal_value == -7.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(X=[[1.0]], y=[1.0, 2.0]), "n x d inputs and n values"),
+        (dict(X=[], y=[]), "n x d inputs and n values"),
+        (dict(X=[[math.nan]], y=[1.0]), "finite"),
+        (dict(X=[[1.0]], y=[math.inf]), "finite"),
+        (dict(X=[[1.0]], y=[1.0], names=["a", "b"]), "Expected 1 names"),
+        (dict(X=[[1.0]], y=[1.0], log_features=[1]), "columns from 0 to 0"),
+        (dict(X=[[0.0], [1.0]], y=[1.0, 2.0], log_features=[0]), "logarithmic"),
+        (dict(X=[[0.5]], y=[1.0], names=["a"], space="unit"), "or a space"),
+        (dict(X=[[0.5, 0.5]], y=[1.0], space="unit"), "Expected 1 columns"),
+        (dict(X=[[0.5], [7.0]], y=[1.0, 2.0], space="unit"), "Got row 1"),
+    ],
+)
+def test_says_what_it_expects(arguments: dict, message: str) -> None:
+    if arguments.get("space") == "unit":
+        space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]))
+        arguments = {**arguments, "space": space}
+    with pytest.raises(ValueError, match=message):
+        TableProblem(**arguments)
