@@ -115,16 +115,16 @@ def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
         return None
     attributes, make = known[0]
     with torch.no_grad():
+        arguments = [torch.as_tensor(getattr(prior, name)) for name in attributes]
         columns = [
-            torch.as_tensor(getattr(prior, name), dtype=torch.float64)
-            .expand(value.shape)
-            .reshape(-1)
-            .tolist()
-            for name in attributes
+            a.double().expand(value.shape).reshape(-1).tolist() for a in arguments
         ]
-        densities = [make(*arguments) for arguments in zip(*columns, strict=True)]
+        densities = [make(*column) for column in zip(*columns, strict=True)]
         # A subclass may have a density of its own: believe numbers, not names.
-        tolerance = 1e3 * torch.finfo(value.dtype).eps
+        # (Priors stay in single precision when a model is moved to double.)
+        dtypes = [a.dtype for a in arguments if a.is_floating_point()]
+        eps = max(torch.finfo(dtype).eps for dtype in (value.dtype, *dtypes))
+        tolerance = 1e3 * eps
         for factor in (1.0, 1.1):
             elements = factor * value
             given = float(prior.log_prob(elements).sum())

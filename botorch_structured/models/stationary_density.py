@@ -237,7 +237,8 @@ class StationaryDensity:
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
         self._rows, self._columns = index % n, index // n
-        self._diagonal = np.flatnonzero(self._rows == self._columns)
+        diagonal = np.flatnonzero(self._rows == self._columns)
+        self._diagonal = diagonal[np.argsort(self._rows[diagonal])]  # row by row
         self._apart: Vector | None = None
         if form.key is not None:
             apart = form.key[self._rows] != form.key[self._columns]

@@ -1,0 +1,529 @@
+"""``fit_slice_sampling`` against posteriors that are known, and its contract."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.model import ModelList
+from botorch.models.transforms.input import Normalize, Warp
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from scipy import stats
+from torch import Tensor
+
+from botorch_structured.fit import fit_slice_sampling
+from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.hyperparameter_density import ModelDensity
+from botorch_structured.models.prior_coordinates import PriorCoordinates
+from botorch_structured.models.sampled import SampledGP
+
+SHORT = {"num_samples": 4, "warmup": 4, "thinning": 2, "num_chains": 2}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Short chains do not converge; those tests that are about it say so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ChainsWarning)
+        yield
+
+
+def data(n: int = 12, d: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, d, generator=g, dtype=torch.float64)
+    noise = torch.randn(n, 1, generator=g, dtype=torch.float64)
+    return X, (4 * X).sin().sum(-1, keepdim=True) + 0.2 * noise
+
+
+def with_priors(seed: int = 0, n: int = 12, d: int = 1, **kwargs) -> SingleTaskGP:
+    """Lengthscale, noise and mean, all with priors."""
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0))
+    return SingleTaskGP(*data(n, d, seed), mean_module=mean, **kwargs)
+
+
+def hold(*parameters: Tensor) -> None:
+    for p in parameters:
+        p.requires_grad_(False)
+
+
+def thinned(chains: Chains, index: int) -> np.ndarray:
+    draws = chains.coordinates[..., index].reshape(-1)
+    return draws[:: math.ceil(len(draws) / chains.ess[index])]
+
+
+# -- known posteriors -------------------------------------------------------------
+
+
+def test_conjugate_mean() -> None:
+    """A normal prior on the mean, all else held: a normal posterior, in closed form.
+
+    At most one Kolmogorov-Smirnov test of 20 fails at p = 0.01.
+    """
+    failures = 0
+    for seed in range(20):
+        model = with_priors(seed)
+        hold(model.covar_module.raw_lengthscale, model.likelihood.raw_noise)
+        with torch.no_grad():
+            X, y = model.train_inputs[0], model.train_targets
+            K = model.likelihood(model(X)).covariance_matrix
+            ones = torch.ones_like(y)
+            precision = 1.0 + ones @ torch.linalg.solve(K, ones)
+            mean = (ones @ torch.linalg.solve(K, y)) / precision
+        exact = stats.norm(mean.item(), precision.item() ** -0.5)
+        chains = fit_slice_sampling(
+            model, num_samples=2, thinning=150, warmup=20, seed=seed
+        ).chains
+        assert chains.names == ("mean_module.mean",)
+        failures += stats.kstest(thinned(chains, 0), exact.cdf).pvalue < 0.01
+    assert failures <= 1
+
+
+def quadrature(model: SingleTaskGP, grids: list[np.ndarray]) -> np.ndarray:
+    """Probabilities of a grid of coordinates, by the definition of the density."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    density = ModelDensity(mll, PriorCoordinates(model))
+    mesh = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1)
+    log_p = np.array([density.log_density(z) for z in mesh.reshape(-1, len(grids))])
+    p = np.exp(log_p - log_p.max()).reshape(mesh.shape[:-1])
+    return p / p.sum()
+
+
+def midpoints(low: float, high: float, cells: int) -> np.ndarray:
+    return low + (high - low) * (np.arange(cells) + 0.5) / cells
+
+
+def test_hyperparameters_against_quadrature() -> None:
+    """Noise and lengthscale of a ``SingleTaskGP``: distribution and correlation."""
+    model = SingleTaskGP(*data(10, 1))
+    hold(model.mean_module.raw_constant)
+    # midpoints of cells from the lower bounds on; no mass beyond the upper ends
+    grids = [midpoints(math.log(1e-4), 1.5, 45), midpoints(math.log(0.025), 7.5, 60)]
+    p = quadrature(model, grids)
+    assert max(p[-1].max(), p[:, -1].max()) < 1e-3 * p.max()
+    chains = fit_slice_sampling(model, num_samples=4, thinning=700, seed=3).chains
+    assert (chains.r_hat < 1.02).all()
+    z = chains.coordinates.reshape(-1, 2)
+    mean = np.array([(p.sum(1 - i) * grids[i]).sum() for i in (0, 1)])
+    for i in (0, 1):
+        marginal, grid = p.sum(1 - i), grids[i]
+        deviation = math.sqrt((marginal * (grid - mean[i]) ** 2).sum())
+        error = deviation / math.sqrt(chains.ess[i])
+        assert abs(z[:, i].mean() - mean[i]) < 4 * error
+        assert z[:, i].std() == pytest.approx(deviation, rel=0.1)
+        # linear within a cell
+        cdf = np.concatenate([[0.0], marginal.cumsum()])
+        half = 0.5 * (grid[1] - grid[0])
+        at = np.concatenate([[grid[0] - half], grid + half])
+        draws = thinned(chains, i)
+        assert (
+            stats.kstest(draws, lambda v, a=at, c=cdf: np.interp(v, a, c)).pvalue > 0.01
+        )
+    centred = [g - m for g, m in zip(grids, mean, strict=True)]
+    covariance = centred[0] @ p @ centred[1]
+    scale = np.sqrt((p.sum(1) @ centred[0] ** 2) * (p.sum(0) @ centred[1] ** 2))
+    assert np.corrcoef(z.T)[0, 1] == pytest.approx(covariance / scale, abs=0.08)
+
+
+def test_a_prior_on_a_standard_deviation() -> None:
+    """The prior is over what it is on, whatever the parameter behind it is."""
+
+    def model() -> SingleTaskGP:
+        kernel = ScaleKernel(RBFKernel())
+        kernel.register_prior(
+            "amplitude_prior",
+            LogNormalPrior(0.0, 1.0),
+            lambda m: m.outputscale.sqrt(),
+            lambda m, v: m.initialize(outputscale=torch.as_tensor(v).square()),
+        )
+        model = SingleTaskGP(*data(6, 1), covar_module=kernel)
+        hold(kernel.base_kernel.raw_lengthscale, model.mean_module.raw_constant)
+        hold(model.likelihood.raw_noise)
+        return model
+
+    grid = np.linspace(-3.0, 4.0, 300)
+    p = quadrature(model(), [grid])
+    chains = fit_slice_sampling(model(), num_samples=2, thinning=600, seed=0).chains
+    assert chains.names == ("covar_module.amplitude",)
+    z = chains.coordinates.reshape(-1)
+    mean = (p * grid).sum()
+    deviation = math.sqrt((p * (grid - mean) ** 2).sum())
+    assert abs(z.mean() - mean) < 4 * deviation / math.sqrt(chains.ess[0])
+    assert z.std() == pytest.approx(deviation, rel=0.1)
+
+
+def test_prior_alone() -> None:
+    """One point says nothing of lengthscales: they are distributed as their prior."""
+    X = torch.rand(
+        1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=GammaPrior(2.0, 3.0))
+    model = SingleTaskGP(
+        X, torch.zeros(1, 1).double(), covar_module=kernel, outcome_transform=None
+    )
+    hold(model.mean_module.raw_constant, model.likelihood.raw_noise)
+    chains = fit_slice_sampling(model, num_samples=2, thinning=500, seed=0).chains
+    for i in (0, 1):
+        draws = np.exp(thinned(chains, i))
+        assert stats.kstest(draws, stats.gamma(2.0, scale=1 / 3).cdf).pvalue > 0.01
+
+
+# -- what comes back --------------------------------------------------------------
+
+
+def test_the_result_is_a_model() -> None:
+    X, Y = data()
+    result = fit_slice_sampling(SingleTaskGP(X, Y), seed=0, **SHORT)
+    assert isinstance(result, SampledGP) and not result.training
+    assert len(result.models) == 4
+    posterior = result.posterior(X[:3])
+    assert posterior.mean.shape == (4, 3, 1)
+    assert posterior.mixture_mean.shape == (3, 1)
+    acqf = LogExpectedImprovement(result, best_f=Y.max())
+    assert acqf(X[:5].unsqueeze(1)).shape == (5,)
+    assert qLogExpectedImprovement(result, Y.max())(X[:4].view(2, 2, 2)).shape == (2,)
+
+
+def test_samples_are_thinned_draws_of_all_chains() -> None:
+    result = fit_slice_sampling(with_priors(), seed=0, **{**SHORT, "num_samples": 5})
+    chains = result.chains
+    assert chains.samples.shape == (2, 6, 3)  # ceil(5 / 2) * 2 draws a chain
+    index = chains.names.index("covar_module.lengthscale")
+    kept = chains.samples[:, 1::2, index]
+    expected = [kept[i % 2, i // 2] for i in range(5)]
+    actual = [m.covar_module.lengthscale.item() for m in result.models]
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    np.testing.assert_array_equal(chains.last, chains.samples[:, -1])
+    assert chains.evaluations > 2 * 10 * 3 * 3
+
+
+def test_log_density_is_that_of_the_draws() -> None:
+    model = with_priors()
+    chains = fit_slice_sampling(model, seed=0, **SHORT).chains
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    density = ModelDensity(mll, PriorCoordinates(model))
+    value = density.log_density(chains.coordinates[1, 3])
+    assert chains.log_density[1, 3] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_models_share_their_data() -> None:
+    result = fit_slice_sampling(with_priors(), seed=0, **SHORT)
+    pointers = {m.train_inputs[0].data_ptr() for m in result.models}
+    assert len(pointers) == 1
+    lengths = {m.covar_module.lengthscale.item() for m in result.models}
+    assert len(lengths) == 4
+
+
+def test_the_given_model_is_left_alone() -> None:
+    for model in (SingleTaskGP(*data()), SingleTaskGP(*data()).eval()):
+        if not model.training:
+            model.posterior(data()[0])  # caches of predictions
+        training = model.training
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        fit_slice_sampling(model, seed=0, **SHORT)
+        assert model.training is training
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        assert all(p.requires_grad for p in model.parameters())
+
+
+def test_an_interruption_leaves_the_model_alone(monkeypatch) -> None:
+    import botorch_structured.fit as module
+
+    model = with_priors()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    calls = 0
+
+    def interrupt(self: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.SliceSampler, "sweep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit_slice_sampling(model, seed=0)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+# -- seeds ------------------------------------------------------------------------
+
+
+def test_same_seed_same_samples() -> None:
+    def run(seed: int | None) -> np.ndarray:
+        return fit_slice_sampling(
+            SingleTaskGP(*data()), seed=seed, **SHORT
+        ).chains.samples
+
+    np.testing.assert_array_equal(run(1), run(1))
+    assert (run(1) != run(2)).all()
+    assert (run(None) != run(None)).all()
+
+
+def test_global_random_states_are_left_alone() -> None:
+    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    for seed in (0, None):
+        fit_slice_sampling(SingleTaskGP(*data()), seed=seed, **SHORT)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all()
+
+
+def test_samples_do_not_depend_on_the_global_seed() -> None:
+    a = fit_slice_sampling(SingleTaskGP(*data()), seed=0, **SHORT).chains.samples
+    torch.manual_seed(99)
+    np.random.seed(99)
+    b = fit_slice_sampling(SingleTaskGP(*data()), seed=0, **SHORT).chains.samples
+    np.testing.assert_array_equal(a, b)
+
+
+# -- going on ---------------------------------------------------------------------
+
+
+def test_chains_go_on_where_they_were() -> None:
+    """Not from the starting point of the model, which is far from the posterior."""
+    first = fit_slice_sampling(with_priors(), seed=0, num_samples=4)
+    far = with_priors()
+    far.covar_module.lengthscale = 1e4
+    far.likelihood.noise = 50.0
+    for start in (first, first.chains, Chains.from_dict(first.chains.to_dict())):
+        second = fit_slice_sampling(
+            far, seed=1, start_from=start, num_samples=2, warmup=0, thinning=1
+        )
+        chains = second.chains
+        np.testing.assert_array_equal(chains.widths, first.chains.widths)
+        assert (chains.log_density > first.chains.log_density.min() - 10).all()
+    more = fit_slice_sampling(far, seed=1, start_from=first, num_chains=5)
+    assert more.chains.num_chains == 5
+    assert len(np.unique(more.chains.samples[:, 0, 0])) == 5
+
+
+def test_a_short_warmup_does_when_chains_go_on() -> None:
+    first = fit_slice_sampling(with_priors(), seed=0)
+    k = len(first.chains.names)
+    X, Y = data(13, 1)  # a point more
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0))
+    model = SingleTaskGP(X, Y, mean_module=mean)
+    second = fit_slice_sampling(
+        model, seed=1, start_from=first, num_samples=8, thinning=4
+    ).chains
+    updates = 2 * (8 + 16) * k
+    assert second.evaluations < 7 * updates
+
+
+def test_a_previous_draw_out_of_the_bounds_is_moved_inside() -> None:
+    first = fit_slice_sampling(with_priors(), seed=0, **SHORT)
+    model = with_priors()
+    model.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(10.0)
+    model.likelihood.noise = 20.0
+    chains = fit_slice_sampling(model, seed=0, start_from=first, **SHORT).chains
+    noise = chains.samples[..., chains.names.index("likelihood.noise_covar.noise")]
+    assert (noise >= 10.0).all()
+
+
+# -- warnings ---------------------------------------------------------------------
+
+
+def caught(call: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        call()
+    return [str(w.message) for w in record if issubclass(w.category, ChainsWarning)]
+
+
+def test_good_chains_do_not_warn_and_bad_ones_do() -> None:
+    assert caught(lambda: fit_slice_sampling(with_priors(), seed=0)) == []
+    start = fit_slice_sampling(with_priors(), seed=0, **SHORT)
+    (message,) = caught(
+        lambda: fit_slice_sampling(
+            with_priors(), seed=0, warmup=0, thinning=2, start_from=_apart(start.chains)
+        )
+    )
+    assert "split R-hat is" in message and "lengthscale" in message
+    (message,) = caught(
+        lambda: fit_slice_sampling(
+            with_priors(), seed=0, num_samples=2, warmup=1, thinning=1
+        )
+    )
+    assert "too few to tell" in message
+
+
+def _apart(chains: Chains) -> Chains:
+    """Chains that ended in places that take long to leave."""
+    widths = np.full_like(chains.widths, 1e-3)
+    last = chains.last.copy()
+    last[0, -1] *= 50.0
+    return replace(chains, widths=widths, last=last)
+
+
+def test_parameters_without_priors_are_set_to_map_and_held() -> None:
+    model = SingleTaskGP(*data())
+    fitted = SingleTaskGP(*data())
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(fitted.likelihood, fitted))
+    result = None
+
+    def call() -> None:
+        nonlocal result
+        result = fit_slice_sampling(model, seed=0)
+
+    (message,) = caught(call)
+    assert "mean_module.raw_constant" in message and "MAP" in message
+    assert result is not None
+    for m in result.models:
+        assert m.mean_module.constant.item() == fitted.mean_module.constant.item()
+    assert caught(lambda: fit_slice_sampling(model, seed=1, start_from=result)) == []
+    hold(model.mean_module.raw_constant)
+    assert caught(lambda: fit_slice_sampling(model, seed=0)) == []
+
+
+def test_a_fit_given_the_previous_draws() -> None:
+    """In a loop only what is held is fitted: the most probable mean given a draw."""
+    first = fit_slice_sampling(SingleTaskGP(*data()), seed=0)
+    result = fit_slice_sampling(SingleTaskGP(*data()), start_from=first, **SHORT)
+    constant = result.models[0].mean_module.constant.item()
+    best = first.chains.log_density.argmax()
+    draw = first.chains.samples.reshape(-1, 3)[best]
+    model = SingleTaskGP(*data())
+    model.likelihood.noise, model.covar_module.lengthscale = (
+        draw[0],
+        torch.tensor(draw[1:]),
+    )
+    with torch.no_grad():
+        y = model.train_targets
+        K = model.likelihood(model(model.train_inputs[0])).covariance_matrix
+        solved = torch.linalg.solve(K, torch.stack([torch.ones_like(y), y], dim=-1))
+    expected = (solved[:, 1].sum() / solved[:, 0].sum()).item()
+    assert constant == pytest.approx(expected, abs=1e-3)
+    assert all(p.requires_grad for p in result.models[0].parameters())
+
+
+# -- other models -----------------------------------------------------------------
+
+
+def hierarchical(cls: type) -> Callable[[], object]:
+    def make() -> object:
+        X, Y = data(12, 3)
+        X[:, 0] = (X[:, 0] > 0.5).double()
+        return cls(X, Y, {0: {0: [1], 1: [2]}})
+
+    return make
+
+
+def multi_task() -> MultiTaskGP:
+    X, Y = data()
+    X[:, 0] = torch.arange(12) % 2
+    return MultiTaskGP(X, Y, task_feature=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hierarchical(ConditionalGP),
+        hierarchical(TreeStructuredGP),
+        multi_task,
+        lambda: SingleTaskGP(*data(), input_transform=Normalize(2)),
+        lambda: SingleTaskGP(*data(), train_Yvar=torch.full((12, 1), 0.01).double()),
+        lambda: SingleTaskGP(*(t.float() for t in data())),
+    ],
+    ids=["conditional", "tree", "multi-task", "normalize", "fixed noise", "float32"],
+)
+def test_any_gp_with_priors(make: Callable[[], SingleTaskGP]) -> None:
+    model = make()
+    result = fit_slice_sampling(model, seed=0, num_samples=2, warmup=1, thinning=1)
+    X = data(12, 3)[0] if len(model.train_inputs[0][0]) == 3 else data()[0]
+    if isinstance(model, MultiTaskGP):
+        X = X[:, 1:]
+    mean = result.posterior(X[:4].to(model.train_targets)).mean
+    assert mean.isfinite().all() and mean.shape[:2] == (2, 4)
+
+
+def test_a_learned_input_transform_is_sampled() -> None:
+    X, Y = data()
+    warp = Warp(d=2, indices=[0, 1], concentration0_prior=LogNormalPrior(0.0, 0.5))
+    hold(warp.concentration1)
+    model = SingleTaskGP(X, Y, input_transform=warp)
+    result = fit_slice_sampling(model, seed=0, **SHORT)
+    values = {m.input_transform.concentration0[..., 0].item() for m in result.models}
+    assert len(values) == 4
+    for m in result.models:
+        # in evaluation mode a model holds inputs as its own transform makes them
+        torch.testing.assert_close(m.train_inputs[0], m.input_transform(X))
+
+
+def test_lists_of_models() -> None:
+    X, Y = data()
+    models = ModelListGP(SingleTaskGP(X, Y), SingleTaskGP(X, -Y))
+    mll = SumMarginalLogLikelihood(models.likelihood, models)
+    for given in (models, mll):
+        result = fit_slice_sampling(given, seed=0, **SHORT)
+        assert isinstance(result, ModelList) and len(result.models) == 2
+        assert result.posterior(X[:3]).mean.shape[-2:] == (3, 2)
+    again = fit_slice_sampling(models, seed=0, start_from=result, **SHORT)
+    assert len(again.models) == 2
+    with pytest.raises(ValueError, match="ModelList of 2"):
+        fit_slice_sampling(models, start_from=result.models[0])
+
+
+@pytest.mark.parametrize("shape", [(12, 2), (2, 12, 1)])
+def test_several_outputs_and_batches_raise(shape: tuple[int, ...]) -> None:
+    Y = torch.rand(shape, dtype=torch.float64)
+    X = data()[0].expand(*shape[:-2], 12, 2)
+    with pytest.raises(ValueError, match="one output and no batch.*ModelListGP"):
+        fit_slice_sampling(SingleTaskGP(X, Y))
+
+
+# -- arguments --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("num_samples", 0),
+        ("thinning", 0),
+        ("num_chains", 0),
+        ("warmup", -1),
+        ("thinning", 1.5),
+    ],
+)
+def test_arguments_out_of_range(argument: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{argument}: expected an integer.*{value}"):
+        fit_slice_sampling(SingleTaskGP(*data()), **{argument: value})
+
+
+def test_what_is_no_gp_raises() -> None:
+    with pytest.raises(ValueError, match="MarginalLogLikelihood or a GP, got int"):
+        fit_slice_sampling(3)
+    model = SingleTaskGP(
+        *data(), likelihood=GaussianLikelihood(), covar_module=RBFKernel()
+    )
+    with pytest.raises(ValueError, match="at least one prior"):
+        fit_slice_sampling(model)
+
+
+def test_a_start_of_other_parameters_raises() -> None:
+    first = fit_slice_sampling(SingleTaskGP(*data()), seed=0, **SHORT)
+    with pytest.raises(ValueError, match=r"same parameters.*lengthscale\[2\]"):
+        fit_slice_sampling(SingleTaskGP(*data(12, 3)), start_from=first)
+    with pytest.raises(ValueError, match="SampledGP made by fit_slice_sampling"):
+        fit_slice_sampling(SingleTaskGP(*data()), start_from=SampledGP(first.models))
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    fit_slice_sampling(with_priors(), seed=0, **SHORT)
+    assert capsys.readouterr().err == ""  # over before a bar could be read
+    fit_slice_sampling(with_priors(), seed=0, progress=True, **SHORT)
+    assert "slice sampling" in capsys.readouterr().err
+    fit_slice_sampling(with_priors(), seed=0, progress=False, **SHORT)
+    assert capsys.readouterr().err == ""
