@@ -4,19 +4,26 @@ Which optimiser when: `optimize_acqf_paths` scores all paths in one batch and cl
 gradient; it is the default. `optimize_acqf_two_step` chooses paths first, as the paper
 of the tree-structured GP does, and looks into few of them. `optimize_acqf_local_search`
 needs no gradient: it exchanges one parameter at a time. `optimize_acqf_random` is the
-best of many random points, the baseline.
+best of many random points, the baseline. Spaces without decisions: BoTorch's
+`optimize_acqf`, or `optimize_acqf_sobol` where the acquisition function jumps.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "adaptive_sobol_candidates",
     "optimize_acqf_local_search",
     "optimize_acqf_paths",
     "optimize_acqf_random",
+    "optimize_acqf_sobol",
     "optimize_acqf_two_step",
 ]
 
 from botorch_structured.optim.local_search import optimize_acqf_local_search
 from botorch_structured.optim.paths import optimize_acqf_paths
 from botorch_structured.optim.random_search import optimize_acqf_random
+from botorch_structured.optim.sobol_grid import (
+    adaptive_sobol_candidates,
+    optimize_acqf_sobol,
+)
 from botorch_structured.optim.two_step import optimize_acqf_two_step

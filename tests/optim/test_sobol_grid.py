@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from botorch.acquisition import (
+    AcquisitionFunction,
+    LogExpectedImprovement,
+    qKnowledgeGradient,
+    qLogExpectedImprovement,
+)
+from botorch.exceptions.errors import CandidateGenerationError
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from botorch_structured.optim import adaptive_sobol_candidates, optimize_acqf_sobol
+
+
+def box(d: int, seed: int = 0, dtype: torch.dtype = torch.double) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ends = torch.randn(2, d, generator=generator, dtype=dtype) * 10
+    return ends.sort(dim=0).values
+
+
+class Steps(AcquisitionFunction):
+    """Flat but for a staircase that leads down from a peak: no gradient anywhere."""
+
+    def __init__(self, peak: Tensor, width: Tensor, steps: int = 1000) -> None:
+        super().__init__(model=torch.nn.Module())
+        self.peak, self.width, self.steps = peak, width, steps
+        self.sizes: list[int] = []
+
+    def forward(self, X: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.sizes.append(len(X))
+        distance = ((X.squeeze(-2) - self.peak) / self.width).norm(dim=-1)
+        return -(distance * self.steps).floor()
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    d=st.integers(1, 8),
+    n=st.integers(1, 300),
+    k=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=40)
+def test_so_many_points_in_the_box(seed: int, d: int, n: int, k: int) -> None:
+    bounds = box(d, seed)
+    U = torch.rand(k, d, generator=torch.Generator().manual_seed(seed)).double()
+    best = bounds[0] + U * (bounds[1] - bounds[0])
+    state = torch.get_rng_state()
+    X = adaptive_sobol_candidates(bounds, n, best, seed)
+    assert torch.equal(state, torch.get_rng_state())
+    assert X.shape == (n, d)
+    assert X.dtype == bounds.dtype
+    assert ((bounds[0] <= X) & (X <= bounds[1])).all()
+    assert torch.equal(X, adaptive_sobol_candidates(bounds, n, best, seed))
+
+
+def test_a_grid_of_twenty_thousand() -> None:
+    """Every cell of a 10 x 10 x 10 partition has its 20 points, nearly."""
+    bounds = box(3)
+    X = adaptive_sobol_candidates(bounds, seed=0)
+    assert len(X) == 20_000
+    U = (X - bounds[0]) / (bounds[1] - bounds[0])
+    cell = (U * 10).long() @ torch.tensor([100, 10, 1])
+    counts = cell.bincount(minlength=1000)
+    assert counts.min() >= 10  # of as many random points a cell would have 4
+    assert counts.max() <= 30
+    assert not torch.equal(X, adaptive_sobol_candidates(bounds, seed=1))
+
+
+def test_a_tenth_of_them_around_each_incumbent() -> None:
+    bounds = torch.tensor([[0.0, -100], [1, 100]], dtype=torch.double)
+    best = torch.tensor([[0.2, 60], [0.9, -20]], dtype=torch.double)
+    width = bounds[1] - bounds[0]
+    plain = adaptive_sobol_candidates(bounds, 6000, seed=0)
+    X = adaptive_sobol_candidates(bounds, 6000, best, seed=0)
+    # what fills the box is what would fill it without an incumbent
+    assert torch.equal(X[:5400], plain[:5400])
+    for centre in best:
+        for radius, share in ((3e-3, 0.1), (0.03, 0.4)):
+            near = ((X - centre) / width).norm(dim=-1) < radius
+            expected = ((plain - centre) / width).norm(dim=-1) < radius
+            assert near.sum() - expected.sum() > share * 300
+    one = adaptive_sobol_candidates(bounds, 100, best[0], seed=0)
+    assert torch.equal(one, adaptive_sobol_candidates(bounds, 100, best[:1], seed=0))
+    corner = adaptive_sobol_candidates(bounds, 1000, bounds[1], seed=0)
+    # an incumbent in a corner has neighbours along the edges, too
+    assert 10 < (corner == bounds[1]).any(-1).sum() < 100
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_finds_a_peak_without_a_gradient(d: int) -> None:
+    bounds = box(d)
+    width = bounds[1] - bounds[0]
+    peak = bounds[0] + 0.37 * width
+    acqf = Steps(peak, width)
+    X, value = optimize_acqf_sobol(acqf, bounds, seed=0, batch_limit=8000)
+    assert X.shape == (1, d)
+    assert value.shape == ()
+    assert acqf.sizes == [8000, 8000, 4000, 1000, 1000, 1000]
+    with torch.no_grad():
+        assert value == acqf(X)
+    assert value >= -10  # within 0.01 of the peak
+    _, of_the_grid = optimize_acqf_sobol(acqf, bounds, num_rounds=0, seed=0)
+    assert of_the_grid < value if d > 2 else of_the_grid <= value
+    again, _ = optimize_acqf_sobol(acqf, bounds, seed=0)
+    assert torch.equal(X, again)
+
+
+def gp(n: int = 12, d: int = 2) -> tuple[SingleTaskGP, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(n, d, generator=generator, dtype=torch.double)
+    Y = -(X - 0.4).square().sum(-1, keepdim=True)
+    return SingleTaskGP(X, Y), X, Y
+
+
+def test_as_good_as_climbing_where_one_can_climb() -> None:
+    model, X, Y = gp()
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    _, best = optimize_acqf(
+        acqf, bounds, 1, num_restarts=10, raw_samples=256, options={"seed": 0}
+    )
+    x, value = optimize_acqf_sobol(acqf, bounds, seed=0)
+    # alone and among thousands a point's value is rounded differently
+    torch.testing.assert_close(value, acqf(x).squeeze(0), check_stride=False)
+    assert value > best - 1e-3
+
+
+def test_looks_around_the_best_training_point() -> None:
+    model, X, Y = gp()
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    best = X[Y.argmax()]
+    seen = []
+
+    class Recorded(LogExpectedImprovement):
+        def forward(self, X: Tensor) -> Tensor:
+            seen.append(X.squeeze(-2))
+            return super().forward(X)
+
+    acqf = Recorded(model, best_f=Y.max())
+
+    def asked(**arguments) -> Tensor:
+        seen.clear()
+        optimize_acqf_sobol(acqf, seed=3, num_rounds=0, **arguments)
+        return torch.cat(seen)
+
+    default = asked(bounds=bounds)
+    assert torch.equal(default, asked(bounds=bounds, best_X=best))
+    assert not torch.equal(default, asked(bounds=bounds, best_X=best[None][:0]))
+    # an incumbent outside of a region to look into is none
+    outside = torch.stack([best + 0.01, best + 0.2])
+    asked(bounds=outside)
+    with pytest.raises(ValueError, match="best_X expects points within"):
+        asked(bounds=outside, best_X=best)
+
+
+def test_every_promise_is_kept() -> None:
+    model, X, Y = gp()
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    acqf = qLogExpectedImprovement(model, best_f=Y.max())
+    first, _ = optimize_acqf_sobol(acqf, bounds, num_points=2000, seed=0)
+    one = torch.ones(2, dtype=torch.double)
+    x, values = optimize_acqf_sobol(
+        acqf,
+        bounds,
+        q=3,
+        num_points=2000,
+        inequality_constraints=[(torch.tensor([0, 1]), one, 1.0)],
+        feasible=lambda X: X[:, 0] < 0.45,
+        X_avoid=torch.cat([X, first]),
+        min_distance=0.02,
+        seed=0,
+    )
+    assert x.shape == (3, 2)
+    assert values.shape == (3,)
+    assert acqf.X_pending is None
+    assert (x.sum(-1) >= 1.0).all()
+    assert (x[:, 0] < 0.45).all()
+    assert torch.cdist(x, torch.cat([X, first]), p=math.inf).min() >= 0.02
+    assert torch.pdist(x, p=math.inf).min() >= 0.02
+    state = torch.get_rng_state()
+    optimize_acqf_sobol(
+        LogExpectedImprovement(model, best_f=Y.max()), bounds, num_points=100, seed=0
+    )
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_known_points_are_never_proposed_again() -> None:
+    """The best of all is known: the second best is returned."""
+    bounds = box(2)
+    width = bounds[1] - bounds[0]
+    acqf = Steps(bounds.mean(0), width, steps=10**9)
+    x, value = optimize_acqf_sobol(acqf, bounds, num_rounds=0, seed=0)
+    y, second = optimize_acqf_sobol(acqf, bounds, num_rounds=0, seed=0, X_avoid=x)
+    assert second < value
+    z, third = optimize_acqf_sobol(
+        acqf, bounds, num_rounds=0, seed=0, X_avoid=torch.cat([x, y])
+    )
+    assert third < second
+    assert len(torch.cat([x, y, z]).unique(dim=0)) == 3
+
+
+def test_nothing_left() -> None:
+    model, _, Y = gp()
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    point = torch.tensor([[0.3, 0.7], [0.3, 0.7]], dtype=torch.double)
+    x, _ = optimize_acqf_sobol(acqf, point, num_points=10)
+    assert torch.equal(x, point[:1])
+    with pytest.raises(CandidateGenerationError, match="1 points are known"):
+        optimize_acqf_sobol(acqf, point, num_points=10, X_avoid=point[:1])
+    with pytest.raises(CandidateGenerationError, match="feasible"):
+        optimize_acqf_sobol(
+            acqf, point + torch.tensor([[0.0], [0.1]]), feasible=lambda X: X[:, 0] > 1
+        )
+
+
+class Nan(Steps):
+    def forward(self, X: Tensor) -> Tensor:
+        value = super().forward(X)
+        return torch.where(value < -100, math.nan, value)
+
+
+def test_a_number_is_better_than_none() -> None:
+    bounds = box(2)
+    acqf = Nan(bounds.mean(0), bounds[1] - bounds[0])
+    assert optimize_acqf_sobol(acqf, bounds, seed=0)[1] >= -10
+
+
+UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(bounds=[[0.0], [1.0]]), "bounds expects"),
+        (dict(bounds=torch.zeros(3, 2)), "bounds expects"),
+        (dict(bounds=torch.zeros(2, 0)), "bounds expects"),
+        (dict(bounds=UNIT.flip(0)), "bounds expects"),
+        (dict(bounds=UNIT * math.inf), "bounds expects"),
+        (dict(num_points=0), "num_points expects"),
+        (dict(best_X=torch.zeros(3)), "best_X expects"),
+        (dict(best_X=torch.full((2,), math.nan)), "best_X expects"),
+        (dict(best_X=UNIT + 0.5), "best_X expects"),
+    ],
+)
+def test_says_what_it_expects(arguments: dict, message: str) -> None:
+    model, _, Y = gp()
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    arguments = {"bounds": UNIT, **arguments}
+    with pytest.raises(ValueError, match=message):
+        adaptive_sobol_candidates(**arguments)
+    with pytest.raises(ValueError, match=message):
+        optimize_acqf_sobol(acqf, **arguments)
+
+
+def test_the_maximiser_says_what_it_expects() -> None:
+    model, X, Y = gp()
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    for arguments, message in (
+        (dict(num_rounds=-1), "num_rounds expects"),
+        (dict(q=0), "q expects"),
+        (dict(q=2), "takes pending points"),
+        (dict(min_distance=2.0), "min_distance expects"),
+        (dict(X_avoid=X[:, :1]), "X_avoid expects"),
+        (dict(feasible=3), "feasible expects"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimize_acqf_sobol(acqf, UNIT, **arguments)
+    with pytest.raises(ValueError, match="one-shot"):
+        optimize_acqf_sobol(qKnowledgeGradient(model, num_fantasies=2), UNIT)
