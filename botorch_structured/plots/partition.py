@@ -1,0 +1,315 @@
+"""`plot_partition`: where the regions of a treed model are, and what it predicts."""
+
+from __future__ import annotations
+
+__all__ = ["plot_partition"]
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_RESOLUTION = {1: 801, 2: 121}
+_BISECTIONS = 30
+_CHUNK = 4096  # points predicted at once
+_NARROW = 0.08  # regions of less than this share of the width are not labelled
+
+
+def plot_partition(
+    model: Any,
+    ax: Axes | None = None,
+    *,
+    bounds: Tensor | None = None,
+    show: Literal["mean", "std"] = "mean",
+    observation_noise: bool = False,
+    data: bool = True,
+    names: tuple[str, ...] | None = None,
+    resolution: int | None = None,
+    colorbar: bool = True,
+) -> Axes:
+    """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
+
+    Look at it when a model of regions does well or badly: where did it cut, and does
+    each side look as it should? In one dimension: the mean, a band of two standard
+    deviations, the observations, a line at each border and the number of observations
+    of each region. In two: the mean, or the standard deviation, as colours.
+
+    Borders are found by asking the partition, and are where the model changes also
+    under an input transform. A model without a partition is one region, so that a
+    plain GP can be drawn beside a treed one.
+
+        >>> axes = plt.subplots(1, 2, sharey=True)[1]
+        >>> plot_partition(SingleTaskGP(X, Y), axes[0])
+        >>> plot_partition(TreedGP(X, Y), axes[1])
+
+    Args:
+        model: A model of one outcome, such as a `TreedGP`, fitted.
+        ax: Where to draw; a new figure by default.
+        bounds: ``2 x d`` corners of what is shown. Default: those of the data.
+        show: The mean or the standard deviation; in one dimension both are shown.
+        observation_noise: Whether deviations are those of observations.
+        data: Whether to draw what the model was trained on.
+        names: Of the columns. Default: ``x1`` and ``x2``.
+        resolution: Points along each axis at which the model is asked. Default: 801
+            in one dimension, 121 in two.
+        colorbar: Whether to explain the colours.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: The model has more than two inputs, several outcomes or a batch, or
+            arguments do not fit.
+        ImportError: Without matplotlib.
+    """
+    training = getattr(model, "training", False)
+    if training:
+        model.eval()  # or input transforms would learn from the points asked about
+    try:
+        X, Y = _training_data(model)
+        d = X.shape[-1]
+        if d not in _RESOLUTION:
+            raise ValueError(f"model expects one or two inputs to draw, got {d}.")
+        if show not in ("mean", "std"):
+            raise ValueError(f"show expects 'mean' or 'std', got {show!r}.")
+        names = tuple(f"x{j + 1}" for j in range(d)) if names is None else tuple(names)
+        if len(names) != d:
+            raise ValueError(f"names expects {d} names, got {names}.")
+        n = _RESOLUTION[d] if resolution is None else resolution
+        if n < 2:
+            raise ValueError(f"resolution expects at least 2 points, got {n}.")
+        low, high = _limits(X, bounds)
+        regions = _Regions(model, X)
+        if d == 1:
+            ax = new_axes(ax, 6.4, 3.8)
+            _draw_line(ax, regions, X, low, high, n, observation_noise)
+        else:
+            ax = new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
+            _draw_surface(ax, regions, low, high, n, show, observation_noise, colorbar)
+    finally:
+        if training:
+            model.train()
+    points, heights = X.cpu().numpy(), Y.cpu().numpy()
+    if data:
+        ax.scatter(
+            points[:, 0],
+            heights if d == 1 else points[:, 1],
+            s=20 if d == 1 else 14,
+            color=INK,
+            edgecolors="white",
+            linewidths=0.6,
+            zorder=5,
+        )
+    ax.set_xlim(float(low[0]), float(high[0]))
+    ax.set_xlabel(names[0])
+    if d == 2:
+        ax.set_ylim(float(low[1]), float(high[1]))
+        ax.set_ylabel(names[1])
+    return ax
+
+
+class _Regions:
+    """What a model says of points as users have them, not as it transforms them."""
+
+    def __init__(self, model: Any, like: Tensor) -> None:
+        self.model, self.like = model, like
+        self.partition = getattr(model, "partition", None)
+
+    @torch.no_grad()
+    def of(self, X: np.ndarray) -> np.ndarray:
+        """The region of each of ``... x d`` points."""
+        if self.partition is None:
+            return np.zeros(X.shape[:-1], dtype=int)
+        points = torch.as_tensor(X).to(self.like).reshape(-1, X.shape[-1])
+        index = self.partition.leaf_index(self.model.transform_inputs(points))
+        return index.reshape(X.shape[:-1]).cpu().numpy()
+
+    @torch.no_grad()
+    def predict(self, X: np.ndarray, noise: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation at each of ``n x d`` points."""
+        means, deviations = [], []
+        # each point on its own: a joint covariance is not needed, and is large
+        for part in torch.as_tensor(X).to(self.like).unsqueeze(-2).split(_CHUNK):
+            posterior = self.model.posterior(part, observation_noise=noise)
+            means.append(posterior.mean.reshape(-1))
+            deviations.append(posterior.variance.clamp_min(0).sqrt().reshape(-1))
+        return torch.cat(means).cpu().numpy(), torch.cat(deviations).cpu().numpy()
+
+    def borders(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Where the region changes between ``... x d`` points in different ones."""
+        first = self.of(a)
+        for _ in range(_BISECTIONS):
+            middle = (a + b) / 2
+            same = (self.of(middle) == first)[..., None]
+            a, b = np.where(same, middle, a), np.where(same, b, middle)
+        return (a + b) / 2
+
+
+def _draw_line(
+    ax: Axes,
+    regions: _Regions,
+    X: Tensor,
+    low: Tensor,
+    high: Tensor,
+    n: int,
+    noise: bool,
+) -> None:
+    grid = np.linspace(float(low), float(high), n)[:, None]
+    cuts = _cuts(regions, grid)
+    # both sides of a border, so that the curves of two regions do not meet between
+    step = 1e-9 * (grid[-1] - grid[0])
+    grid = np.sort(np.concatenate([grid, cuts - step, cuts + step]), axis=0)
+    grid = grid[(grid >= float(low)).all(-1) & (grid <= float(high)).all(-1)]
+    mean, deviation = regions.predict(grid, noise)
+    index = regions.of(grid)
+    changes = np.nonzero(index[1:] != index[:-1])[0] + 1
+    pieces = np.split(np.arange(len(grid)), changes)
+    for k, piece in enumerate(pieces):
+        x, m, s = grid[piece, 0], mean[piece], 2 * deviation[piece]
+        first = k == 0
+        ax.fill_between(
+            x,
+            m - s,
+            m + s,
+            color=BLUE,
+            alpha=0.15,
+            linewidth=0,
+            label="2 standard deviations" if first else None,
+        )
+        ax.plot(x, m, color=BLUE, linewidth=2, label="mean" if first else None)
+    tidy(ax)
+    for cut in cuts[:, 0]:
+        ax.axvline(cut, color=RED, linewidth=1.0, linestyle="--", zorder=1)
+    if len(cuts):
+        ends = np.array([float(low), *cuts[:, 0], float(high)])
+        _label_regions(ax, regions, X, ends)
+
+
+def _cuts(regions: _Regions, grid: np.ndarray) -> np.ndarray:
+    """``k x 1`` borders along a line."""
+    index = regions.of(grid)
+    (at,) = np.nonzero(index[1:] != index[:-1])
+    return regions.borders(grid[at], grid[at + 1])
+
+
+def _label_regions(ax: Axes, regions: _Regions, X: Tensor, ends: np.ndarray) -> None:
+    """The number of observations, at the top of each region that has room for it."""
+    middles = (ends[1:] + ends[:-1]) / 2
+    leaves = regions.of(middles[:, None])
+    counts = np.bincount(regions.of(X.cpu().numpy()), minlength=leaves.max() + 1)
+    roomy = np.diff(ends) >= _NARROW * (ends[-1] - ends[0])
+    for middle, leaf in zip(middles[roomy], leaves[roomy], strict=True):
+        ax.annotate(
+            f"n = {counts[leaf]}",
+            (middle, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize="small",
+            color=GREY,
+        )
+
+
+def _draw_surface(
+    ax: Axes,
+    regions: _Regions,
+    low: Tensor,
+    high: Tensor,
+    n: int,
+    show: str,
+    noise: bool,
+    colorbar: bool,
+) -> None:
+    from matplotlib.collections import LineCollection
+
+    x, y = (np.linspace(float(low[j]), float(high[j]), n) for j in range(2))
+    grid = np.stack(np.meshgrid(x, y), axis=-1)  # rows are y
+    mean, deviation = regions.predict(grid.reshape(-1, 2), noise)
+    values = (mean if show == "mean" else deviation).reshape(n, n)
+    image = ax.pcolormesh(
+        x, y, values, cmap=_colours(), shading="gouraud", rasterized=True
+    )
+    lines = LineCollection(
+        list(_border_segments(regions, grid)), colors=RED, linewidths=1.2, zorder=4
+    )
+    lines.set_capstyle("projecting")
+    ax.add_collection(lines, autolim=False)
+    ax.spines[:].set_color(GREY)
+    ax.tick_params(color=GREY, labelcolor=INK)
+    if colorbar:
+        bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
+        bar.set_label("mean" if show == "mean" else "standard deviation", color=INK)
+
+
+def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:
+    """``k x 2 x 2`` ends of lines between neighbouring points of different regions.
+
+    A line is as long as the points are apart, and at the very border.
+    """
+    index = regions.of(grid)
+    segments = []
+    for axis in (0, 1):  # borders across rows, then across columns
+        moved = np.moveaxis(index, axis, 0)
+        points = np.moveaxis(grid, axis, 0)
+        at = np.nonzero(moved[1:] != moved[:-1])
+        border = regions.borders(points[:-1][at], points[1:][at])
+        along = np.zeros(2)
+        along[axis] = (grid[-1, -1, axis] - grid[0, 0, axis]) / (len(grid) - 1) / 2
+        segments.append(np.stack([border - along, border + along], axis=1))
+    return np.concatenate(segments)
+
+
+def _training_data(model: Any) -> tuple[Tensor, Tensor]:
+    """``n x d`` and ``n`` numbers as they were given, before any transform."""
+    inputs = getattr(model, "train_inputs", None)
+    targets = getattr(model, "train_targets", None)
+    if not inputs or not isinstance(targets, Tensor):
+        raise ValueError(
+            f"model expects a GP with training data, got {type(model).__name__}."
+        )
+    X = inputs[0]
+    original = getattr(model, "_original_train_inputs", None)
+    if isinstance(original, Tensor) and not model.training:
+        X = original
+    if X.dim() != 2 or targets.shape != X.shape[:1]:
+        raise ValueError(
+            "model expects n x d inputs and n outcomes, without a batch shape. Got "
+            f"shapes {tuple(X.shape)} and {tuple(targets.shape)}."
+        )
+    Y = targets.unsqueeze(-1)
+    transform = getattr(model, "outcome_transform", None)
+    if transform is not None:
+        Y = transform.untransform(Y)[0]
+    return X.detach(), Y.detach().squeeze(-1)
+
+
+def _limits(X: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    low, high = X.amin(0), X.amax(0)
+    if bounds is not None:
+        if not isinstance(bounds, Tensor) or bounds.shape != (2, X.shape[-1]):
+            raise ValueError(
+                f"bounds expects a 2 x {X.shape[-1]} tensor, got {bounds!r}."
+            )
+        low, high = bounds.to(X)
+    if not (low < high).all():
+        raise ValueError(
+            "bounds expects lower ones below the upper ones, got "
+            f"{low.tolist()} and {high.tolist()}."
+        )
+    return low, high
+
+
+def _colours() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    up = ["#f7fafd", "#dbe7f5", "#7ba6d6", BLUE, "#12305a"]
+    return LinearSegmentedColormap.from_list("surface", up)
