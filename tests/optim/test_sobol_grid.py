@@ -275,3 +275,14 @@ def test_the_maximiser_says_what_it_expects() -> None:
             optimize_acqf_sobol(acqf, UNIT, **arguments)
     with pytest.raises(ValueError, match="one-shot"):
         optimize_acqf_sobol(qKnowledgeGradient(model, num_fantasies=2), UNIT)
+
+
+def test_single_precision() -> None:
+    bounds = box(3, dtype=torch.float)
+    X = adaptive_sobol_candidates(bounds, 500, bounds.mean(0), seed=0)
+    assert X.dtype == torch.float
+    assert ((bounds[0] <= X) & (X <= bounds[1])).all()
+    acqf = Steps(bounds.mean(0), bounds[1] - bounds[0])
+    x, value = optimize_acqf_sobol(acqf, bounds, seed=0)
+    assert x.dtype == value.dtype == torch.float
+    assert value >= -10
