@@ -40,9 +40,10 @@ def plot_partition(
     deviations, the observations, a line at each border and the number of observations
     of each region. In two: the mean, or the standard deviation, as colours.
 
-    Borders are found by asking the partition, and are where the model changes also
-    under an input transform. A model without a partition is one region, so that a
-    plain GP can be drawn beside a treed one.
+    Borders are found by asking the partition, and so are where they belong also under
+    an input transform. (A `TreedGP` may blend two leaves between a border and the
+    first points behind it.) A model without a partition is one region, so that a plain
+    GP can be drawn beside a treed one.
 
         >>> axes = plt.subplots(1, 2, sharey=True)[1]
         >>> plot_partition(SingleTaskGP(X, Y), axes[0])
