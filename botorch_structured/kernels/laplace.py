@@ -29,8 +29,8 @@ class LaplaceKernel(Kernel):
     the same points.
 
     It is not ``MaternKernel(nu=0.5)``, which takes the Euclidean distance: the two
-    agree in one dimension only. A product has no diagonal directions, so that only a
-    few wrong coordinates cost little and many cost much.
+    agree in one dimension only. With many columns the difference is large, as sums of
+    absolute differences grow with d and their Euclidean distance with sqrt(d).
 
     Gradients are finite everywhere. Where two coordinates are equal, the kernel has a
     kink, and the gradient is the subgradient zero. Memory is ``n x m``, never
