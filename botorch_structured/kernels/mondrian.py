@@ -57,8 +57,9 @@ class MondrianKernel(Kernel):
 
     *Gradients.* The kernel is piecewise constant in the inputs and in the lengthscales,
     and its gradients are zero: ``fit_gpytorch_mll`` leaves the lengthscales where they
-    are (slice sampling moves them; or take over those of a fitted ``LaplaceKernel``),
-    and acquisitions need ``optimize_acqf_local_search`` or random search.
+    are. Take over those of a fitted ``LaplaceKernel``; slice sampling moves them, but
+    the evidence is rough in them unless there are very many trees. Acquisitions need
+    ``optimize_acqf_local_search`` or random search.
 
     Inputs may be anywhere. Within ``bounds`` trees are Mondrian processes; outside, the
     columns are cut independently, with the same expectation. The trees are functions of

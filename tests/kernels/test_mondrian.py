@@ -17,9 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.kernels.mondrian import MondrianKernel
 from botorch_structured.kernels.mondrian_partition import MondrianPartition
+from botorch_structured.models import ConditionalGP
+from botorch_structured.spaces import ParameterTree
 
 DTYPE = torch.float64
 
@@ -345,6 +348,27 @@ class TestInAModel:
         kernel = mondrian(2.0, 20, ard_num_dims=2, batch_shape=torch.Size([2]))
         model = SingleTaskGP(X, X.sin(), covar_module=ScaleKernel(kernel).double())
         assert model.posterior(points(3, 4, 2)).mean.shape == (3, 4, 2)
+
+    def test_within_a_conditional_kernel(self) -> None:
+        """Inference by block asks for blocks, the dense one for the whole matrix."""
+        tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+        X = points(20, 3)
+        X[:, 0] = X[:, 0].round()
+        Y, test = X.sum(-1, keepdim=True).sin(), X[:6] * torch.tensor([1.0, 0.9, 0.9])
+        kernel = mondrian(2.0, 100)
+        model = ConditionalGP(X, Y, tree, covar_module=kernel)
+        dense_model = SingleTaskGP(
+            X,
+            Y,
+            covar_module=ConditionalKernel(kernel, tree),
+            likelihood=model.likelihood,
+            mean_module=model.mean_module,
+        )
+        actual, expected = model.posterior(test), dense_model.posterior(test)
+        torch.testing.assert_close(actual.mean, expected.mean, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            actual.variance, expected.variance, rtol=1e-9, atol=1e-10
+        )
 
 
 def test_lengthscales_start_at_one() -> None:
