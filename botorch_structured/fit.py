@@ -16,11 +16,11 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
+import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import ModelList
-from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import (
     ExactMarginalLogLikelihood,
     MarginalLogLikelihood,
@@ -28,7 +28,7 @@ from gpytorch.mlls import (
 )
 from linear_operator.utils.warnings import NumericalWarning
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
 from botorch_structured.inference.slice_sampling import (
@@ -43,8 +43,11 @@ from botorch_structured.models.stationary_density import StationaryDensity
 
 Vector = NDArray[np.float64]
 
-# Sweeps before the first kept one, of new chains and of those that go on.
-_WARMUP, _SHORT_WARMUP = 64, 8
+# Sweeps before the first kept one, of new chains and of those that go on. With few data
+# posteriors have several modes (more signal, or more noise), and finding the large one
+# is what warmup is for. With the default of ``thinning``, two chains take as many sweeps
+# as BoTorch's NUTS takes iterations.
+_WARMUP, _SHORT_WARMUP = 128, 8
 _MAX_R_HAT = 1.05
 # Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of
 # lengthscales that matter are, and not so wide as to start in a mode that explains
@@ -59,7 +62,7 @@ def fit_slice_sampling(
     mll_or_model: MarginalLogLikelihood | GPyTorchModel | ModelListGP,
     num_samples: int = 16,
     warmup: int | None = None,
-    thinning: int = 16,
+    thinning: int = 32,
     num_chains: int = 2,
     seed: int | None = None,
     start_from: SampledGP | Chains | ModelList | None = None,
@@ -98,7 +101,7 @@ def fit_slice_sampling(
         num_samples: How many hyperparameter samples the result averages over. The cost
             of predictions is proportional to it.
         warmup: Sweeps over all parameters before the first that counts, of each chain;
-            widths are tuned meanwhile. Default: 64, or 8 with ``start_from``.
+            widths are tuned meanwhile. Default: 128, or 8 with ``start_from``.
         thinning: Sweeps between two samples. Diagnostics use all sweeps.
         num_chains: Chains from different starting points, one after the other.
         seed: Same seed, same samples. Global random states are left alone.
@@ -287,7 +290,7 @@ def _fit_held(
         _write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
         for parameter in sampled:
             parameter.requires_grad_(False)
-    with manual_seed(seed):  # retries of a fit draw from the priors
+    with _seeded(seed, next(mll.parameters()).device):
         fit_gpytorch_mll(mll)
     for parameter in sampled:
         parameter.requires_grad_(True)
@@ -394,6 +397,19 @@ def _warn_of(chains: Chains) -> None:
 
 
 # -- surroundings -----------------------------------------------------------------
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Global random states of their own: retries of a fit draw from the priors."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # not torch.manual_seed, which also seeds devices that are not restored
+        torch.random.default_generator.manual_seed(seed)
+        for other in devices:
+            with torch.cuda.device(other):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -5,6 +5,11 @@ gradient worth computing: it has no step size that must be right, only widths th
 evaluations when they are wrong, and it cannot reject. It is what Murray and Adams
 (2010) and Levesque et al. (2017, section III) use for hyperparameters of a GP.
 
+Updates along one coordinate at a time are what makes an incremental evaluation of the
+density possible. Updates along differences of earlier positions, which adapt to
+correlations and join modes, were measured on six problems with 3 to 16 hyperparameters:
+per CPU second they gave fewer effective samples, of the worst parameter too.
+
 References:
 
 .. [Neal2003slice]
@@ -138,6 +143,7 @@ class SliceSampler:
         rng: Source of randomness: the same state gives the same chain.
         widths: First interval of each coordinate, ``k``.
         log_density: At ``position``.
+        evaluations: Of the density along a coordinate, so far.
 
     Raises:
         ValueError: If the log density at ``position`` is not finite.
@@ -177,8 +183,11 @@ class SliceSampler:
                 self.position[axis] = update.value
                 self.log_density = update.log_density
             self.evaluations += update.evaluations
-        # rounding of incremental evaluations must not add up
-        self.log_density = self.target.move_to(self.position)
+        # Rounding of incremental evaluations must not add up. At the edge of what can
+        # be factorised it decides, but a chain is never where the density is zero.
+        log_density = self.target.move_to(self.position)
+        if math.isfinite(log_density):
+            self.log_density = log_density
 
     def tune(self) -> None:
         """Set widths from how far updates have moved: for warmup only.

@@ -197,14 +197,19 @@ class PriorCoordinates:
         """Values of coordinates, both ``batch_shape x k``."""
         exponent = np.where(self.positive, position, 0.0)
         with np.errstate(over="ignore"):
-            return np.where(self.positive, np.exp(exponent), position)
+            values = np.where(self.positive, np.exp(exponent), position)
+        # a bound stays one: exp(log(bound)) may be a rounding error outside
+        slack = 1e-12 * np.abs(values)
+        low = (values < self.lower) & (values + slack >= self.lower)
+        high = (values > self.upper) & (values - slack <= self.upper)
+        return np.where(low, self.lower, np.where(high, self.upper, values))
 
     def scalar_value(self, axis: int) -> Callable[[float], float | None]:
         """The value of one coordinate; None out of bounds."""
         low, high = float(self.lower[axis]), float(self.upper[axis])
         if self.positive[axis]:
-            # beyond any bound that means something, and safe to square
-            lowest, highest = max(low, 1e-100), min(high, 1e100)
+            # beyond any value that means something, and safe to take powers of
+            lowest, highest = max(low, 1e-30), min(high, 1e30)
             first, last = math.log(lowest), math.log(highest)
 
             def value(z: float) -> float | None:
@@ -231,10 +236,9 @@ class PriorCoordinates:
         return all([b.write(b.part(values)) for b in self.blocks])
 
     def inside(self, values: Vector) -> bool:
-        """Whether values ``k`` are finite and, but for rounding, within bounds."""
-        slack = 1e-12 * np.abs(values)
-        ok = (values >= self.lower - slack) & (values <= self.upper + slack)
-        return bool((ok & np.isfinite(values)).all())
+        """Whether values ``k`` are finite and within their bounds."""
+        ok = (values >= self.lower) & (values <= self.upper) & np.isfinite(values)
+        return bool(ok.all())
 
     # -- density ------------------------------------------------------------------
 
@@ -323,10 +327,10 @@ def _probe(
         block.parameters = frozenset(changed)
         if len(changed) == 1:
             parameter, constraint = parameters[changed[0]], constraints[changed[0]]
-            block.power = _power(block, parameter, constraint)
+            block.power = power = _power(block, parameter, constraint)
             restore()
-            if block.power is not None and constraint is not None:
-                _use_constraint(block, parameter, constraint)
+            if power is not None and constraint is not None:
+                _use_constraint(block, power, parameter, constraint)
         _use_support(block)
         unbounded = block.power is None and (block.lower < 0).any()
         if unbounded and not _negative(block, start):
@@ -393,16 +397,17 @@ def _power(block: PriorBlock, parameter: Tensor, constraint: Any) -> float | Non
     return power if power and fits.all() else None
 
 
-def _use_constraint(block: PriorBlock, parameter: Tensor, constraint: Any) -> None:
+def _use_constraint(
+    block: PriorBlock, power: float, parameter: Tensor, constraint: Any
+) -> None:
     """Bounds from the constraint of the parameter that a power of the value is."""
-    assert block.power is not None
     low, high = (
         b.expand(parameter.shape).reshape(-1).cpu().double().numpy()
         for b in (constraint.lower_bound, constraint.upper_bound)
     )
-    if block.power != 1.0:
-        low, high = (np.maximum(b, 0.0) ** (1.0 / block.power) for b in (low, high))
-    if block.power < 0:
+    if power != 1.0:
+        low, high = (np.maximum(b, 0.0) ** (1.0 / power) for b in (low, high))
+    if power < 0:
         low, high = high, low
     block.lower[:], block.upper[:] = low, high
 

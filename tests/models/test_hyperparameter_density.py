@@ -228,6 +228,21 @@ def test_outside_the_bounds_there_is_no_density(which: int) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("floor", [1e-4, 3e-3, 0.7])
+def test_a_chain_may_stand_on_a_bound(which: int, floor: float) -> None:
+    """Where exp(log(floor)) is a rounding error below it, too."""
+    noise = GaussianLikelihood(
+        noise_prior=LogNormalPrior(-4.0, 1.0),
+        noise_constraint=GreaterThan(floor, transform=None, initial_value=floor),
+    )
+    density = densities(single(likelihood=noise))[which]
+    assert density is not None
+    z = density.coordinates.to_position(density.coordinates.read_values())
+    assert math.isfinite(density.move_to(z))
+    assert math.isfinite(density.along(1)(z[1] + 0.1))
+
+
+@pytest.mark.parametrize("which", [0, 1])
 def test_a_singular_matrix_is_no_crash(which: int) -> None:
     """Copies of a row under next to no noise: jitter, as BoTorch does it, or -inf."""
     X, Y = data()
@@ -339,7 +354,7 @@ def test_getting_it_right(fast: bool) -> None:
     )
     values = draw_prior()
     chain = []
-    for _ in range(1500 if fast else 150):
+    for _ in range(1200 if fast else 100):
         y = draw_y(values)
         model.set_train_data(targets=torch.as_tensor(y), strict=False)
         target = (
