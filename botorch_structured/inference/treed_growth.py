@@ -1,0 +1,246 @@
+"""Which nodes of a tree to split: by variance, or by what two GPs explain.
+
+The paper splits by CART's variance and found the entropy of GPs no better for much more
+work. As a density, a tree that splits wherever it may is no better than one GP; what
+helps is to split *only* where two GPs, each with its own scale, mean and noise, explain
+the data better than one does, by Laplace's evidence and a prior on trees that makes
+deep ones improbable (Chipman, George and McCulloch 1998).
+"""
+
+from __future__ import annotations
+
+__all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance"]
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from botorch_structured.inference.cart import (
+    Array,
+    Proposal,
+    Rows,
+    Split,
+    TreeNode,
+    grow,
+    split_by_variance,
+)
+from botorch_structured.inference.treed_node import NodeEvidence, NodeFit
+
+_QUANTILES = 9  # thresholds tried in each column, besides CART's
+_REFINE = 2  # points to either side of the best threshold that are tried then
+_REFINE_ROUNDS = 2
+# P(a node at depth k is split) = alpha (1 + k)^-beta
+_ALPHA, _BETA = 0.5, 2.0
+# nodes with more rows are scored on so many of them
+_SCORED_ROWS = 150
+_STEPS = 12
+
+
+def grow_by_variance(
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = _root(X)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        found = split_by_variance(
+            X[node.rows], y[node.rows], min_leaf_size, categorical
+        )
+        if found is None:
+            return None
+        reduction, split = found
+        children = node.divided(X, split)
+        return Proposal(reduction * len(node.rows), split, children)
+
+    grow(root, propose, max_leaves)
+    return root
+
+
+def grow_by_evidence(
+    X: Array,
+    evidence: NodeEvidence,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """Split where two GPs explain the data better than one; none may be the answer.
+
+    Each node's ``fit`` is left behind.
+
+    Args:
+        X: ``n x d``.
+        evidence: Of subsets of these data.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = _root(X)
+    root.fit = _fit_root(evidence, root.home)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        return _best_split(node, X, evidence, min_leaf_size, categorical)
+
+    grow(root, propose, max_leaves)
+    return root
+
+
+def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
+    """Fit the nodes of a tree that are not fitted, each from where its parent is.
+
+    Args:
+        root: The tree.
+        evidence: Of subsets of its data.
+    """
+    for node in root.walk():
+        if node.fit is not None:
+            continue
+        if node.parent is None:
+            node.fit = _fit_root(evidence, node.home)
+        else:
+            starts = [node.parent.fit.theta]
+            node.fit = evidence.fit(node.home, starts, _STEPS)
+
+
+def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
+    """Fit all data, from several starts: noise or wiggles is a choice of modes."""
+    mode = evidence.prior.mode
+    starts = [mode + np.array(s) for s in _ROOT_STARTS]
+    few = _thinned(rows)
+    if len(few) == len(rows):
+        return evidence.fit(rows, starts)
+    return evidence.fit(rows, [evidence.fit(few, starts).theta], _STEPS)
+
+
+_ROOT_STARTS = (
+    (0.0, 0.0, 0.0, 0.0),
+    (-1.0, 0.0, 0.0, -3.0),
+    (1.0, 0.0, 0.0, 2.0),
+    (-1.5, 0.0, 0.0, 2.0),
+)
+
+
+def _root(X: Array) -> TreeNode:
+    rows = np.arange(len(X))
+    return TreeNode(rows=rows, home=rows)
+
+
+def _thinned(rows: Rows) -> Rows:
+    """At most so many rows, the same ones each time."""
+    if len(rows) <= _SCORED_ROWS:
+        return rows
+    chosen = np.random.default_rng(0).permutation(len(rows))[:_SCORED_ROWS]
+    return rows[np.sort(chosen)]
+
+
+def _log_prior_gain(depth: int) -> float:
+    """Log prior odds of splitting a node once against not splitting it."""
+    here = _ALPHA * (1.0 + depth) ** -_BETA
+    below = _ALPHA * (2.0 + depth) ** -_BETA
+    return math.log(here) + 2.0 * math.log(1.0 - below) - math.log(1.0 - here)
+
+
+def _best_split(
+    node: TreeNode,
+    X: Array,
+    evidence: NodeEvidence,
+    min_leaf_size: int,
+    categorical: Sequence[int],
+) -> Proposal | None:
+    if len(node.rows) < 2 * min_leaf_size - 1:
+        return None
+    scored = _thinned(node.home)
+    base = node.fit
+    if len(scored) < len(node.home):
+        base = evidence.fit(scored, [node.fit.theta], _STEPS)
+    in_score = np.zeros(len(X), dtype=bool)
+    in_score[scored] = True
+    tried: dict[Split, tuple[float, tuple[TreeNode, TreeNode]] | None] = {}
+
+    def score(split: Split) -> float:
+        if split not in tried:
+            tried[split] = _score(
+                node, X, split, evidence, base, in_score, min_leaf_size
+            )
+        result = tried[split]
+        return -math.inf if result is None else result[0]
+
+    candidates = _candidates(node, X, evidence.y, min_leaf_size, categorical)
+    if not candidates:
+        return None
+    best = max(candidates, key=score)
+    if not best.categorical:
+        values = np.unique(X[node.home, best.column])
+        for _ in range(_REFINE_ROUNDS):
+            place = int(np.searchsorted(values, best.threshold))
+            low, high = max(place - _REFINE, 0), place + _REFINE + 1
+            near = [Split(best.column, float(v)) for v in values[low:high]]
+            best = max([best, *near], key=score)
+    result = tried[best]
+    if result is None:
+        return None
+    gain = result[0] - base.log_evidence + _log_prior_gain(node.depth)
+    if not gain > 0:
+        return None
+    children = result[1]
+    for child in children:
+        if len(_thinned(child.home)) < len(child.home) or len(scored) < len(node.home):
+            child.fit = evidence.fit(child.home, [child.fit.theta], _STEPS)
+    return Proposal(gain, best, children)
+
+
+def _candidates(
+    node: TreeNode,
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    categorical: Sequence[int],
+) -> list[Split]:
+    found: list[Split] = []
+    for column in range(X.shape[1]):
+        values = np.unique(X[node.home, column])
+        if column in categorical:
+            found += [Split(column, float(v), True) for v in values]
+            continue
+        places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
+        chosen = values[np.unique(np.round(places).astype(int))]
+        found += [Split(column, float(v)) for v in chosen]
+    cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
+    if cart is not None and cart[1] not in found:
+        found.append(cart[1])
+    return found
+
+
+def _score(
+    node: TreeNode,
+    X: Array,
+    split: Split,
+    evidence: NodeEvidence,
+    base: NodeFit,
+    in_score: np.ndarray,
+    min_leaf_size: int,
+) -> tuple[float, tuple[TreeNode, TreeNode]] | None:
+    left, right = children = node.divided(X, split)
+    # the point at the threshold counts as one of the right child, but is not at home
+    if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
+        return None
+    total = 0.0
+    for child in (left, right):
+        rows = child.home[in_score[child.home]]
+        if len(rows) < 2:
+            return None
+        child.fit = evidence.fit(rows, [base.theta], _STEPS)
+        total += child.fit.log_evidence
+    return (total, children) if math.isfinite(total) else None

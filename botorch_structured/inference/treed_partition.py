@@ -1,0 +1,280 @@
+"""A partition of the input space by a binary tree, for a batch of data sets.
+
+The tree is grown in numpy (``inference.cart``); here it is a module of buffers, so that
+it moves with a model, is part of its state, and sends points to leaves on any device.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PartitionNode", "TreePartition", "left_probability"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from botorch_structured.inference.cart import Array, Split, TreeNode
+
+# (name, fill value of nodes that do not exist, dtype); -1 stands for "none"
+_BUFFERS: tuple[tuple[str, float, torch.dtype], ...] = (
+    ("column", -1, torch.long),
+    ("threshold", 0.0, torch.float64),
+    ("upper", 0.0, torch.float64),
+    ("categorical", 0, torch.bool),
+    ("left", -1, torch.long),
+    ("right", -1, torch.long),
+    ("parent", -1, torch.long),
+    ("size", 0, torch.long),
+)
+
+
+@dataclass(frozen=True)
+class PartitionNode:
+    """A node of the tree, parents before children.
+
+    Attributes:
+        split: None for a leaf.
+        depth: Edges from the root.
+        size: How many of the data that the tree was grown on are in it, those that it
+            shares with its sibling included.
+        parent: Position of the parent; None for the root.
+        children: Positions of the left and the right child; empty for a leaf.
+        leaf: Number of the leaf, left to right; None for inner nodes.
+    """
+
+    split: Split | None
+    depth: int
+    size: int
+    parent: int | None
+    children: tuple[int, ...]
+    leaf: int | None
+
+
+class TreePartition(nn.Module):
+    """Which leaf each point belongs to.
+
+    A point exactly at a threshold goes left. Between the threshold and the nearest
+    point to the right of it (``upper``) there are no data, and where in this gap the
+    regimes change is not known: ``left_probability`` is one minus the distribution
+    function of a change point uniform over the gap.
+
+    Args:
+        roots: The trees of the elements of a batch, in order.
+        data: The inputs that each was grown on, ``n x d``.
+        batch_shape: Shape of the batch.
+    """
+
+    column: Tensor
+    threshold: Tensor
+    upper: Tensor
+    categorical: Tensor
+    left: Tensor
+    right: Tensor
+    parent: Tensor
+    size: Tensor
+
+    def __init__(
+        self,
+        roots: Sequence[TreeNode],
+        data: Sequence[Array],
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__()
+        trees = [root.walk() for root in roots]
+        count = max(len(nodes) for nodes in trees)
+        columns = {
+            name: np.full((len(trees), count), fill) for name, fill, _ in _BUFFERS
+        }
+        for i, (nodes, X) in enumerate(zip(trees, data, strict=True)):
+            place = {id(node): k for k, node in enumerate(nodes)}
+            for k, node in enumerate(nodes):
+                columns["size"][i, k] = len(node.rows)
+                if node.parent is not None:
+                    columns["parent"][i, k] = place[id(node.parent)]
+                if node.split is None:
+                    continue
+                columns["column"][i, k] = node.split.column
+                columns["threshold"][i, k] = node.split.threshold
+                columns["categorical"][i, k] = node.split.categorical
+                columns["upper"][i, k] = _upper(node, X)
+                for side, child in zip(("left", "right"), node.children, strict=True):
+                    columns[side][i, k] = place[id(child)]
+        for name, _, dtype in _BUFFERS:
+            values = torch.as_tensor(columns[name]).to(dtype)
+            self.register_buffer(name, values.reshape(*batch_shape, count))
+
+    # -- shape --------------------------------------------------------------------
+
+    @property
+    def tree_shape(self) -> torch.Size:
+        """The shape of the batch of trees."""
+        return self.column.shape[:-1]
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of leaves; of a batch, the largest."""
+        return int(self._is_leaf().sum(-1).max())
+
+    @property
+    def nodes(self) -> list[PartitionNode]:
+        """The tree of an unbatched partition (otherwise use ``element``)."""
+        if self.tree_shape:
+            raise ValueError(
+                "nodes: expected a partition without a batch, got one of shape "
+                f"{tuple(self.tree_shape)}; use element(i).nodes."
+            )
+        number = self._leaf_number().tolist()
+        found: list[PartitionNode] = []
+        for k in range(self.column.shape[-1]):
+            if k > 0 and self.parent[k] < 0:
+                break  # a shorter tree of a batch
+            parent = None if k == 0 else int(self.parent[k])
+            split: Split | None = None
+            children: tuple[int, ...] = ()
+            if self.column[k] >= 0:
+                split = Split(
+                    int(self.column[k]),
+                    float(self.threshold[k]),
+                    bool(self.categorical[k]),
+                )
+                children = (int(self.left[k]), int(self.right[k]))
+            found.append(
+                PartitionNode(
+                    split=split,
+                    depth=0 if parent is None else found[parent].depth + 1,
+                    size=int(self.size[k]),
+                    parent=parent,
+                    children=children,
+                    leaf=number[k] if split is None else None,
+                )
+            )
+        return found
+
+    def element(self, index: int) -> TreePartition:
+        """The partition of one element of the (flattened) batch."""
+        if not self.tree_shape:
+            return self
+        single = object.__new__(TreePartition)
+        nn.Module.__init__(single)
+        for name, _, _ in _BUFFERS:
+            values = getattr(self, name)
+            single.register_buffer(name, values.reshape(-1, values.shape[-1])[index])
+        return single
+
+    def _is_leaf(self) -> Tensor:
+        exists = self.parent >= 0
+        exists[..., 0] = True
+        return exists & (self.column < 0)
+
+    def _leaf_number(self) -> Tensor:
+        """Number of each leaf, left to right (nodes are in that order)."""
+        return (self._is_leaf().long().cumsum(-1) - 1).clamp_min(0)
+
+    def tree(self, X: Array) -> TreeNode:
+        """The tree with (other) data sent down it; the partition has no batch.
+
+        Args:
+            X: ``n x d``.
+        """
+        nodes = self.nodes
+        rows = np.arange(len(X))
+        trees = [TreeNode(rows=rows, home=rows)]
+        trees += [trees[0]] * (len(nodes) - 1)
+        for k, node in enumerate(nodes):
+            if node.split is not None:
+                tree = trees[k]
+                tree.split = node.split
+                tree.children = tree.divided(X, node.split)
+                for place, child in zip(node.children, tree.children, strict=True):
+                    trees[place] = child
+        return trees[0]
+
+    def resize(self, num_nodes: int) -> None:
+        """Make room for another tree, which is about to be loaded."""
+        for name, fill, dtype in _BUFFERS:
+            old = getattr(self, name)
+            dtype = old.dtype if old.is_floating_point() else dtype
+            new = torch.full(
+                (*old.shape[:-1], num_nodes), fill, dtype=dtype, device=old.device
+            )
+            setattr(self, name, new)
+
+    # -- points -------------------------------------------------------------------
+
+    def leaf_index(self, X: Tensor) -> Tensor:
+        """The leaf of each point.
+
+        Args:
+            X: ``batch_shape x n x d``; a batch of trees is the end of ``batch_shape``.
+
+        Returns:
+            ``batch_shape x n``, leaves counted from left to right.
+        """
+        shape = torch.broadcast_shapes(X.shape[:-2], self.tree_shape)
+        X = X.expand(*shape, *X.shape[-2:])
+        tables = {
+            name: getattr(self, name).expand(*shape, -1)
+            for name in ("column", "threshold", "categorical", "left", "right")
+        }
+        node = torch.zeros(X.shape[:-1], dtype=torch.long, device=X.device)
+        # a tree of N nodes has at most (N - 1) / 2 levels below the root
+        for _ in range((self.column.shape[-1] - 1) // 2):
+            at = {name: table.gather(-1, node) for name, table in tables.items()}
+            column = at["column"].clamp_min(0).unsqueeze(-1)
+            x = X.gather(-1, column).squeeze(-1)
+            left = torch.where(
+                at["categorical"], x == at["threshold"], x <= at["threshold"]
+            )
+            child = torch.where(left, at["left"], at["right"])
+            node = torch.where(at["column"] < 0, node, child)
+        return self._leaf_number().expand(*shape, -1).gather(-1, node)
+
+    def leaf_probabilities(self, X: Tensor, blend: bool) -> Tensor:
+        """Probability of each leaf, ``batch_shape x n x L``; no batch of trees.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            blend: See ``left_probability``.
+        """
+        nodes, uppers = self.nodes, self.upper.tolist()
+        reach = [X.new_ones(X.shape[:-1])] * len(nodes)
+        found = []
+        for k, node in enumerate(nodes):
+            if node.split is None:
+                found.append(reach[k])
+                continue
+            left = left_probability(X, node.split, uppers[k] if blend else None)
+            reach[node.children[0]] = reach[k] * left
+            reach[node.children[1]] = reach[k] * (1.0 - left)
+        return torch.stack(found, dim=-1)
+
+
+def left_probability(X: Tensor, split: Split, upper: float | None) -> Tensor:
+    """Probability that a point at an inner node is one of its left child.
+
+    Args:
+        X: ``batch_shape x n x d``.
+        split: Of the node.
+        upper: End of the gap that the change point is uniform over; None if it is at
+            the threshold.
+
+    Returns:
+        ``batch_shape x n``.
+    """
+    x = X[..., split.column]
+    if split.categorical:
+        return (x == split.threshold).to(X)
+    if upper is None or not upper > split.threshold:
+        return (x <= split.threshold).to(X)
+    return ((upper - x) / (upper - split.threshold)).clamp(0.0, 1.0)
+
+
+def _upper(node: TreeNode, X: Array) -> float:
+    """The smallest value of the right child's own points; tau if they have no order."""
+    assert node.split is not None
+    home = node.children[1].home
+    if node.split.categorical or len(home) == 0:
+        return node.split.threshold
+    return float(X[home, node.split.column].min())

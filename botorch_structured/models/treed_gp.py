@@ -1,0 +1,419 @@
+r"""Gaussian processes on the leaves of a tree: flat here, violent there.
+
+Which model when: ``TreedGP`` is for objectives whose scale, smoothness or noise changes
+abruptly from one region to another, so that one set of hyperparameters is wrong
+everywhere. Where the change is gradual, BoTorch's ``Warp`` does; where regions are
+known beforehand (decisions), ``TreeStructuredGP`` or ``ConditionalGP`` do.
+
+References:
+
+.. [Assael2014treed]
+    J.-A. M. Assael, Z. Wang, B. Shahriari and N. de Freitas. Heteroscedastic Treed
+    Bayesian Optimisation. arXiv:1410.7172, 2014.
+"""
+
+from __future__ import annotations
+
+__all__ = ["TreedGP"]
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils.gpytorch_modules import (
+    get_covar_module_with_dim_scaled_prior,
+    get_gaussian_likelihood_with_lognormal_prior,
+)
+from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.means import ConstantMean, Mean
+from torch import Tensor
+
+from botorch_structured.inference.treed_partition import TreePartition
+from botorch_structured.models.treed_build import (
+    NOISE_FLOOR,
+    GrownTrees,
+    grow_trees,
+)
+from botorch_structured.models.treed_inference import TreedInference
+from botorch_structured.models.treed_modules import (
+    LeafNoise,
+    LeafNoiseLikelihood,
+    TreedCopies,
+    TreedMatern,
+    TreedMean,
+    TreedMeanCopies,
+    shared_noise_likelihood,
+)
+
+
+class TreedGP(TreedInference, SingleTaskGP):
+    r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
+
+    Choose it when an objective is flat in one region and violent in another, jumps, or
+    is noisier here than there ([Assael2014treed]_). The tree is grown on the data at
+    construction: to take more data into account, construct the model anew, as in each
+    step of a Bayesian optimisation. Hyperparameters of a leaf are estimated from all
+    nodes on the path from the root to it, weighted (equation (2)), so that a leaf with
+    five points has sensible ones.
+
+    The default is not the method as published, which is no better a density than one
+    GP. That is ``split_criterion="variance", path_sharing="all", condition_on="all",
+    leaf_noise=False``; each of the four has a meaning of its own.
+
+    Between leaves the covariance is zero by definition: an approximation near
+    boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
+    in (exactly at a threshold, of the left one), with ``condition_on="leaf"`` mixed, as
+    far as two moments go, in the gap between the nearest data of two leaves.
+    Conditioned and fantasy models keep the partition and the hyperparameters. Loading a
+    state brings the partition it was fitted with, whatever data the model has.
+
+    If no split is worth it, there is one leaf, and the model *is* a ``SingleTaskGP``
+    (unless ``warp`` or ``categorical_features`` ask for more).
+
+    Args:
+        train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
+        train_Y: ``batch_shape x n x m``. Each batch element and output has a tree of
+            its own.
+        train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
+        likelihood: Replaces the noise of the leaves by one for all of them.
+        covar_module: Replaces the kernel: each leaf has a copy. Default: Matern-5/2
+            with a lengthscale per column, times a variance.
+        mean_module: Replaces the mean: each leaf has a copy. Default: a constant.
+        outcome_transform: Default: ``Standardize``. The tree is grown on transformed
+            outcomes.
+        input_transform: Without parameters of its own, see ``warp``.
+        min_leaf_size: Fewest points of a leaf, those shared with a neighbour included.
+        max_leaves: Where to stop splitting.
+        leaf_noise: Whether each leaf has a noise variance of its own.
+        warp: Whether each leaf warps its inputs (in [0, 1]) by a Kumaraswamy
+            distribution function, like BoTorch's ``Warp`` ("HTBO Warp").
+        split_criterion: "evidence": split where two GPs explain the data better than
+            one, given a prior on trees. "variance": CART, equation (1), as deep as
+            ``min_leaf_size`` and ``max_leaves`` allow (the paper).
+        path_sharing: What a leaf shares with the nodes above it in equation (2):
+            "lengthscale" (and the warping), amplitude, mean and noise of those being
+            their own, estimated before; or "all" (the paper). All of a
+            ``covar_module``, whose amplitude is not known.
+        condition_on: Data that a leaf predicts from: "leaf": its own, and the point at
+            the threshold where that is plausible on its side (within three standard
+            deviations); or "all" (the paper). Which data a node has in equation (2)
+            follows: its own, or those shared with the sibling too.
+        categorical_features: Columns without an order; splits are one value against the
+            rest, and the kernel asks whether values are equal.
+
+    Raises:
+        ValueError: Unknown options, sizes or columns out of range, an
+            ``input_transform`` with parameters, a likelihood that is not Gaussian,
+            inputs outside [0, 1] with ``warp``, or ``warp`` or ``categorical_features``
+            together with ``covar_module``.
+
+    Example:
+        >>> model = TreedGP(train_X, train_Y)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.partition.num_leaves, model.partition.leaf_index(train_X)
+    """
+
+    partition: TreePartition
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        min_leaf_size: int = 5,
+        max_leaves: int | None = None,
+        leaf_noise: bool = True,
+        warp: bool = False,
+        split_criterion: Literal["evidence", "variance"] = "evidence",
+        path_sharing: Literal["lengthscale", "all"] = "lengthscale",
+        condition_on: Literal["leaf", "all"] = "leaf",
+        categorical_features: Sequence[int] | None = None,
+    ) -> None:
+        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        for name, value, allowed in (
+            ("split_criterion", split_criterion, ("evidence", "variance")),
+            ("path_sharing", path_sharing, ("lengthscale", "all")),
+            ("condition_on", condition_on, ("leaf", "all")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
+        _check_sizes(min_leaf_size, max_leaves)
+        categorical = _columns(categorical_features, train_X.shape[-1])
+        if covar_module is not None and (warp or categorical):
+            raise ValueError(
+                "covar_module replaces the kernel that warp and categorical_features "
+                "configure: expected one or the other, got both."
+            )
+        _check_modules(input_transform, likelihood)
+        with torch.no_grad():
+            X = self.transform_inputs(train_X, input_transform=input_transform)
+        if warp and not ((X > -1e-6) & (X < 1.0 + 1e-6)).all():
+            raise ValueError(
+                "train_X: expected (transformed) inputs in [0, 1] to warp, got values "
+                f"from {float(X.min()):.4g} to {float(X.max()):.4g}; use Normalize."
+            )
+        # copies for leaves, and for a state with another partition
+        given = (deepcopy(covar_module), deepcopy(mean_module))
+        if categorical:
+            self._ignore_X_dims_scaling_check = categorical
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        self._given = given
+        self._own_noise = likelihood is None and train_Yvar is None
+        self._leaf_noise, self._warp = leaf_noise, warp
+        self._categorical = categorical
+        self._share_all = path_sharing == "all"
+        self._lend = condition_on == "leaf"
+        with torch.no_grad():
+            X = self.transform_inputs(self.train_inputs[0])
+        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        grown = grow_trees(
+            X,
+            self.train_targets,
+            self.likelihood.noise if known else None,
+            by_evidence=split_criterion == "evidence",
+            min_leaf_size=min_leaf_size,
+            max_leaves=max_leaves,
+            categorical=categorical,
+        )
+        self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
+        if self.partition.num_leaves > 1 or warp or categorical:
+            self._become_treed(X.shape[-1])
+            self._start_from(grown)
+        else:
+            self._add_partition_to_subset_dict()
+        self.to(train_X)
+
+    @classmethod
+    def construct_inputs(
+        cls,
+        training_data: SupervisedDataset,
+        *,
+        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
+        | None = None,
+        categorical_features: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        fidelity_features: Sequence[int] | None = None,
+    ) -> dict[str, Any]:
+        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
+
+        Args:
+            training_data: The data.
+            hierarchical_dependencies: Not used: this model finds its own regions.
+            categorical_features: Columns without an order.
+            task_feature: A task is one more column without an order.
+            fidelity_features: Fidelities are ordinary columns of this model.
+        """
+        categorical = list(categorical_features or [])
+        if task_feature is not None:
+            categorical.append(task_feature)
+        inputs = super().construct_inputs(training_data=training_data)
+        if categorical:
+            inputs["categorical_features"] = categorical
+        return inputs
+
+    # -- modules, which depend on the partition -----------------------------------
+
+    def _become_treed(self, dim: int) -> None:
+        """Modules for the leaves of the partition, at the modes of their priors."""
+        partition = self.partition
+        covar_module, mean_module = deepcopy(self._given)
+        if covar_module is None:
+            self.covar_module = TreedMatern(
+                partition, dim, categorical=self._categorical, warp=self._warp
+            )
+        else:
+            self.covar_module = TreedCopies(partition, covar_module)
+        if mean_module is None:
+            self.mean_module = TreedMean(partition)
+        else:
+            self.mean_module = TreedMeanCopies(partition, mean_module)
+        if self._own_noise and self._leaf_noise:
+            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            self.likelihood = LeafNoiseLikelihood(noise)
+        elif self._own_noise:
+            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
+        # (variance, mean, noise) of each node, for what is not shared with its leaves
+        shape = (*partition.column.shape, 3)
+        self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
+        self._subset_batch_dict = {
+            "levels": -3,
+            "covar_module.lengthscale_of_leaf.raw_value": -3,
+            "covar_module.variance_of_leaf.raw_value": -2,
+            "covar_module.concentration0.raw_value": -3,
+            "covar_module.concentration1.raw_value": -3,
+            "mean_module.constant": -2,
+            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
+            "likelihood.noise_covar.raw_noise": -2,
+        }
+        if covar_module is not None or mean_module is not None:
+            del self._subset_batch_dict  # as in SingleTaskGP
+        self._add_partition_to_subset_dict()
+
+    def _become_single(self, dim: int) -> None:
+        """The modules of a ``SingleTaskGP``, which one leaf is."""
+        covar_module, mean_module = deepcopy(self._given)
+        batch_shape = self.partition.tree_shape
+        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
+            ard_num_dims=dim, batch_shape=batch_shape
+        )
+        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
+        if self._own_noise:
+            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
+                batch_shape=batch_shape
+            )
+        if "levels" in self._buffers:
+            del self._buffers["levels"]
+        self._subset_batch_dict = {
+            "mean_module.raw_constant": -1,
+            "covar_module.raw_lengthscale": -3,
+            "likelihood.noise_covar.raw_noise": -2,
+        }
+        if covar_module is not None:
+            del self._subset_batch_dict
+        self._add_partition_to_subset_dict()
+
+    def _add_partition_to_subset_dict(self) -> None:
+        if hasattr(self, "_subset_batch_dict"):
+            self._subset_batch_dict |= {
+                f"partition.{name}": -2 for name, _ in self.partition.named_buffers()
+            }
+
+    def _start_from(self, grown: GrownTrees) -> None:
+        """Hyperparameters from the fits of nodes that the trees were grown by."""
+        trees = self.partition.tree_shape
+        nodes, leaves = self.partition.column.shape[-1], self.partition.num_leaves
+        theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
+        values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
+        self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
+        theta = grown.theta(leaves, inner=False)
+        root = grown.theta(nodes, inner=True)[:, :1]
+        if self._share_all:
+            # what is shared with all nodes is nearer to that of the root
+            theta = torch.where(theta.isnan(), theta, root)
+        theta = theta.reshape(*trees, leaves, 4)
+        exists = ~theta[..., 0].isnan()
+        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+        with torch.no_grad():
+            if isinstance(kernel, TreedMatern):
+                length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
+                start = theta[..., :1].exp().expand_as(length.value)
+                length.value = torch.where(exists[..., None], start, length.value)
+                start = theta[..., 1].exp()
+                variance.value = torch.where(exists, start, variance.value)
+            if isinstance(mean, TreedMean):
+                mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
+            if isinstance(likelihood, LeafNoiseLikelihood):
+                noise = likelihood.noise_covar.noise_of_leaf
+                start = theta[..., 3].exp() + NOISE_FLOOR
+                noise.value = torch.where(exists, start, noise.value)
+            elif self._own_noise:
+                start = root[..., 0, 3].exp() + NOISE_FLOOR
+                likelihood.noise = start.reshape(*trees, 1)
+
+    # -- state --------------------------------------------------------------------
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take over the partition of the state before its hyperparameters."""
+        name = f"{prefix}partition."
+        state = {
+            key.removeprefix(name): value
+            for key, value in state_dict.items()
+            if key.startswith(name)
+        }
+        if "column" in state:
+            self._adopt(state, treed=f"{prefix}levels" in state_dict)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _adopt(self, state: Mapping[str, Tensor], treed: bool) -> None:
+        partition = self.partition
+        before = (partition.column.shape[-1], partition.num_leaves, self._is_treed)
+        trees = state["column"].shape[:-1]
+        if trees != partition.tree_shape:
+            raise ValueError(
+                "state_dict: expected partitions of batch shape "
+                f"{tuple(partition.tree_shape)}, as this model has, got "
+                f"{tuple(trees)}."
+            )
+        partition.resize(state["column"].shape[-1])
+        partition.load_state_dict(state)
+        self._drop_caches()
+        if before == (partition.column.shape[-1], partition.num_leaves, treed):
+            return
+        with torch.no_grad():
+            X = self.train_inputs[0]
+            dim = (self.transform_inputs(X) if self.training else X).shape[-1]
+        if treed:
+            self._become_treed(dim)
+        else:
+            self._become_single(dim)
+        self.to(self.train_targets)
+        self.train(self.training)
+
+
+def _check_sizes(min_leaf_size: int, max_leaves: int | None) -> None:
+    if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
+        raise ValueError(
+            f"min_leaf_size: expected an integer of at least 2, got {min_leaf_size!r}."
+        )
+    if max_leaves is not None and (not isinstance(max_leaves, int) or max_leaves < 1):
+        raise ValueError(
+            f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
+        )
+
+
+def _columns(features: Sequence[int] | None, dim: int) -> list[int]:
+    columns = sorted(set(features or ()))
+    if columns and not 0 <= columns[0] <= columns[-1] < dim:
+        raise ValueError(
+            f"categorical_features: expected columns from 0 to {dim - 1}, got "
+            f"{columns}."
+        )
+    return columns
+
+
+def _check_modules(
+    input_transform: InputTransform | None, likelihood: Likelihood | None
+) -> None:
+    if input_transform is not None and any(
+        p.requires_grad for p in input_transform.parameters()
+    ):
+        raise ValueError(
+            "input_transform: expected a transform without parameters, as thresholds "
+            f"are fixed, got {type(input_transform).__name__}; with warp=True leaves "
+            "warp their inputs themselves."
+        )
+    if likelihood is not None and not isinstance(
+        likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)
+    ):
+        raise ValueError(
+            "likelihood: expected a GaussianLikelihood or a "
+            "FixedNoiseGaussianLikelihood, whose noise is the same in all leaves, got "
+            f"{type(likelihood).__name__}."
+        )
