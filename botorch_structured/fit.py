@@ -45,8 +45,8 @@ Vector = NDArray[np.float64]
 
 # Sweeps before the first kept one, of new chains and of those that go on. With few data
 # posteriors have several modes (more signal, or more noise), and finding the large one
-# is what warmup is for. With the default of ``thinning``, two chains take as many sweeps
-# as BoTorch's NUTS takes iterations.
+# is what warmup is for. With the default of ``thinning``, two chains take as many
+# sweeps as BoTorch's NUTS takes iterations.
 _WARMUP, _SHORT_WARMUP = 128, 8
 _MAX_R_HAT = 1.05
 # Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of

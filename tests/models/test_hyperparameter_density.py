@@ -354,7 +354,7 @@ def test_getting_it_right(fast: bool) -> None:
     )
     values = draw_prior()
     chain = []
-    for _ in range(1200 if fast else 100):
+    for _ in range(2000 if fast else 200):
         y = draw_y(values)
         model.set_train_data(targets=torch.as_tensor(y), strict=False)
         target = (
