@@ -8,6 +8,7 @@ import inspect
 
 _JENATTON = "Jenatton2017tree"
 _LEVESQUE = "Levesque2017conditional"
+_BALOG = "Balog2016mondrian"
 
 BIBTEX: dict[str, str] = {
     "Jenatton2017tree": """\
@@ -30,6 +31,16 @@ BIBTEX: dict[str, str] = {
   booktitle = {2017 International Joint Conference on Neural Networks (IJCNN)},
   pages     = {286--293},
   year      = {2017},
+}
+""",
+    "Balog2016mondrian": """\
+@inproceedings{Balog2016mondrian,
+  author    = {Balog, Matej and Lakshminarayanan, Balaji and Ghahramani, Zoubin and
+               Roy, Daniel M. and Teh, Yee Whye},
+  title     = {The {Mondrian} Kernel},
+  booktitle = {Proceedings of the 32nd Conference on Uncertainty in Artificial
+               Intelligence},
+  year      = {2016},
 }
 """,
     "Assael2014treed": """\
@@ -70,6 +81,7 @@ _PAPER_OF: dict[str, str] = {
     "Impute": _LEVESQUE,
     "JenattonTree": _JENATTON,
     "LaplaceKernel": _LEVESQUE,
+    "MondrianKernel": _BALOG,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,
     "SampledGP": _LEVESQUE,
@@ -89,7 +101,7 @@ def cite(obj: object) -> str:
     Args:
         obj: A model, kernel, acquisition function, problem or optimiser of this
             package, its class, or an instance of a class derived from one; or a key of
-            the five papers, such as ``"Jenatton2017tree"``.
+            the papers, such as ``"Jenatton2017tree"``.
 
     Raises:
         ValueError: Where no paper is known; it lists what is.

@@ -5,9 +5,11 @@ from __future__ import annotations
 __all__ = [
     "ConditionalKernel",
     "LaplaceKernel",
+    "MondrianKernel",
     "TreeStructuredKernel",
 ]
 
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import MondrianKernel
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
