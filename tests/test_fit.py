@@ -26,6 +26,7 @@ from torch import Tensor
 
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
+from botorch_structured.inference.slice_sampling import SliceSampler
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.hyperparameter_density import ModelDensity
 from botorch_structured.models.prior_coordinates import PriorCoordinates
@@ -256,6 +257,28 @@ def test_an_interruption_leaves_the_model_alone(monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         fit_slice_sampling(model, seed=0)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_small_matrices_are_factorised_by_one_thread(monkeypatch) -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    import botorch_structured.fit as module
+
+    def threads() -> set[int]:
+        info = threadpoolctl.threadpool_info()
+        return {lib["num_threads"] for lib in info if lib["user_api"] == "blas"}
+
+    sweep, seen = module.SliceSampler.sweep, []
+
+    def spy(self: SliceSampler) -> None:
+        seen.append(threads())
+        sweep(self)
+
+    monkeypatch.setattr(module.SliceSampler, "sweep", spy)
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
+        fit_slice_sampling(with_priors(), seed=0, **SHORT)
+        assert threads() == before
+    assert seen and all(counts == {1} for counts in seen)
 
 
 # -- seeds ------------------------------------------------------------------------
