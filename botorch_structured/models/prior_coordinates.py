@@ -196,12 +196,13 @@ class PriorCoordinates:
     def to_values(self, position: Vector) -> Vector:
         """Values of coordinates, both ``batch_shape x k``."""
         exponent = np.where(self.positive, position, 0.0)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # an infinite value is out of bounds
             values = np.where(self.positive, np.exp(exponent), position)
         # a bound stays one: exp(log(bound)) may be a rounding error outside
-        slack = 1e-12 * np.abs(values)
-        low = (values < self.lower) & (values + slack >= self.lower)
-        high = (values > self.upper) & (values - slack <= self.upper)
+        finite = np.where(np.isfinite(values), values, 0.0)
+        slack = 1e-12 * np.abs(finite)
+        low = (values < self.lower) & (finite + slack >= self.lower)
+        high = (values > self.upper) & (finite - slack <= self.upper)
         return np.where(low, self.lower, np.where(high, self.upper, values))
 
     def scalar_value(self, axis: int) -> Callable[[float], float | None]:
@@ -406,7 +407,8 @@ def _use_constraint(
         for b in (constraint.lower_bound, constraint.upper_bound)
     )
     if power != 1.0:
-        low, high = (np.maximum(b, 0.0) ** (1.0 / power) for b in (low, high))
+        with np.errstate(divide="ignore"):  # one over a bound of zero is no bound
+            low, high = (np.maximum(b, 0.0) ** (1.0 / power) for b in (low, high))
     if power < 0:
         low, high = high, low
     block.lower[:], block.upper[:] = low, high
