@@ -60,6 +60,8 @@ from botorch_structured.transforms import ClipTail, Impute
 
 # Outcomes are steps: nearer than this to a known point is on its step.
 _MIN_DISTANCE = 0.01
+# Besides the best known point of each path.
+_NUM_RESTARTS = 4
 
 
 def _clipped() -> ChainedOutcomeTransform:
@@ -119,6 +121,7 @@ def _search(
         LogExpectedImprovement(model, best_f=Y.max()),
         bounds=space.bounds.to(X),
         tree=tree,
+        num_restarts=_NUM_RESTARTS,
         integer_features=space.integer_features,
         categorical_features=space.categorical_features,
         X_avoid=X,
