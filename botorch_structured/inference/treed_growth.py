@@ -13,6 +13,7 @@ __all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance"]
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,9 @@ _REFINE_ROUNDS = 2
 _ALPHA, _BETA = 0.5, 2.0
 # nodes with more rows are scored on so many of them
 _SCORED_ROWS = 150
-_STEPS = 12
+# steps of a fit that decides, and of one that finds out whether it may
+_STEPS, _QUICK = 12, 3
+_FINALISTS = 4
 
 
 def grow_by_variance(
@@ -145,11 +148,12 @@ def _thinned(rows: Rows) -> Rows:
     return rows[np.sort(chosen)]
 
 
-def _log_prior_gain(depth: int) -> float:
-    """Log prior odds of splitting a node once against not splitting it."""
+def _log_prior_gain(depth: int, columns: int) -> float:
+    """Log prior odds of splitting a node once, in one column, against no split."""
     here = _ALPHA * (1.0 + depth) ** -_BETA
     below = _ALPHA * (2.0 + depth) ** -_BETA
-    return math.log(here) + 2.0 * math.log(1.0 - below) - math.log(1.0 - here)
+    odds = math.log(here) + 2.0 * math.log(1.0 - below) - math.log(1.0 - here)
+    return odds - math.log(columns)
 
 
 def _best_split(
@@ -167,38 +171,53 @@ def _best_split(
         base = evidence.fit(scored, [node.fit.theta], _STEPS)
     in_score = np.zeros(len(X), dtype=bool)
     in_score[scored] = True
-    tried: dict[Split, tuple[float, tuple[TreeNode, TreeNode]] | None] = {}
+    trials: dict[Split, _Trial] = {}
 
-    def score(split: Split) -> float:
-        if split not in tried:
-            tried[split] = _score(
-                node, X, split, evidence, base, in_score, min_leaf_size
+    def attempt(splits: Sequence[Split], like: _Trial | None, steps: int) -> None:
+        """Score splits; fits begin where an earlier trial or the parent is."""
+        starts = (base, base) if like is None else like.fits
+        for split in splits:
+            seen = trials.get(split)
+            trial = _score(
+                node,
+                X,
+                split,
+                evidence,
+                starts if seen is None else seen.fits,
+                in_score,
+                min_leaf_size,
+                steps,
             )
-        result = tried[split]
-        return -math.inf if result is None else result[0]
+            if trial is not None:
+                trials[split] = trial
 
-    candidates = _candidates(node, X, evidence.y, min_leaf_size, categorical)
-    if not candidates:
+    def best_of(count: int) -> list[Split]:
+        return sorted(trials, key=lambda split: -trials[split].value)[:count]
+
+    attempt(_candidates(node, X, evidence.y, min_leaf_size, categorical), None, _QUICK)
+    attempt(best_of(_FINALISTS), None, _STEPS)
+    if not trials:
         return None
-    best = max(candidates, key=score)
+    (best,) = best_of(1)
     if not best.categorical:
         values = np.unique(X[node.home, best.column])
         for _ in range(_REFINE_ROUNDS):
             place = int(np.searchsorted(values, best.threshold))
             low, high = max(place - _REFINE, 0), place + _REFINE + 1
             near = [Split(best.column, float(v)) for v in values[low:high]]
-            best = max([best, *near], key=score)
-    result = tried[best]
-    if result is None:
-        return None
-    gain = result[0] - base.log_evidence + _log_prior_gain(node.depth)
+            new = [split for split in near if split not in trials]
+            attempt(new, trials[best], _QUICK)
+            (best,) = best_of(1)
+    attempt([best], None, _STEPS)
+    trial = trials[best]
+    gain = trial.value - base.log_evidence + _log_prior_gain(node.depth, X.shape[1])
     if not gain > 0:
         return None
-    children = result[1]
-    for child in children:
-        if len(_thinned(child.home)) < len(child.home) or len(scored) < len(node.home):
-            child.fit = evidence.fit(child.home, [child.fit.theta], _STEPS)
-    return Proposal(gain, best, children)
+    for child, fit in zip(trial.children, trial.fits, strict=True):
+        child.fit = fit
+        if len(scored) < len(node.home):
+            child.fit = evidence.fit(child.home, [fit.theta], _STEPS)
+    return Proposal(gain, best, trial.children)
 
 
 def _candidates(
@@ -223,24 +242,42 @@ def _candidates(
     return found
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A split that was tried.
+
+    Attributes:
+        value: Sum of the log evidences of the children.
+        children: What it would make.
+        fits: Theirs.
+    """
+
+    value: float
+    children: tuple[TreeNode, TreeNode]
+    fits: tuple[NodeFit, NodeFit]
+
+
 def _score(
     node: TreeNode,
     X: Array,
     split: Split,
     evidence: NodeEvidence,
-    base: NodeFit,
+    starts: tuple[NodeFit, NodeFit],
     in_score: np.ndarray,
     min_leaf_size: int,
-) -> tuple[float, tuple[TreeNode, TreeNode]] | None:
+    steps: int,
+) -> _Trial | None:
     left, right = children = node.divided(X, split)
     # the point at the threshold counts as one of the right child, but is not at home
     if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
         return None
-    total = 0.0
-    for child in (left, right):
+    fits = []
+    for child, start in zip(children, starts, strict=True):
         rows = child.home[in_score[child.home]]
         if len(rows) < 2:
             return None
-        child.fit = evidence.fit(rows, [base.theta], _STEPS)
-        total += child.fit.log_evidence
-    return (total, children) if math.isfinite(total) else None
+        fits.append(evidence.fit(rows, [start.theta], steps))
+    value = fits[0].log_evidence + fits[1].log_evidence
+    if not math.isfinite(value):
+        return None
+    return _Trial(value, children, (fits[0], fits[1]))

@@ -10,10 +10,10 @@ matrix.
 
 from __future__ import annotations
 
-__all__ = ["NodeEvidence", "NodeFit", "NodePrior"]
+__all__ = ["NodeEvidence", "NodeFit", "NodePrior", "Point", "climb"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +87,80 @@ class NodeFit:
 
 
 @dataclass(frozen=True)
-class _Point:
+class Point:
+    """A log density, its gradient and its (expected) curvature.
+
+    Attributes:
+        value: At some theta, ``-inf`` where it cannot be computed.
+        gradient: Of the free components of theta.
+        information: Of the same: positive definite, minus the expected Hessian.
+    """
+
     value: float
     gradient: Array
     information: Array
+
+
+def climb(
+    evaluate: Callable[[Array], Point | None],
+    start: Array,
+    max_steps: int,
+    free: NDArray[np.bool_],
+    bounds: tuple[Array, Array] | None = None,
+) -> tuple[Array, Point] | None:
+    """Maximise by damped scoring.
+
+    Args:
+        evaluate: The log density at theta; None where it cannot be computed.
+        start: Where to begin.
+        max_steps: Most steps.
+        free: Components of theta that are parameters.
+        bounds: Lower and upper bounds of theta.
+
+    Returns:
+        The best theta, and the density there; None if the start is not possible.
+    """
+    theta = start.copy() if bounds is None else np.clip(start, *bounds)
+    here = evaluate(theta)
+    if here is None:
+        return None
+    places = np.flatnonzero(free)
+    damping = 1e-2
+    for _ in range(max_steps):
+        gradient, curvature = here.gradient, here.information
+        moving = places
+        inner: NDArray[np.bool_] | None = None
+        if bounds is not None:
+            low, high = (b[places] for b in bounds)
+            at = theta[places]
+            blocked = (at <= low) & (gradient < 0) | (at >= high) & (gradient > 0)
+            if blocked.any():
+                inner = ~blocked
+                if not inner.any():
+                    break
+                moving, gradient = places[inner], gradient[inner]
+                curvature = curvature[np.ix_(inner, inner)]
+        damped = curvature.copy()
+        damped.flat[:: len(damped) + 1] *= 1.0 + damping
+        step = np.linalg.solve(damped, gradient)
+        largest = float(np.abs(step).max())
+        if largest > _LARGEST_STEP:
+            step *= _LARGEST_STEP / largest
+        if float(step @ gradient) < _CONVERGED:
+            break
+        trial = theta.copy()
+        trial[moving] += step
+        if bounds is not None:
+            trial = np.clip(trial, *bounds)
+        there = evaluate(trial)
+        if there is None or there.value <= here.value:
+            damping *= 8.0
+            if damping > _MAX_DAMPING:
+                break
+            continue
+        damping = max(damping / 5.0, 1e-6)
+        theta, here = trial, there
+    return theta, here
 
 
 class NodeEvidence:
@@ -133,58 +203,27 @@ class NodeEvidence:
         """
         scaled = self.scaled[rows[:, None], rows]
         noise = None if self.known_noise is None else self.known_noise[rows]
-        best: tuple[float, Array, Array] | None = None
+        y = self.y[rows]
+        best: tuple[Array, Point] | None = None
         for start in starts:
-            found = self._climb(scaled, self.y[rows], noise, start, max_steps)
-            if found is not None and (best is None or found[0] > best[0]):
+            found = climb(
+                lambda theta: self._evaluate(theta, scaled, y, noise),
+                start,
+                max_steps,
+                self.free,
+            )
+            if found is not None and (best is None or found[1].value > best[1].value):
                 best = found
         if best is None:  # not even the prior mode can be factorised
             return NodeFit(self.prior.mode, -math.inf)
-        value, theta, information = best
+        theta, point = best
         p = int(self.free.sum())
-        logdet = np.linalg.slogdet(information)[1]
-        return NodeFit(theta, value + 0.5 * p * _LOG_TWO_PI - 0.5 * logdet)
-
-    def _climb(
-        self,
-        scaled: Array,
-        y: Array,
-        noise: Array | None,
-        start: Array,
-        max_steps: int,
-    ) -> tuple[float, Array, Array] | None:
-        theta = start.copy()
-        here = self._evaluate(theta, scaled, y, noise)
-        if here is None:
-            return None
-        damping = 1e-2
-        free = self.free
-        for _ in range(max_steps):
-            curvature = here.information.copy()
-            diagonal = curvature.diagonal()
-            curvature[np.diag_indices_from(curvature)] = diagonal * (1.0 + damping)
-            step = np.linalg.solve(curvature, here.gradient)
-            largest = float(np.abs(step).max())
-            if largest > _LARGEST_STEP:
-                step *= _LARGEST_STEP / largest
-            promise = float(step @ here.gradient)
-            if promise < _CONVERGED:
-                break
-            trial = theta.copy()
-            trial[free] += step
-            there = self._evaluate(trial, scaled, y, noise)
-            if there is None or there.value <= here.value:
-                damping *= 8.0
-                if damping > _MAX_DAMPING:
-                    break
-                continue
-            damping = max(damping / 5.0, 1e-6)
-            theta, here = trial, there
-        return here.value, theta, here.information
+        logdet = np.linalg.slogdet(point.information)[1]
+        return NodeFit(theta, point.value + 0.5 * p * _LOG_TWO_PI - 0.5 * logdet)
 
     def _evaluate(
         self, theta: Array, scaled: Array, y: Array, noise: Array | None
-    ) -> _Point | None:
+    ) -> Point | None:
         """Log posterior of theta, its gradient and the Fisher information."""
         if np.abs(theta).max() > _LOG_BOUNDS + 3.0:
             return None
@@ -205,7 +244,7 @@ class NodeEvidence:
         covariance += slope
         d_length = u
         d_length *= slope
-        covariance[np.diag_indices(n)] += v
+        covariance.flat[:: n + 1] += v
         chol, info = lapack.dpotrf(covariance, lower=1, clean=1, overwrite_a=1)
         if info != 0:
             return None
@@ -216,13 +255,13 @@ class NodeEvidence:
         inverse, info = lapack.dpotri(chol, lower=1)
         if info != 0:
             return None
-        lower = np.tril(inverse, -1)
-        inverse = inverse + lower.T
+        inverse += inverse.T  # the upper triangle was zero
+        inverse.flat[:: n + 1] *= 0.5
         trace = inverse.diagonal()
         product = inverse @ d_length
         squares = inverse * inverse
-        mixed = np.einsum("ij,ij->i", product, inverse)
-        weighted = squares @ np.full(n, v) if noise is None else squares @ v
+        mixed = (product * inverse).sum(1)
+        weighted = v * squares.sum(1) if noise is None else squares @ v
         trace_v = float((trace * v).sum())
         trace_length = float(product.trace())
         total_alpha = float(alpha.sum())
@@ -254,9 +293,9 @@ class NodeEvidence:
         value -= 0.5 * float((z[free] ** 2).sum())
         value -= float(np.log(prior.scale[free]).sum()) + 0.5 * free.sum() * _LOG_TWO_PI
         gradient -= z / prior.scale
-        information[np.diag_indices(4)] += prior.scale**-2.0
+        information.flat[::5] += prior.scale**-2.0
         if not math.isfinite(value):
             return None
         if noise is not None:
             gradient, information = gradient[free], information[np.ix_(free, free)]
-        return _Point(value, gradient, information)
+        return Point(value, gradient, information)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.fit import _fit_fallback
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -29,8 +30,12 @@ from botorch_structured.inference.treed_evidence import (
     node_groups,
 )
 from botorch_structured.models.structured_inference import with_variance_floor
+from botorch_structured.models.treed_climb import climb_leaves
 from botorch_structured.models.treed_modules import LeafNoiseLikelihood, TreedKernel
 from botorch_structured.models.treed_prediction import TreedPredictor
+
+# The objective is per data point: finer steps than these change no prediction.
+_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch.models import SingleTaskGP
@@ -146,6 +151,36 @@ class TreedInference(_Base):
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)
+
+    def custom_fit(
+        self,
+        mll: MarginalLogLikelihood,
+        closure: Any = None,
+        closure_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
+        r"""Fit by L-BFGS-B, retries included, from where each leaf has its maximum.
+
+        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
+        direct use.
+        """
+        default = closure is None and "optimizer" not in kwargs
+        if self._is_treed and default and not optimizer_kwargs:
+            climb_leaves(self)
+        if self._is_treed and default and not self.partition.tree_shape:
+            options = dict((optimizer_kwargs or {}).get("options") or {})
+            optimizer_kwargs = {
+                **(optimizer_kwargs or {}),
+                "options": {**_FIT_OPTIONS, **options},
+            }
+        return _fit_fallback(
+            mll,
+            closure=closure,
+            closure_kwargs=closure_kwargs,
+            optimizer_kwargs=optimizer_kwargs,
+            **kwargs,
+        )
 
     def _plan(self) -> list[list[_GroupData]]:
         """The terms of equation (2) with their data, tree by tree."""
