@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from torch import Tensor
 
-from botorch_structured.plots.partition import plot_partition
+from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.plots import plot_partition
 
 
 class Steps:
@@ -179,6 +180,23 @@ class TestTwoDimensions:
         assert ax.figure.axes == [ax]
         assert (ax.get_xlabel(), ax.get_ylabel()) == ("depth", "width")
         assert not len(segments(ax))
+
+
+def test_a_treed_gp() -> None:
+    """Two regimes with a step: borders and counts are those of its own nodes."""
+    X = 10 * data(1, 40)[0]
+    Y = torch.where(X <= 6, torch.sin(X / 3), 5 + torch.sin(6 * X))
+    bounds = torch.tensor([[0.0], [10.0]], dtype=torch.double)
+    model = TreedGP(X, Y, input_transform=Normalize(1, bounds=bounds), max_leaves=2)
+    root, left, _ = model.partition.nodes
+    ax = plot_partition(model, bounds=bounds)
+    assert vertical(ax) == pytest.approx([10 * root.split.threshold])
+    # the point at the border is in both nodes, and is predicted by the left one
+    assert [t.get_text() for t in ax.texts] == [
+        f"n = {left.size}",
+        f"n = {len(X) - left.size}",
+    ]
+    assert len(curves(ax)) == 2
 
 
 def test_the_model_is_left_as_it_was() -> None:
