@@ -31,10 +31,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
-from botorch_structured.inference.slice_sampling import (
-    SliceSampler,
-    Target,
-    first_widths,
+from botorch_structured.inference.slice_sampling import Target
+from botorch_structured.models.hyperparameter_chains import (
+    run_chains,
+    starting_points,
+    write_inside,
 )
 from botorch_structured.models.hyperparameter_density import ModelDensity
 from botorch_structured.models.prior_coordinates import PriorCoordinates
@@ -49,11 +50,6 @@ Vector = NDArray[np.float64]
 # sweeps as BoTorch's NUTS takes iterations.
 _WARMUP, _SHORT_WARMUP = 128, 8
 _MAX_R_HAT = 1.05
-# Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of
-# lengthscales that matter are, and not so wide as to start in a mode that explains
-# everything as noise, which a chain takes long to leave.
-_DISPERSION = 0.5
-_MAX_TRIES = 20
 _ROWS_FOR_ONE_THREAD = 1000
 # A bar for what is over before one can read it is noise.
 _SECONDS_WITHOUT_BAR = 3.0
@@ -161,8 +157,8 @@ def fit_slice_sampling(
         target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
             mll, coordinates
         )
-        starts = _starting_points(coordinates, previous, num_chains)
-        chains = _run(
+        starts = starting_points(coordinates, previous, num_chains)
+        chains = run_chains(
             target, coordinates, starts, previous, streams, warmup, draws, advance
         )
     _warn_of(chains)
@@ -289,7 +285,7 @@ def _fit_held(
         )
     else:
         best = previous.log_density.argmax()
-        _write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
+        write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
         for parameter in sampled:
             parameter.requires_grad_(False)
     with _seeded(seed, next(mll.parameters()).device):
@@ -298,86 +294,7 @@ def _fit_held(
         parameter.requires_grad_(True)
 
 
-# -- chains -----------------------------------------------------------------------
-
-
-def _inside(coordinates: PriorCoordinates, values: Vector) -> Vector:
-    return np.clip(values, coordinates.lower, coordinates.upper)
-
-
-def _write_inside(coordinates: PriorCoordinates, values: Vector) -> None:
-    coordinates.write_values(_inside(coordinates, values))
-
-
-def _starting_points(
-    coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
-) -> list[Vector]:
-    """Where chains start before they are dispersed, in coordinates."""
-    if previous is None:
-        return [coordinates.to_position(coordinates.read_values())] * num_chains
-    points = [
-        # more chains than there were go on from earlier draws of those
-        previous.last[i % previous.num_chains]
-        if i < previous.num_chains
-        else previous.samples[
-            i % previous.num_chains, -1 - i // previous.num_chains % previous.num_draws
-        ]
-        for i in range(num_chains)
-    ]
-    return [coordinates.to_position(_inside(coordinates, p)) for p in points]
-
-
-def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector:
-    """A point of finite density around a starting point."""
-    scale = _DISPERSION
-    for _ in range(_MAX_TRIES):
-        point = start + scale * rng.standard_normal(start.shape)
-        if np.isfinite(target.move_to(point)):
-            return point
-        scale *= 0.7
-    return start
-
-
-def _run(
-    target: Target,
-    coordinates: PriorCoordinates,
-    starts: list[Vector],
-    previous: Chains | None,
-    streams: list[np.random.SeedSequence],
-    warmup: int,
-    draws: int,
-    advance: Callable[[], None],
-) -> Chains:
-    k = len(coordinates)
-    positions = np.empty((len(starts), draws, k))
-    log_density = np.empty((len(starts), draws))
-    widths = []
-    evaluations = 0
-    for i, start in enumerate(starts):
-        rng = np.random.default_rng(streams[i])
-        if previous is None and i > 0:
-            start = _disperse(target, start, rng)
-        sampler = SliceSampler(
-            target, start, rng, first_widths(k) if previous is None else previous.widths
-        )
-        sampler.warm_up(warmup, advance)
-        for t in range(draws):
-            sampler.sweep()
-            positions[i, t], log_density[i, t] = sampler.position, sampler.log_density
-            advance()
-        widths.append(sampler.widths)
-        evaluations += sampler.evaluations
-    values = coordinates.to_values(positions)
-    return Chains(
-        names=coordinates.names,
-        samples=values,
-        log_density=log_density,
-        positive=coordinates.positive,
-        last=values[:, -1],
-        # of the chains' widths a typical one
-        widths=np.median(widths, axis=0),
-        evaluations=evaluations,
-    )
+# -- what they say ----------------------------------------------------------------
 
 
 def _warn_of(chains: Chains) -> None:
@@ -461,7 +378,7 @@ def _models_at(
     models = []
     for row in values:
         model.train()  # in evaluation mode a model holds transformed inputs
-        _write_inside(coordinates, row)
+        write_inside(coordinates, row)
         data = [*model.train_inputs, model.train_targets]
         transform = getattr(model, "outcome_transform", None)
         shared = [*data] if transform is None else [*data, transform]

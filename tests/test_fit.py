@@ -241,8 +241,6 @@ def test_the_given_model_is_left_alone() -> None:
 
 
 def test_an_interruption_leaves_the_model_alone(monkeypatch) -> None:
-    import botorch_structured.fit as module
-
     model = with_priors()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     calls = 0
@@ -253,7 +251,7 @@ def test_an_interruption_leaves_the_model_alone(monkeypatch) -> None:
         if calls == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.SliceSampler, "sweep", interrupt)
+    monkeypatch.setattr(SliceSampler, "sweep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fit_slice_sampling(model, seed=0)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -261,19 +259,18 @@ def test_an_interruption_leaves_the_model_alone(monkeypatch) -> None:
 
 def test_small_matrices_are_factorised_by_one_thread(monkeypatch) -> None:
     threadpoolctl = pytest.importorskip("threadpoolctl")
-    import botorch_structured.fit as module
 
     def threads() -> set[int]:
         info = threadpoolctl.threadpool_info()
         return {lib["num_threads"] for lib in info if lib["user_api"] == "blas"}
 
-    sweep, seen = module.SliceSampler.sweep, []
+    sweep, seen = SliceSampler.sweep, []
 
     def spy(self: SliceSampler) -> None:
         seen.append(threads())
         sweep(self)
 
-    monkeypatch.setattr(module.SliceSampler, "sweep", spy)
+    monkeypatch.setattr(SliceSampler, "sweep", spy)
     with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
         before = threads()
         fit_slice_sampling(with_priors(), seed=0, **SHORT)

@@ -2,7 +2,7 @@
 
 ``ModelDensity`` is the definition and works for any GP: it sets the parameters and asks
 BoTorch for the objective. ``StationaryDensity`` has the same numbers several times
-faster for plain GPs; ``make_density`` chooses.
+faster for plain GPs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 
-from botorch_structured.models.prior_coordinates import (
-    PriorBlock,
-    PriorCoordinates,
-)
+from botorch_structured.models.prior_block import PriorBlock
+from botorch_structured.models.prior_coordinates import PriorCoordinates
 
 Vector = NDArray[np.float64]
 

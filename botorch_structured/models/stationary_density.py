@@ -13,25 +13,23 @@ __all__ = ["StationaryDensity"]
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from botorch.models import SingleTaskGP
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
-from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.kernels.conditional import ConditionalKernel
-from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.models.prior_coordinates import PriorCoordinates
-from botorch_structured.models.structured_inference import StructuredInference
+from botorch_structured.models.stationary_form import (
+    Form,
+    Kind,
+    find_form,
+    find_kinds,
+    is_plain,
+)
 
 Vector = NDArray[np.float64]
-Correlation = Callable[[Vector, Vector], Vector]
 
 # A distance at which every correlation is exactly zero: exp(-sqrt(1e8)) underflows.
 _APART = 1e8
@@ -42,160 +40,6 @@ _MAX_KEPT = 2**24
 _MANY_ROWS = 500
 # As linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
-
-
-def _rbf(distance: Vector, out: Vector) -> Vector:
-    np.multiply(distance, -0.5, out=out)
-    return np.exp(out, out=out)
-
-
-def _matern52(distance: Vector, out: Vector) -> Vector:
-    np.multiply(distance, 5.0, out=out)
-    np.sqrt(out, out=out)
-    polynomial = out * (1.0 / 3.0)
-    polynomial += 1.0
-    polynomial *= out
-    polynomial += 1.0
-    np.negative(out, out=out)
-    np.exp(out, out=out)
-    out *= polynomial
-    return out
-
-
-def _matern32(distance: Vector, out: Vector) -> Vector:
-    np.multiply(distance, 3.0, out=out)
-    np.sqrt(out, out=out)
-    polynomial = out + 1.0
-    np.negative(out, out=out)
-    np.exp(out, out=out)
-    out *= polynomial
-    return out
-
-
-def _matern12(distance: Vector, out: Vector) -> Vector:
-    np.sqrt(distance, out=out)
-    np.negative(out, out=out)
-    return np.exp(out, out=out)
-
-
-def _laplace(distance: Vector, out: Vector) -> Vector:
-    np.negative(distance, out=out)
-    return np.exp(out, out=out)
-
-
-_MATERN: dict[float, Correlation] = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52}
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What of a model the evaluation needs.
-
-    Attributes:
-        correlation: Of the sum of |x_j - x'_j|^e / l_j^e.
-        exponent: The e.
-        points: What the kernel sees, ``n x e``.
-        key: Rows with different keys have no covariance, ``n``; None: all are alike.
-        length: The kernel with the lengthscales.
-        scale: The kernel with the variance, if any.
-    """
-
-    correlation: Correlation
-    exponent: float
-    points: Vector
-    key: NDArray[np.int64] | None
-    length: Kernel
-    scale: ScaleKernel | None
-
-
-def _form(model: SingleTaskGP) -> _Form | None:
-    with torch.no_grad():
-        points = model.transform_inputs(model.train_inputs[0])
-        kernel, key = model.covar_module, None
-        if type(kernel) is ConditionalKernel:
-            places = kernel.structure(points).places
-            points = torch.where(places.active, points, kernel.fill.to(points))
-            key, kernel = places.key.cpu().numpy(), kernel.base_kernel
-        scale = None
-        columns = kernel.active_dims
-        if type(kernel) is ScaleKernel:
-            scale, kernel = kernel, kernel.base_kernel
-        correlation: Correlation
-        exponent = 2.0
-        if type(kernel) is RBFKernel:
-            correlation = _rbf
-        elif type(kernel) is MaternKernel:
-            correlation = _MATERN[kernel.nu]
-        elif type(kernel) is LaplaceKernel:
-            correlation, exponent = _laplace, 1.0
-        else:
-            return None
-        if kernel.batch_shape or (scale is not None and scale.batch_shape):
-            return None
-        if columns is not None:
-            points = points[..., columns]
-    numbers = points.cpu().double().numpy()
-    return _Form(correlation, exponent, numbers, key, kernel, scale)
-
-
-def _is_plain(mll: MarginalLogLikelihood) -> bool:
-    """Whether the objective is the evidence of an exact GP plus priors."""
-    model = mll.model
-    cls = type(model)
-    own = getattr(cls, "compute_custom_loss", None)
-    transform = getattr(model, "input_transform", None)
-    return (
-        type(mll) is ExactMarginalLogLikelihood
-        and mll.likelihood is model.likelihood
-        and isinstance(model, SingleTaskGP)
-        and cls.forward is SingleTaskGP.forward
-        and own in (None, StructuredInference.compute_custom_loss)
-        and type(mll.likelihood) in (GaussianLikelihood, FixedNoiseGaussianLikelihood)
-        and getattr(mll.likelihood, "second_noise_covar", None) is None
-        and not any(True for _ in model.added_loss_terms())
-        and (transform is None or not any(True for _ in transform.parameters()))
-        and model.train_inputs[0].ndim == 2
-        and model.train_targets.ndim == 1
-        and bool(torch.isfinite(model.train_targets).all())
-    )
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What one coordinate is.
-
-    Attributes:
-        name: "length", "scale", "noise" or "mean".
-        index: Which of the lengthscales.
-        power: It is this power of the coordinate's value.
-    """
-
-    name: str
-    index: int
-    power: float
-
-
-def _kinds(
-    mll: MarginalLogLikelihood, coordinates: PriorCoordinates, form: _Form
-) -> list[_Kind] | None:
-    """What each coordinate is; None if one is something else."""
-    model = mll.model
-    names = {form.length.raw_lengthscale: "length"}
-    if form.scale is not None:
-        names[form.scale.raw_outputscale] = "scale"
-    if type(model.likelihood) is GaussianLikelihood:
-        names[model.likelihood.noise_covar.raw_noise] = "noise"
-    if type(model.mean_module) is ConstantMean:
-        names[model.mean_module.raw_constant] = "mean"
-    parameters = dict(model.named_parameters())
-    kinds = []
-    for block in coordinates.blocks:
-        if block.power is None:
-            return None
-        name = names.get(parameters[next(iter(block.parameters))])
-        if name is None or (name != "length" and block.size != 1):
-            return None
-        kinds += [_Kind(name, i, block.power) for i in range(block.size)]
-    return kinds
 
 
 class _State:
@@ -226,8 +70,8 @@ class StationaryDensity:
         self,
         mll: MarginalLogLikelihood,
         coordinates: PriorCoordinates,
-        form: _Form,
-        kinds: list[_Kind],
+        form: Form,
+        kinds: list[Kind],
     ) -> None:
         self.coordinates = coordinates
         self._form = form
@@ -266,16 +110,16 @@ class StationaryDensity:
             mll: The objective.
             coordinates: Of ``mll.model``.
         """
-        if coordinates.derived or not _is_plain(mll):
+        if coordinates.derived or not is_plain(mll):
             return None
         n = mll.model.train_targets.shape[-1]
         remote = mll.model.train_targets.device.type != "cpu"
         if n == 0 or (n > _MANY_ROWS and remote):
             return None
-        form = _form(mll.model)
+        form = find_form(mll.model)
         if form is None or (n > _MANY_ROWS and form.key is not None):
             return None
-        kinds = _kinds(mll, coordinates, form)
+        kinds = find_kinds(mll, coordinates, form)
         return None if kinds is None else cls(mll, coordinates, form, kinds)
 
     def _read(self, mll: MarginalLogLikelihood) -> None:
@@ -324,7 +168,7 @@ class StationaryDensity:
         now.log_prior = c.log_prior(position) + self._held_prior
         return self._evidence(now, now.value, self._scale, self._noise) + now.log_prior
 
-    def _set(self, kind: _Kind, natural: float) -> None:
+    def _set(self, kind: Kind, natural: float) -> None:
         if kind.name == "length":
             self._length[kind.index] = natural
         elif kind.name == "scale":
@@ -359,7 +203,7 @@ class StationaryDensity:
 
         return log_density
 
-    def _along_length(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_length(self, kind: Kind) -> Callable[[float], float]:
         new, e = self._new, self._form.exponent
         difference = self._difference(kind.index)
         rest = self._now.distance - self._length[kind.index] ** -e * difference
@@ -373,15 +217,15 @@ class StationaryDensity:
 
         return evidence
 
-    def _along_scale(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_scale(self, kind: Kind) -> Callable[[float], float]:
         new, value = self._new, self._now.value
         return lambda scale: self._evidence(new, value, scale, self._noise)
 
-    def _along_noise(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_noise(self, kind: Kind) -> Callable[[float], float]:
         new, value = self._new, self._now.value
         return lambda noise: self._evidence(new, value, self._scale, noise)
 
-    def _along_mean(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_mean(self, kind: Kind) -> Callable[[float], float]:
         new, now = self._new, self._now
         unit = _half_solve(now.factor, self._ones)
         new.log_det = now.log_det
