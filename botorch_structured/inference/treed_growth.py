@@ -9,7 +9,7 @@ deep ones improbable (Chipman, George and McCulloch 1998).
 
 from __future__ import annotations
 
-__all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance"]
+__all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance", "thinned"]
 
 import math
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
     """Fit all data, from several starts: noise or wiggles is a choice of modes."""
     mode = evidence.prior.mode
     starts = [mode + np.array(s) for s in _ROOT_STARTS]
-    few = _thinned(rows)
+    few = thinned(rows)
     if len(few) == len(rows):
         return evidence.fit(rows, starts)
     return evidence.fit(rows, [evidence.fit(few, starts).theta], _STEPS)
@@ -140,8 +140,12 @@ def _root(X: Array) -> TreeNode:
     return TreeNode(rows=rows, home=rows)
 
 
-def _thinned(rows: Rows) -> Rows:
-    """At most so many rows, the same ones each time."""
+def thinned(rows: Rows) -> Rows:
+    """At most so many rows, the same ones each time: what decisions are made on.
+
+    Args:
+        rows: Any number of them.
+    """
     if len(rows) <= _SCORED_ROWS:
         return rows
     chosen = np.random.default_rng(0).permutation(len(rows))[:_SCORED_ROWS]
@@ -165,7 +169,7 @@ def _best_split(
 ) -> Proposal | None:
     if len(node.rows) < 2 * min_leaf_size - 1:
         return None
-    scored = _thinned(node.home)
+    scored = thinned(node.home)
     base = node.fit
     if len(scored) < len(node.home):
         base = evidence.fit(scored, [node.fit.theta], _STEPS)

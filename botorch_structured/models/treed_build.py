@@ -16,6 +16,12 @@ from botorch_structured.inference.treed_growth import (
     fit_nodes,
     grow_by_evidence,
     grow_by_variance,
+    thinned,
+)
+from botorch_structured.inference.treed_leaf_fit import (
+    LeafObjective,
+    LeafPrior,
+    LeafTerm,
 )
 from botorch_structured.inference.treed_node import NodeEvidence, NodePrior
 
@@ -30,10 +36,12 @@ class GrownTrees:
     Attributes:
         roots: One for each element of the flattened batch; each node has been fitted.
         inputs: Its data, ``n x d`` each.
+        scales: Relative lengthscales of its columns, ``d`` each.
     """
 
     roots: list[TreeNode]
     inputs: list[Array]
+    scales: list[Array]
 
     def theta(self, num_leaves: int, inner: bool) -> Tensor:
         """Estimates of (log l, log s^2, m, log v), ``E x N x 4``.
@@ -74,14 +82,16 @@ def grow_trees(
     inputs = X.detach().expand(*y.shape[:-1], n, d).reshape(-1, n, d).cpu().double()
     targets = y.detach().reshape(-1, n).cpu().double()
     known = None if noise is None else noise.detach().expand(y.shape).reshape(-1, n)
-    roots, data = [], []
+    roots, data, scales = [], [], []
     for e, (points, values) in enumerate(zip(inputs, targets, strict=True)):
         x, t = points.numpy(), values.numpy()
+        noise_rows = None if known is None else known[e].cpu().double().numpy()
+        scale = relative_lengthscales(x, t, noise_rows, categorical)
         evidence = NodeEvidence(
-            x,
+            x / scale,
             t,
             NodePrior.of_dimension(d, NOISE_FLOOR),
-            noise=None if known is None else known[e].cpu().double().numpy(),
+            noise=noise_rows,
             categorical=categorical,
         )
         if by_evidence:
@@ -91,4 +101,53 @@ def grow_trees(
         fit_nodes(root, evidence)
         roots.append(root)
         data.append(x)
-    return GrownTrees(roots, data)
+        scales.append(scale)
+    return GrownTrees(roots, data, scales)
+
+
+def relative_lengthscales(
+    X: Array, y: Array, noise: Array | None, categorical: Sequence[int]
+) -> Array:
+    """How much faster the outcome changes in one column than in another.
+
+    The one lengthscale of a node is in these units: otherwise a node whose GP cannot
+    tell relevant from irrelevant columns is split where one GP would do.
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        noise: Known noise variances, ``n``; None if they are not.
+        categorical: Columns without an order, which have scale 1.
+
+    Returns:
+        ``d``, with geometric mean 1.
+    """
+    n, d = X.shape
+    scale = np.ones(d)
+    numeric = [j for j in range(d) if j not in categorical]
+    if len(numeric) < 2 or n < 2:
+        return scale
+    rows = thinned(np.arange(n))
+    iso = NodePrior.of_dimension(len(numeric), NOISE_FLOOR)
+
+    def spread(values: Array, first: float) -> Array:
+        return np.concatenate([np.full(len(numeric), first), values[1:]])
+
+    prior = LeafPrior(
+        mode=spread(iso.mode, iso.mode[0]),
+        scale=spread(iso.scale, iso.scale[0]),
+        lower=np.concatenate([np.full(len(numeric), -4.5), [-11.0, -5.0, -13.8]]),
+        upper=np.concatenate([np.full(len(numeric), 4.0), [5.0, 5.0, 2.3]]),
+    )
+    term = LeafTerm(
+        1.0,
+        X[np.ix_(rows, numeric)],
+        y[rows],
+        None if noise is None else noise[rows],
+        None,
+    )
+    found = LeafObjective([term], prior).maximise(prior.mode, max_steps=12)
+    if found is not None:
+        log_length = found[: len(numeric)]
+        scale[numeric] = np.exp(log_length - log_length.mean())
+    return scale

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
@@ -321,7 +322,9 @@ class TreedGP(TreedInference, SingleTaskGP):
         with torch.no_grad():
             if isinstance(kernel, TreedMatern):
                 length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
-                start = theta[..., :1].exp().expand_as(length.value)
+                scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
+                scale = scale.reshape(*trees, 1, -1)
+                start = theta[..., :1].exp() * scale
                 length.value = torch.where(exists[..., None], start, length.value)
                 start = theta[..., 1].exp()
                 variance.value = torch.where(exists, start, variance.value)
