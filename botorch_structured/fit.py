@@ -7,7 +7,7 @@ several from their posterior, for any BoTorch GP with priors, without JAX.
 
 from __future__ import annotations
 
-__all__ = ["fit_slice_sampling"]
+__all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def fit_slice_sampling(
     seed: int | None = None,
     start_from: SampledGP | Chains | ModelList | None = None,
     progress: bool | None = None,
-) -> SampledGP | ModelList:
+) -> SampledGP | ModelListGP:
     r"""Draw hyperparameters from their posterior by slice sampling.
 
     Choose it instead of ``fit_gpytorch_mll`` where there are few points for the number
@@ -109,7 +109,7 @@ def fit_slice_sampling(
     Returns:
         A ``SampledGP`` of ``num_samples`` models, in evaluation mode, with ``chains``
         (split R-hat, effective sample sizes, all draws; print it for a table). A
-        ``ModelList`` of them for a list of models.
+        ``ModelListGP`` of them for a list of models.
 
     Raises:
         ValueError: A model with several outputs or a batch dimension, without priors to
@@ -193,7 +193,7 @@ def _fit_each(
     start_from: Any,
     seed: int | None,
     **kwargs: Any,
-) -> ModelList:
+) -> ModelListGP:
     starts: list[Any] = [None] * len(members)
     if start_from is not None:
         if not isinstance(start_from, ModelList) or len(start_from.models) != len(
@@ -205,7 +205,7 @@ def _fit_each(
             )
         starts = list(start_from.models)
     seeds = [None if seed is None else seed + i for i in range(len(members))]
-    return ModelList(
+    return ModelListGP(
         *(
             fit_slice_sampling(m, start_from=s, seed=i, **kwargs)
             for m, s, i in zip(members, starts, seeds, strict=True)

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.acquisition.multi_objective.logei import (
+    qLogNoisyExpectedHypervolumeImprovement,
+)
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
-from botorch.models.model import ModelList
 from botorch.models.transforms.input import Normalize, Warp
+from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
@@ -502,7 +505,7 @@ def test_lists_of_models() -> None:
     mll = SumMarginalLogLikelihood(models.likelihood, models)
     for given in (models, mll):
         result = fit_slice_sampling(given, seed=0, **SHORT)
-        assert isinstance(result, ModelList) and len(result.models) == 2
+        assert isinstance(result, ModelListGP) and len(result.models) == 2
         assert result.posterior(X[:3]).mean.shape[-2:] == (3, 2)
     again = fit_slice_sampling(models, seed=0, start_from=result, **SHORT)
     assert len(again.models) == 2
@@ -561,3 +564,17 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert "slice sampling" in capsys.readouterr().err
     fit_slice_sampling(with_priors(), seed=0, progress=False, **SHORT)
     assert capsys.readouterr().err == ""
+
+
+def test_several_objectives_share_one_acquisition() -> None:
+    """Hypervolume improvement averages over the samples of each."""
+    X, Y = data()
+    models = ModelListGP(SingleTaskGP(X, Y), SingleTaskGP(X, -Y))
+    acqf = qLogNoisyExpectedHypervolumeImprovement(
+        fit_slice_sampling(models, seed=0, **SHORT),
+        ref_point=[-1.0, -2.0],
+        X_baseline=X,
+        sampler=SobolQMCNormalSampler(torch.Size([8]), seed=0),
+        prune_baseline=True,
+    )
+    assert acqf(X[:6].reshape(3, 2, 2)).shape == (3,)
