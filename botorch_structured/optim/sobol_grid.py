@@ -96,7 +96,7 @@ def optimize_acqf_sobol(
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
-    min_distance: float = 0.0,
+    min_distance: float = 1e-3,
     seed: int | None = None,
     batch_limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,11 @@ def optimize_acqf_sobol(
         inequality_constraints: Linear constraints in BoTorch's form.
         feasible: Any other restriction: ``m x d`` points -> ``m`` booleans.
         X_avoid: ``m x d`` known points, never proposed again.
-        min_distance: How far from them to stay, in widths of the bounds.
+        min_distance: How far from them to stay, in widths of the bounds and in at least
+            one column. Not 0 as elsewhere: a model that estimates its noise can expect
+            an improvement beside its best point again and again. On `RKHS1D` four runs
+            of four with a `TreedGP` then spent most of 50 evaluations at one local
+            optimum; with 0.001 all four found the global one.
         seed: Makes the answer repeatable.
         batch_limit: Rows that the acquisition function gets at once.
 

@@ -207,6 +207,27 @@ def test_known_points_are_never_proposed_again() -> None:
     assert len(torch.cat([x, y, z]).unique(dim=0)) == 3
 
 
+def test_does_not_return_to_the_same_place() -> None:
+    """By default a thousandth of the width away, in some column, from what is known."""
+    bounds = box(2)
+    width = bounds[1] - bounds[0]
+    acqf = Steps(bounds.mean(0), width, steps=10**9)
+    found = torch.empty(0, 2, dtype=torch.double)
+    for _ in range(5):
+        x, _ = optimize_acqf_sobol(acqf, bounds, best_X=found, X_avoid=found, seed=0)
+        found = torch.cat([found, x])
+    apart = torch.pdist(found / width, p=math.inf)
+    assert apart.min() >= 1e-3
+    assert apart.max() < 0.01  # all are next to the peak
+    again = bounds[:0]
+    for _ in range(2):
+        x, _ = optimize_acqf_sobol(
+            acqf, bounds, X_avoid=again, min_distance=0.0, seed=0
+        )
+        again = torch.cat([again, x])
+    assert 0 < torch.pdist(again / width, p=math.inf) < 1e-3
+
+
 def test_nothing_left() -> None:
     model, _, Y = gp()
     acqf = LogExpectedImprovement(model, best_f=Y.max())
