@@ -201,6 +201,8 @@ class NodeEvidence:
             starts: Where to begin, a theta each.
             max_steps: Steps from each start.
         """
+        if len(rows) == 0:  # nothing was observed: the prior
+            return NodeFit(self.prior.mode, 0.0)
         scaled = self.scaled[rows[:, None], rows]
         noise = None if self.known_noise is None else self.known_noise[rows]
         y = self.y[rows]

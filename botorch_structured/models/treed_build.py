@@ -141,7 +141,7 @@ def relative_lengthscales(
     )
     term = LeafTerm(
         1.0,
-        X[np.ix_(rows, numeric)],
+        X[rows][:, numeric],
         y[rows],
         None if noise is None else noise[rows],
         None,

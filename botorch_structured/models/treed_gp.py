@@ -93,7 +93,7 @@ class TreedGP(TreedInference, SingleTaskGP):
         mean_module: Replaces the mean: each leaf has a copy. Default: a constant.
         outcome_transform: Default: ``Standardize``. The tree is grown on transformed
             outcomes.
-        input_transform: Without parameters of its own, see ``warp``.
+        input_transform: Without parameters to be learned, see ``warp``.
         min_leaf_size: Fewest points of a leaf, those shared with a neighbour included.
         max_leaves: Where to stop splitting.
         leaf_noise: Whether each leaf has a noise variance of its own.
@@ -115,7 +115,8 @@ class TreedGP(TreedInference, SingleTaskGP):
 
     Raises:
         ValueError: Unknown options, sizes or columns out of range, an
-            ``input_transform`` with parameters, a likelihood that is not Gaussian,
+            ``input_transform`` with parameters to be learned (and more than one leaf
+            allowed), a likelihood that is not Gaussian,
             inputs outside [0, 1] with ``warp``, or ``warp`` or ``categorical_features``
             together with ``covar_module``.
 
@@ -161,7 +162,7 @@ class TreedGP(TreedInference, SingleTaskGP):
                 "covar_module replaces the kernel that warp and categorical_features "
                 "configure: expected one or the other, got both."
             )
-        _check_modules(input_transform, likelihood)
+        _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         if warp and not ((X > -1e-6) & (X < 1.0 + 1e-6)).all():
@@ -402,10 +403,14 @@ def _columns(features: Sequence[int] | None, dim: int) -> list[int]:
 
 
 def _check_modules(
-    input_transform: InputTransform | None, likelihood: Likelihood | None
+    input_transform: InputTransform | None,
+    likelihood: Likelihood | None,
+    one_leaf: bool,
 ) -> None:
-    if input_transform is not None and any(
-        p.requires_grad for p in input_transform.parameters()
+    if (
+        input_transform is not None
+        and not one_leaf
+        and any(p.requires_grad for p in input_transform.parameters())
     ):
         raise ValueError(
             "input_transform: expected a transform without parameters, as thresholds "

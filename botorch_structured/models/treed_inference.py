@@ -252,7 +252,8 @@ class TreedInference(_Base):
         """The prior: that of each leaf, zero covariance between leaves.
 
         At the training inputs themselves, that of each leaf given what it borrows from
-        others: BoTorch's leave-one-out formulas then are those of the leaf models.
+        others: BoTorch's leave-one-out formulas then are those of the leaf models (what
+        is borrowed stays borrowed, whichever point is left out).
         """
         if not self._is_treed:
             return super().forward(x)
