@@ -42,7 +42,8 @@ class PathGroup:
     Attributes:
         leaves: Numbers of the leaves, ``B``.
         rows: Their data, nested node by node, ``B x m``.
-        members: Which of these rows a node on the path has, ``B x D x m``.
+        members: Which of these rows a node on the path has, ``B x D x m``; of a single
+            node, all.
         weights: Weight of that node, ``B x D``; 0 for fewer nodes than ``D``.
         node: Position of the one node in the tree, if all are of the same ancestor.
     """
@@ -174,20 +175,21 @@ class _PathEvidence(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
         group, chol, half, row_weights = ctx.saved
-        if group.members.shape[-2] == 1 and bool((group.members == 1).all()):
+        scale = 0.5 * grad[:, None, None]
+        if group.members.shape[-2] == 1:
             # a single node: the inverse is cheaper than the inverse of the factor
             alpha = torch.linalg.solve_triangular(
                 chol.mT, half.unsqueeze(-1), upper=True
             ).mT
-            inverse = torch.cholesky_inverse(chol) * group.weights.unsqueeze(-1)
+            g = torch.cholesky_inverse(chol)
+            g.mul_(-scale * group.weights.unsqueeze(-1))
         else:
             eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
             root = torch.linalg.solve_triangular(chol, eye.expand_as(chol), upper=False)
-            inverse = (root * row_weights.unsqueeze(-1)).mT @ root
             alpha = (group.members * half.unsqueeze(-2)) @ root
+            g = root.mT @ root.mul(row_weights.unsqueeze(-1) * -scale)
         weighted = alpha * group.weights.unsqueeze(-1)
-        g = torch.baddbmm(inverse, weighted.mT, alpha, beta=-0.5, alpha=0.5)
-        g = g * grad[:, None, None]
+        g.baddbmm_(weighted.mT, alpha * scale)
         d_residual = -weighted.sum(-2) * grad.unsqueeze(-1)
         return None, g, g.diagonal(dim1=-1, dim2=-2), d_residual
 
