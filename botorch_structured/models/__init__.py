@@ -4,13 +4,16 @@
   something in common: levels, shared columns (Jenatton et al. 2017).
 * ``ConditionalGP``: nothing learned on one branch says anything about another
   (Levesque et al. 2017).
+* ``TreedGP``: flat here and violent there: regions found from the data, a GP on each
+  (Assael et al. 2014).
 * ``SampledGP``: what ``fit_slice_sampling`` returns, an average over hyperparameters.
 """
 
 from __future__ import annotations
 
-__all__ = ["ConditionalGP", "SampledGP", "TreeStructuredGP"]
+__all__ = ["ConditionalGP", "SampledGP", "TreeStructuredGP", "TreedGP"]
 
 from botorch_structured.models.conditional_gp import ConditionalGP
 from botorch_structured.models.sampled import SampledGP
 from botorch_structured.models.tree_structured_gp import TreeStructuredGP
+from botorch_structured.models.treed_gp import TreedGP
