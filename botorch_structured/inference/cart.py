@@ -11,7 +11,7 @@ gap between them without data). Its ``home`` is the left child, which predicts t
 
 from __future__ import annotations
 
-__all__ = ["Proposal", "Split", "TreeNode", "grow", "split_by_variance"]
+__all__ = ["ChangePoint", "Proposal", "Split", "TreeNode", "grow", "split_by_variance"]
 
 import heapq
 from collections.abc import Callable, Collection
@@ -54,6 +54,23 @@ class Split:
         return X[:, self.column] == self.threshold
 
 
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where regimes change, as a distribution: uniform within each of some intervals.
+
+    A split at a data point says that the change is between it and the next one.
+
+    Attributes:
+        starts: Data points that the split might be at, ascending, ``k``.
+        ends: The next data points, ``k``.
+        weights: Probabilities, ``k``.
+    """
+
+    starts: Array
+    ends: Array
+    weights: Array
+
+
 @dataclass(eq=False)
 class TreeNode:
     """A node and the data in it.
@@ -65,6 +82,7 @@ class TreeNode:
         parent: None for the root.
         split: None for a leaf.
         children: Left and right.
+        change: Where else the split might have been; None if that is not known.
         fit: What a criterion wants to remember about the node.
     """
 
@@ -74,6 +92,7 @@ class TreeNode:
     parent: TreeNode | None = None
     split: Split | None = None
     children: tuple[TreeNode, ...] = ()
+    change: ChangePoint | None = None
     fit: Any = field(default=None, repr=False)
 
     def divided(self, X: Array, split: Split) -> tuple[TreeNode, TreeNode]:
@@ -117,11 +136,13 @@ class Proposal:
         value: What is gained; the largest is carried out first.
         split: The split.
         children: The nodes it makes.
+        change: Where else the split might have been.
     """
 
     value: float
     split: Split
     children: tuple[TreeNode, TreeNode]
+    change: ChangePoint | None = None
 
 
 def grow(
@@ -152,6 +173,7 @@ def grow(
     while queue and (max_leaves is None or leaves < max_leaves):
         _, _, node, proposal = heapq.heappop(queue)
         node.split, node.children = proposal.split, proposal.children
+        node.change = proposal.change
         leaves += 1
         for child in node.children:
             consider(child)

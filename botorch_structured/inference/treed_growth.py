@@ -19,6 +19,7 @@ import numpy as np
 
 from botorch_structured.inference.cart import (
     Array,
+    ChangePoint,
     Proposal,
     Rows,
     Split,
@@ -38,6 +39,8 @@ _SCORED_ROWS = 150
 # steps of a fit that decides, and of one that finds out whether it may
 _STEPS, _QUICK = 12, 3
 _FINALISTS = 4
+#: Thresholds that share the probability of being the change point.
+CHANGES = 13
 
 
 def grow_by_variance(
@@ -203,10 +206,14 @@ def _best_split(
     if not trials:
         return None
     (best,) = best_of(1)
+    values = np.unique(X[node.home, best.column])
+
+    def place_of(split: Split) -> int:
+        return int(np.searchsorted(values, split.threshold))
+
     if not best.categorical:
-        values = np.unique(X[node.home, best.column])
         for _ in range(_REFINE_ROUNDS):
-            place = int(np.searchsorted(values, best.threshold))
+            place = place_of(best)
             low, high = max(place - _REFINE, 0), place + _REFINE + 1
             near = [Split(best.column, float(v)) for v in values[low:high]]
             new = [split for split in near if split not in trials]
@@ -214,14 +221,57 @@ def _best_split(
             (best,) = best_of(1)
     attempt([best], None, _STEPS)
     trial = trials[best]
-    gain = trial.value - base.log_evidence + _log_prior_gain(node.depth, X.shape[1])
+    prior = _log_prior_gain(node.depth, X.shape[1]) - base.log_evidence
+    if not trial.value + prior > 0:
+        return None
+    change = None
+    if best.categorical:
+        choices = len(np.unique(X[node.home, best.column]))
+        value = trial.value - math.log(choices)
+    else:
+        low, high = max(place_of(best) - CHANGES // 2, 0), place_of(best) + CHANGES // 2
+        near = [Split(best.column, float(v)) for v in values[low : high + 1]]
+        attempt([s for s in near if s not in trials], trial, _QUICK)
+        value, change = _average(trials, best, values, low, high)
+    gain = value + prior
     if not gain > 0:
         return None
     for child, fit in zip(trial.children, trial.fits, strict=True):
         child.fit = fit
         if len(scored) < len(node.home):
             child.fit = evidence.fit(child.home, [fit.theta], _STEPS)
-    return Proposal(gain, best, trial.children)
+    return Proposal(gain, best, trial.children, change)
+
+
+def _average(
+    trials: dict[Split, _Trial], best: Split, values: Array, low: int, high: int
+) -> tuple[float, ChangePoint]:
+    """Evidence averaged over the thresholds of a column, and where the change is.
+
+    Splits that were not tried have evidences in between those of their neighbours.
+
+    Args:
+        trials: What was tried.
+        best: The best split.
+        values: All thresholds of its column, ascending.
+        low: First of those near the best.
+        high: Last of those near the best.
+    """
+    tried = sorted(
+        (split.threshold, trial.value)
+        for split, trial in trials.items()
+        if split.column == best.column
+    )
+    places = np.searchsorted(values, [threshold for threshold, _ in tried])
+    admissible = np.arange(places[0], places[-1] + 1)
+    evidence = np.interp(admissible, places, [value for _, value in tried])
+    peak = float(evidence.max())
+    average = peak + math.log(float(np.exp(evidence - peak).mean()))
+    near = admissible[(admissible >= low) & (admissible <= high)]
+    near = near[near + 1 < len(values)]
+    weights = np.exp(evidence[near - admissible[0]] - peak)
+    change = ChangePoint(values[near], values[near + 1], weights / weights.sum())
+    return average, change
 
 
 def _candidates(

@@ -15,19 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.inference.cart import Array, Split, TreeNode
+from botorch_structured.inference.cart import Array, ChangePoint, Split, TreeNode
 
 # (name, fill value of nodes that do not exist, dtype); -1 stands for "none"
 _BUFFERS: tuple[tuple[str, float, torch.dtype], ...] = (
     ("column", -1, torch.long),
     ("threshold", 0.0, torch.float64),
-    ("upper", 0.0, torch.float64),
     ("categorical", 0, torch.bool),
     ("left", -1, torch.long),
     ("right", -1, torch.long),
     ("parent", -1, torch.long),
     ("size", 0, torch.long),
+    # the change point of each node, see ``ChangePoint``
+    ("starts", 0.0, torch.float64),
+    ("ends", 0.0, torch.float64),
+    ("weights", 0.0, torch.float64),
 )
+#: Most intervals that a change point may be in.
+MAX_CHANGES = 16
+
+
+def _width(name: str) -> tuple[int, ...]:
+    """Dimensions of a buffer besides batch and nodes."""
+    return (MAX_CHANGES,) if name in ("starts", "ends", "weights") else ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,9 @@ class TreePartition(nn.Module):
 
     column: Tensor
     threshold: Tensor
-    upper: Tensor
+    starts: Tensor
+    ends: Tensor
+    weights: Tensor
     categorical: Tensor
     left: Tensor
     right: Tensor
@@ -85,7 +97,8 @@ class TreePartition(nn.Module):
         trees = [root.walk() for root in roots]
         count = max(len(nodes) for nodes in trees)
         columns = {
-            name: np.full((len(trees), count), fill) for name, fill, _ in _BUFFERS
+            name: np.full((len(trees), count, *_width(name)), fill)
+            for name, fill, _ in _BUFFERS
         }
         for i, (nodes, X) in enumerate(zip(trees, data, strict=True)):
             place = {id(node): k for k, node in enumerate(nodes)}
@@ -98,12 +111,16 @@ class TreePartition(nn.Module):
                 columns["column"][i, k] = node.split.column
                 columns["threshold"][i, k] = node.split.threshold
                 columns["categorical"][i, k] = node.split.categorical
-                columns["upper"][i, k] = _upper(node, X)
+                change = node.change or _nearest(node, X)
+                for part in ("starts", "ends", "weights"):
+                    row = getattr(change, part)
+                    columns[part][i, k, : len(row)] = row
                 for side, child in zip(("left", "right"), node.children, strict=True):
                     columns[side][i, k] = place[id(child)]
         for name, _, dtype in _BUFFERS:
             values = torch.as_tensor(columns[name]).to(dtype)
-            self.register_buffer(name, values.reshape(*batch_shape, count))
+            own = values.shape[1:]
+            self.register_buffer(name, values.reshape(*batch_shape, *own))
 
     # -- shape --------------------------------------------------------------------
 
@@ -160,7 +177,8 @@ class TreePartition(nn.Module):
         nn.Module.__init__(single)
         for name, _, _ in _BUFFERS:
             values = getattr(self, name)
-            single.register_buffer(name, values.reshape(-1, values.shape[-1])[index])
+            own = values.shape[len(self.tree_shape) :]
+            single.register_buffer(name, values.reshape(-1, *own)[index])
         return single
 
     def _is_leaf(self) -> Tensor:
@@ -171,6 +189,17 @@ class TreePartition(nn.Module):
     def _leaf_number(self) -> Tensor:
         """Number of each leaf, left to right (nodes are in that order)."""
         return (self._is_leaf().long().cumsum(-1) - 1).clamp_min(0)
+
+    def change(self, node: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Starts, ends and weights of the change point of a node, ``k`` each.
+
+        Args:
+            node: Position of an inner node; the partition has no batch.
+        """
+        real = self.weights[node] > 0
+        if not bool(real.any()):
+            return None
+        return self.starts[node][real], self.ends[node][real], self.weights[node][real]
 
     def tree(self, X: Array) -> TreeNode:
         """The tree with (other) data sent down it; the partition has no batch.
@@ -193,12 +222,12 @@ class TreePartition(nn.Module):
 
     def resize(self, num_nodes: int) -> None:
         """Make room for another tree, which is about to be loaded."""
+        trees = self.tree_shape
         for name, fill, dtype in _BUFFERS:
             old = getattr(self, name)
             dtype = old.dtype if old.is_floating_point() else dtype
-            new = torch.full(
-                (*old.shape[:-1], num_nodes), fill, dtype=dtype, device=old.device
-            )
+            shape = (*trees, num_nodes, *_width(name))
+            new = torch.full(shape, fill, dtype=dtype, device=old.device)
             setattr(self, name, new)
 
     # -- points -------------------------------------------------------------------
@@ -238,27 +267,29 @@ class TreePartition(nn.Module):
             X: ``batch_shape x n x d``.
             blend: See ``left_probability``.
         """
-        nodes, uppers = self.nodes, self.upper.tolist()
+        nodes = self.nodes
         reach = [X.new_ones(X.shape[:-1])] * len(nodes)
         found = []
         for k, node in enumerate(nodes):
             if node.split is None:
                 found.append(reach[k])
                 continue
-            left = left_probability(X, node.split, uppers[k] if blend else None)
+            left = left_probability(X, node.split, self.change(k) if blend else None)
             reach[node.children[0]] = reach[k] * left
             reach[node.children[1]] = reach[k] * (1.0 - left)
         return torch.stack(found, dim=-1)
 
 
-def left_probability(X: Tensor, split: Split, upper: float | None) -> Tensor:
+def left_probability(
+    X: Tensor, split: Split, change: tuple[Tensor, Tensor, Tensor] | None
+) -> Tensor:
     """Probability that a point at an inner node is one of its left child.
 
     Args:
         X: ``batch_shape x n x d``.
         split: Of the node.
-        upper: End of the gap that the change point is uniform over; None if it is at
-            the threshold.
+        change: Starts, ends and weights of a ``ChangePoint``, ``k`` each; None if the
+            change is at the threshold.
 
     Returns:
         ``batch_shape x n``.
@@ -266,15 +297,19 @@ def left_probability(X: Tensor, split: Split, upper: float | None) -> Tensor:
     x = X[..., split.column]
     if split.categorical:
         return (x == split.threshold).to(X)
-    if upper is None or not upper > split.threshold:
+    if change is None:
         return (x <= split.threshold).to(X)
-    return ((upper - x) / (upper - split.threshold)).clamp(0.0, 1.0)
+    starts, ends, weights = change
+    beyond = (ends - x.unsqueeze(-1)) / (ends - starts)
+    return (beyond.clamp(0.0, 1.0) * weights).sum(-1)
 
 
-def _upper(node: TreeNode, X: Array) -> float:
-    """The smallest value of the right child's own points; tau if they have no order."""
+def _nearest(node: TreeNode, X: Array) -> ChangePoint:
+    """A change between tau and the smallest value of the right child's own points."""
     assert node.split is not None
     home = node.children[1].home
+    tau = node.split.threshold
     if node.split.categorical or len(home) == 0:
-        return node.split.threshold
-    return float(X[home, node.split.column].min())
+        return ChangePoint(np.empty(0), np.empty(0), np.empty(0))
+    upper = float(X[home, node.split.column].min())
+    return ChangePoint(np.array([tau]), np.array([upper]), np.ones(1))

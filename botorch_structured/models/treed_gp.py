@@ -302,7 +302,8 @@ class TreedGP(TreedInference, SingleTaskGP):
     def _add_partition_to_subset_dict(self) -> None:
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict |= {
-                f"partition.{name}": -2 for name, _ in self.partition.named_buffers()
+                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
+                for name, values in self.partition.named_buffers()
             }
 
     def _start_from(self, grown: GrownTrees) -> None:

@@ -87,7 +87,10 @@ class TreedPredictor:
         self.element, self.kernel, self.mean = element, kernel, mean
         self.noise, self.lend = noise, lend
         self.nodes = partition.nodes
-        self.uppers = partition.upper.tolist()
+        self.changes = [
+            partition.change(k) if lend and node.split is not None else None
+            for k, node in enumerate(self.nodes)
+        ]
         shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
         self.fantasies = shape
         self.X = X.expand(*shape, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
@@ -275,9 +278,7 @@ class TreedPredictor:
         if node.leaf is not None:
             return self._leaf_moments(node.leaf, X, reached)
         assert node.split is not None
-        p = left_probability(
-            X, node.split, self.uppers[position] if self.lend else None
-        )
+        p = left_probability(X, node.split, self.changes[position])
         to_left, to_right = reached & (p > 0), reached & (p < 1)
         if not X.is_cuda:  # on a GPU looking would cost more than computing
             if not bool(to_right.any()):
