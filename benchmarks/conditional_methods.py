@@ -42,6 +42,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor
 
+from benchmarks.harness import Method, StatefulMethod
 from benchmarks.methods import random
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
@@ -228,7 +229,7 @@ def _fill_at_random(problem: Any, X: Tensor) -> Tensor:
     return torch.where(untouched, lower + width * u, X)
 
 
-METHODS = {
+METHODS: dict[str, Method | StatefulMethod] = {
     "conditional": conditional,
     "conditional_sampled": ConditionalSampled(),
     "imputed": imputed,

@@ -23,6 +23,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
+from benchmarks.harness import Method
 from botorch_structured.models import TreedGP
 from botorch_structured.optim import optimize_acqf_sobol
 from botorch_structured.test_functions import TableProblem
@@ -90,7 +91,7 @@ def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     return problem.space.sample(1, seed=seed)[0]
 
 
-METHODS = {
+METHODS: dict[str, Method] = {
     "htbo": treed,
     "htbo_warp": partial(treed, warp=True),
     "htbo_paper": partial(treed, **_PAPER),

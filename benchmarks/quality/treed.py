@@ -85,7 +85,7 @@ def tables(runs: Sequence[Run], budget: int) -> str:
             other = {s: v for (m, s), v in by.items() if m == reference}
             seeds = sorted(set(mine) & set(other))
             row = [method, str(len(mine))]
-            for at in (30, budget):
+            for at in (min(30, budget), budget):
                 good = np.mean([v[at - 1] < _SMALL for v in mine.values()])
                 row.append(f"{good:.0%}")
             row.append(f"{np.mean([v.mean() for v in mine.values()]):.4g}")

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.harness import read_records
 from benchmarks.methods import BENCHMARKED, default_clipped
-from benchmarks.quality import cash, jenatton
+from benchmarks.quality import cash, jenatton, levesque, treed
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -78,3 +78,43 @@ def test_a_failed_evaluation_does_not_stop_the_default() -> None:
     Y[2] = -torch.inf
     x = default_clipped(problem, X, Y, 0)
     assert problem.space.feasible(x.reshape(1, -1)).all()
+
+
+def test_levesque_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All methods, and what a run remembers does not depend on being interrupted."""
+    pytest.importorskip("sklearn")
+    arguments = ["--datasets", "wine", "pima", "--seeds", "1", "--first-seed", "0"]
+    arguments += ["--processes", "0", "--out", str(tmp_path / "a"), "--budget"]
+    levesque.main([*arguments, "11"])
+    shown, errors = capsys.readouterr()
+    assert "mean rank" in shown and "pima is left out" in errors
+    runs = {}
+    for method in levesque.METHODS:
+        records = read_records(tmp_path / "a" / "wine" / method / "0.jsonl")
+        assert len(records) == 11 and not any("error" in r for r in records)
+        runs[method] = [r["x"] for r in records]
+    assert len({str(run) for run in runs.values()}) == len(runs)
+    arguments[arguments.index(str(tmp_path / "a"))] = str(tmp_path / "b")
+    for budget in ("10", "11"):
+        levesque.main(
+            [*arguments, budget, "--methods", "conditional_sampled", "random"]
+        )
+    path = tmp_path / "b" / "wine" / "conditional_sampled" / "0.jsonl"
+    assert [r["x"] for r in read_records(path)] == runs["conditional_sampled"]
+
+
+def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "data" / "walker_lake_470.csv"
+    table.parent.mkdir()
+    rows = [f"{x},{y},{(x - 3) ** 2 + y}" for x in range(8) for y in range(8)]
+    table.write_text("\n".join(["X,Y,V", *rows]))
+    arguments = ["--problems", "rkhs", "walker", "lda", "--seeds", "1"]
+    arguments += ["--data", str(table.parent), "--budget", "8", "--processes", "0"]
+    treed.main([*arguments, "--out", str(tmp_path / "out")])
+    shown, errors = capsys.readouterr()
+    assert "## rkhs" in shown and "## walker" in shown and "lda is left out" in errors
+    for problem in ("rkhs", "walker"):
+        for method in treed.METHODS:
+            path = tmp_path / "out" / problem / method / "100.jsonl"
+            records = read_records(path)
+            assert len(records) == 8 and not any("error" in r for r in records)
