@@ -9,7 +9,7 @@ deep ones improbable (Chipman, George and McCulloch 1998).
 
 from __future__ import annotations
 
-__all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance", "thinned"]
+__all__ = ["fit_nodes", "grow_by_evidence", "grow_by_variance", "thinned", "try_rbf"]
 
 import math
 from collections.abc import Sequence
@@ -118,6 +118,26 @@ def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
         else:
             starts = [node.parent.fit.theta]
             node.fit = evidence.fit(node.home, starts, _STEPS)
+
+
+def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
+    """Refit the nodes of a tree with an RBF kernel, if that explains its leaves better.
+
+    Args:
+        root: The tree, fitted with ``evidence``.
+        evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
+    """
+    before = {id(node): node.fit for node in root.walk()}
+    evidence.rbf = True
+    for node in root.walk():
+        starts = [node.fit.theta, evidence.prior.mode]
+        node.fit = evidence.fit(node.home, starts, _STEPS)
+    leaves = root.leaves()
+    gain = sum(leaf.fit.log_evidence - before[id(leaf)].log_evidence for leaf in leaves)
+    if not gain > 0:
+        evidence.rbf = False
+        for node in root.walk():
+            node.fit = before[id(node)]
 
 
 def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:

@@ -50,6 +50,7 @@ class LeafTerm:
         y: ``m``.
         noise: Known noise variances ``m``, or None.
         own: (variance, mean, noise) of a node above the leaf; None for the leaf.
+        rbf: Whether the kernel is an RBF kernel instead of Matern-5/2.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class LeafTerm:
         y: Array,
         noise: Array | None,
         own: tuple[float, float, float] | None,
+        rbf: bool = False,
     ) -> None:
         self.weight, self.y, self.noise, self.own = weight, y, noise, own
+        self.rbf = rbf
         self.squared = (X.T[:, :, None] - X.T[:, None, :]) ** 2
 
     def weighted(self, weight: float) -> LeafTerm:
@@ -79,16 +82,23 @@ class LeafTerm:
         v = free_noise if self.noise is None else self.noise
         parts = self.squared * np.exp(-2.0 * length)[:, None, None]
         u = parts.sum(0)
-        u *= 5.0
-        np.sqrt(u, out=u)
-        e = np.exp(-u)
-        e *= variance
-        slope = 1.0 + u
-        slope *= e
-        u *= u
-        u *= e
-        u *= 1.0 / 3.0
-        u += slope  # the covariance
+        if self.rbf:
+            u *= -0.5
+            np.exp(u, out=u)
+            u *= variance
+            slope = u.copy()
+        else:
+            u *= 5.0
+            np.sqrt(u, out=u)
+            e = np.exp(-u)
+            e *= variance
+            slope = 1.0 + u
+            slope *= e
+            u *= u
+            u *= e
+            u *= 1.0 / 3.0
+            u += slope  # the covariance
+            slope *= 5.0 / 3.0
         u.flat[:: n + 1] += v
         chol, info = lapack.dpotrf(u, lower=1, clean=1, overwrite_a=1)
         if info != 0:
@@ -102,7 +112,6 @@ class LeafTerm:
             return None
         inverse += inverse.T  # the upper triangle was zero
         inverse.flat[:: n + 1] *= 0.5
-        slope *= 5.0 / 3.0
         parts *= slope  # derivatives by log l_j
         products = [inverse @ part for part in parts]
         traces = [float(product.trace()) for product in products]

@@ -1,7 +1,7 @@
 r"""Evidence of one GP on the data of a node of a tree, for the choice of splits.
 
 Growing a tree asks for hundreds of evidences of small data sets, so this is written for
-little overhead: a Matern-5/2 kernel with *one* lengthscale, an amplitude, a mean and a
+little overhead: a stationary kernel with *one* lengthscale, an amplitude, a mean and a
 noise variance, theta = (log l, log s^2, m, log v), Gaussian priors on theta, the
 maximum by damped Fisher scoring (the Fisher information costs one matrix product more
 than the gradient, and six to ten steps do), and Laplace's approximation with the same
@@ -172,6 +172,7 @@ class NodeEvidence:
         prior: On theta.
         noise: Known noise variances, ``n``; inferred if None.
         categorical: Columns that count as equal or not.
+        rbf: Whether the kernel is an RBF kernel instead of Matern-5/2.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class NodeEvidence:
         prior: NodePrior,
         noise: Array | None = None,
         categorical: Sequence[int] = (),
+        rbf: bool = False,
     ) -> None:
         n, d = X.shape
         squared = np.zeros((n, n))
@@ -190,6 +192,7 @@ class NodeEvidence:
             squared += difference != 0 if j in categorical else difference**2
         self.scaled = np.sqrt(5.0 * squared)
         self.y, self.prior, self.known_noise = y, prior, noise
+        self.rbf = rbf
         # known noise: log v is not a parameter
         self.free = np.array([True, True, True, noise is None])
 
@@ -236,16 +239,23 @@ class NodeEvidence:
         v: NDArray[np.float64] | float
         v = free_noise + prior.noise_floor if noise is None else noise
         u = scaled * math.exp(-theta[0])
-        e = np.exp(-u)
-        e *= variance
-        slope = 1.0 + u
-        slope *= e  # s^2 (1 + u) exp(-u)
-        u *= u
-        u *= 1.0 / 3.0
-        covariance = u * e
-        covariance += slope
-        d_length = u
-        d_length *= slope
+        if self.rbf:
+            u *= u
+            u *= 0.2  # r^2 / l^2
+            covariance = np.exp(-0.5 * u)
+            covariance *= variance
+            d_length = u * covariance
+        else:
+            e = np.exp(-u)
+            e *= variance
+            slope = 1.0 + u
+            slope *= e  # s^2 (1 + u) exp(-u)
+            u *= u
+            u *= 1.0 / 3.0
+            covariance = u * e
+            covariance += slope
+            d_length = u
+            d_length *= slope
         covariance.flat[:: n + 1] += v
         chol, info = lapack.dpotrf(covariance, lower=1, clean=1, overwrite_a=1)
         if info != 0:

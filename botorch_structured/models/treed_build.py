@@ -17,6 +17,7 @@ from botorch_structured.inference.treed_growth import (
     grow_by_evidence,
     grow_by_variance,
     thinned,
+    try_rbf,
 )
 from botorch_structured.inference.treed_leaf_fit import (
     LeafObjective,
@@ -37,11 +38,13 @@ class GrownTrees:
         roots: One for each element of the flattened batch; each node has been fitted.
         inputs: Its data, ``n x d`` each.
         scales: Relative lengthscales of its columns, ``d`` each.
+        rbf: Whether its nodes were fitted with an RBF kernel.
     """
 
     roots: list[TreeNode]
     inputs: list[Array]
     scales: list[Array]
+    rbf: list[bool]
 
     def theta(self, num_leaves: int, inner: bool) -> Tensor:
         """Estimates of (log l, log s^2, m, log v), ``E x N x 4``.
@@ -66,6 +69,7 @@ def grow_trees(
     min_leaf_size: int,
     max_leaves: int | None,
     categorical: Sequence[int],
+    kernel: str,
 ) -> GrownTrees:
     """Grow a tree for each element of a batch, and fit each of its nodes.
 
@@ -77,12 +81,14 @@ def grow_trees(
         min_leaf_size: Fewest points of a leaf.
         max_leaves: Most leaves.
         categorical: Columns without an order.
+        kernel: "matern", "rbf", or "evidence" for the one that explains the leaves of a
+            tree better (which is grown with the first).
     """
     n, d = X.shape[-2:]
     inputs = X.detach().expand(*y.shape[:-1], n, d).reshape(-1, n, d).cpu().double()
     targets = y.detach().reshape(-1, n).cpu().double()
     known = None if noise is None else noise.detach().expand(y.shape).reshape(-1, n)
-    roots, data, scales = [], [], []
+    roots, data, scales, rbf = [], [], [], []
     for e, (points, values) in enumerate(zip(inputs, targets, strict=True)):
         x, t = points.numpy(), values.numpy()
         noise_rows = None if known is None else known[e].cpu().double().numpy()
@@ -93,16 +99,20 @@ def grow_trees(
             NodePrior.of_dimension(d, NOISE_FLOOR),
             noise=noise_rows,
             categorical=categorical,
+            rbf=kernel == "rbf",
         )
         if by_evidence:
             root = grow_by_evidence(x, evidence, min_leaf_size, max_leaves, categorical)
         else:
             root = grow_by_variance(x, t, min_leaf_size, max_leaves, categorical)
         fit_nodes(root, evidence)
+        if kernel == "evidence":
+            try_rbf(root, evidence)
+        rbf.append(evidence.rbf)
         roots.append(root)
         data.append(x)
         scales.append(scale)
-    return GrownTrees(roots, data, scales)
+    return GrownTrees(roots, data, scales, rbf)
 
 
 def relative_lengthscales(

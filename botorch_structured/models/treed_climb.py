@@ -26,8 +26,8 @@ from botorch_structured.inference.treed_leaf_fit import (
 from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.models.treed_modules import (
     LeafNoiseLikelihood,
-    TreedMatern,
     TreedMean,
+    TreedStationary,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def climb_leaves(model: TreedInference) -> None:
     if (
         model._share_all
         or model.partition.tree_shape
-        or not isinstance(kernel, TreedMatern)
+        or not isinstance(kernel, TreedStationary)
         or kernel.warp
         or kernel.categorical
         or not isinstance(mean, TreedMean)
@@ -69,14 +69,14 @@ def climb_leaves(model: TreedInference) -> None:
     noise = None if known else likelihood.noise_covar.noise_of_leaf
     rows = _numpy(likelihood.noise) if known else None
     prior = _prior(length, variance, mean, noise)
+    rbf = kernel.correlation(0).name == "rbf"
     terms: list[list[LeafTerm]] = [[] for _ in range(model.partition.num_leaves)]
     for data in groups:
         group = data.group
         own = None if group.node is None else tuple(model.levels[group.node].tolist())
         X, y = _numpy(data.X[0]), _numpy(data.y[0])
-        shared = LeafTerm(
-            1.0, X, y, None if rows is None else rows[_numpy(group.rows[0])], own
-        )
+        known_noise = None if rows is None else rows[_numpy(group.rows[0])]
+        shared = LeafTerm(1.0, X, y, known_noise, own, rbf)
         for leaf, weight in zip(
             group.leaves.tolist(), group.weights[:, 0].tolist(), strict=True
         ):

@@ -51,9 +51,9 @@ from botorch_structured.models.treed_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
     TreedCopies,
-    TreedMatern,
     TreedMean,
     TreedMeanCopies,
+    TreedStationary,
     shared_noise_likelihood,
 )
 
@@ -88,8 +88,8 @@ class TreedGP(TreedInference, SingleTaskGP):
             its own.
         train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
         likelihood: Replaces the noise of the leaves by one for all of them.
-        covar_module: Replaces the kernel: each leaf has a copy. Default: Matern-5/2
-            with a lengthscale per column, times a variance.
+        covar_module: Replaces the kernel: each leaf has a copy. Default: Matern-5/2 or
+            RBF with a lengthscale per column, times a variance.
         mean_module: Replaces the mean: each leaf has a copy. Default: a constant.
         outcome_transform: Default: ``Standardize``. The tree is grown on transformed
             outcomes.
@@ -112,6 +112,8 @@ class TreedGP(TreedInference, SingleTaskGP):
             follows: its own, or those shared with the sibling too.
         categorical_features: Columns without an order; splits are one value against the
             rest, and the kernel asks whether values are equal.
+        leaf_kernel: "matern" (5/2, the paper), "rbf", or "evidence": the one that
+            explains the leaves better. Default: by evidence where splits are.
 
     Raises:
         ValueError: Unknown options, sizes or columns out of range, an
@@ -146,21 +148,23 @@ class TreedGP(TreedInference, SingleTaskGP):
         path_sharing: Literal["lengthscale", "all"] = "lengthscale",
         condition_on: Literal["leaf", "all"] = "leaf",
         categorical_features: Sequence[int] | None = None,
+        leaf_kernel: Literal["evidence", "matern", "rbf"] | None = None,
     ) -> None:
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
         for name, value, allowed in (
             ("split_criterion", split_criterion, ("evidence", "variance")),
             ("path_sharing", path_sharing, ("lengthscale", "all")),
             ("condition_on", condition_on, ("leaf", "all")),
+            ("leaf_kernel", leaf_kernel, (None, "evidence", "matern", "rbf")),
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
         _check_sizes(min_leaf_size, max_leaves)
         categorical = _columns(categorical_features, train_X.shape[-1])
-        if covar_module is not None and (warp or categorical):
+        if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
-                "covar_module replaces the kernel that warp and categorical_features "
-                "configure: expected one or the other, got both."
+                "covar_module replaces the kernel that warp, categorical_features and "
+                "leaf_kernel configure: expected one or the other, got both."
             )
         _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
         with torch.no_grad():
@@ -192,15 +196,17 @@ class TreedGP(TreedInference, SingleTaskGP):
         self._lend = condition_on == "leaf"
         with torch.no_grad():
             X = self.transform_inputs(self.train_inputs[0])
+        by_evidence = split_criterion == "evidence"
         known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         grown = grow_trees(
             X,
             self.train_targets,
             self.likelihood.noise if known else None,
-            by_evidence=split_criterion == "evidence",
+            by_evidence=by_evidence,
             min_leaf_size=min_leaf_size,
             max_leaves=max_leaves,
             categorical=categorical,
+            kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
         )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
@@ -245,7 +251,7 @@ class TreedGP(TreedInference, SingleTaskGP):
         partition = self.partition
         covar_module, mean_module = deepcopy(self._given)
         if covar_module is None:
-            self.covar_module = TreedMatern(
+            self.covar_module = TreedStationary(
                 partition, dim, categorical=self._categorical, warp=self._warp
             )
         else:
@@ -266,6 +272,7 @@ class TreedGP(TreedInference, SingleTaskGP):
             "levels": -3,
             "covar_module.lengthscale_of_leaf.raw_value": -3,
             "covar_module.variance_of_leaf.raw_value": -2,
+            "covar_module.kind": -1,
             "covar_module.concentration0.raw_value": -3,
             "covar_module.concentration1.raw_value": -3,
             "mean_module.constant": -2,
@@ -322,7 +329,8 @@ class TreedGP(TreedInference, SingleTaskGP):
         exists = ~theta[..., 0].isnan()
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
         with torch.no_grad():
-            if isinstance(kernel, TreedMatern):
+            if isinstance(kernel, TreedStationary):
+                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
                 length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
                 scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
                 scale = scale.reshape(*trees, 1, -1)

@@ -13,7 +13,7 @@ __all__ = [
     "LeafNoiseLikelihood",
     "TreedCopies",
     "TreedKernel",
-    "TreedMatern",
+    "TreedStationary",
     "TreedMean",
     "TreedMeanCopies",
     "shared_noise_likelihood",
@@ -44,7 +44,11 @@ from botorch_structured.kernels.hyperparameter import (
     log_gaussian_prior,
 )
 from botorch_structured.kernels.leaf_blocks import stationary_covariance
-from botorch_structured.kernels.stationary import CORRELATIONS, squared_distance
+from botorch_structured.kernels.stationary import (
+    CORRELATIONS,
+    Correlation,
+    squared_distance,
+)
 
 _LENGTHSCALES = (1e-2, 50.0)
 _VARIANCES = (1e-5, 1e2)
@@ -52,7 +56,6 @@ _CONCENTRATIONS = (1e-1, 1e1)
 _MAX_NOISE = 1e1
 _NOISE_MODE, _NOISE_SCALE = math.exp(-5.0), 2.5
 _WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
-_MATERN = CORRELATIONS[0]
 
 
 class TreedKernel(Kernel):
@@ -151,8 +154,8 @@ class TreedKernel(Kernel):
         return stacked.reshape(*shape, *stacked.shape[2:])
 
 
-class TreedMatern(TreedKernel):
-    """Matern-5/2 with a lengthscale per column, times a variance, in each leaf.
+class TreedStationary(TreedKernel):
+    """Matern-5/2 or RBF with a lengthscale per column, times a variance, in each leaf.
 
     Args:
         partition: The leaves.
@@ -171,6 +174,8 @@ class TreedMatern(TreedKernel):
     ) -> None:
         super().__init__(partition)
         leaves, batch_shape = partition.num_leaves, partition.tree_shape
+        # which of the correlations each tree has; part of the state
+        self.register_buffer("kind", torch.zeros(batch_shape, dtype=torch.long))
         self.lengthscale_of_leaf = Hyperparameter(
             (leaves, dim),
             mode=0.4 * math.sqrt(dim),
@@ -195,6 +200,10 @@ class TreedMatern(TreedKernel):
                     batch_shape=batch_shape,
                 )
                 setattr(self, name, concentration)
+
+    def correlation(self, element: int) -> Correlation:
+        """The correlation function of an element of the batch."""
+        return CORRELATIONS[int(self.kind.reshape(-1)[element])]
 
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
@@ -225,14 +234,16 @@ class TreedMatern(TreedKernel):
         left, scale = self._scaled(element, leaves, a)
         if b is None and not self.categorical:
             zero = torch.zeros_like(variance)
-            return stationary_covariance(left, variance, zero, None, _MATERN)
+            return stationary_covariance(
+                left, variance, zero, None, self.correlation(element)
+            )
         right = left if b is None else self._scaled(element, leaves, b)[0]
         squared = squared_distance(left, right)
         for j in self.categorical:
             other = a if b is None else b
             differ = a[..., :, None, j] != other[..., None, :, j]
             squared = squared + differ / scale[..., j : j + 1].square()
-        return variance[:, None, None] * _MATERN.value(squared)
+        return variance[:, None, None] * self.correlation(element).value(squared)
 
     def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
         """See ``TreedKernel``."""

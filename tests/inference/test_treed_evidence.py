@@ -37,7 +37,11 @@ def double() -> Any:
     torch.set_default_dtype(torch.float32)
 
 
-def matern(X: Tensor, length: Tensor, variance: Any = 1.0) -> Tensor:
+def matern(X: Tensor, length: Tensor, variance: Any = 1.0, rbf: bool = False) -> Tensor:
+    """Matern-5/2, or RBF."""
+    if rbf:
+        squared = ((X[:, None] - X) / length).square().sum(-1)
+        return variance * torch.exp(-0.5 * squared)
     r = (((X[:, None] - X) / length).square().sum(-1) * 5.0).clamp_min(1e-30).sqrt()
     return variance * (1.0 + r + r.square() / 3.0) * torch.exp(-r)
 
@@ -177,19 +181,21 @@ def numeric_gradient(value: Any, theta: np.ndarray) -> np.ndarray:
     return np.array([(value(theta + s) - value(theta - s)) / 2e-5 for s in steps])
 
 
-def torch_log_density(theta: Tensor, X: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+def torch_log_density(
+    theta: Tensor, X: Tensor, y: Tensor, noise: Tensor, rbf: bool
+) -> Tensor:
     d = len(theta) - 3
-    K = matern(X, theta[:d].exp(), theta[d].exp()) + torch.diag(noise)
+    K = matern(X, theta[:d].exp(), theta[d].exp(), rbf) + torch.diag(noise)
     return log_density(K, y - theta[d + 1])
 
 
-def expected_information(theta: Tensor, X: Tensor, noise: Any) -> Tensor:
+def expected_information(theta: Tensor, X: Tensor, noise: Any, rbf: bool) -> Tensor:
     """Minus the expected Hessian: 1/2 tr(K^-1 dK_i K^-1 dK_j), and 1' K^-1 1."""
     d = len(theta) - 3
 
     def covariance(t: Tensor) -> Tensor:
         v = t[d + 2].exp().expand(len(X)) if noise is None else noise
-        return matern(X, t[:d].exp(), t[d].exp()) + torch.diag(v)
+        return matern(X, t[:d].exp(), t[d].exp(), rbf) + torch.diag(v)
 
     dK = torch.func.jacfwd(covariance)(theta)
     inverse = torch.linalg.inv(covariance(theta))
@@ -199,9 +205,9 @@ def expected_information(theta: Tensor, X: Tensor, noise: Any) -> Tensor:
     return info
 
 
-@settings(max_examples=10)
-@given(seeds)
-def test_terms_of_a_leaf(seed: int) -> None:
+@settings(max_examples=6)
+@given(seeds, st.booleans())
+def test_terms_of_a_leaf(seed: int, rbf: bool) -> None:
     """Value, gradient and information of a term, with all ways to treat its noise."""
     rng = np.random.default_rng(seed)
     n, d = 12, 1 + seed % 3
@@ -210,7 +216,7 @@ def test_terms_of_a_leaf(seed: int) -> None:
     theta = np.concatenate([rng.uniform(-1, 0.5, d), rng.normal(0, 0.3, 2), [-2.0]])
     tX, ty, t = (torch.as_tensor(a) for a in (X, y, theta))
     for noise, own in ((None, None), (known, None), (None, (0.7, 0.2, 0.05))):
-        term = LeafTerm(1.0, X, y, noise, own)
+        term = LeafTerm(1.0, X, y, noise, own, rbf)
         point = term.evaluate(theta)
         assert point is not None
         at = t.clone()
@@ -218,12 +224,12 @@ def test_terms_of_a_leaf(seed: int) -> None:
         if own is not None:
             at[d], at[d + 1] = math.log(own[0]), own[1]
             rows = torch.full((n,), own[2]).double()
-        value = torch_log_density(at, tX, ty, rows)
+        value = torch_log_density(at, tX, ty, rows, rbf)
         assert point.value == pytest.approx(float(value), rel=1e-9)
         slope = numeric_gradient(lambda u: term.evaluate(u).value, theta)  # noqa: B023
         np.testing.assert_allclose(point.gradient, slope, rtol=1e-5, atol=1e-6)
         info = expected_information(
-            at, tX, None if own is None and noise is None else rows
+            at, tX, None if own is None and noise is None else rows, rbf
         )
         if own is not None:
             info[d:], info[:, d:] = 0.0, 0.0
@@ -232,16 +238,16 @@ def test_terms_of_a_leaf(seed: int) -> None:
         )
 
 
-@settings(max_examples=10)
-@given(seeds)
-def test_evidence_of_a_node(seed: int) -> None:
+@settings(max_examples=6)
+@given(seeds, st.booleans())
+def test_evidence_of_a_node(seed: int, rbf: bool) -> None:
     """The same for the one lengthscale of a node; Laplace's approximation is sane."""
     rng = np.random.default_rng(seed)
     n, d = 14, 1 + seed % 3
     X, y = rng.random((n, d)), rng.standard_normal(n)
     prior = NodePrior.of_dimension(d, 1e-6)
     for known in (None, rng.uniform(0.1, 0.2, n)):
-        node = NodeEvidence(X, y, prior, known)
+        node = NodeEvidence(X, y, prior, known, rbf=rbf)
         theta = prior.mode + rng.normal(0.0, 0.3, 4)
 
         def value(u: np.ndarray) -> float:
@@ -256,7 +262,7 @@ def test_evidence_of_a_node(seed: int) -> None:
             (t[-1].exp() + 1e-6).expand(n) if known is None else torch.as_tensor(known)
         )
         expected = float(
-            torch_log_density(t, torch.as_tensor(X), torch.as_tensor(y), rows)
+            torch_log_density(t, torch.as_tensor(X), torch.as_tensor(y), rows, rbf)
         )
         z = (theta - prior.mode)[free] / prior.scale[free]
         expected -= float(0.5 * z @ z + np.log(prior.scale[free]).sum())

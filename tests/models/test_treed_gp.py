@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from botorch.acquisition import (
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
-from botorch.cross_validation import loo_cv
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
@@ -24,18 +22,18 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from model_test_case import QUICK, StructuredModelTestCase, sampler
 from torch import Tensor
+from treed_models import (
+    PUBLISHED,
+    hyperparameters,
+    kernel_of,
+    randomised,
+    step_data,
+)
 
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import treed_inference
 from botorch_structured.models.treed_gp import TreedGP
-from botorch_structured.models.treed_modules import TreedMatern
-
-PUBLISHED: dict[str, Any] = {
-    "split_criterion": "variance",
-    "path_sharing": "all",
-    "condition_on": "all",
-    "leaf_noise": False,
-}
+from botorch_structured.models.treed_modules import TreedStationary
 
 
 class TestContract(StructuredModelTestCase):
@@ -138,42 +136,6 @@ def double() -> Any:
     torch.set_default_dtype(torch.float32)
 
 
-def step_data(n: int = 40, seed: int = 0, d: int = 2) -> tuple[Tensor, Tensor]:
-    """Smooth and quiet on the left, wiggly and noisier on the right."""
-    g = torch.Generator().manual_seed(seed)
-    X = torch.rand(n, d, generator=g)
-    left = X[:, 0] < 0.5
-    f = torch.where(left, 0.3 * X[:, -1], 4.0 + torch.sin(9.0 * X[:, -1]))
-    noise = torch.where(left, 0.01, 0.3) * torch.randn(n, generator=g)
-    return X, (f + noise).unsqueeze(-1)
-
-
-def randomised(model: TreedGP, seed: int = 0) -> TreedGP:
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.add_(0.3 * torch.randn(p.shape, generator=g))
-            if "noise" in name:
-                p.clamp_(min=math.log(1e-3))
-    return model
-
-
-def matern(A: Tensor, B: Tensor, length: Tensor, variance: Any) -> Tensor:
-    """Matern-5/2 by the formula."""
-    r = ((A[:, None] - B) / length).square().sum(-1).mul(5.0).clamp_min(1e-30).sqrt()
-    return variance * (1.0 + r + r.square() / 3.0) * torch.exp(-r)
-
-
-def hyperparameters(model: TreedGP, leaf: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    noise = model.likelihood.noise
-    return (
-        model.covar_module.lengthscale_of_leaf.value[leaf],
-        model.covar_module.variance_of_leaf.value[leaf],
-        model.mean_module.constant[leaf],
-        noise[leaf if len(noise) > 1 else 0],
-    )
-
-
 def members(model: TreedGP, shared: bool) -> list[Tensor]:
     """Rows of the data in each node, by following the splits."""
     X = model.train_inputs[0]
@@ -206,7 +168,9 @@ def plain_objective(model: TreedGP, share_all: bool, shared: bool) -> Tensor:
             if above != k and not share_all:
                 s, m, v = model.levels[above]
             rows = inside[above]
-            K = matern(X[rows], X[rows], length, s) + v * torch.eye(int(rows.sum()))
+            K = kernel_of(model, X[rows], X[rows], length, s) + v * torch.eye(
+                int(rows.sum())
+            )
             weight = float(inside[k].sum()) / float(rows.sum())
             weight = weight / (1 + node.depth - nodes[above].depth)
             density = torch.distributions.MultivariateNormal(
@@ -257,6 +221,29 @@ def test_options_of_equation_2_are_independent() -> None:
         )
 
 
+def test_the_kernel_that_explains_more_is_taken() -> None:
+    """A smooth function asks for an RBF kernel, a rough one for Matern-5/2."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(50, 1, generator=g)
+    x = X[:, 0]
+    smooth = torch.where(x < 0.5, 0.0 * x, 3.0 + torch.sin(12.0 * x)).unsqueeze(-1)
+    r = (x[:, None] - x).abs() * 5.0**0.5 / 0.2
+    K = (1.0 + r + r.square() / 3.0) * torch.exp(-r) + 1e-6 * torch.eye(50)
+    draw = torch.linalg.cholesky(K) @ torch.randn(50, generator=g)
+    rough = (draw + 10.0 * (x > 0.5)).unsqueeze(-1)
+    for Y, name in ((smooth, "rbf"), (rough, "matern")):
+        model = TreedGP(X, Y)
+        assert model.partition.num_leaves > 1
+        assert model.covar_module.correlation(0).name == name
+        # the choice is part of the state
+        other = TreedGP(X, Y, leaf_kernel="matern" if name == "rbf" else "rbf")
+        assert other.covar_module.correlation(0).name != name
+        other.load_state_dict(model.state_dict())
+        assert other.covar_module.correlation(0).name == name
+    published = TreedGP(X, smooth, **PUBLISHED)  # as the paper has it
+    assert published.covar_module.correlation(0).name == "matern"
+
+
 def test_one_leaf_is_a_single_task_gp() -> None:
     g = torch.Generator().manual_seed(0)
     X = torch.rand(20, 2, generator=g)
@@ -272,172 +259,6 @@ def test_one_leaf_is_a_single_task_gp() -> None:
         a, b = model.posterior(X + 0.1), plain.posterior(X + 0.1)
         assert torch.equal(a.mean, b.mean) and torch.equal(a.variance, b.variance)
         assert isinstance(model.fantasize(X[:1], sampler(2)), TreedGP)
-
-
-def test_leaves_are_independent_a_priori() -> None:
-    model = randomised(TreedGP(*step_data()))
-    X, _ = step_data(15, seed=3)
-    model.eval()
-    prior = model.forward(X)
-    leaf = model.partition.leaf_index(X)
-    same = leaf.unsqueeze(-1) == leaf
-    covariance = prior.covariance_matrix
-    assert same.any() and not same.all()
-    assert (covariance[~same] == 0.0).all()
-    for number in range(model.partition.num_leaves):
-        mine = leaf == number
-        length, variance, mean, _ = hyperparameters(model, number)
-        expected = matern(X[mine], X[mine], length, variance)
-        torch.testing.assert_close(covariance[mine][:, mine], expected)
-        assert (prior.mean[mine] == mean).all()
-    diagonal = model.covar_module(X, diag=True)
-    torch.testing.assert_close(diagonal, covariance.diagonal())
-
-
-def leaf_prediction(
-    model: TreedGP, leaf: int, rows: Tensor, X: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A plain GP on some of the data."""
-    data, y = model.train_inputs[0][rows], model.train_targets[rows]
-    length, variance, mean, noise = hyperparameters(model, leaf)
-    K = matern(data, data, length, variance) + noise * torch.eye(len(data))
-    k = matern(X, data, length, variance)
-    covariance = matern(X, X, length, variance) - k @ torch.linalg.solve(K, k.mT)
-    return mean + k @ torch.linalg.solve(K, y - mean), covariance
-
-
-def test_the_published_method_predicts_from_all_data() -> None:
-    model = randomised(TreedGP(*step_data(), outcome_transform=None, **PUBLISHED))
-    X, _ = step_data(12, seed=5)
-    posterior = model.posterior(X)
-    everything = torch.ones(40, dtype=torch.bool)
-    leaf = model.partition.leaf_index(X)
-    for i in range(12):
-        mean, covariance = leaf_prediction(
-            model, int(leaf[i]), everything, X[i : i + 1]
-        )
-        torch.testing.assert_close(posterior.mean[i], mean, rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(
-            posterior.variance[i], covariance[0], rtol=1e-7, atol=1e-8
-        )
-
-
-def step_model(jump: float = 4.0) -> TreedGP:
-    """One split in one dimension, known hyperparameters."""
-    x = torch.linspace(0.0, 1.0, 21).unsqueeze(-1)
-    y = torch.where(x < 0.52, 0.5 * torch.sin(3.0 * x), jump + torch.sin(20.0 * x))
-    model = TreedGP(x, y, outcome_transform=None, max_leaves=2)
-    (root, *_) = model.partition.nodes
-    assert root.split is not None
-    assert root.split.threshold == pytest.approx(0.5)
-    model.eval()
-    return model
-
-
-@pytest.mark.parametrize("jump", [4.0, 0.0])
-def test_gaps_are_mixtures(jump: float) -> None:
-    """Jointly the first two moments under what is known of the change point."""
-    model = step_model(jump)
-    change = model.partition.change(0)
-    assert change is not None
-    starts, ends, weights = change
-    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
-    X = torch.tensor([0.3, 0.44, 0.5, 0.51, 0.525, 0.54, 0.55, 0.58, 0.8]).unsqueeze(-1)
-    posterior = model.posterior(X)
-    predictor = model._predictors()[0]
-    sides = []
-    for leaf in (0, 1):
-        mean, projected, _ = predictor._project(
-            leaf, predictor.factors(leaf), X.unsqueeze(0), None
-        )
-        length, variance, _, _ = hyperparameters(model, leaf)
-        prior = matern(X, X, length, variance)
-        sides.append((mean[0], prior - projected[0] @ projected[0].mT))
-    # change points on a grid in each interval
-    grid = (torch.arange(2_000) + 0.5) / 2_000
-    points = (starts.unsqueeze(-1) + (ends - starts).unsqueeze(-1) * grid).reshape(-1)
-    probability = (weights / 2_000).repeat_interleave(2_000)
-    left = X.squeeze(-1) <= points.unsqueeze(-1)
-    patterns, which = left.unique(dim=0, return_inverse=True)
-    mean, second = torch.zeros(9), torch.zeros(9, 9)
-    for k, pattern in enumerate(patterns):
-        p = probability[which == k].sum()
-        m = torch.where(pattern, sides[0][0], sides[1][0])
-        both_left = pattern.unsqueeze(-1) & pattern
-        both_right = ~pattern.unsqueeze(-1) & ~pattern
-        C = both_left * sides[0][1] + both_right * sides[1][1]
-        mean += p * m
-        second += p * (C + m.unsqueeze(-1) * m)
-    expected = second - mean.unsqueeze(-1) * mean
-    # 2,000 change points in each interval
-    torch.testing.assert_close(posterior.mean.squeeze(-1), mean, rtol=1e-3, atol=1e-3)
-    covariance = posterior.distribution.covariance_matrix
-    torch.testing.assert_close(covariance, expected, rtol=2e-3, atol=2e-3)
-    assert torch.linalg.eigvalsh(covariance).min() > 0.0
-    # each point alone, and in a t-batch
-    alone = model.posterior(X.unsqueeze(-2))
-    torch.testing.assert_close(alone.mean.squeeze(), posterior.mean.squeeze())
-    torch.testing.assert_close(alone.variance.squeeze(), covariance.diagonal())
-    # the noise is mixed with the same probabilities
-    noisy = model.posterior(X, observation_noise=True)
-    noise = (noisy.variance - posterior.variance).squeeze(-1)
-    p = (left * probability.unsqueeze(-1)).sum(0)
-    values = model.likelihood.noise
-    torch.testing.assert_close(
-        noise, p * values[0] + (1.0 - p) * values[1], rtol=1e-3, atol=1e-6
-    )
-
-
-def test_a_clear_change_point_is_in_one_gap() -> None:
-    """Where the data leave no doubt, everything else is left or right for sure."""
-    model = step_model(jump=40.0)
-    change = model.partition.change(0)
-    assert change is not None
-    starts, ends, weights = change
-    k = int(weights.argmax())
-    assert weights[k] > 0.999
-    torch.testing.assert_close(starts[k], torch.tensor(0.5))
-    torch.testing.assert_close(ends[k], torch.tensor(0.55))
-
-
-def test_at_the_threshold_the_left_leaf_predicts() -> None:
-    for condition_on in ("leaf", "all"):
-        X, Y = step_data()
-        model = TreedGP(X, Y, condition_on=condition_on)
-        node = model.partition.nodes[0]
-        assert node.split is not None
-        at = X[X[:, node.split.column] == node.split.threshold]
-        index = model.partition.leaf_index(at)
-        left = [n.leaf for n in _below(model, node.children[0]) if n.leaf is not None]
-        assert int(index[0]) in left
-
-
-def _below(model: TreedGP, position: int) -> list[Any]:
-    node = model.partition.nodes[position]
-    return [node, *(n for k in node.children for n in _below(model, k))]
-
-
-def test_a_plausible_point_is_lent() -> None:
-    x = torch.linspace(0.0, 1.0, 21).unsqueeze(-1)
-    y = torch.where(x < 0.52, 0.0 * x, torch.sin(25.0 * (x - 0.5)))
-    model = TreedGP(x, y, outcome_transform=None, max_leaves=2)
-    split = model.partition.nodes[0].split
-    assert split is not None
-    model.eval()
-    data = x.squeeze(-1)
-    right, lent = data > split.threshold, data == split.threshold
-    X = torch.tensor([[0.9], [float(data[right].min())]])
-    plain = leaf_prediction(model, 1, right, X)
-    with_lent = leaf_prediction(model, 1, right | lent, X)
-    posterior = model.posterior(X)
-    torch.testing.assert_close(posterior.mean.squeeze(-1), with_lent[0])
-    assert not torch.allclose(posterior.variance[1], plain[1][1, 1])
-    # the same point is no longer lent where the leaf finds it impossible
-    targets = model.train_targets.clone()
-    targets[lent] = 50.0
-    model.set_train_data(targets=targets)
-    posterior = model.posterior(X)
-    torch.testing.assert_close(posterior.mean.squeeze(-1), plain[0])
 
 
 @pytest.mark.parametrize("kwargs", [{}, PUBLISHED, {"warp": True}])
@@ -477,21 +298,6 @@ def test_a_state_of_another_batch_is_refused() -> None:
     batched = TreedGP(X.expand(2, 40, 2), Y.expand(2, 40, 1))
     with pytest.raises(ValueError, match="batch shape"):
         TreedGP(X, Y).load_state_dict(batched.state_dict())
-
-
-def test_leaves_find_their_own_noise() -> None:
-    X, Y = step_data(100, d=1)
-    model = TreedGP(X, Y)
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    at = torch.tensor([[0.2], [0.8]])
-    noise = (
-        model.posterior(at, observation_noise=True).variance
-        - model.posterior(at).variance
-    ).sqrt()
-    # 0.01 and 0.3
-    assert 0.004 < noise[0] < 0.03 and 0.2 < noise[1] < 0.45
-    shared = TreedGP(X, Y, leaf_noise=False)
-    assert shared.likelihood.noise.shape == (1,)
 
 
 def test_scoring_ends_where_l_bfgs_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,15 +344,6 @@ def test_another_objective_is_not_equation_2() -> None:
     assert model.posterior(step_data(3)[0]).mean.isfinite().all()
 
 
-def test_leave_one_out_without_noise() -> None:
-    model = TreedGP(*step_data(24))
-    model.eval()
-    with_noise, without = loo_cv(model), loo_cv(model, observation_noise=False)
-    assert (with_noise.posterior.variance >= without.posterior.variance).all()
-    with pytest.raises(ValueError, match="points where the noise"):
-        model.likelihood(model.forward(torch.rand(3, 2)))
-
-
 def test_slice_sampling() -> None:
     model = TreedGP(*step_data(24), max_leaves=2)
     sampled = fit_slice_sampling(
@@ -590,11 +387,11 @@ def test_warping() -> None:
     length, variance, _, _ = hyperparameters(model, 0)
     torch.testing.assert_close(
         model.covar_module.leaf_covariance(0, leaf, points.unsqueeze(0))[0],
-        matern(warped, warped, length, variance),
+        kernel_of(model, warped, warped, length, variance),
     )
     # warping alone keeps its kernel where nothing is split
     single = TreedGP(X, X.sum(-1, keepdim=True), warp=True, max_leaves=1)
-    assert isinstance(single.covar_module, TreedMatern)
+    assert isinstance(single.covar_module, TreedStationary)
     with pytest.raises(ValueError, match="to warp"):
         TreedGP(5.0 * X, Y, warp=True)
     assert TreedGP(5.0 * X, Y, warp=True, input_transform=Normalize(2))
@@ -665,6 +462,7 @@ def test_random_states_are_left_alone() -> None:
         ({"split_criterion": "gini"}, "split_criterion.*'gini'"),
         ({"path_sharing": "none"}, "path_sharing.*'none'"),
         ({"condition_on": "tree"}, "condition_on.*'tree'"),
+        ({"leaf_kernel": "linear"}, "leaf_kernel.*'linear'"),
         ({"min_leaf_size": 1}, "min_leaf_size.*at least 2, got 1"),
         ({"min_leaf_size": 2.5}, "min_leaf_size.*2.5"),
         ({"max_leaves": 0}, "max_leaves.*got 0"),
