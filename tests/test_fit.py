@@ -223,6 +223,43 @@ def test_log_density_is_that_of_the_draws() -> None:
     assert chains.log_density[1, 3] == pytest.approx(value, rel=1e-5)
 
 
+def far(tree: bool, bounds: bool) -> SingleTaskGP:
+    """Inputs far from the unit cube, which a transform brings there."""
+    X, Y = data(12, 3)
+    X = 20.0 + 30.0 * X
+    X[:, 0] = (X[:, 0] > 35.0).double()
+    limits = torch.tensor([[0.0, 10.0, 10.0], [1.0, 60.0, 60.0]], dtype=torch.float64)
+    transform = Normalize(3, bounds=limits if bounds else None)
+    if tree:
+        return ConditionalGP(X, Y, {0: {0: [1], 1: [2]}}, input_transform=transform)
+    return SingleTaskGP(X, Y, input_transform=transform)
+
+
+@pytest.mark.parametrize("evaluating", [False, True], ids=["train", "eval"])
+@pytest.mark.parametrize("holding", [False, True], ids=["free mean", "held mean"])
+@pytest.mark.parametrize("bounds", [False, True], ids=["learned", "bounds"])
+@pytest.mark.parametrize("tree", [False, True], ids=["single", "conditional"])
+def test_inputs_are_transformed_once(
+    tree: bool, bounds: bool, holding: bool, evaluating: bool
+) -> None:
+    """Whatever mode the model is in: given so, after a fit, or by the fit of a mean."""
+    model, fresh = far(tree, bounds), far(tree, bounds)
+    if holding and not tree:
+        hold(model.mean_module.raw_constant)
+    if evaluating:
+        if tree:
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        model.eval().posterior(torch.full((1, 3), 30.0, dtype=torch.float64))
+    result = fit_slice_sampling(model, seed=0, **SHORT)
+    fresh.mean_module.load_state_dict(result.models[0].mean_module.state_dict())
+    mll = ExactMarginalLogLikelihood(fresh.likelihood, fresh)
+    density = ModelDensity(mll, PriorCoordinates(fresh))
+    chains = result.chains
+    for chain, draw in ((0, 0), (1, -1)):
+        value = density.log_density(chains.coordinates[chain, draw])
+        assert chains.log_density[chain, draw] == pytest.approx(value, rel=1e-6)
+
+
 def test_the_models_share_their_data() -> None:
     result = fit_slice_sampling(with_priors(), seed=0, **SHORT)
     pointers = {m.train_inputs[0].data_ptr() for m in result.models}

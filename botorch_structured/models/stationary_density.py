@@ -107,9 +107,10 @@ class StationaryDensity:
         noise; priors on powers of the parameters themselves.
 
         Args:
-            mll: The objective.
+            mll: The objective; put in training mode, as by ``ModelDensity``.
             coordinates: Of ``mll.model``.
         """
+        mll.train()  # in evaluation mode a model holds transformed inputs
         if coordinates.derived or not is_plain(mll):
             return None
         n = mll.model.train_targets.shape[-1]

@@ -96,8 +96,10 @@ def find_form(model: SingleTaskGP) -> Form | None:
     """The form of a plain model (``is_plain``); None for other kernels.
 
     Args:
-        model: Its training data are read as its input transform makes them.
+        model: Its training data are read as its input transform makes them; put in
+            training mode.
     """
+    model.train()  # in evaluation mode it holds inputs that are transformed already
     with torch.no_grad():
         points = model.transform_inputs(model.train_inputs[0])
         kernel, key = model.covar_module, None
