@@ -29,7 +29,7 @@ from botorch_structured.kernels.stationary import (
     Correlation,
     squared_distance,
 )
-from botorch_structured.kernels.structure import Structure
+from botorch_structured.kernels.structure import Structure, same_points
 from botorch_structured.linalg.leaf_layout import Bucket, LeafLayout
 from botorch_structured.spaces import ParameterTree
 
@@ -60,6 +60,14 @@ class _Stationary(NamedTuple):
     variance: Tensor
 
 
+class _Fill(torch.nn.Module):
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values, persistent=False)
+
+
 class ConditionalKernel(LeafKernel):
     r"""The base kernel between points on the same path, exactly zero across paths.
 
@@ -88,7 +96,8 @@ class ConditionalKernel(LeafKernel):
             It matters to kernels that are not stationary only.
 
     Raises:
-        ValueError: If ``tree`` is not a ``ParameterTree``, or ``fill`` does not fit it.
+        ValueError: If ``tree`` is not a ``ParameterTree``, ``fill`` or ``active_dims``
+            do not fit it, or the base kernel has derivatives as further outputs.
     """
 
     def __init__(
@@ -122,7 +131,18 @@ class ConditionalKernel(LeafKernel):
         super().__init__()
         self.base_kernel = base_kernel
         self.tree = tree
-        self.register_buffer("fill", filled.expand(tree.dim).clone(), persistent=False)
+        if base_kernel.num_outputs_per_input(*[torch.zeros(1, tree.dim)] * 2) != 1:
+            raise ValueError(
+                "base_kernel: expected one output per input, got the derivatives too "
+                f"({type(base_kernel).__name__})."
+            )
+        # a module of its own: GPyTorch indexes a kernel's own buffers by batch
+        self._imputation = _Fill(filled.expand(tree.dim).clone())
+
+    @property
+    def fill(self) -> Tensor:
+        """What the base kernel sees in inactive columns, ``d``."""
+        return self._imputation.values
 
     def forward(
         self,
@@ -150,17 +170,17 @@ class ConditionalKernel(LeafKernel):
                 "a matter of all columns."
             )
         a = self._place(x1)
-        equal = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        equal = same_points(x1, x2)
         b = a if equal else self._place(x2)
-        points = self._points(x1, a)
-        others = points if equal else self._points(x2, b)
-        covariance = to_dense(
-            self.base_kernel.forward(points, others, diag=diag, **params)
-        )
+        points = self._impute(x1, a)
+        others = points if equal else self._impute(x2, b)
         if diag:
-            return torch.where(a.key == b.key, covariance, 0.0)
-        same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
-        return torch.where(same, covariance, 0.0)
+            covariance = self.base_kernel(points, others, diag=True, **params)
+            return torch.where(a.key == b.key, to_dense(covariance), 0.0)
+        covariance = self.base_kernel.forward(
+            self._select(points), self._select(others), **params
+        )
+        return _on_the_same_path(a, b, to_dense(covariance))
 
     def _place(self, X: Tensor) -> _Places:
         # A model checks its training data; on a GPU looking at the values of what it
@@ -168,11 +188,13 @@ class ConditionalKernel(LeafKernel):
         _, active, key = self.tree.locate(X, strict=X.device.type == "cpu")
         return _Places(key, active)
 
-    def _points(self, X: Tensor, places: _Places) -> Tensor:
+    def _impute(self, X: Tensor, places: _Places) -> Tensor:
+        return torch.where(places.active, X, self.fill.to(X))
+
+    def _select(self, imputed: Tensor) -> Tensor:
         """What the base kernel sees, ``batch_shape x n x e``."""
-        points = torch.where(places.active, X, self.fill.to(X))
         columns = self.base_kernel.active_dims
-        return points if columns is None else points.index_select(-1, columns)
+        return imputed if columns is None else imputed.index_select(-1, columns)
 
     # -- by leaf ------------------------------------------------------------------
 
@@ -198,11 +220,12 @@ class ConditionalKernel(LeafKernel):
             places: From ``structure``, if known.
         """
         places = self._place(X) if places is None else places
-        points = self._points(X, places)
+        imputed = self._impute(X, places)
+        points = self._select(imputed)
         features = X.new_zeros(*X.shape[:-1], 0)
         form = self._stationary()
         if form is None:
-            prior = self.base_kernel.forward(points, points, diag=True)
+            prior = self.base_kernel(imputed, diag=True)
         else:
             points = points * form.inverse_lengthscale
             prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
@@ -210,14 +233,13 @@ class ConditionalKernel(LeafKernel):
 
     def leaf_covariance(self, a: _Rows, b: _Rows) -> Tensor:
         """The covariance from rows: ``forward`` without a second look at inputs."""
-        same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
         form = self._stationary()
         if form is None:
             value = to_dense(self.base_kernel.forward(a.points, b.points))
         else:
             value = form.correlation.value(squared_distance(a.points, b.points))
             value = form.variance[..., None, None] * value
-        return torch.where(same, value, 0.0)
+        return _on_the_same_path(a, b, value)
 
     def structure(self, X: Tensor) -> Structure:
         """The paths of a data set.
@@ -267,6 +289,13 @@ class ConditionalKernel(LeafKernel):
             return to_dense(base.forward(points[index], mine[places]))
 
         return covariance, cross
+
+
+def _on_the_same_path(
+    a: _Places | _Rows, b: _Places | _Rows, covariance: Tensor
+) -> Tensor:
+    same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
+    return torch.where(same, covariance, 0.0)
 
 
 def _stationary_block(

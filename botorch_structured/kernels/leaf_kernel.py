@@ -7,12 +7,11 @@ __all__ = ["LeafKernel", "LeafRows"]
 from abc import abstractmethod
 from typing import Any, Protocol
 
-import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors
-from botorch_structured.kernels.structure import Structure
+from botorch_structured.kernels.structure import Structure, same_points
 from botorch_structured.spaces import ParameterTree
 
 
@@ -106,7 +105,5 @@ class LeafKernel(Kernel):
         a = self.rows(x1)
         if diag:
             return a.prior + a.features.square().sum(-1)
-        # most calls are for a covariance of points with themselves
-        equal = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
-        b = a if equal else self.rows(x2)
+        b = a if same_points(x1, x2) else self.rows(x2)
         return self.leaf_covariance(a, b) + a.features @ b.features.mT

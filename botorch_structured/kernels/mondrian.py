@@ -16,6 +16,7 @@ from __future__ import annotations
 __all__ = ["MondrianKernel"]
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_structured.kernels.mondrian_partition import MondrianPartition, mix
+from botorch_structured.kernels.structure import same_points
 
 _MAX_FEATURES = 2**20
 _CHUNK = 2**24
@@ -102,12 +104,9 @@ class MondrianKernel(Kernel):
     ) -> None:
         if not (math.isfinite(lifetime) and lifetime > 0):
             raise ValueError(f"lifetime: expected a positive number, got {lifetime}.")
-        if num_trees < 1:
-            raise ValueError(f"num_trees: expected at least 1, got {num_trees}.")
-        if features_per_tree is not None and features_per_tree < 1:
-            raise ValueError(
-                f"features_per_tree: expected at least 1, got {features_per_tree}."
-            )
+        _check_count("num_trees", num_trees)
+        if features_per_tree is not None:
+            _check_count("features_per_tree", features_per_tree)
         if bounds is not None:
             bounds = _checked(bounds, ard_num_dims)
         super().__init__(ard_num_dims=ard_num_dims, **kwargs)
@@ -152,8 +151,7 @@ class MondrianKernel(Kernel):
                 "MondrianKernel: expected last_dim_is_batch=False, since a tree "
                 "partitions all columns together."
             )
-        # most calls are for a covariance of points with themselves
-        equal = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        equal = same_points(x1, x2)
         if diag and equal:
             shape = torch.broadcast_shapes(x1.shape[:-1], (*self.batch_shape, 1))
             return x1.new_ones(shape) + self._no_gradient(x1, x2)
@@ -250,3 +248,8 @@ def _checked(bounds: Tensor, ard_num_dims: int | None) -> Tensor:
     if not (torch.isfinite(bounds).all() and (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds: expected finite low < high, got {bounds.tolist()}.")
     return bounds.detach().double().clone()
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}: expected at least 1 (an integer), got {value!r}.")

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 __all__ = ["MondrianPartition", "mix"]
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -55,6 +57,14 @@ class MondrianPartition(nn.Module):
         keys = torch.randint(-(2**63), 2**63 - 1, (num_trees,), generator=generator)
         self.register_buffer("keys", keys)
         self.register_buffer("bounds", bounds)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        # partitions are those of the bounds that were saved, or of none
+        bounds = state_dict.get(prefix + "bounds")
+        self.bounds = None if bounds is None else bounds.clone().to(self.keys.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, X: Tensor, lengthscale: Tensor, lifetime: float) -> Tensor:
         """The cells of points.

@@ -8,6 +8,7 @@ __all__ = [
     "Structure",
     "check_aligned_columns",
     "positions",
+    "same_points",
     "trim",
 ]
 
@@ -135,3 +136,8 @@ def trim(positions: Tensor) -> Tensor:
     # the padding value is the largest possible position
     used = int((positions < positions.shape[-1]).sum(-1).max())
     return positions[:, : max(used, 1)]
+
+
+def same_points(x1: Tensor, x2: Tensor) -> bool:
+    """Whether a covariance is asked for of points with themselves, as most are."""
+    return x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))

@@ -67,7 +67,8 @@ class ConditionalGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
     (``botorch_structured.fit.fit_slice_sampling``, which is what the paper does). The
     constant mean has a standard normal prior.
 
-    A tree without decisions has one path: the model then *is* a ``SingleTaskGP``.
+    A tree without decisions has one path: the model then *is* a ``SingleTaskGP``,
+    unless there are ``categorical_features``.
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -125,7 +126,7 @@ class ConditionalGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         own_likelihood = own_kernel = False
         # one path: exactly a SingleTaskGP, its defaults included
-        if tree.decision_columns:
+        if tree.decision_columns or categorical:
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
                 imputed = tree.impute(X)

@@ -180,7 +180,7 @@ class SampledGP(Ensemble, FantasizeMixin):
             else observation_noise
         )
         with gpt_posterior_settings():
-            folded = self._folded()
+            folded = self._folded() if X.shape[-2] else None
             if folded is not None:
                 posterior = folded(X, noise)
             else:

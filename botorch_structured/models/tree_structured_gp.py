@@ -80,7 +80,8 @@ class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
     leaf_hyperparameters="independent", leaf_offset="fixed"``; its dense baseline
     "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
 
-    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``.
+    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``, unless
+    there are ``categorical_features``.
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -192,7 +193,8 @@ class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
         )
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         # one leaf: exactly a SingleTaskGP, its defaults included
-        structured = covar_module is None and bool(tree.decision_columns)
+        has_structure = bool(tree.decision_columns or known_values)
+        structured = covar_module is None and has_structure
         own_likelihood = False
         if structured:
             with torch.no_grad():

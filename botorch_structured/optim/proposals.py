@@ -11,12 +11,15 @@ __all__ = [
     "nothing_left",
 ]
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.exceptions.warnings import OptimizationWarning
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, boxes_at, path_rows
@@ -78,6 +81,17 @@ def nothing_left(problem: Problem, known: Tensor) -> CandidateGenerationError:
     )
 
 
+def _told_if_worthless(x: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    if bool(value == -math.inf):
+        warnings.warn(
+            "The acquisition function is NaN or -inf wherever it was evaluated: the "
+            "candidate is an arbitrary point. Look at the model's posterior.",
+            OptimizationWarning,
+            stacklevel=4,
+        )
+    return x, value
+
+
 def greedily(
     problem: Problem,
     acq_functions: list[AcquisitionFunction],
@@ -110,12 +124,12 @@ def greedily(
             flat = pending.detach().reshape(-1, problem.tree.dim).to(known)
             known = torch.cat([known, problem.tree.impute(flat, problem.fill)])
     if q == 1:
-        return propose(known)
+        return _told_if_worthless(*propose(known))
     candidates: list[Tensor] = []
     values = []
     try:
         for _ in range(q):
-            x, value = propose(known)
+            x, value = _told_if_worthless(*propose(known))
             candidates.append(x)
             values.append(value)
             known = torch.cat([known, x])

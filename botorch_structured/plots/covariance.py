@@ -113,6 +113,12 @@ def _covariance(kernel: Kernel | Tensor, X: Tensor) -> Tensor:
             f"kernel expects {len(X)} x {len(X)} covariances of the points, and no "
             f"batch shape; got {tuple(covariance.shape)}."
         )
+    if not len(X) or not covariance.isfinite().all():
+        raise ValueError(
+            "kernel expects at least one point, and finite covariances; got "
+            f"{len(X)} points and {int((~covariance.isfinite()).sum())} entries that "
+            "are not finite."
+        )
     return covariance.detach().double().cpu()
 
 

@@ -63,12 +63,8 @@ class Impute(InputTransform):
         d = tree.dim
         if bounds is None:
             fill = torch.full((d,), 0.5, dtype=torch.float64)
-        elif bounds.shape != (2, d):
-            raise ValueError(
-                f"bounds: expected a 2 x {d} tensor, got shape {tuple(bounds.shape)}."
-            )
         else:
-            fill = bounds.detach().mean(dim=0)
+            fill = _numbers("bounds", bounds, (2, d)).mean(dim=0)
         if isinstance(defaults, Mapping):
             unknown = [c for c in defaults if not 0 <= c < d]
             if unknown:
@@ -78,12 +74,7 @@ class Impute(InputTransform):
             for column, value in defaults.items():
                 fill[column] = value
         elif defaults is not None:
-            if defaults.shape != (d,):
-                raise ValueError(
-                    f"defaults: expected {d} numbers, got shape "
-                    f"{tuple(defaults.shape)}."
-                )
-            fill = defaults.detach().clone()
+            fill = _numbers("defaults", defaults, (d,)).clone()
         if not fill.isfinite().all():
             raise ValueError(
                 f"defaults: expected finite values, got {fill.tolist()} (from bounds "
@@ -118,3 +109,12 @@ class Impute(InputTransform):
             and self.tree == other.tree
             and torch.equal(self.fill, other.fill.to(self.fill))
         )
+
+
+def _numbers(name: str, value: object, shape: tuple[int, ...]) -> Tensor:
+    expected = " x ".join(map(str, shape))
+    if not isinstance(value, Tensor) or value.shape != shape:
+        got = tuple(value.shape) if isinstance(value, Tensor) else value
+        raise ValueError(f"{name}: expected {expected} numbers (a tensor), got {got}.")
+    value = value.detach()
+    return value if value.is_floating_point() else value.double()

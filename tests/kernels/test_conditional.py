@@ -14,10 +14,12 @@ from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.kernels import (
     AdditiveKernel,
+    IndexKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
     RBFKernel,
+    RBFKernelGrad,
     ScaleKernel,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -137,6 +139,32 @@ def test_batches_and_devices_and_copies(device: torch.device) -> None:
     assert wrapped.float()(X.float()).to_dense().dtype == torch.float32
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])  # below, at and above d
+def test_indexing_and_expanding(size: int) -> None:
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = random_points(tree, 6, torch.Generator().manual_seed(0))
+    base = LinearKernel(batch_shape=torch.Size([size]))
+    base.variance = torch.arange(1.0, size + 1.0).reshape(size, 1, 1)
+    wrapped = ConditionalKernel(base, tree, fill=torch.tensor([0.0, 5.0, 9.0]))
+    K = wrapped(X).to_dense()
+    for i in range(size):
+        torch.testing.assert_close(wrapped[i](X).to_dense(), K[i])
+        torch.testing.assert_close(wrapped(X)[i].to_dense(), K[i])
+    single = ConditionalKernel(LinearKernel(), tree)
+    expanded = single.expand_batch(torch.Size([size]))(X).to_dense()
+    torch.testing.assert_close(expanded, single(X).to_dense().expand(size, 6, 6))
+
+
+def test_diagonals_of_kernels_that_return_matrices() -> None:
+    tree = ParameterTree(2, {0: {0.0: [1], 1.0: []}}, values={0: [0.0, 1.0]})
+    X = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    base = IndexKernel(num_tasks=3, rank=1, active_dims=[1])
+    wrapped = ConditionalKernel(base, tree, fill=2.0)
+    K = wrapped(X).to_dense()
+    torch.testing.assert_close(wrapped(X, diag=True), K.diagonal())
+    torch.testing.assert_close(wrapped.rows(X).prior, K.diagonal())
+
+
 def test_alone_in_a_model_of_botorch() -> None:
     tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
     X = random_points(tree, 20, torch.Generator().manual_seed(0))
@@ -168,6 +196,7 @@ def test_what_a_kernel_that_is_not_stationary_sees_in_inactive_columns() -> None
         ({"base_kernel": 1.0}, "base_kernel: expected a GPyTorch kernel, got float"),
         ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree"),
         ({"base_kernel": RBFKernel(active_dims=[2])}, "active_dims below 2"),
+        ({"base_kernel": RBFKernelGrad()}, "one output per input"),
         ({"fill": torch.zeros(3)}, "2 numbers, got shape"),
     ],
 )

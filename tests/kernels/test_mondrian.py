@@ -216,6 +216,14 @@ class TestKernel:
             assert torch.equal(dense(again, X), dense(kernel, X))
             assert torch.equal(again.features(X), kernel.features(X))
 
+    def test_a_state_brings_its_bounds(self) -> None:
+        X = points(20, 2)
+        bounds = torch.tensor([[0.0, 0.0], [0.5, 0.5]], dtype=DTYPE)
+        bounded, plain = mondrian(2.0, 50, bounds=bounds), mondrian(2.0, 50, seed=7)
+        for source, target in ((bounded, plain), (mondrian(2.0, 50), bounded)):
+            target.load_state_dict(source.state_dict())
+            assert torch.equal(dense(target, X), dense(source, X))
+
     def test_batch_shapes(self) -> None:
         kernel = mondrian(2.0, 50, ard_num_dims=2, batch_shape=torch.Size([3]))
         kernel.lengthscale = points(3, 1, 2, low=0.3)
@@ -384,8 +392,12 @@ def test_wrong_arguments() -> None:
     for lifetime in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="lifetime: expected a positive number"):
             MondrianKernel(lifetime, 10)
-    with pytest.raises(ValueError, match="num_trees: expected at least 1, got 0"):
+    with pytest.raises(
+        ValueError, match="num_trees: expected at least 1 .an integer., got 0"
+    ):
         MondrianKernel(1.0, 0)
+    with pytest.raises(ValueError, match="num_trees.*got 2.5"):
+        MondrianKernel(1.0, 2.5)
     with pytest.raises(ValueError, match="features_per_tree: expected at least 1"):
         MondrianKernel(1.0, 10, features_per_tree=0)
     with pytest.raises(ValueError, match=r"expected ``2 x 3``, got \(2, 2\)"):

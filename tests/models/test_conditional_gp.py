@@ -24,7 +24,7 @@ from torch import Tensor
 
 from botorch_structured.inference.prediction import LeafPredictor
 from botorch_structured.kernels import ConditionalKernel
-from botorch_structured.models import ConditionalGP
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import Between, ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -258,6 +258,20 @@ def test_categorical_columns() -> None:
     assert K[0, 1] < K[0, 0]
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.posterior(X).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_categorical_columns_without_decisions(model_class: Any) -> None:
+    """Ax's flat spaces come with no dependencies: names are still no numbers."""
+    X = torch.rand(12, 2, generator=torch.Generator().manual_seed(0)).double()
+    X[:, 1] = (3 * X[:, 1]).floor()
+    model = model_class(X, X[:, :1], {}, categorical_features=[1])
+    points = torch.tensor([[0.3, 0.0], [0.3, 1.0], [0.3, 2.0]]).double()
+    K = model.covar_module(points).to_dense()
+    torch.testing.assert_close(K[0, 1], K[0, 2])
+    assert K[0, 1] < K[0, 0]
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.posterior(points).mean.isfinite().all()
 
 
 def test_decisions_alone() -> None:

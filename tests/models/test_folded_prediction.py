@@ -276,3 +276,10 @@ def test_columns_are_counted() -> None:
     assert folds(model)
     with pytest.raises(ValueError, match="expected 3 columns .* got 1"):
         model.posterior(points(2, 1)[..., :1])
+
+
+def test_no_points_at_all() -> None:
+    posterior = SampledGP(samples(single_task_models()["default"]())).posterior(
+        points(3)[:0]
+    )
+    assert posterior.mean.shape == (S, 0, 1)

@@ -11,11 +11,15 @@ from botorch.acquisition import (
     qLogExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_random
+from botorch_structured.optim import (
+    optimize_acqf_local_search,
+    optimize_acqf_random,
+)
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 
@@ -239,3 +243,13 @@ def test_errors_come_before_any_work(peak) -> None:
     refused("feasible expects to return", feasible=lambda X: torch.ones(1).bool())
     refused("expect to leave at least one path", bounds=0.5 * bounds + 0.25)
     assert acqf.calls == 0
+
+
+def test_an_acquisition_function_of_nothing_but_nan_is_told(peak) -> None:
+    tree = ParameterTree(2, {0: {0: [1]}})
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    acqf = peak(tree, torch.full((2,), math.nan, dtype=torch.double))
+    for optimize in (optimize_acqf_random, optimize_acqf_local_search):
+        with pytest.warns(OptimizationWarning, match="NaN or -inf"):
+            x, value = optimize(acqf, bounds, tree, seed=0)
+        assert x.shape == (1, 2) and value == -math.inf

@@ -90,9 +90,14 @@ def test_when_it_applies_and_copies() -> None:
         ({"bounds": BOUNDS[:, :2]}, "2 x 3"),
         ({"defaults": {3: 0.0}}, "columns from 0 to 2"),
         ({"defaults": torch.zeros(2)}, "3 numbers"),
+        ({"defaults": [0.0, 1.0, 2.0]}, "a tensor"),
         ({"defaults": {1: float("nan")}}, "finite"),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Impute(**{"tree": TREE, **arguments})
+
+
+def test_bounds_of_integers() -> None:
+    assert torch.equal(Impute(TREE, BOUNDS.long()).fill, BOUNDS.mean(0))
