@@ -9,6 +9,7 @@ import inspect
 _JENATTON = "Jenatton2017tree"
 _LEVESQUE = "Levesque2017conditional"
 _BALOG = "Balog2016mondrian"
+_ASSAEL = "Assael2014treed"
 
 BIBTEX: dict[str, str] = {
     "Jenatton2017tree": """\
@@ -78,19 +79,24 @@ BIBTEX: dict[str, str] = {
 _PAPER_OF: dict[str, str] = {
     "ConditionalGP": _LEVESQUE,
     "ConditionalKernel": _LEVESQUE,
+    "GramacyExponential2D": _ASSAEL,
     "Impute": _LEVESQUE,
     "JenattonTree": _JENATTON,
     "LaplaceKernel": _LEVESQUE,
     "MondrianKernel": _BALOG,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,
+    "RKHS1D": _ASSAEL,
     "SampledGP": _LEVESQUE,
     "ScikitLearnCASH": _LEVESQUE,
     "TreeStructuredGP": _JENATTON,
     "TreeStructuredKernel": _JENATTON,
+    "TreedGP": _ASSAEL,
+    "adaptive_sobol_candidates": _ASSAEL,
     "fit_slice_sampling": _LEVESQUE,
     "optimize_acqf_local_search": _LEVESQUE,
     "optimize_acqf_random": _LEVESQUE,
+    "optimize_acqf_sobol": _ASSAEL,
     "optimize_acqf_two_step": _JENATTON,
 }
 

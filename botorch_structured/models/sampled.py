@@ -54,7 +54,7 @@ class SampledGP(Ensemble, FantasizeMixin):
     Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
     costs no more than one of them does through GPyTorch; any other model is asked
     sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
-    from the next ``train()`` on.
+    from the next ``train()`` of the ensemble on.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
