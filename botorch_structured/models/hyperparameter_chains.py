@@ -40,18 +40,31 @@ def write_inside(coordinates: PriorCoordinates, values: Vector) -> None:
     coordinates.write_values(_inside(coordinates, values))
 
 
+def _settable(coordinates: PriorCoordinates, values: Vector) -> Vector:
+    """The values that a model has after it was set to some, moved into their bounds.
+
+    Setting closures may keep some distance from bounds, where a MAP estimate often is.
+    """
+    inside = _inside(coordinates, values)
+    if coordinates.write_values(inside):
+        return inside
+    return _inside(coordinates, coordinates.read_values())
+
+
 def starting_points(
     coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
 ) -> list[Vector]:
     """Where chains start before they are dispersed, in coordinates.
 
     Args:
-        coordinates: Of the model: where it stands, without ``previous``.
+        coordinates: Of the model: where it stands, without ``previous``. Its values
+            are set.
         previous: Chains that go on.
         num_chains: How many points.
     """
     if previous is None:
-        return [coordinates.to_position(coordinates.read_values())] * num_chains
+        start = _settable(coordinates, coordinates.read_values())
+        return [coordinates.to_position(start)] * num_chains
     points = [
         # more chains than there were go on from earlier draws of those
         previous.last[i % previous.num_chains]
@@ -61,7 +74,7 @@ def starting_points(
         ]
         for i in range(num_chains)
     ]
-    return [coordinates.to_position(_inside(coordinates, p)) for p in points]
+    return [coordinates.to_position(_settable(coordinates, p)) for p in points]
 
 
 def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector:

@@ -84,9 +84,8 @@ class ModelDensity:
         c, block = self.coordinates, self.coordinates.block_of[axis]
         values = c.to_values(self._position)
         if self._stale is not None:
-            self._stale.write(self._stale.part(values))
+            self._stale.write_with_followers(values)
         self._stale = block
-        mine = block.part(values)
         rest = c.log_jacobian(self._position)
         to_value = c.scalar_value(axis)
         if c.positive[axis]:
@@ -97,8 +96,8 @@ class ModelDensity:
             value = to_value(coordinate)
             if value is None:
                 return -math.inf
-            mine[axis - block.first] = value
-            if not block.write(mine):
+            values[axis] = value
+            if not block.write_with_followers(values):
                 return -math.inf
             jacobian = coordinate if c.positive[axis] else 0.0
             return self._objective() + rest + jacobian

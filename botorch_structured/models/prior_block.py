@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["PriorBlock", "probe"]
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,11 @@ class PriorBlock:
         power: The p of ``parameter = value ** p``, for each element, where that is how
             the value determines a parameter (as constrained): 1 for the parameter
             itself, 2 for a standard deviation of which it is the variance. None for
-            anything else.
+            anything else, such as a value that depends on other parameters too.
         densities: Log density of each element, where elements are independent and the
             prior is one of those known in closed form.
+        reads: Names of other parameters that the value depends on.
+        followers: Blocks that setting this one changes, to be set after it, in order.
     """
 
     name: str
@@ -58,6 +60,8 @@ class PriorBlock:
     parameters: frozenset[str]
     power: float | None
     densities: list[Callable[[float], float]] | None
+    reads: frozenset[str] = frozenset()
+    followers: list[PriorBlock] = field(default_factory=list, repr=False)
 
     @property
     def size(self) -> int:
@@ -98,6 +102,18 @@ class PriorBlock:
             tolerance = 64 * torch.finfo(like.dtype).eps
             target = tensor.reshape(-1)
             return bool(((back - target).abs() <= tolerance * target.abs()).all())
+
+    def write_with_followers(self, values: Vector) -> bool:
+        """Set the values, and again those that this changes.
+
+        Args:
+            values: Of all blocks, ``k``.
+
+        Returns:
+            Whether that was possible.
+        """
+        blocks = (self, *self.followers)
+        return all([b.write(b.part(values)) for b in blocks])
 
     def log_prior(self, values: Vector) -> float:
         """Log prior density of all values of the block."""
@@ -162,7 +178,8 @@ def probe(
         if not changed:
             return None
         block.parameters = frozenset(changed)
-        if len(changed) == 1:
+        block.reads = _reads(block, parameters)
+        if len(changed) == 1 and not block.reads:
             parameter, constraint = parameters[changed[0]], constraints[changed[0]]
             block.power = power = _power(block, parameter, constraint)
             restore()
@@ -205,6 +222,23 @@ def _changed_by(
         else:
             return []
     return sorted(changed)
+
+
+def _reads(
+    block: PriorBlock, parameters: dict[str, torch.nn.Parameter]
+) -> frozenset[str]:
+    """See ``PriorBlock.reads``; of what does not require a gradient nothing changes."""
+    start, found = block.read(), set()
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if name in block.parameters or not parameter.requires_grad:
+                continue
+            before = parameter.detach().clone()
+            parameter.add_(0.01 * (1.0 + before.abs()))
+            if (block.read() != start).any():
+                found.add(name)
+            parameter.copy_(before)
+    return frozenset(found)
 
 
 def _natural(parameter: Tensor, constraint: Any) -> Vector:

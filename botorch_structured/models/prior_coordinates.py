@@ -19,6 +19,11 @@ from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
 from botorch_structured.models.prior_block import PriorBlock, probe
+from botorch_structured.models.prior_coupling import (
+    followers,
+    in_order,
+    moved_inside,
+)
 
 Vector = NDArray[np.float64]
 
@@ -32,7 +37,8 @@ class PriorCoordinates:
     Attributes:
         blocks: One for each prior that can be sampled.
         derived: Names of priors that count in the density but are not sampled: they
-            have no setting closure, or are on what another prior sets already.
+            have no setting closure, or are on what another prior sets already, or on
+            what depends on another value that depends on it.
         held: Names of parameters that no block sets.
         names: Names of the coordinates, ``k``.
         positive: Which of them are logarithms, ``k``.
@@ -55,16 +61,22 @@ class PriorCoordinates:
         for name, module, prior, closure, setting_closure in model.named_priors():
             block = None
             if setting_closure is not None:
-                block = probe(
-                    name,
-                    module,
-                    prior,
-                    closure,
-                    setting_closure,
-                    parameters,
-                    constraints,
-                )
-            if block is None or block.parameters & taken:
+                with moved_inside(parameters, constraints):
+                    block = probe(
+                        name,
+                        module,
+                        prior,
+                        closure,
+                        setting_closure,
+                        parameters,
+                        constraints,
+                    )
+            if (
+                block is None
+                or block.parameters & taken
+                # it depends on itself by way of others: no order of setting them
+                or any(b is block for b in followers(block, [*self.blocks, block]))
+            ):
                 self.derived.append(name)
                 continue
             if not all(parameters[p].requires_grad for p in block.parameters):
@@ -77,6 +89,9 @@ class PriorCoordinates:
                 "model: expected at least one prior with a setting closure, on a "
                 "parameter that requires a gradient, to sample from; found none."
             )
+        for block in self.blocks:
+            block.followers = in_order(followers(block, self.blocks))
+        self._in_order = in_order(self.blocks)
         self.held = [
             n for n, p in parameters.items() if p.requires_grad and n not in taken
         ]
@@ -137,7 +152,7 @@ class PriorCoordinates:
 
     def write_values(self, values: Vector) -> bool:
         """Set the values of the model, ``k``; False where that is not possible."""
-        return all([b.write(b.part(values)) for b in self.blocks])
+        return all([b.write(b.part(values)) for b in self._in_order])
 
     def inside(self, values: Vector) -> bool:
         """Whether values ``k`` are finite and within their bounds."""
