@@ -55,7 +55,10 @@ class Target(Protocol):
         """Number of coordinates, k."""
 
     def move_to(self, position: Vector) -> float:
-        """Make ``position`` current; its log density, ``-inf`` outside the support."""
+        """Make ``position`` current, if its log density, returned, is finite.
+
+        Otherwise (``-inf``, outside the support) all is as before.
+        """
 
     def along(self, axis: int) -> Callable[[float], float]:
         """The log density as a function of one coordinate of the current position."""

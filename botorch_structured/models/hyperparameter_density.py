@@ -19,7 +19,6 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 
-from botorch_structured.models.prior_block import PriorBlock
 from botorch_structured.models.prior_coordinates import PriorCoordinates
 
 Vector = NDArray[np.float64]
@@ -45,7 +44,8 @@ class ModelDensity:
         self._loss = get_loss_closure(mll)
         self._position = np.zeros(len(coordinates))
         self._trial = (0, 0.0)
-        self._stale: PriorBlock | None = None  # holds a value that was not accepted
+        # sets what the model has of a position that was not accepted
+        self._restore: Callable[[Vector], bool] | None = None
 
     @property
     def dim(self) -> int:
@@ -75,17 +75,20 @@ class ModelDensity:
 
     def move_to(self, position: Vector) -> float:
         """See ``Target.move_to``."""
-        self._position = position.copy()
-        self._stale = None
-        return self.log_density(position)
+        value = self.log_density(position)
+        if math.isfinite(value):
+            self._position, self._restore = position.copy(), None
+        else:
+            self._restore = self.coordinates.write_values
+        return value
 
     def along(self, axis: int) -> Callable[[float], float]:
         """See ``Target.along``."""
         c, block = self.coordinates, self.coordinates.block_of[axis]
         values = c.to_values(self._position)
-        if self._stale is not None:
-            self._stale.write_with_followers(values)
-        self._stale = block
+        if self._restore is not None:
+            self._restore(values)
+        self._restore = block.write_with_followers
         rest = c.log_jacobian(self._position)
         to_value = c.scalar_value(axis)
         if c.positive[axis]:
@@ -108,4 +111,4 @@ class ModelDensity:
         """See ``Target.accept``."""
         axis, coordinate = self._trial
         self._position[axis] = coordinate
-        self._stale = None
+        self._restore = None

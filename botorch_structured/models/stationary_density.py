@@ -38,6 +38,9 @@ _MAX_KEPT = 2**24
 # Above so many rows the blocks of a conditional kernel are cheaper one by one, and so
 # is a GPU where the model lives on one.
 _MANY_ROWS = 500
+# What may be taken off a distance and leave its other terms twelve digits or so after
+# the point; after a very short lengthscale they are added up again.
+_MAX_SUBTRACTED = 1e4
 # As linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 
@@ -155,19 +158,34 @@ class StationaryDensity:
 
     def move_to(self, position: Vector) -> float:
         """See ``Target.move_to``."""
-        c, now = self.coordinates, self._now
+        c, new = self.coordinates, self._new
         values = c.to_values(position)
         if not c.inside(values):
             return -math.inf
-        self._position = position.copy()
+        before = self._scale, self._noise, self._residual, self._mean
+        lengths = self._length.copy()
         for kind, value in zip(self._kinds, values.tolist(), strict=True):
             self._set(kind, value**kind.power)
-        now.distance[:] = 0.0 if self._apart is None else self._apart
+        self._sum_distances(new.distance)
+        new.value = self._form.correlation(new.distance, new.value)
+        new.log_prior = c.log_prior(position) + self._held_prior
+        evidence = self._evidence(new, new.value, self._scale, self._noise)
+        result = evidence + new.log_prior
+        if not math.isfinite(result):
+            self._scale, self._noise, self._residual, self._mean = before
+            self._length = lengths
+            return -math.inf
+        self._position = position.copy()
+        self._now, self._new = new, self._now
+        return result
+
+    def _sum_distances(self, out: Vector, without: int | None = None) -> Vector:
+        """Distances from scratch, perhaps without those of one lengthscale."""
+        out[:] = 0.0 if self._apart is None else self._apart
         for k, length in enumerate(self._length.tolist()):
-            now.distance += length**-self._form.exponent * self._difference(k)
-        now.value = self._form.correlation(now.distance, now.value)
-        now.log_prior = c.log_prior(position) + self._held_prior
-        return self._evidence(now, now.value, self._scale, self._noise) + now.log_prior
+            if k != without:
+                out += length**-self._form.exponent * self._difference(k)
+        return out
 
     def _set(self, kind: Kind, natural: float) -> None:
         if kind.name == "length":
@@ -207,8 +225,11 @@ class StationaryDensity:
     def _along_length(self, kind: Kind) -> Callable[[float], float]:
         new, e = self._new, self._form.exponent
         difference = self._difference(kind.index)
-        rest = self._now.distance - self._length[kind.index] ** -e * difference
-        np.maximum(rest, 0.0, out=rest)
+        mine = self._length[kind.index] ** -e * difference
+        if mine.max(initial=0.0) > _MAX_SUBTRACTED:
+            rest = self._sum_distances(mine, without=kind.index)
+        else:
+            rest = np.maximum(self._now.distance - mine, 0.0)
 
         def evidence(length: float) -> float:
             np.multiply(difference, length**-e, out=new.distance)

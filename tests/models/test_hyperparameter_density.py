@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -282,6 +283,54 @@ def test_a_chain_may_stand_on_a_bound(which: int, floor: float) -> None:
     z = density.coordinates.to_position(density.coordinates.read_values())
     assert math.isfinite(density.move_to(z))
     assert math.isfinite(density.along(1)(z[1] + 0.1))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("reason", ["singular", "bounds"])
+def test_a_move_that_fails_changes_nothing(which: int, reason: str) -> None:
+    """The end of a sweep may be where rounding makes a matrix singular."""
+    X, Y = data()
+    kernel = RBFKernel(ard_num_dims=4, lengthscale_prior=LENGTH)
+    model = SingleTaskGP(
+        torch.cat([X, X]),
+        torch.cat([Y, Y + 0.1]),
+        **with_mean(covar_module=ScaleKernel(kernel, outputscale_prior=SCALE)),
+    )
+    density, fresh = densities(model)[which], densities(deepcopy(model))[which]
+    assert density is not None and fresh is not None
+    c = density.coordinates
+    z = c.to_position(c.read_values()) + 0.1
+    density.move_to(z)
+    fresh.move_to(z)
+    far = z - 0.4
+    far[c.names.index("covar_module.outputscale")] = (
+        75.0 if reason == "singular" else 800.0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert density.move_to(far) == -math.inf
+    for axis in range(len(c)):
+        value = density.along(axis)(z[axis] + 0.2)
+        assert value == pytest.approx(fresh.along(axis)(z[axis] + 0.2), rel=1e-9)
+
+
+@pytest.mark.parametrize("nu", [0.5, 2.5])
+def test_back_from_a_very_short_lengthscale(nu: float) -> None:
+    """Next to its distances all others are rounding errors."""
+    kernel = MaternKernel(nu=nu, ard_num_dims=4, lengthscale_prior=LENGTH)
+    density = densities(single(covar_module=kernel))[1]
+    fresh = densities(single(covar_module=kernel))[1]
+    assert density is not None and fresh is not None
+    c = density.coordinates
+    z = c.to_position(c.read_values())
+    axis = c.names.index("covar_module.lengthscale[1]")
+    for short in (-30.0, -18.0, -10.0, -4.0):
+        density.move_to(z)
+        assert math.isfinite(density.along(axis)(short))
+        density.accept()
+        value = density.along(axis)(z[axis] + 0.1)
+        fresh.move_to(z)
+        assert value == pytest.approx(fresh.along(axis)(z[axis] + 0.1), rel=1e-9)
 
 
 @pytest.mark.parametrize("which", [0, 1])
