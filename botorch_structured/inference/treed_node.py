@@ -46,10 +46,14 @@ class NodePrior:
 
     @staticmethod
     def of_dimension(d: int, noise_floor: float) -> NodePrior:
-        """The default: log l grows with log(d) / 2, as distances do."""
+        """The default: log l grows with log(d) / 2, as distances do.
+
+        The mode of the noise is small, its spread wide: most objectives have none, and
+        in a search with few points wiggles must not pass for noise.
+        """
         return NodePrior(
-            mode=np.array([math.log(0.4) + 0.5 * math.log(d), 0.0, 0.0, -5.0]),
-            scale=np.array([1.0, 1.5, 1.0, 2.5]),
+            mode=np.array([math.log(0.4) + 0.5 * math.log(d), 0.0, 0.0, -9.0]),
+            scale=np.array([1.0, 1.5, 1.0, 3.0]),
             noise_floor=noise_floor,
         )
 

@@ -54,7 +54,7 @@ _LENGTHSCALES = (1e-2, 50.0)
 _VARIANCES = (1e-5, 1e2)
 _CONCENTRATIONS = (1e-1, 1e1)
 _MAX_NOISE = 1e1
-_NOISE_MODE, _NOISE_SCALE = math.exp(-5.0), 2.5
+_NOISE_MODE, _NOISE_SCALE = math.exp(-9.0), 3.0
 _WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
 
 

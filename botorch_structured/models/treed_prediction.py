@@ -84,6 +84,8 @@ class TreedPredictor:
         graph: bool,
     ) -> None:
         self.graph = graph
+        # on a GPU looking at values would cost more than computing what is not needed
+        self.masked = X.is_cuda
         self.element, self.kernel, self.mean = element, kernel, mean
         self.noise, self.lend = noise, lend
         self.nodes = partition.nodes
@@ -224,7 +226,7 @@ class TreedPredictor:
         factors = self.factors(leaf)
         count, (batch, q) = len(factors.X), X.shape[:-1]
         single = count == 1
-        if single and not X.is_cuda and not bool(reached.all()):
+        if single and not self.masked and not bool(reached.all()):
             # only the points that are there: one matrix for all of a t-batch
             index = reached.reshape(-1).nonzero().squeeze(-1)
             points = X.reshape(1, batch * q, -1)[:, index]
@@ -280,7 +282,7 @@ class TreedPredictor:
         assert node.split is not None
         p = left_probability(X, node.split, self.changes[position])
         to_left, to_right = reached & (p > 0), reached & (p < 1)
-        if not X.is_cuda:  # on a GPU looking would cost more than computing
+        if not self.masked:
             if not bool(to_right.any()):
                 return self._moments(node.children[0], X, to_left)
             if not bool(to_left.any()):

@@ -34,6 +34,7 @@ from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import treed_inference
 from botorch_structured.models.treed_gp import TreedGP
 from botorch_structured.models.treed_modules import TreedStationary
+from botorch_structured.models.treed_prediction import TreedPredictor
 
 
 class TestContract(StructuredModelTestCase):
@@ -104,6 +105,20 @@ class TestContractPublished(TestContract):
     """The method of the paper."""
 
     model_kwargs = {"min_leaf_size": 3, **PUBLISHED}
+
+
+class TestContractMasked(TestContract):
+    """The same with predictions as they are made on a GPU."""
+
+    @pytest.fixture(autouse=True)
+    def masked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = TreedPredictor.__init__
+
+        def init(predictor: TreedPredictor, *args: Any, **kwargs: Any) -> None:
+            original(predictor, *args, **kwargs)
+            predictor.masked = True
+
+        monkeypatch.setattr(TreedPredictor, "__init__", init)
 
 
 class TestContractModules(TestContract):
