@@ -10,13 +10,11 @@ from __future__ import annotations
 __all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
+from numbers import Integral
 from typing import Any
 
 import numpy as np
-import torch
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.models.gpytorch import GPyTorchModel
@@ -26,13 +24,19 @@ from gpytorch.mlls import (
     MarginalLogLikelihood,
     SumMarginalLogLikelihood,
 )
-from linear_operator.utils.warnings import NumericalWarning
+from gpytorch.models import ExactGP
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
 from botorch_structured.inference.slice_sampling import Target
+from botorch_structured.inference.surroundings import (
+    few_threads,
+    progress_bar,
+    quiet,
+    seeded,
+)
 from botorch_structured.models.hyperparameter_chains import (
+    models_at,
     run_chains,
     starting_points,
     write_inside,
@@ -50,9 +54,6 @@ Vector = NDArray[np.float64]
 # sweeps as BoTorch's NUTS takes iterations.
 _WARMUP, _SHORT_WARMUP = 128, 8
 _MAX_R_HAT = 1.05
-_ROWS_FOR_ONE_THREAD = 1000
-# A bar for what is over before one can read it is noise.
-_SECONDS_WITHOUT_BAR = 3.0
 
 
 def fit_slice_sampling(
@@ -112,9 +113,12 @@ def fit_slice_sampling(
         ``ModelListGP`` of them for a list of models.
 
     Raises:
-        ValueError: A model with several outputs or a batch dimension, without priors to
-            sample, with a density that is not finite where it stands; arguments out of
-            range; or a ``start_from`` of other parameters.
+        ValueError: What is not an exact GP with data; a model with several outputs or a
+            batch dimension, without priors to sample, with a density that is not finite
+            where it stands; arguments out of range; or a ``start_from`` of other
+            parameters.
+        UnsupportedError: An outcome transform under which a Gaussian does not stay one,
+            or a model that cannot be copied after a fit.
 
     Warns:
         ChainsWarning: Parameters held, or chains that do not agree (split R-hat above
@@ -130,48 +134,84 @@ def fit_slice_sampling(
     _check_range("num_chains", num_chains, 1)
     if warmup is not None:
         _check_range("warmup", warmup, 0)
-    mlls = _members(mll_or_model)
-    if mlls is not None:
-        return _fit_each(
-            mlls,
-            start_from,
-            seed,
-            num_samples=num_samples,
-            warmup=warmup,
-            thinning=thinning,
-            num_chains=num_chains,
-            progress=progress,
-        )
-    mll = _own_copy(mll_or_model)
-    model = mll.model
-    coordinates = PriorCoordinates(model)
-    previous = _previous(start_from, coordinates)
-    if warmup is None:
-        warmup = _WARMUP if previous is None else _SHORT_WARMUP
-    streams = np.random.SeedSequence(seed).spawn(num_chains + 1)
-    if coordinates.held:
-        _fit_held(mll, coordinates, previous, int(streams[-1].generate_state(1)[0]))
-    draws = -(-num_samples // num_chains) * thinning
-    total = num_chains * (warmup + draws)
-    with _quiet(), _few_threads(model), _bar(total, progress) as advance:
-        target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
-            mll, coordinates
-        )
-        starts = starting_points(coordinates, previous, num_chains)
-        chains = run_chains(
-            target, coordinates, starts, previous, streams, warmup, draws, advance
-        )
-    _warn_of(chains)
-    kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
-    values = kept.reshape(-1, len(coordinates))[:num_samples]
-    return SampledGP(_models_at(model, coordinates, values), chains=chains)
+    if seed is not None:
+        _check_range("seed", seed, 0)
+    members, root = _members(mll_or_model), np.random.SeedSequence(seed)
+    items: list[Any] = [(mll_or_model, start_from, root)]
+    if members is not None:
+        # not seed + i, which is also a seed of member i - 1
+        starts, seeds = _starts(start_from, len(members)), root.spawn(len(members))
+        items = list(zip(members, starts, seeds, strict=True))
+    results = []
+    for task in [_Task(*item) for item in items]:  # all are checked before any work
+        results.append(task.sample(num_samples, warmup, thinning, num_chains, progress))
+    return results[0] if members is None else ModelListGP(*results)
+
+
+class _Task:
+    """One model to be sampled: a copy to work on, checked.
+
+    Args:
+        mll_or_model: The objective, or the model.
+        start_from: What chains go on from, if any.
+        seed: Of all random numbers.
+    """
+
+    def __init__(
+        self,
+        mll_or_model: MarginalLogLikelihood | GPyTorchModel,
+        start_from: Any,
+        seed: np.random.SeedSequence,
+    ) -> None:
+        self.mll = _own_copy(mll_or_model)
+        self.seed = seed
+        self.coordinates = PriorCoordinates(self.mll.model)
+        self.previous = _previous(start_from, self.coordinates)
+        # what cannot be a result, such as for its outcome transform, is said now
+        self.result(self.coordinates.read_values()[None])
+
+    def result(self, values: Vector, chains: Chains | None = None) -> SampledGP:
+        """The mixture of models with other hyperparameters, ``S x k``."""
+        models = models_at(self.mll.model, self.coordinates, values)
+        return SampledGP(models, chains=chains)
+
+    def sample(
+        self,
+        num_samples: int,
+        warmup: int | None,
+        thinning: int,
+        num_chains: int,
+        progress: bool | None,
+    ) -> SampledGP:
+        """See ``fit_slice_sampling``."""
+        mll, coordinates, previous = self.mll, self.coordinates, self.previous
+        if warmup is None:
+            warmup = _WARMUP if previous is None else _SHORT_WARMUP
+        streams = self.seed.spawn(num_chains + 1)
+        if coordinates.held:
+            _fit_held(mll, coordinates, previous, int(streams[-1].generate_state(1)[0]))
+            self.result(coordinates.read_values()[None])  # a fit may leave graphs
+        draws = -(-num_samples // num_chains) * thinning
+        total = num_chains * (warmup + draws)
+        rows = mll.model.train_targets.numel()
+        with quiet(), few_threads(rows), progress_bar(total, progress) as advance:
+            target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
+                mll, coordinates
+            )
+            starts = starting_points(coordinates, previous, num_chains)
+            chains = run_chains(
+                target, coordinates, starts, previous, streams, warmup, draws, advance
+            )
+        _warn_of(chains)
+        kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
+        return self.result(kept.reshape(-1, len(coordinates))[:num_samples], chains)
 
 
 # -- what is to be sampled --------------------------------------------------------
 
 
 def _check_range(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(
             f"{name}: expected an integer of at least {least}, got {value!r}."
         )
@@ -188,29 +228,16 @@ def _members(
     return None
 
 
-def _fit_each(
-    members: list[MarginalLogLikelihood | GPyTorchModel],
-    start_from: Any,
-    seed: int | None,
-    **kwargs: Any,
-) -> ModelListGP:
-    starts: list[Any] = [None] * len(members)
-    if start_from is not None:
-        if not isinstance(start_from, ModelList) or len(start_from.models) != len(
-            members
-        ):
-            raise ValueError(
-                f"start_from: expected a ModelList of {len(members)} SampledGPs, as a "
-                f"previous call made it, got {type(start_from).__name__}."
-            )
-        starts = list(start_from.models)
-    seeds = [None if seed is None else seed + i for i in range(len(members))]
-    return ModelListGP(
-        *(
-            fit_slice_sampling(m, start_from=s, seed=i, **kwargs)
-            for m, s, i in zip(members, starts, seeds, strict=True)
+def _starts(start_from: Any, count: int) -> list[Any]:
+    """What the members of a list go on from."""
+    if start_from is None:
+        return [None] * count
+    if not isinstance(start_from, ModelList) or len(start_from.models) != count:
+        raise ValueError(
+            f"start_from: expected a ModelList of {count} SampledGPs, as a previous "
+            f"call made it, got {type(start_from).__name__}."
         )
-    )
+    return list(start_from.models)
 
 
 def _own_copy(
@@ -219,19 +246,17 @@ def _own_copy(
     """A copy to work on: an error or an interruption then leaves no trace."""
     if isinstance(mll_or_model, MarginalLogLikelihood):
         mll = mll_or_model
-    elif isinstance(mll_or_model, GPyTorchModel) and hasattr(
-        mll_or_model, "likelihood"
-    ):
+    elif isinstance(mll_or_model, ExactGP):
         mll = ExactMarginalLogLikelihood(mll_or_model.likelihood, mll_or_model)
     else:
         raise ValueError(
-            "mll_or_model: expected a MarginalLogLikelihood or a GP, got "
+            "mll_or_model: expected a MarginalLogLikelihood or an exact GP, got "
             f"{type(mll_or_model).__name__}."
         )
     inputs = getattr(mll.model, "train_inputs", None)
-    if not inputs:
+    if not isinstance(mll.model, ExactGP) or not inputs or not inputs[0].numel():
         raise ValueError(
-            "mll_or_model: expected an exact GP with training data, got "
+            "mll_or_model: expected an exact GP with rows of training data, got "
             f"{type(mll.model).__name__}."
         )
     if inputs[0].ndim != 2:
@@ -270,8 +295,9 @@ def _fit_held(
 ) -> None:
     """Set what is not sampled to its MAP estimate.
 
-    Jointly with everything else; if chains go on, given the most probable draw there
-    is, which takes a fraction of the time.
+    Jointly with everything else, but where a prior has an end (a uniform one) given the
+    values there are. If chains go on, given the most probable draw there is, which
+    takes a fraction of the time.
     """
     parameters = dict(mll.model.named_parameters())
     sampled = [parameters[n] for block in coordinates.blocks for n in block.parameters]
@@ -281,15 +307,23 @@ def _fit_held(
             "to the MAP estimate and held. Give them priors with setting closures to "
             "sample them, or requires_grad_(False) to hold them where they are.",
             ChainsWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     else:
         best = previous.log_density.argmax()
         write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
         for parameter in sampled:
             parameter.requires_grad_(False)
-    with _seeded(seed, next(mll.parameters()).device):
-        fit_gpytorch_mll(mll)
+    state = deepcopy(mll.state_dict())
+    with seeded(seed, next(mll.parameters()).device):
+        try:
+            fit_gpytorch_mll(mll)
+        except ValueError:
+            # a step out of the support of a prior, which is no bound of a fit
+            mll.load_state_dict(state)
+            for parameter in sampled:
+                parameter.requires_grad_(False)
+            fit_gpytorch_mll(mll)
     for parameter in sampled:
         parameter.requires_grad_(True)
 
@@ -311,76 +345,5 @@ def _warn_of(chains: Chains) -> None:
         "Raise warmup or thinning, or go on with start_from=model; print model.chains "
         "for all parameters.",
         ChainsWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
-
-
-# -- surroundings -----------------------------------------------------------------
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Global random states of their own: retries of a fit draw from the priors."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        # not torch.manual_seed, which also seeds devices that are not restored
-        torch.random.default_generator.manual_seed(seed)
-        for other in devices:
-            with torch.cuda.device(other):
-                torch.cuda.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No word of jitter: the far ends of slices are where matrices are singular."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumericalWarning)
-        yield
-
-
-@contextmanager
-def _few_threads(model: GPyTorchModel) -> Iterator[None]:
-    """One thread for factorisations so small that sharing them out costs more.
-
-    At 200 rows two threads on busy cores took nine times as long as one. The threads
-    are those of SciPy's LAPACK, which only threadpoolctl can limit: scikit-learn brings
-    it, and without it ``OMP_NUM_THREADS`` says how many.
-    """
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        yield
-        return
-    small = model.train_targets.numel() <= _ROWS_FOR_ONE_THREAD
-    with threadpool_limits(limits=1 if small else None, user_api="blas"):
-        yield
-
-
-@contextmanager
-def _bar(total: int, progress: bool | None) -> Iterator[Callable[[], None]]:
-    delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
-    with tqdm(
-        total=total,
-        desc="slice sampling",
-        unit="sweep",
-        disable=progress is False,
-        delay=delay,
-        leave=False,
-    ) as bar:
-        yield lambda: bar.update() and None
-
-
-def _models_at(
-    model: GPyTorchModel, coordinates: PriorCoordinates, values: Vector
-) -> list[GPyTorchModel]:
-    """Copies of a model with other hyperparameters, and the same data in memory."""
-    models = []
-    for row in values:
-        model.train()  # in evaluation mode a model holds transformed inputs
-        write_inside(coordinates, row)
-        data = [*model.train_inputs, model.train_targets]
-        transform = getattr(model, "outcome_transform", None)
-        shared = [*data] if transform is None else [*data, transform]
-        models.append(deepcopy(model, {id(item): item for item in shared}).eval())
-    return models

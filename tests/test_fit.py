@@ -15,15 +15,30 @@ from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
 from botorch.acquisition.multi_objective.logei import (
     qLogNoisyExpectedHypervolumeImprovement,
 )
+from botorch.exceptions import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models import (
+    ModelListGP,
+    MultiTaskGP,
+    SingleTaskGP,
+    SingleTaskVariationalGP,
+)
+from botorch.models.approximate_gp import ApproximateGPyTorchModel
+from botorch.models.robust_relevance_pursuit_model import (
+    RobustRelevancePursuitSingleTaskGP,
+)
 from botorch.models.transforms.input import Normalize, Warp
+from botorch.models.transforms.outcome import Log
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from gpytorch.mlls import (
+    ExactMarginalLogLikelihood,
+    SumMarginalLogLikelihood,
+    VariationalELBO,
+)
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, UniformPrior
 from scipy import stats
 from torch import Tensor
 
@@ -57,6 +72,11 @@ def with_priors(seed: int = 0, n: int = 12, d: int = 1, **kwargs) -> SingleTaskG
     """Lengthscale, noise and mean, all with priors."""
     mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0))
     return SingleTaskGP(*data(n, d, seed), mean_module=mean, **kwargs)
+
+
+def with_priors_of(X: Tensor, Y: Tensor, **kwargs) -> SingleTaskGP:
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0))
+    return SingleTaskGP(X, Y, mean_module=mean, **kwargs)
 
 
 def hold(*parameters: Tensor) -> None:
@@ -546,6 +566,15 @@ def test_lists_of_models() -> None:
         assert result.posterior(X[:3]).mean.shape[-2:] == (3, 2)
     again = fit_slice_sampling(models, seed=0, start_from=result, **SHORT)
     assert len(again.models) == 2
+    # no member's stream is that of another one, nor with another seed
+    other = fit_slice_sampling(
+        ModelListGP(with_priors(), with_priors()), seed=0, **SHORT
+    )
+    later = fit_slice_sampling(
+        ModelListGP(with_priors(), with_priors()), seed=1, **SHORT
+    )
+    draws = [m.chains.last[0, 0] for r in (other, later) for m in r.models]
+    assert len(set(draws)) == 4
     with pytest.raises(ValueError, match="ModelList of 2"):
         fit_slice_sampling(models, start_from=result.models[0])
 
@@ -569,6 +598,9 @@ def test_several_outputs_and_batches_raise(shape: tuple[int, ...]) -> None:
         ("num_chains", 0),
         ("warmup", -1),
         ("thinning", 1.5),
+        ("num_samples", True),
+        ("seed", -1),
+        ("seed", "a"),
     ],
 )
 def test_arguments_out_of_range(argument: str, value: float) -> None:
@@ -576,8 +608,69 @@ def test_arguments_out_of_range(argument: str, value: float) -> None:
         fit_slice_sampling(SingleTaskGP(*data()), **{argument: value})
 
 
+def test_integers_of_numpy() -> None:
+    short = {name: np.int64(value) for name, value in SHORT.items()}
+    result = fit_slice_sampling(with_priors(), seed=np.int64(0), **short)
+    expected = fit_slice_sampling(with_priors(), seed=0, **SHORT)
+    np.testing.assert_array_equal(result.chains.samples, expected.chains.samples)
+
+
+def without_rows() -> SingleTaskGP:
+    X, Y = data()
+    return with_priors_of(X[:0], Y[:0], outcome_transform=None)
+
+
+def variational() -> ApproximateGPyTorchModel:
+    return SingleTaskVariationalGP(*data())
+
+
+def elbo() -> VariationalELBO:
+    model = variational()
+    return VariationalELBO(model.likelihood, model.model, num_data=12)
+
+
+UNSUITABLE = {
+    "log": (
+        lambda: with_priors_of(data()[0], data()[1].exp(), outcome_transform=Log()),
+        UnsupportedError,
+        "outcome transform.*Log",
+    ),
+    "relevance pursuit": (
+        lambda: RobustRelevancePursuitSingleTaskGP(*data()),
+        UnsupportedError,
+        "can be copied, got RobustRelevancePursuitSingleTaskGP",
+    ),
+    "variational": (variational, ValueError, "an exact GP, got SingleTaskVariational"),
+    "elbo": (elbo, ValueError, "an exact GP with rows"),
+    "no rows": (without_rows, ValueError, "an exact GP with rows"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITABLE)
+@pytest.mark.filterwarnings("ignore")
+def test_models_that_cannot_be_a_result_are_refused_at_once(name, monkeypatch) -> None:
+    """Not after all the sampling; also where another model of a list comes first."""
+    make, error, message = UNSUITABLE[name]
+    monkeypatch.setattr(SliceSampler, "sweep", None)
+    with pytest.raises(error, match=message):
+        fit_slice_sampling(make(), seed=0)
+    if name in ("log", "no rows"):
+        with pytest.raises(error, match=message):
+            fit_slice_sampling(ModelListGP(with_priors(), make()), seed=0)
+
+
+def test_a_held_mean_beside_a_prior_with_an_end() -> None:
+    """A fit of everything may step out of its support."""
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=UniformPrior(0.1, 1.0))
+    kernel.lengthscale = 0.95
+    model = SingleTaskGP(*data(), covar_module=kernel)
+    chains = fit_slice_sampling(model, seed=0, **SHORT).chains
+    lengths = chains.samples[..., 1:]
+    assert (lengths >= 0.1).all() and (lengths < 1.0).all()
+
+
 def test_what_is_no_gp_raises() -> None:
-    with pytest.raises(ValueError, match="MarginalLogLikelihood or a GP, got int"):
+    with pytest.raises(ValueError, match="Likelihood or an exact GP, got int"):
         fit_slice_sampling(3)
     model = SingleTaskGP(
         *data(), likelihood=GaussianLikelihood(), covar_module=RBFKernel()

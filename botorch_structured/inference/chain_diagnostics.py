@@ -121,7 +121,8 @@ def effective_sample_size(draws: Array) -> Array:
     return result
 
 
-@dataclass(frozen=True)
+# arrays have no truth value: two of them are equal if they are one
+@dataclass(frozen=True, eq=False)
 class Chains:
     """Draws of several Markov chains, what they are worth, and where they ended.
 

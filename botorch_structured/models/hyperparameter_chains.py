@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["run_chains", "starting_points", "write_inside"]
+__all__ = ["models_at", "run_chains", "starting_points", "write_inside"]
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
+from botorch.exceptions import UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
 from numpy.typing import NDArray
 
 from botorch_structured.inference.chain_diagnostics import Chains
@@ -140,3 +143,34 @@ def run_chains(
         widths=np.median(widths, axis=0),
         evaluations=evaluations,
     )
+
+
+def models_at(
+    model: GPyTorchModel, coordinates: PriorCoordinates, values: Vector
+) -> list[GPyTorchModel]:
+    """Copies of a model with other hyperparameters, and the same data in memory.
+
+    Args:
+        model: Put in training mode.
+        coordinates: Of the model.
+        values: ``S x k``.
+
+    Raises:
+        UnsupportedError: If the model cannot be copied.
+    """
+    models = []
+    for row in values:
+        model.train()  # in evaluation mode a model holds transformed inputs
+        write_inside(coordinates, row)
+        data = [*model.train_inputs, model.train_targets]
+        transform = getattr(model, "outcome_transform", None)
+        shared = [*data] if transform is None else [*data, transform]
+        memo = {id(item): item for item in shared}
+        try:
+            models.append(deepcopy(model, memo).eval())
+        except RuntimeError as error:
+            raise UnsupportedError(
+                "mll_or_model: expected a model that can be copied, got "
+                f"{type(model).__name__}, which holds intermediate results."
+            ) from error
+    return models

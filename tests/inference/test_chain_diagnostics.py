@@ -142,3 +142,10 @@ def test_table() -> None:
     assert len({len(line) for line in lines[1:]}) == 1
     renamed = replace(some_chains(), names=("a" * 50, "b", "c"))
     assert "a" * 50 in repr(renamed)
+
+
+def test_chains_are_equal_if_they_are_one() -> None:
+    """Comparing arrays would raise, as would hashing them."""
+    a, b = some_chains(), some_chains()
+    assert a == a and a != b
+    assert len({a, b}) == 2
