@@ -529,8 +529,29 @@ def test_any_gp_with_priors(make: Callable[[], SingleTaskGP]) -> None:
     X = data(12, 3)[0] if len(model.train_inputs[0][0]) == 3 else data()[0]
     if isinstance(model, MultiTaskGP):
         X = X[:, 1:]
-    mean = result.posterior(X[:4].to(model.train_targets)).mean
-    assert mean.isfinite().all() and mean.shape[:2] == (2, 4)
+    X = X[:4].to(model.train_targets)
+    posterior, chains = result.posterior(X), result.chains
+    single = X.dtype == torch.float32
+    for i, sample in enumerate(result.models):
+        fresh = make()
+        fresh.load_state_dict(sample.state_dict())
+        density = ModelDensity(
+            ExactMarginalLogLikelihood(fresh.likelihood, fresh), PriorCoordinates(fresh)
+        )
+        c = density.coordinates
+        draw = chains.samples[i, 0]
+        np.testing.assert_allclose(c.read_values(), draw, rtol=1e-4 if single else 1e-9)
+        # priors are in single precision in a double model too
+        expected = density.log_density(c.to_position(draw))
+        assert chains.log_density[i, 0] == pytest.approx(
+            expected, rel=1e-3 if single else 1e-5
+        )
+        plain = fresh.eval().posterior(X)
+        tolerance = (
+            {"rtol": 1e-2, "atol": 1e-3} if single else {"rtol": 1e-6, "atol": 1e-8}
+        )
+        torch.testing.assert_close(posterior.mean[i], plain.mean, **tolerance)
+        torch.testing.assert_close(posterior.variance[i], plain.variance, **tolerance)
 
 
 @pytest.mark.parametrize("cls", [SingleTaskGP, ConditionalGP, TreeStructuredGP])
