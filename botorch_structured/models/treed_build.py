@@ -27,7 +27,7 @@ from botorch_structured.inference.treed_leaf_fit import (
 from botorch_structured.inference.treed_node import NodeEvidence, NodePrior
 
 #: Smallest noise variance, in units of the variance of the outcomes.
-NOISE_FLOOR = 1e-6
+NOISE_FLOOR = 1e-8
 
 
 @dataclass(frozen=True)
