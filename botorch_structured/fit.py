@@ -79,9 +79,10 @@ def fit_slice_sampling(
 
     What is not sampled: parameters that do not require a gradient stay as they are.
     Parameters without a prior that can be set (such as the mean of a ``SingleTaskGP``)
-    are first set to their MAP estimate and then held, with a warning (with
-    ``start_from``: to the MAP estimate given the most probable previous draw, without
-    one); priors without a setting closure still count in the density.
+    are first set to their MAP estimate and then held, with a warning (beside a prior
+    with an end, such as a uniform one: given the values there are; with ``start_from``:
+    given the most probable previous draw, without a warning); priors without a setting
+    closure still count in the density.
 
     In a loop, pass the previous result as ``start_from``: chains go on where they were
     with the widths they had, and a short warmup does::
