@@ -24,11 +24,8 @@ from botorch_structured.inference.treed_leaf_fit import (
     LeafTerm,
 )
 from botorch_structured.kernels.hyperparameter import Hyperparameter
-from botorch_structured.models.treed_modules import (
-    LeafNoiseLikelihood,
-    TreedMean,
-    TreedStationary,
-)
+from botorch_structured.models.treed_kernel import TreedStationary
+from botorch_structured.models.treed_modules import LeafNoiseLikelihood, TreedMean
 
 if TYPE_CHECKING:
     from botorch_structured.models.treed_inference import TreedInference

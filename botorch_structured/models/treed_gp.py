@@ -47,13 +47,12 @@ from botorch_structured.models.treed_build import (
     grow_trees,
 )
 from botorch_structured.models.treed_inference import TreedInference
+from botorch_structured.models.treed_kernel import TreedCopies, TreedStationary
 from botorch_structured.models.treed_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
-    TreedCopies,
     TreedMean,
     TreedMeanCopies,
-    TreedStationary,
     shared_noise_likelihood,
 )
 
@@ -74,8 +73,10 @@ class TreedGP(TreedInference, SingleTaskGP):
 
     Between leaves the covariance is zero by definition: an approximation near
     boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
-    in (exactly at a threshold, of the left one), with ``condition_on="leaf"`` mixed, as
-    far as two moments go, in the gap between the nearest data of two leaves.
+    in (exactly at a threshold, of the left one). With ``condition_on="leaf"`` they are
+    mixed, as far as two moments go, where the change may be: in the gap between the
+    nearest data of two leaves, and with ``split_criterion="evidence"`` also in gaps
+    beside it, as probable as the data make them.
     Conditioned and fantasy models keep the partition and the hyperparameters. Loading a
     state brings the partition it was fitted with, whatever data the model has.
 

@@ -31,7 +31,8 @@ from botorch_structured.inference.treed_evidence import (
 )
 from botorch_structured.models.structured_inference import with_variance_floor
 from botorch_structured.models.treed_climb import climb_leaves
-from botorch_structured.models.treed_modules import LeafNoiseLikelihood, TreedKernel
+from botorch_structured.models.treed_kernel import TreedKernel
+from botorch_structured.models.treed_modules import LeafNoiseLikelihood
 from botorch_structured.models.treed_prediction import TreedPredictor
 
 # The objective is per data point: finer steps than these change no prediction.

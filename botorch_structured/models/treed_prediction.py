@@ -1,8 +1,9 @@
-r"""Predictions of a GP per leaf, and their mixture in the gaps between leaves.
+r"""Predictions of a GP per leaf, and their mixture where the change may be.
 
 With factors ``J`` of each leaf (``J' J = (K + V)^-1``) a leaf predicts as any GP does.
-Where two leaves meet there is a gap without data, and the change point tau is somewhere
-in it: with tau uniform over the gap, and p(x) the probability that x is on the left,
+Where two leaves meet, what is known of the change point is a distribution: it is in the
+gap between the nearest data, or in one of those beside it that explain the data nearly
+as well. With p(x) the probability that x is on the left,
 
 .. math:: C(x, x') = P_{ll} C_l(x, x') + P_{rr} C_r(x, x')
     + (P_{ll} - p p') \Delta(x) \Delta(x'),
@@ -10,7 +11,7 @@ in it: with tau uniform over the gap, and p(x) the probability that x is on the 
 with :math:`P_{ll} = \min(p, p')`, :math:`P_{rr} = 1 - \max(p, p')` and
 :math:`\Delta = \mu_l - \mu_r`, are the first two moments of the mixture, jointly for
 all points and node by node up the tree. Each term is a product of positive
-semi-definite functions, so the sum is one; outside the gaps leaves are independent.
+semi-definite functions, so the sum is one; elsewhere leaves are independent.
 """
 
 from __future__ import annotations
@@ -28,11 +29,8 @@ from botorch_structured.inference.treed_partition import (
     TreePartition,
     left_probability,
 )
-from botorch_structured.models.treed_modules import (
-    TreedKernel,
-    TreedMean,
-    TreedMeanCopies,
-)
+from botorch_structured.models.treed_kernel import TreedKernel
+from botorch_structured.models.treed_modules import TreedMean, TreedMeanCopies
 
 # A point from across the boundary is lent where the leaf finds it plausible.
 _PLAUSIBLE = 3.0

@@ -33,7 +33,7 @@ from treed_models import (
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import treed_inference
 from botorch_structured.models.treed_gp import TreedGP
-from botorch_structured.models.treed_modules import TreedStationary
+from botorch_structured.models.treed_kernel import TreedStationary
 from botorch_structured.models.treed_prediction import TreedPredictor
 
 
