@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.harness import read_records
 from benchmarks.methods import BENCHMARKED, default_clipped
-from benchmarks.quality import cash, jenatton, levesque, treed
+from benchmarks.quality import cash, jenatton, levesque, treed, treed_density
 from botorch_structured.test_functions import JenattonTree
 
 
@@ -118,3 +118,12 @@ def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             path = tmp_path / "out" / problem / method / "100.jsonl"
             records = read_records(path)
             assert len(records) == 8 and not any("error" in r for r in records)
+
+
+def test_treed_density_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--draws", "1", "--methods", "default"]
+    treed_density.main([*arguments, "--out", str(tmp_path / "out.jsonl")])
+    shown = capsys.readouterr().out
+    assert shown.count('"stored_meets": true') == 2
