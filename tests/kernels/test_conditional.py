@@ -45,7 +45,7 @@ def kernels(dim: int) -> list[Kernel]:
         LaplaceKernel(ard_num_dims=dim),
         AdditiveKernel(RBFKernel(active_dims=[0]), LinearKernel()),
         CategoricalKernel(ard_num_dims=1, active_dims=[dim - 1]),
-        MaternKernel(nu=0.5),
+        MaternKernel(nu=1.5),
     ]
 
 
