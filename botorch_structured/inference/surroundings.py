@@ -1,4 +1,4 @@
-"""What a long computation by chains wants around it: seeds, threads, quiet, a bar."""
+"""What a long computation wants around it: seeds, threads, quiet, a bar."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 from linear_operator.utils.warnings import NumericalWarning
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
@@ -48,17 +49,11 @@ def few_threads(rows: int) -> Iterator[None]:
     """One thread for factorisations so small that sharing them out costs more.
 
     At 200 rows two threads on busy cores took nine times as long as one. The threads
-    are those of SciPy's LAPACK, which only threadpoolctl can limit: scikit-learn brings
-    it, and without it ``OMP_NUM_THREADS`` says how many.
+    are those of NumPy's and SciPy's LAPACK; torch has its own.
 
     Args:
         rows: Of the matrices.
     """
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        yield
-        return
     small = rows <= _ROWS_FOR_ONE_THREAD
     with threadpool_limits(limits=1 if small else None, user_api="blas"):
         yield

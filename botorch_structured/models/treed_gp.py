@@ -40,6 +40,7 @@ from gpytorch.likelihoods import (
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
+from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_partition import TreePartition
 from botorch_structured.models.treed_build import (
     NOISE_FLOOR,
@@ -199,16 +200,17 @@ class TreedGP(TreedInference, SingleTaskGP):
             X = self.transform_inputs(self.train_inputs[0])
         by_evidence = split_criterion == "evidence"
         known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        grown = grow_trees(
-            X,
-            self.train_targets,
-            self.likelihood.noise if known else None,
-            by_evidence=by_evidence,
-            min_leaf_size=min_leaf_size,
-            max_leaves=max_leaves,
-            categorical=categorical,
-            kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
-        )
+        with few_threads(X.shape[-2]):
+            grown = grow_trees(
+                X,
+                self.train_targets,
+                self.likelihood.noise if known else None,
+                by_evidence=by_evidence,
+                min_leaf_size=min_leaf_size,
+                max_leaves=max_leaves,
+                categorical=categorical,
+                kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
+            )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
             self._become_treed(X.shape[-1])

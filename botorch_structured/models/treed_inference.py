@@ -23,6 +23,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured.inference.cart import Rows, TreeNode
+from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_evidence import (
     PathGroup,
     log_path_evidence,
@@ -167,21 +168,24 @@ class TreedInference(_Base):
         direct use.
         """
         default = closure is None and "optimizer" not in kwargs
+        rows = self.train_targets.shape[-1]
         if self._is_treed and default and not optimizer_kwargs:
-            climb_leaves(self)
+            with few_threads(rows):
+                climb_leaves(self)
         if self._is_treed and default and not self.partition.tree_shape:
             options = dict((optimizer_kwargs or {}).get("options") or {})
             optimizer_kwargs = {
                 **(optimizer_kwargs or {}),
                 "options": {**_FIT_OPTIONS, **options},
             }
-        return _fit_fallback(
-            mll,
-            closure=closure,
-            closure_kwargs=closure_kwargs,
-            optimizer_kwargs=optimizer_kwargs,
-            **kwargs,
-        )
+        with few_threads(rows):
+            return _fit_fallback(
+                mll,
+                closure=closure,
+                closure_kwargs=closure_kwargs,
+                optimizer_kwargs=optimizer_kwargs,
+                **kwargs,
+            )
 
     def _plan(self) -> list[list[_GroupData]]:
         """The terms of equation (2) with their data, tree by tree."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,41 +39,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("problem", problems)
 
 
-def scores(problem: dict[str, Any], **kwargs: Any) -> tuple[float, float, float]:
-    """RMSE of the mean, mean log predictive density with noise, CPU seconds."""
+def scores(problem: dict[str, Any], **kwargs: Any) -> tuple[float, float]:
+    """RMSE of the mean, mean log predictive density with noise."""
     X, Z, XX, f, Z_XX = (
         torch.tensor(problem[k], dtype=torch.float64)
         for k in ("X", "Z", "XX", "f_XX", "Z_XX")
     )
-    start = time.process_time()
     model = TreedGP(
         X, Z.unsqueeze(-1), input_transform=Normalize(X.shape[-1]), **kwargs
     )
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     with torch.no_grad():
         posterior = model.posterior(XX.unsqueeze(-2), observation_noise=True)
-    seconds = time.process_time() - start
     mean, variance = posterior.mean.reshape(-1), posterior.variance.reshape(-1)
     density = -0.5 * (math.log(2.0 * math.pi) + variance.log())
     density = density - 0.5 * (Z_XX - mean).square() / variance
     rmse = (mean - f).square().mean().sqrt()
-    return float(rmse), float(density.mean()), seconds
+    return float(rmse), float(density.mean())
 
 
 def test_default(problem: dict[str, Any]) -> None:
     runs = problem["btgp_restart_spread"]
-    rmse, density, seconds = scores(problem)
+    rmse, density = scores(problem)
     assert density >= min(run["mlpd_gaussian"] for run in runs)
     if problem["name"].startswith("exp2d"):
         assert rmse <= max(run["rmse_f"] for run in runs)
-    # measured: twenty to fifty times less than the fastest; a busy machine counts some
-    # of its waiting as work
-    assert seconds < min(run["wall_s"] for run in runs) / 4.0
 
 
 def test_published(problem: dict[str, Any]) -> None:
     if not problem["name"].startswith("exp2d"):
         pytest.skip("as a density, it is no better than one GP")
-    rmse, density, _ = scores(problem, **PUBLISHED)
+    rmse, density = scores(problem, **PUBLISHED)
     assert rmse <= 0.0065
     assert density >= 2.6
