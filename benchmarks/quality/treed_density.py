@@ -120,6 +120,17 @@ def score(problem: dict[str, Any], method: str) -> dict[str, Any]:
     }
 
 
+def meets(result: dict[str, Any], least: float, most: float | None) -> bool:
+    """Whether a score is at least the worst of the peer's.
+
+    Args:
+        result: From ``score``.
+        least: Smallest log predictive density of the peer.
+        most: Its largest error; None where that does not count.
+    """
+    return result["density"] >= least and (most is None or result["rmse"] <= most)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -140,19 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for method in options.methods:
             stored = score(problem, method)
             others = [score(one, method) for one in fresh]
-
-            def meets(result: dict[str, Any]) -> bool:
-                accurate = most is None or result["rmse"] <= most  # noqa: B023
-                return result["density"] >= least and accurate  # noqa: B023
-
             result = {
                 "problem": name,
                 "method": method,
                 **{f"stored_{k}": round(v, 4) for k, v in stored.items()},
-                "stored_meets": meets(stored),
+                "stored_meets": meets(stored, least, most),
                 "fastest_peer_s": min(run["wall_s"] for run in runs),
                 "draws": len(others),
-                "draws_that_meet": sum(meets(one) for one in others),
+                "draws_that_meet": sum(meets(one, least, most) for one in others),
             }
             if others:
                 result |= {

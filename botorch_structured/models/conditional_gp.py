@@ -25,7 +25,6 @@ from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
-from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
@@ -43,6 +42,7 @@ from botorch_structured.models.default_noise import (
     horseshoe_likelihood,
     set_noise_floor,
 )
+from botorch_structured.models.dependent_inputs import DependentInputs
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.map_fit import ToleranceOfRounding
 from botorch_structured.models.structured_inference import StructuredInference
@@ -52,7 +52,9 @@ _LENGTHSCALES = (1e-2, 1e3)
 _VARIANCES = (1e-4, 1e4)
 
 
-class ConditionalGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
+class ConditionalGP(
+    StructuredInference, ToleranceOfRounding, DependentInputs, SingleTaskGP
+):
     r"""A GP with a ``ConditionalKernel``: zero covariance across paths.
 
     Choose it when some parameters exist only for some values of others and what is
@@ -162,35 +164,6 @@ class ConditionalGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
                 for name, _ in self.named_parameters()
                 if name.rpartition(".")[2] in _OUTPUT_DIMENSION
             }
-
-    @classmethod
-    def construct_inputs(
-        cls,
-        training_data: SupervisedDataset,
-        *,
-        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
-        | None = None,
-        categorical_features: Sequence[int] | None = None,
-        task_feature: int | None = None,
-        fidelity_features: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
-        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
-
-        Args:
-            training_data: The data.
-            hierarchical_dependencies: Default: no dependencies.
-            categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order.
-            fidelity_features: Fidelities are ordinary columns of this model.
-        """
-        categorical = list(categorical_features or [])
-        if task_feature is not None:
-            categorical.append(task_feature)
-        inputs = super().construct_inputs(training_data=training_data)
-        inputs["hierarchical_dependencies"] = hierarchical_dependencies or {}
-        if categorical:
-            inputs["categorical_features"] = categorical
-        return inputs
 
 
 # where the output dimension of each parameter is, for ``subset_output``

@@ -29,7 +29,6 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
-from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -47,6 +46,7 @@ from botorch_structured.models.default_noise import (
     default_likelihood,
     set_noise_prior,
 )
+from botorch_structured.models.dependent_inputs import DependentInputs
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.map_fit import ToleranceOfRounding
 from botorch_structured.models.path_mean import PathMean
@@ -57,7 +57,9 @@ from botorch_structured.models.structured_inference import (
 from botorch_structured.spaces import ParameterTree
 
 
-class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
+class TreeStructuredGP(
+    StructuredInference, ToleranceOfRounding, DependentInputs, SingleTaskGP
+):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
 
     Choose it when some parameters exist only for some values of others: a point on path
@@ -235,35 +237,6 @@ class TreeStructuredGP(StructuredInference, ToleranceOfRounding, SingleTaskGP):
             set_noise_prior(self.likelihood, self.train_targets)
         if structured:
             self._subset_batch_dict = _batch_dimensions(self)
-
-    @classmethod
-    def construct_inputs(
-        cls,
-        training_data: SupervisedDataset,
-        *,
-        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
-        | None = None,
-        categorical_features: Sequence[int] | None = None,
-        task_feature: int | None = None,
-        fidelity_features: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
-        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
-
-        Args:
-            training_data: The data.
-            hierarchical_dependencies: Default: no dependencies.
-            categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order.
-            fidelity_features: Fidelities are ordinary columns of this model.
-        """
-        categorical = list(categorical_features or [])
-        if task_feature is not None:
-            categorical.append(task_feature)
-        inputs = super().construct_inputs(training_data=training_data)
-        inputs["hierarchical_dependencies"] = hierarchical_dependencies or {}
-        if categorical:
-            inputs["categorical_features"] = categorical
-        return inputs
 
     def custom_fit(
         self, mll: MarginalLogLikelihood, **kwargs: Any
