@@ -10,6 +10,12 @@ Flat here, violent there:
 - `RKHS1D`, `GramacyExponential2D`: synthetic, known optimum.
 - `TableProblem`: anything that was measured or computed before, conditional or not.
   `online_lda`, `structured_svm`, `clark_copper` and `walker_lake` read published ones.
+
+Many tasks, one of them to be solved with what the others show (a ``history``):
+
+- `QuadraticTasks`: synthetic, known optima; ``leave_out(t)`` is one task.
+- `TransferTables`: the same of tables; `random_forest_tables` and
+  `support_vector_tables` read published ones.
 """
 
 from __future__ import annotations
@@ -18,12 +24,19 @@ __all__ = [
     "Evaluation",
     "GramacyExponential2D",
     "JenattonTree",
+    "QuadraticTask",
+    "QuadraticTasks",
     "RKHS1D",
     "ScikitLearnCASH",
     "TableProblem",
+    "TaskHistory",
+    "TransferTable",
+    "TransferTables",
     "clark_copper",
     "online_lda",
+    "random_forest_tables",
     "structured_svm",
+    "support_vector_tables",
     "walker_lake",
 ]
 
@@ -35,5 +48,16 @@ from botorch_structured.test_functions.published_tables import (
     structured_svm,
     walker_lake,
 )
+from botorch_structured.test_functions.quadratic_tasks import (
+    QuadraticTask,
+    QuadraticTasks,
+)
 from botorch_structured.test_functions.table import TableProblem
+from botorch_structured.test_functions.task_history import TaskHistory
+from botorch_structured.test_functions.transfer_tables import (
+    TransferTable,
+    TransferTables,
+    random_forest_tables,
+    support_vector_tables,
+)
 from botorch_structured.test_functions.treed import RKHS1D, GramacyExponential2D

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import gzip
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.test_functions import (
+    TableProblem,
+    TransferTables,
+    random_forest_tables,
+    support_vector_tables,
+)
+
+ARFF = """% {"flow_id": 6969}
+@RELATION openml-meta-flow-6969
+
+@ATTRIBUTE randomforestclassifier__bootstrap {True, False}
+@ATTRIBUTE randomforestclassifier__criterion {entropy, gini}
+@ATTRIBUTE randomforestclassifier__max_depth {None}
+@ATTRIBUTE randomforestclassifier__max_features NUMERIC
+@ATTRIBUTE randomforestclassifier__min_samples_leaf {18, 20}
+@ATTRIBUTE randomforestclassifier__min_samples_split {9, 19}
+@ATTRIBUTE columntransformer__numeric__imputer__strategy {median, most_frequent}
+@ATTRIBUTE predictive_accuracy NUMERIC
+@ATTRIBUTE task_id NUMERIC
+
+@DATA
+True,entropy,None,0.8,18,9,median,0.5,3
+False,gini,None,0.1,20,19,most_frequent,0.75,3
+True,gini,None,0.5,1,2,mean,0.25,12
+"""
+SVM = """dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled
+b,0.9,rbf,-0.5,-1.0,
+b,0.8,poly,1.0,,0.3
+a,0.7,linear,0.0,,
+a,0.6,rbf,0.0,0.75,
+a,0.5,poly,0.0,,1.0
+"""
+
+
+def tables(contexts: bool = False) -> TransferTables:
+    """Three tasks with 6, 6 and 4 rows; the last is constant."""
+    generator = torch.Generator().manual_seed(0)
+    task = torch.tensor([0, 1] * 6 + [2] * 4)
+    X = torch.rand(16, 2, generator=generator, dtype=torch.double)
+    y = torch.randn(16, generator=generator, dtype=torch.double)
+    y[task == 2] = 3.0
+    space = SearchSpace(["u", "v"], torch.tensor([[0.0, 0], [1, 1]]))
+    c = torch.arange(6.0).reshape(3, 2) if contexts else None
+    return TransferTables(X, y, task, ["p", "q", "r"], space, c)
+
+
+@pytest.mark.parametrize("negate", [False, True])
+def test_one_task_is_left_out(negate: bool) -> None:
+    all_of_them = tables(contexts=True)
+    problem = all_of_them.leave_out("q", negate=negate)
+    assert isinstance(problem, TableProblem)
+    sign = -1.0 if negate else 1.0
+    own = all_of_them.task == 1
+    assert torch.equal(problem(all_of_them.X[own]), sign * all_of_them.y[own])
+    history = problem.history
+    assert history.task == 1 and history.num_tasks == 3
+    assert torch.equal(history.X[:, :-1], all_of_them.X[~own])
+    assert history.X[:, -1].tolist() == all_of_them.task[~own].tolist()
+    assert torch.equal(history.Y.squeeze(-1), sign * all_of_them.y[~own])
+    assert torch.equal(history.contexts, all_of_them.contexts)
+    starts = problem.starts(0)
+    assert starts.shape == (2, 2) and problem.space.feasible(starts).all()
+    assert torch.equal(problem.starts(0, 5)[:2], starts)
+    same = pickle.loads(pickle.dumps(problem))
+    assert torch.equal(same.history.X, history.X)
+    assert torch.equal(same(starts), problem(starts))
+    by_number = all_of_them.leave_out(1)
+    assert torch.equal(by_number.candidates, problem.candidates)
+
+
+def test_spread() -> None:
+    known = tables()
+    assert known.spread()[2] == 0.0
+    values = known.y[known.task == 0]
+    assert known.spread()[0] == values.max() - values.min()
+    assert known.leave_out(0).history.contexts is None
+
+
+def test_random_forests(tmp_path: Path) -> None:
+    plain, zipped = tmp_path / "rf.arff", tmp_path / "rf.arff.gz"
+    plain.write_text(ARFF)
+    with gzip.open(zipped, "wt") as file:
+        file.write(ARFF)
+    for path in (plain, str(zipped)):
+        forests = random_forest_tables(path)
+        assert forests.names == ["3", "12"]
+        problem = forests.leave_out("3")
+        assert problem.optimal_value == -0.75
+        (best,) = problem.space.decode(problem.optimizers)
+        assert best == {
+            "bootstrap": False,
+            "criterion": "gini",
+            "max_features": 0.1,
+            "min_samples_leaf": 20,
+            "min_samples_split": 19,
+            "strategy": "most_frequent",
+        }
+        assert problem.history.X.tolist() == [[1, 1, 0.5, 1, 2, 0, 1]]
+        assert problem.history.Y.tolist() == [[-0.25]]
+    for text, message in (
+        (ARFF.replace("gini,None", "log,None", 1), "criterion in .* row 2"),
+        (ARFF.replace(",0.5,3", ",?,3"), r"numbers in .* Got '\?' in row 1"),
+        (ARFF.replace("NUMERIC\n@ATTRIBUTE task_id", "X\n@OTHER task_id"), "task_id"),
+        (ARFF.split("True,entropy")[0], "a row of data"),
+    ):
+        plain.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            random_forest_tables(plain)
+    with pytest.raises(FileNotFoundError):
+        random_forest_tables(tmp_path / "nothing.arff")
+
+
+def test_support_vector_machines(tmp_path: Path) -> None:
+    path, meta = tmp_path / "svm.csv", tmp_path / "meta.csv"
+    path.write_text(SVM)
+    meta.write_text("dataset,meta00,meta01\na,1,2\nc,3,4\nb,5,6\n")
+    machines = support_vector_tables(path, meta)
+    assert machines.names == ["b", "a"]
+    assert machines.contexts.tolist() == [[5.0, 6.0], [1.0, 2.0]]
+    problem = machines.leave_out("a")
+    assert problem.tree.num_paths == 3
+    nan = math.nan
+    X = torch.tensor([[0, 0, nan, nan], [1, 0, nan, 1], [2, 0, 0.75, nan]])
+    torch.testing.assert_close(problem(X), torch.tensor([-0.7, -0.5, -0.6]))
+    assert problem.space.decode(problem.optimizers) == [{"kernel": "linear", "C": 0.0}]
+    # inactive columns of the history are filled, never NaN
+    assert problem.history.X.isfinite().all()
+    assert support_vector_tables(path).contexts is None
+    meta.write_text("dataset,meta00,meta01\na,1,2\n")
+    with pytest.raises(ValueError, match=r"data sets \['b'\]"):
+        support_vector_tables(path, meta)
+    path.write_text(SVM.replace("rbf,-0.5,-1.0", "sigmoid,-0.5,-1.0"))
+    with pytest.raises(ValueError, match="kernel in"):
+        support_vector_tables(path)
+
+
+def test_what_is_wrong_is_said() -> None:
+    good = tables()
+    with pytest.raises(ValueError, match=r"one of \['p', 'q', 'r'\]. Got 's'"):
+        good.leave_out("s")
+    with pytest.raises(ValueError, match="0 to 2. Got -1"):
+        good.leave_out(-1)
+    for changed, message in (
+        (dict(X=good.X[:, :1]), "N x 2"),
+        (dict(y=good.y[:3]), "16 values and tasks"),
+        (dict(names=["p", "q"]), "each of 2 tasks"),
+        (dict(contexts=torch.zeros(2, 1)), "3 rows. Got 2"),
+    ):
+        arguments = dict(
+            X=good.X, y=good.y, task=good.task, names=good.names, space=good.space
+        )
+        with pytest.raises(ValueError, match=message):
+            TransferTables(**{**arguments, **changed})
