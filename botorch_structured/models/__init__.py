@@ -6,14 +6,17 @@
   (Levesque et al. 2017).
 * ``TreedGP``: flat here and violent there: regions found from the data, a GP on each
   (Assael et al. 2014).
+* ``DecomposedGP``: the objective is a sum whose parts are observed, or known, each with
+  a model of its own (Wang and Welch 2018).
 * ``SampledGP``: what ``fit_slice_sampling`` returns, an average over hyperparameters.
 """
 
 from __future__ import annotations
 
-__all__ = ["ConditionalGP", "SampledGP", "TreeStructuredGP", "TreedGP"]
+__all__ = ["ConditionalGP", "DecomposedGP", "SampledGP", "TreeStructuredGP", "TreedGP"]
 
 from botorch_structured.models.conditional_gp import ConditionalGP
+from botorch_structured.models.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled import SampledGP
 from botorch_structured.models.tree_structured_gp import TreeStructuredGP
 from botorch_structured.models.treed_gp import TreedGP

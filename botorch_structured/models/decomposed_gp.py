@@ -1,0 +1,302 @@
+r"""A sum of functions that are observed one by one.
+
+Which model when: ``DecomposedGP`` where an evaluation returns the parts of what is
+optimised, and a part is easier to model than the sum: validation error = training error
++ generalisation gap, profit = revenue - cost. A ``ModelListGP`` where the parts are
+several objectives, or enter in another way than as a sum.
+
+References:
+
+.. [Wang2018monotonicity]
+    W. Wang and W. J. Welch. Bayesian Optimization Using Monotonicity Information and
+    Its Application in Machine Learning Hyperparameter Tuning. arXiv:1802.03532, 2018.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DecomposedGP"]
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from botorch.models import ModelListGP
+from botorch.models.deterministic import DeterministicModel
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import Model, ModelList
+from botorch.posteriors import GPyTorchPosterior, Posterior
+from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
+from botorch.sampling.pathwise import draw_matheron_paths
+from botorch.sampling.pathwise.paths import PathList, SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.utils.transforms import is_ensemble
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+from torch.nn import ModuleList
+
+from botorch_structured.models.decomposed_observations import (
+    ObservedComponents,
+    independent,
+)
+
+
+class DecomposedGP(ObservedComponents, ModelListGP):
+    r"""f(x) = sum_i f_i(x), every f_i observed: the posterior is that of the sum.
+
+    Choose it when an evaluation returns the parts of the objective: each may then have
+    its own data, transforms and prior knowledge, such as the signs of a ``MonotoneGP``
+    ([Wang2018monotonicity]_, section 3.1). The components are independent, so that
+    means add and covariances add.
+
+    It has *one output*, the sum: ``num_outputs`` is 1, and acquisition functions,
+    analytic or Monte Carlo, take the model as they take a ``SingleTaskGP``. ``best_f``
+    is the best observed *sum*. Everything that is observed stays in *component space*,
+    one column for each component with data: ``condition_on_observations``,
+    ``fantasize`` and noise given as a tensor. A ``posterior_transform`` is applied to
+    the joint posterior of all components, as with a ``ModelListGP``: other weights
+    (``ScalarizedPosteriorTransform``), or a difference. (For a Monte Carlo objective
+    of the components take ``ModelListGP(*model.models)``.)
+
+    A component that is known, a price or a cost, is a ``DeterministicModel``: it adds
+    to the mean, has no data and no column, and is not in ``models``. A product of
+    positive parts is a sum of logarithms, with the same maximiser: demand times margin
+    (section 5) is the second example.
+
+    Two things are not as in ``ModelListGP``. Fantasies of the components are drawn
+    jointly: with the same base samples for each, as there, they would be perfectly
+    correlated, and the sum too variable. Conditioning goes through the components'
+    own ``condition_on_observations``, so that input transforms are applied.
+
+    Args:
+        models: Two or more components, single-output GPs and ``DeterministicModel`` s,
+            at least one of them a GP. Outcome transforms must be linear (such as
+            ``Standardize``): the sum of what a ``Log`` transform undoes is not
+            Gaussian.
+
+    Raises:
+        ValueError: For other components.
+
+    Example:
+        >>> # column 0: regularisation; parts: training error and gap, negated, n x 2
+        >>> error = MonotoneGP(X, parts[:, :1], {0: -1}, bounds=bounds)
+        >>> gap = MonotoneGP(X, parts[:, 1:], {0: 1}, bounds=bounds)
+        >>> model = DecomposedGP(error, gap)
+        >>> fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        >>> acqf = LogExpectedImprovement(model, best_f=parts.sum(-1).max())
+
+        >>> # profit = demand(price) * (price - cost): log-demand falls, the rest is
+        >>> # known, and exp(sum) is the profit
+        >>> log_demand = MonotoneGP(price, demand.log(), {0: -1}, bounds=bounds)
+        >>> log_margin = GenericDeterministicModel(lambda X: (X - cost).log())
+        >>> model = DecomposedGP(log_demand, log_margin)
+    """
+
+    def __init__(self, *models: Model) -> None:
+        _check_components(models)
+        known = [isinstance(model, DeterministicModel) for model in models]
+        super().__init__(*(m for m, k in zip(models, known, strict=True) if not k))
+        self.known_models = ModuleList(
+            m for m, k in zip(models, known, strict=True) if k
+        )
+        self._known = tuple(known)
+
+    @property
+    def num_outputs(self) -> int:
+        """One: the sum. The components are in ``models`` and ``known_models``."""
+        return 1
+
+    @property
+    def components(self) -> list[Model]:
+        """All components, in the order in which they were given."""
+        models, known = iter(self.models), iter(self.known_models)
+        return [next(known if k else models) for k in self._known]
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: Any | None = None,
+    ) -> Posterior:
+        r"""The posterior of the sum, or of what a transform makes of the components.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Without a ``posterior_transform``: of the one output, the
+                sum, ``[0]``. With one: the components that it is given.
+            observation_noise: Whether to add the components' noise, or its variances,
+                ``batch_shape x q x m`` for ``m`` components with data, each in the
+                space of the component's transformed outcomes.
+            posterior_transform: Applied to the joint posterior of the components, in
+                the order in which they were given.
+
+        Returns:
+            A ``GPyTorchPosterior`` over ``batch_shape x q x 1``, or what the transform
+            returns.
+
+        Raises:
+            ValueError: For another output than the sum, or noise of another shape.
+        """
+        if posterior_transform is not None:
+            joint = self.component_posterior(X, output_indices, observation_noise)
+            return posterior_transform(posterior=joint, X=X)
+        self._check_output(output_indices)
+        learned = self._learned(X, observation_noise)
+        mean = sum(mvn.mean for mvn in learned)
+        for value in self._known_values(X, mean):
+            mean = mean + value
+        covariance = learned[0].lazy_covariance_matrix
+        for mvn in learned[1:]:
+            covariance = covariance + mvn.lazy_covariance_matrix
+        return self._as_posterior(MultivariateNormal(mean, covariance))
+
+    def component_posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+    ) -> Posterior:
+        r"""The joint posterior of the components, which are independent.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Which components, known ones included; all if None.
+            observation_noise: As in ``posterior``.
+
+        Returns:
+            A posterior over ``batch_shape x q x k`` for ``k`` components; the variance
+            of a known one is the least that GPyTorch allows, 1e-10 in double precision.
+        """
+        mvns = self._learned(X, observation_noise)
+        learned, like = iter(mvns), mvns[0].mean
+        known = iter(self._known_values(X, like))
+        parts = [_certain(next(known)) if k else next(learned) for k in self._known]
+        if output_indices is not None:
+            parts = [parts[i] for i in output_indices]
+        return self._as_posterior(independent(parts))
+
+    def subset_output(self, idcs: list[int]) -> DecomposedGP:
+        """The model itself: there is one output.
+
+        A sum of fewer components is ``DecomposedGP(*some_of_them)``.
+        """
+        self._check_output(idcs)
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:
+        """Of all components; models that are loaded in ways of their own do so."""
+        super().load_state_dict(state_dict, strict=strict, assign=assign)
+        prefix = "known_models."
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        self.known_models.load_state_dict(own, strict=strict, assign=assign)
+
+    def _learned(
+        self, X: Tensor, observation_noise: bool | Tensor
+    ) -> list[MultivariateNormal]:
+        """The posterior of each component with data, of one batch shape."""
+        noises: list[Any] = [observation_noise] * len(self.models)
+        if isinstance(observation_noise, Tensor):
+            self._check_columns("observation_noise", observation_noise)
+            noises = list(observation_noise.split(1, dim=-1))
+        return self._broadcast_mvns(
+            [
+                model.posterior(X, observation_noise=noise).distribution
+                for model, noise in zip(self._with_data, noises, strict=True)
+            ]
+        )
+
+    def _known_values(self, X: Tensor, like: Tensor) -> list[Tensor]:
+        """Each known component, of the shape of ``like``, ``batch_shape x q``."""
+        known: list[Any] = list(self.known_models)
+        values = [model.posterior(X).mean.squeeze(-1) for model in known]
+        if is_ensemble(self):  # the members stand before the points
+            values = [value.unsqueeze(-2) for value in values]
+        return [value.expand_as(like) for value in values]
+
+    def _as_posterior(self, mvn: MultivariateNormal) -> Posterior:
+        kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
+        return kind(distribution=mvn)
+
+    def _with_models(self, models: Sequence[Model]) -> DecomposedGP:
+        """The same known components with other ones that have data."""
+        learned, known = iter(models), iter(self.known_models)
+        return type(self)(*(next(known if k else learned) for k in self._known))
+
+    def _check_output(self, indices: list[int] | None) -> None:
+        if indices is not None and list(indices) not in ([0], [-1]):
+            raise ValueError(
+                "Expected output 0: a DecomposedGP has one output, the sum. Got "
+                f"{indices}. Its components are in `components`; their joint posterior "
+                "is `component_posterior`."
+            )
+
+
+def _check_components(models: Sequence[Model]) -> None:
+    for i, model in enumerate(models):
+        known = isinstance(model, DeterministicModel)
+        gp = isinstance(model, GPyTorchModel) and not isinstance(model, ModelList)
+        if not (known or gp):
+            raise ValueError(
+                "Expected components that are single GPs or DeterministicModels. Got "
+                f"a {type(model).__name__} at {i}."
+            )
+        if model.num_outputs != 1:
+            raise ValueError(
+                f"Expected components with one output. Component {i} has "
+                f"{model.num_outputs}: sum each output in a DecomposedGP of its own."
+            )
+        transform = getattr(model, "outcome_transform", None)
+        if gp and transform is not None and not transform._is_linear:
+            raise ValueError(
+                "Expected linear outcome transforms, such as Standardize. Component "
+                f"{i} has a {type(transform).__name__}, whose sum with others is not "
+                "Gaussian: model the transformed values instead, and sum those."
+            )
+    if all(isinstance(model, DeterministicModel) for model in models):
+        raise ValueError(
+            "Expected at least one component with data. Got "
+            f"{len(models)} components, all of them known."
+        )
+
+
+def _certain(value: Tensor) -> MultivariateNormal:
+    """``batch_shape x q`` with the least variance that GPyTorch does not warn of."""
+    least = settings.min_variance.value(value.dtype)
+    return MultivariateNormal(value, DiagLinearOperator(torch.full_like(value, least)))
+
+
+class _KnownPath(SamplePath):
+    """A known component as the sample path that it always is."""
+
+    def __init__(self, model: DeterministicModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.model.posterior(x).mean.squeeze(-1)
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Nothing depends on it."""
+
+
+# Without it BoTorch finds the method for a ModelListGP: a list of paths, one a
+# component, where one path of the sum is expected.
+@DrawMatheronPaths.register(DecomposedGP)
+def _draw_paths_of_sum(
+    model: DecomposedGP, sample_shape: torch.Size, **kwargs: Any
+) -> PathList:
+    paths = [
+        _KnownPath(part)
+        if isinstance(part, DeterministicModel)
+        else draw_matheron_paths(part, sample_shape=sample_shape, **kwargs)
+        for part in model.components
+    ]
+    return PathList(paths, join=sum)
