@@ -1,0 +1,177 @@
+r"""Features of the rows of a Bayesian linear regression, evaluated chunk by chunk."""
+
+from __future__ import annotations
+
+__all__ = ["AblrData", "FeatureMap"]
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from botorch_structured.inference.ablr_factors import TaskFactors
+from botorch_structured.inference.row_chunks import Chunk, TaskRows
+
+#: From ``n x d`` to ``n x D``, row by row.
+FeatureMap = nn.Module | Callable[[Tensor], Tensor]
+
+
+class AblrData:
+    """Inputs, outcomes and the feature map, checked once and read chunk by chunk.
+
+    With known noise, features and outcomes of an observation are divided by its
+    standard deviation: the noise precision is then 1.
+
+    Args:
+        features: The feature map.
+        X: Inputs, ``n x d``.
+        Y: Outcomes, ``m``.
+        task: Tasks of the observations, ``m``, or how these are arranged.
+        num_tasks: T.
+        chunk_rows: See ``TaskRows``; only with a tensor as ``task``.
+        noise_variance: Known noise variances, ``m``.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not fit together, a noise variance
+            is not positive, or the feature map is not a function of single rows.
+    """
+
+    def __init__(
+        self,
+        features: FeatureMap,
+        X: Tensor,
+        Y: Tensor,
+        task: Tensor | TaskRows,
+        num_tasks: int,
+        *,
+        chunk_rows: int | None = None,
+        noise_variance: Tensor | None = None,
+    ) -> None:
+        if X.dim() != 2 or not X.is_floating_point():
+            raise ValueError(
+                "X: expected a floating-point tensor n x d, got shape "
+                f"{tuple(X.shape)} and {X.dtype}."
+            )
+        if isinstance(task, Tensor):
+            task = TaskRows(task, num_tasks, chunk_rows=chunk_rows)
+        elif chunk_rows is not None:
+            raise ValueError("chunk_rows: give it to TaskRows where task is one.")
+        if task.num_tasks != num_tasks:
+            raise ValueError(
+                f"task: expected {num_tasks} tasks, one per hyperparameter, got "
+                f"{task.num_tasks}."
+            )
+        if task.num_rows != len(X) or Y.shape != (task.num_entries,):
+            raise ValueError(
+                f"X, Y: expected {task.num_rows} rows and {task.num_entries} outcomes "
+                f"as task says, got shapes {tuple(X.shape)} and {tuple(Y.shape)}."
+            )
+        if not X.device == Y.device == task.device:
+            raise ValueError(
+                "X, Y, task: expected one device, got "
+                f"{X.device}, {Y.device} and {task.device}."
+            )
+        self.features = features
+        self.X = X
+        self.Y = Y
+        self.rows = task
+        self.noise_variance = _checked_noise(noise_variance, Y)
+        self.parameters = _parameters(features)
+        with torch.no_grad():
+            self.num_features = self.evaluate(X[:0]).shape[-1]
+
+    def evaluate(self, x: Tensor) -> Tensor:
+        """Features of inputs ``n x d``: ``n x D``.
+
+        Raises:
+            ValueError: If the feature map returns another shape, or has parameters that
+                are not known here.
+        """
+        phi = self.features(x)
+        if phi.dim() != 2 or len(phi) != len(x) or phi.shape[-1] == 0:
+            raise ValueError(
+                f"features: expected {len(x)} x D from inputs {len(x)} x {x.shape[-1]},"
+                f" got {tuple(phi.shape)}."
+            )
+        if phi.requires_grad and not (self.parameters or x.requires_grad):
+            raise ValueError(
+                "features: has parameters that require gradients but is no nn.Module, "
+                "nor a method of one, so that they are not known; wrap it in a Module."
+            )
+        return phi
+
+    def observed(self, chunk: Chunk, phi: Tensor) -> Tensor:
+        """Features and outcomes of each observation in float64, ``m x (D + 1)``.
+
+        Args:
+            chunk: Which observations.
+            phi: Features of the rows of the chunk, ``n x D``.
+        """
+        if chunk.local is not None:
+            phi = phi[chunk.local]
+        y = self.Y[chunk.entries]
+        data = torch.empty(
+            len(y), self.num_features + 1, dtype=torch.float64, device=y.device
+        )
+        data[:, :-1] = phi
+        data[:, -1] = y
+        scale = self.scale(chunk)
+        return data if scale is None else data.mul_(scale)
+
+    def scale(self, chunk: Chunk) -> Tensor | None:
+        """What observations are multiplied by, ``m x 1``; None with learnt noise."""
+        if self.noise_variance is None:
+            return None
+        return self.noise_variance[chunk.entries].double().rsqrt().unsqueeze(-1)
+
+    def log_scales(self) -> Tensor:
+        """Sum of the logarithms of what observations are multiplied by."""
+        if self.noise_variance is None:
+            return torch.zeros((), dtype=torch.float64, device=self.X.device)
+        return -0.5 * self.noise_variance.double().log().sum()
+
+    @torch.no_grad()
+    def factors(self) -> TaskFactors:
+        """Factors of all tasks of this process."""
+        factors = TaskFactors(self.rows.counts, self.num_features, self.X)
+        for chunk in self.rows.chunks:
+            phi = self.evaluate(self.X[chunk.rows])
+            factors.add(chunk, self.observed(chunk, phi))
+        return factors
+
+
+def _checked_noise(noise_variance: Tensor | None, Y: Tensor) -> Tensor | None:
+    if noise_variance is None:
+        return None
+    if noise_variance.shape != Y.shape:
+        raise ValueError(
+            f"noise_variance: expected one per outcome, of shape {tuple(Y.shape)}, got "
+            f"{tuple(noise_variance.shape)}."
+        )
+    if noise_variance.requires_grad:
+        raise ValueError("noise_variance: expected constants, got requires_grad=True.")
+    if not bool((noise_variance > 0.0).all()):
+        raise ValueError(
+            "noise_variance: expected positive numbers, got a minimum of "
+            f"{float(noise_variance.min())}."
+        )
+    return noise_variance
+
+
+def _parameters(features: FeatureMap) -> Sequence[Tensor]:
+    """What of a feature map is learnt."""
+    # a module, or a method of one
+    is_module = isinstance(features, nn.Module)
+    module = features if is_module else getattr(features, "__self__", None)
+    if not isinstance(module, nn.Module):
+        return []
+    for name, part in module.named_modules():
+        if part.training and isinstance(part, (_BatchNorm, _DropoutNd)):
+            raise ValueError(
+                "features: expected a function of single rows, the same whenever it is "
+                f"called; got {type(part).__name__} ({name or 'itself'}) in training "
+                "mode. Put it in eval mode or leave it out."
+            )
+    return [p for p in module.parameters() if p.requires_grad]

@@ -1,0 +1,185 @@
+r"""Summed log evidence of Bayesian linear regressions on shared features.
+
+Perrone et al. (2017), equation (3): tasks t = 1 ... T with the features ``Phi_t`` of
+their rows, outcomes ``y_t``, noise precisions alpha_t and weight precisions beta_t,
+
+.. math:: \sum_t \log N(y_t;\, 0,\, \Phi_t \Phi_t' / \beta_t + I / \alpha_t),
+
+with the gradient to the hyperparameters and to what the features are learnt by. The
+first pass over the rows reduces each task to a small factor
+(``botorch_structured.inference.ablr_factors``), from which value, weights m and slopes
+follow; the second computes the features again and sends the derivative of each row,
+
+.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
+
+back through the feature map. Time is linear in the number of rows, and memory does not
+depend on it. Rows that fit into one chunk are passed once.
+"""
+
+from __future__ import annotations
+
+__all__ = ["summed_log_evidence"]
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from botorch_structured.inference.ablr_data import AblrData, FeatureMap
+from botorch_structured.inference.ablr_factors import TaskFactors
+from botorch_structured.inference.ablr_systems import TaskSolutions
+from botorch_structured.inference.row_chunks import Chunk, TaskRows
+
+
+def summed_log_evidence(
+    features: FeatureMap,
+    X: Tensor,
+    Y: Tensor,
+    task: Tensor | TaskRows,
+    log_alpha: Tensor | None,
+    log_beta: Tensor,
+    *,
+    noise_variance: Tensor | None = None,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """Sum over tasks of the log evidence of their Bayesian linear regressions.
+
+    Differentiable once in ``log_alpha``, ``log_beta``, ``X``, ``Y`` and the parameters
+    of ``features``; the gradient is computed along with the value.
+
+    Args:
+        features: The feature map, ``n x d`` to ``n x D``, row by row: any module, or a
+            method of one.
+        X: Inputs as the feature map takes them, ``n x d``.
+        Y: Outcomes, ``m``.
+        task: Task of each outcome, ``m`` integers in ``0 ... T - 1``; then outcome i is
+            of row i. Or a ``TaskRows``, which is made once for many evaluations, and
+            where several outcomes may share a row.
+        log_alpha: Logarithms of the noise precisions, ``T``; None with
+            ``noise_variance``.
+        log_beta: Logarithms of the weight precisions, ``T``.
+        noise_variance: Known noise variances of the outcomes, ``m``; constants.
+        chunk_rows: Rows that are computed at once, see ``TaskRows``.
+
+    Returns:
+        A scalar, natural logarithms, ``- (m / 2) log(2 pi)`` included.
+
+    Raises:
+        ValueError: If arguments do not fit together.
+        NanError: If features or hyperparameters are such that the value is not finite.
+    """
+    if (log_alpha is None) == (noise_variance is None):
+        raise ValueError(
+            "log_alpha, noise_variance: expected one of them, got "
+            f"{'neither' if log_alpha is None else 'both'}."
+        )
+    if log_beta.dim() != 1 or (
+        log_alpha is not None and log_alpha.shape != log_beta.shape
+    ):
+        raise ValueError(
+            "log_alpha, log_beta: expected one number per task, got shapes "
+            f"{None if log_alpha is None else tuple(log_alpha.shape)} and "
+            f"{tuple(log_beta.shape)}."
+        )
+    data = AblrData(
+        features,
+        X,
+        Y,
+        task,
+        len(log_beta),
+        chunk_rows=chunk_rows,
+        noise_variance=noise_variance,
+    )
+    if log_alpha is None:
+        log_alpha = torch.zeros_like(log_beta, requires_grad=False)
+    learnt = (log_alpha, log_beta, X, Y, *data.parameters)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
+        return _SummedLogEvidence.apply(data, *learnt)
+    with torch.no_grad():
+        return _Evaluation(data, log_alpha, log_beta).value.to(log_beta.dtype)
+
+
+class _SummedLogEvidence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, data: AblrData, log_alpha: Tensor, log_beta: Tensor, *learnt: Tensor
+    ) -> Tensor:
+        evaluation = _Evaluation(data, log_alpha, log_beta, gradient=True)
+        ctx.gradients = evaluation.gradients()
+        ctx.dtypes = [t.dtype for t in (log_alpha, log_beta, *learnt)]
+        return evaluation.value.to(log_beta.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        return None, *(
+            None if g is None else (grad * g).to(dtype)
+            for g, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        )
+
+
+class _Evaluation:
+    """One value, and what its gradient needs."""
+
+    def __init__(
+        self,
+        data: AblrData,
+        log_alpha: Tensor,
+        log_beta: Tensor,
+        gradient: bool = False,
+    ) -> None:
+        self.data = data
+        # of a single chunk, keep the graph: no need to compute the features again
+        self.kept: tuple[Tensor, Tensor] | None = None
+        keep = gradient and len(data.rows.chunks) == 1
+        factors = TaskFactors(data.rows.counts, data.num_features, data.X)
+        for chunk in data.rows.chunks:
+            x, phi = self._features(chunk, with_graph=keep)
+            factors.add(chunk, data.observed(chunk, phi.detach()))
+            if keep:
+                self.kept = x, phi
+        self.solutions = TaskSolutions(factors, log_alpha, log_beta)
+        self.value = self.solutions.value.sum() + data.log_scales()
+
+    def _features(self, chunk: Chunk, with_graph: bool) -> tuple[Tensor, Tensor]:
+        x = self.data.X.detach()[chunk.rows]
+        if with_graph:
+            x.requires_grad_(self.data.X.requires_grad)
+        with torch.set_grad_enabled(with_graph):
+            return x, self.data.evaluate(x)
+
+    def gradients(self) -> list[Tensor | None]:
+        """With respect to log alpha, log beta, X, Y and the parameters."""
+        data = self.data
+        sums = [torch.zeros_like(p) for p in data.parameters]
+        d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
+        d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
+        for chunk in data.rows.chunks:
+            x, phi = self.kept or self._features(chunk, with_graph=True)
+            slopes = self.solutions.slopes(chunk, data.observed(chunk, phi.detach()))
+            scale = data.scale(chunk)
+            if scale is not None:
+                slopes.mul_(scale)
+            if d_y is not None:
+                d_y[chunk.entries] = slopes[:, -1].to(d_y.dtype)
+            if not phi.requires_grad:
+                continue
+            d_phi = slopes[:, :-1].to(phi.dtype)
+            if chunk.local is not None:
+                d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
+            wanted = [*data.parameters, *([] if d_x is None else [x])]
+            found = torch.autograd.grad(phi, wanted, d_phi, allow_unused=True)
+            for total, g in zip(sums, found, strict=False):
+                if g is not None:
+                    total.add_(g)
+            if d_x is not None and found[-1] is not None:
+                d_x[chunk.rows] = found[-1]
+        return [
+            self.solutions.d_log_alpha,
+            self.solutions.d_log_beta,
+            d_x,
+            d_y,
+            *sums,
+        ]
