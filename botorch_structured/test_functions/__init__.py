@@ -11,6 +11,12 @@ Flat here, violent there:
 - `TableProblem`: anything that was measured or computed before, conditional or not.
   `online_lda`, `structured_svm`, `clark_copper` and `walker_lake` read published ones.
 
+Sums of parts that are observed and bend one way each (``components``, ``monotone``):
+
+- `MonotoneMixture1D`: synthetic, known optimum.
+- `ElasticNetTuning`, `ForestTuning`, `NetworkTuning`: validation error as training
+  error and gap; real trainings. `read_adult` reads the forest's data.
+
 Many tasks, one of them to be solved with what the others show (a ``history``):
 
 - `QuadraticTasks`: synthetic, known optima; ``leave_out(t)`` is one task.
@@ -21,9 +27,13 @@ Many tasks, one of them to be solved with what the others show (a ``history``):
 from __future__ import annotations
 
 __all__ = [
+    "ElasticNetTuning",
     "Evaluation",
+    "ForestTuning",
     "GramacyExponential2D",
     "JenattonTree",
+    "MonotoneMixture1D",
+    "NetworkTuning",
     "QuadraticTask",
     "QuadraticTasks",
     "RKHS1D",
@@ -35,6 +45,7 @@ __all__ = [
     "clark_copper",
     "online_lda",
     "random_forest_tables",
+    "read_adult",
     "structured_svm",
     "support_vector_tables",
     "walker_lake",
@@ -42,6 +53,13 @@ __all__ = [
 
 from botorch_structured.test_functions.cash import Evaluation, ScikitLearnCASH
 from botorch_structured.test_functions.jenatton_tree import JenattonTree
+from botorch_structured.test_functions.monotone_mixture import MonotoneMixture1D
+from botorch_structured.test_functions.monotone_tuning import (
+    ElasticNetTuning,
+    ForestTuning,
+    NetworkTuning,
+    read_adult,
+)
 from botorch_structured.test_functions.published_tables import (
     clark_copper,
     online_lda,
