@@ -10,6 +10,7 @@ _JENATTON = "Jenatton2017tree"
 _LEVESQUE = "Levesque2017conditional"
 _BALOG = "Balog2016mondrian"
 _ASSAEL = "Assael2014treed"
+_PERRONE = "Perrone2017multiple"
 
 BIBTEX: dict[str, str] = {
     "Jenatton2017tree": """\
@@ -84,9 +85,11 @@ _PAPER_OF: dict[str, str] = {
     "JenattonTree": _JENATTON,
     "LaplaceKernel": _LEVESQUE,
     "MondrianKernel": _BALOG,
+    "MultiTaskABLR": _PERRONE,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,
     "RKHS1D": _ASSAEL,
+    "RandomFourierFeatures": _PERRONE,
     "SampledGP": _LEVESQUE,
     "ScikitLearnCASH": _LEVESQUE,
     "TreeStructuredGP": _JENATTON,

@@ -6,10 +6,12 @@ __all__ = [
     "ConditionalKernel",
     "LaplaceKernel",
     "MondrianKernel",
+    "RandomFourierFeatures",
     "TreeStructuredKernel",
 ]
 
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.kernels.mondrian import MondrianKernel
+from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel

@@ -6,6 +6,8 @@
   (Levesque et al. 2017).
 * ``TreedGP``: flat here and violent there: regions found from the data, a GP on each
   (Assael et al. 2014).
+* ``MultiTaskABLR``: a warm start from the evaluations of old searches, linear in their
+  number, or signals that are observed beside the objective (Perrone et al. 2017).
 * ``DecomposedGP``: the objective is a sum whose parts are observed, or known, each with
   a model of its own (Wang and Welch 2018).
 * ``SampledGP``: what ``fit_slice_sampling`` returns, an average over hyperparameters.
@@ -13,8 +15,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ConditionalGP", "DecomposedGP", "SampledGP", "TreeStructuredGP", "TreedGP"]
+__all__ = [
+    "ConditionalGP",
+    "DecomposedGP",
+    "MultiTaskABLR",
+    "SampledGP",
+    "TreeStructuredGP",
+    "TreedGP",
+]
 
+from botorch_structured.models.ablr import MultiTaskABLR
 from botorch_structured.models.conditional_gp import ConditionalGP
 from botorch_structured.models.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled import SampledGP

@@ -1,0 +1,382 @@
+"""Predictions of Bayesian linear regressions, from the posterior of their weights."""
+
+from __future__ import annotations
+
+__all__ = ["AblrPosterior"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+)
+from torch import Tensor
+
+from botorch_structured.inference.ablr_posterior import (
+    WeightPosterior,
+    weight_posterior,
+)
+from botorch_structured.models.ablr_standardize import StandardizeTasks
+from botorch_structured.models.structured_inference import with_variance_floor
+
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch_structured.models.ablr_rows import AblrRows as _Base
+else:
+    _Base = object
+
+
+class AblrPosterior(_Base):
+    """Posterior of a ``MultiTaskABLR``, equations (1) and (2)."""
+
+    _output_tasks: list[int]
+    _weights: dict[int, WeightPosterior]
+    _noise_cache: Tensor | None = None
+
+    # -- weights ------------------------------------------------------------------
+
+    def _weights_of(self, which: list[int]) -> list[WeightPosterior]:
+        """The posterior of the weights of some tasks, by index; computed once."""
+        missing = [t for t in which if t not in self._weights]
+        if missing:
+            outputs = [self._index_of(t) for t in self._output_tasks]
+            extra = [t for t in outputs if t not in (*self._weights, *missing)]
+            self._compute_weights([*missing, *extra])
+        return [self._weights[t] for t in which]
+
+    @torch.no_grad()
+    def _compute_weights(self, which: list[int]) -> None:
+        data = self._rows()
+        X, Y = data.X, data.Y - self._prior_mean_of_outcomes(data, data.inputs)
+        arrangement: Any = data.rows
+        noise = data.noise
+        log_alpha = None if noise is not None else self._log_alpha()
+        log_beta = self.covar_module.weight_precision.raw_value
+        asked: list[int] | None = which
+        if self._group.is_shared:
+            # together, so that the processes need not agree on who asks for what
+            which, asked = list(range(self.num_tasks)), None
+        elif self.tasks is not None and len(which) < self.num_tasks:
+            # the features of other tasks' rows are not needed
+            chosen = torch.tensor(which, device=X.device)
+            keep = torch.isin(data.task, chosen)
+            X, Y, task = X[keep], Y[keep], data.task[keep]
+            noise = None if noise is None else noise[keep]
+            place = torch.zeros(self.num_tasks, dtype=torch.long, device=X.device)
+            place[chosen] = torch.arange(len(which), device=X.device)
+            arrangement, asked = place[task], None
+            log_alpha = None if log_alpha is None else log_alpha[chosen]
+            log_beta = log_beta[chosen]
+        mean, root = weight_posterior(
+            self.covar_module.feature_map,
+            X,
+            Y,
+            arrangement,
+            log_alpha,
+            log_beta,
+            noise_variance=noise,
+            tasks=asked,
+            **self._group.kwargs,
+        )
+        for i, t in enumerate(which):
+            self._weights[t] = WeightPosterior(mean[i].to(X), root[i].to(X))
+
+    def _index_of(self, output: int) -> int:
+        """The index of a task value, or of a signal.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if self.tasks is None:
+            if not -self.num_tasks <= output < self.num_tasks:
+                raise ValueError(
+                    f"output_indices: expected signals below {self.num_tasks}, got "
+                    f"{output}."
+                )
+            return output % self.num_tasks
+        return int(self.tasks.index(torch.tensor([output], device=self._device)))
+
+    @property
+    def _device(self) -> torch.device:
+        return self.covar_module.weight_precision.raw_value.device
+
+    def weight_posterior(self) -> MultivariateNormal:
+        """Posterior of the weights w_t of each output, on the standardised scale.
+
+        Returns:
+            A distribution over ``num_outputs x D``, or ``D`` for one output.
+        """
+        self.eval()
+        found = self._weights_of([self._index_of(t) for t in self._output_tasks])
+        if len(found) == 1:
+            return _normal(found[0].mean, RootLinearOperator(found[0].root))
+        mean, root = _stacked(found)
+        return _normal(mean, RootLinearOperator(root))
+
+    # -- noise and scales -----------------------------------------------------------
+
+    def _noise_levels(self) -> Tensor:
+        """The noise variance of a new outcome of each task, ``T``.
+
+        Where variances are given row by row: the mean over the task's rows; over all
+        rows for a task without any.
+        """
+        if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            return self.likelihood.noise.expand(self.num_tasks)
+        if self._noise_cache is None:
+            data = self._rows()
+            assert data.noise is not None
+            zeros = data.noise.new_zeros(self.num_tasks)
+            total = self._group.sum(zeros.index_add(0, data.task, data.noise))
+            ones = torch.ones_like(data.noise)
+            count = self._group.sum(zeros.index_add(0, data.task, ones))
+            usual = total.sum() / count.sum()
+            self._noise_cache = torch.where(count > 0, total / count, usual)
+        return self._noise_cache
+
+    def _scales(self) -> tuple[Tensor, Tensor] | None:
+        """Shift and scale of each task's outcomes; None if that is not what is done."""
+        transform = getattr(self, "outcome_transform", None)
+        if isinstance(transform, StandardizeTasks):
+            return transform.means, transform.stdvs
+        return None
+
+    # -- posterior ------------------------------------------------------------------
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        r"""Posterior at some points, joint over the ``q`` points.
+
+        Args:
+            X: ``batch_shape x q x d``, answered for ``output_tasks`` (or all signals),
+                or ``batch_shape x q x (d + 1)`` with a task column: one output.
+            output_indices: Task values, or indices of signals, to answer for instead.
+                Not with a task column in ``X``.
+            observation_noise: Whether to add the noise of each task. A tensor,
+                ``batch_shape x q x m``, has variances on the standardised scale.
+            posterior_transform: An optional transform.
+
+        Raises:
+            ValueError: For unknown tasks, or the wrong number of columns.
+        """
+        self.eval()
+        if self.tasks is not None and X.shape[-1] == self._num_columns:
+            if output_indices is not None:
+                raise ValueError(
+                    "`output_indices` must be None when `X` includes task features."
+                )
+            posterior: Any = self._row_posterior(X, observation_noise)
+        else:
+            if X.shape[-1] != self._num_columns - (self.tasks is not None):
+                raise ValueError(
+                    f"X: expected {self._num_columns} columns"
+                    + (", or one less without tasks" if self.tasks is not None else "")
+                    + f", got {X.shape[-1]}."
+                )
+            outputs = self._output_tasks if output_indices is None else output_indices
+            posterior = self._output_posterior(X, list(outputs), observation_noise)
+        if posterior_transform is not None:
+            return posterior_transform(posterior=posterior, X=X)
+        return posterior
+
+    def _latent_posterior(self, X: Tensor) -> MultivariateNormal:
+        """On the standardised scale at transformed inputs: ``model(X)``."""
+        if self.tasks is not None:
+            mean, root, task = self._at_rows(X)
+            return _normal(mean, _covariance_of_rows(root, task))
+        which = list(range(self.num_tasks))
+        mean, root = self._at_outputs([X], self.feature_map(X), which)
+        if self.num_tasks == 1:
+            mean, root = mean.squeeze(-2), root.squeeze(-3)
+        return _normal(mean, _covariance(root))
+
+    def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
+        assert self.tasks is not None
+        plain, task = self.tasks.split(X)
+        phi = self.feature_map(plain)
+        which = task.unique().tolist()
+        prior = self._prior_means(X).gather(-1, task.unsqueeze(-1)).squeeze(-1)
+        mean = root = None
+        for t, weights in zip(which, self._weights_of(which), strict=True):
+            m, r = _apply_weights(phi, weights)
+            if mean is None or root is None:
+                mean, root = m, r
+            else:
+                here = task == t
+                mean = torch.where(here, m, mean)
+                root = torch.where(here.unsqueeze(-1), r, root)
+        assert mean is not None and root is not None
+        return prior + mean, root, task
+
+    def _row_posterior(self, X: Tensor, observation_noise: bool | Tensor) -> Any:
+        mean, root, task = self._at_rows(self.transform_inputs(X))
+        noise = None
+        if torch.is_tensor(observation_noise):
+            noise = observation_noise.squeeze(-1).expand_as(mean)
+        elif observation_noise:
+            noise = self._noise_levels()[task].expand_as(mean)
+        scales = self._scales()
+        if scales is not None:
+            shift, scale = scales[0][task], scales[1][task]
+            mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
+            noise = None if noise is None else noise * scale**2
+        covariance = _covariance_of_rows(root, task, noise)
+        posterior = GPyTorchPosterior(_normal(mean, covariance))
+        if scales is None and hasattr(self, "outcome_transform"):
+            return self.outcome_transform.untransform_posterior(posterior, X=X)
+        return posterior
+
+    def _at_outputs(
+        self, inputs: list[Tensor], phi: Tensor, which: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Means ``... x W x q`` and roots ``... x W x q x D`` of some tasks.
+
+        Args:
+            inputs: Transformed inputs of each of them, or one for all.
+            phi: Features, ``... x q x D`` for all or ``... x W x q x D``.
+            which: Tasks or signals, by index.
+        """
+        found = self._weights_of(which)
+        if len(inputs) == 1:
+            phi = phi.unsqueeze(-3)
+            prior = self._prior_means(inputs[0])[..., which].mT
+        else:
+            each = zip(inputs, which, strict=True)
+            prior = torch.stack([self._prior_means(x)[..., t] for x, t in each], -2)
+        mean, root = _apply_weights(phi, _stacked(found))
+        return prior + mean, root
+
+    def _output_posterior(
+        self, X: Tensor, outputs: list[int], observation_noise: bool | Tensor
+    ) -> Any:
+        which = [self._index_of(t) for t in outputs]
+        if self.tasks is None:
+            inputs = [self.transform_inputs(X)]
+            phi = self.feature_map(inputs[0])
+        elif hasattr(self, "input_transform"):  # it may look at the task
+            inputs = [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
+            plain = [self.tasks.without(x) for x in inputs]
+            phi = torch.stack([self.feature_map(x) for x in plain], dim=-3)
+            if len(outputs) == 1:
+                phi = phi.squeeze(-3)
+        else:
+            inputs = [self.tasks.insert(X, outputs[0])]
+            phi = self.feature_map(X)
+        mean, root = self._at_outputs(inputs, phi, which)
+        noise = None
+        if torch.is_tensor(observation_noise):
+            noise = observation_noise.mT.expand_as(mean)
+        elif observation_noise:
+            noise = self._noise_levels()[which].unsqueeze(-1).expand_as(mean)
+        scales = self._scales()
+        if scales is not None:
+            shift, scale = (s[which].unsqueeze(-1) for s in scales)
+            mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
+            noise = None if noise is None else noise * scale**2
+        posterior: Any = _joint(mean, _covariance(root, noise))
+        if scales is None and hasattr(self, "outcome_transform"):
+            return self._untransformed(posterior, X, outputs)
+        return posterior
+
+    def _untransformed(
+        self, posterior: GPyTorchPosterior, X: Tensor, outputs: list[int]
+    ) -> Posterior:
+        """On the scale of the outcomes, for a transform that is not the default."""
+        transform = self.outcome_transform
+        if self.tasks is None:
+            if outputs != list(range(self.num_tasks)):
+                transform = transform.subset_output(outputs)
+            return transform.untransform_posterior(posterior, X=X)
+        # row by row, so that a transform that looks at tasks finds them
+        rows = torch.cat([self.tasks.insert(X, t) for t in outputs], dim=-2)
+        if len(outputs) == 1:
+            return transform.untransform_posterior(posterior, X=rows)
+        mvn = posterior.distribution
+        mean = mvn.mean.mT.flatten(-2)
+        stacked = GPyTorchPosterior(
+            MultivariateNormal(mean, mvn.lazy_covariance_matrix)
+        )
+        done = transform.untransform_posterior(stacked, X=rows)
+        if type(done) is not GPyTorchPosterior:
+            return transform.untransform_posterior(posterior, X=X)
+        mvn = done.distribution
+        mean = mvn.mean.unflatten(-1, (len(outputs), X.shape[-2])).mT
+        return GPyTorchPosterior(
+            MultitaskMultivariateNormal(
+                mean, mvn.lazy_covariance_matrix, interleaved=False
+            )
+        )
+
+
+def _stacked(weights: list[WeightPosterior]) -> WeightPosterior:
+    """Of several tasks, ``... x W x D`` and ``... x W x D x D``.
+
+    Some may have been conditioned on a batch of outcomes, and others not.
+    """
+    means = torch.broadcast_tensors(*[w.mean for w in weights])
+    roots = torch.broadcast_tensors(*[w.root for w in weights])
+    return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
+
+
+def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+    """Fantasies at the same points differ in their means only."""
+    if covariance.shape[:-1] != mean.shape:
+        covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    return MultivariateNormal(mean, covariance)
+
+
+def _apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
+    """Mean and root of ``phi' w``, ``... x q`` and ``... x q x D``."""
+    mean = (phi @ weights.mean.unsqueeze(-1)).squeeze(-1)
+    return mean, phi @ weights.root
+
+
+def _covariance(root: Tensor, noise: Tensor | None = None) -> LinearOperator:
+    """The covariance of ``root root'`` and noise, ``... x q x q``.
+
+    With more points than features it is singular, and is sampled through the weights;
+    a Cholesky factorisation would need jitter.
+    """
+    if noise is None and root.shape[-2] >= root.shape[-1]:
+        return RootLinearOperator(root)
+    covariance = with_variance_floor(root @ root.mT)
+    if noise is not None:
+        covariance = covariance + torch.diag_embed(noise.expand(covariance.shape[:-1]))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(covariance)
+
+
+def _covariance_of_rows(
+    root: Tensor, task: Tensor, noise: Tensor | None = None
+) -> LinearOperator:
+    """The same for rows of tasks, which are independent of each other."""
+    if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
+        return _covariance(root, noise)
+    same = task.unsqueeze(-1) == task.unsqueeze(-2)
+    covariance = with_variance_floor(torch.where(same, root @ root.mT, 0.0))
+    if noise is not None:
+        covariance = covariance + torch.diag_embed(noise)
+    return to_linear_operator(covariance)
+
+
+def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+    """One posterior of independent outputs ``... x W x q``."""
+    if mean.shape[-2] == 1:
+        return GPyTorchPosterior(_normal(mean.squeeze(-2), covariance.squeeze(-3)))
+    covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    blocks = BlockDiagLinearOperator(covariance, block_dim=-3)
+    return GPyTorchPosterior(
+        MultitaskMultivariateNormal(mean.mT, blocks, interleaved=False)
+    )
