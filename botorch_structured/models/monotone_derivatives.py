@@ -1,0 +1,237 @@
+"""What a monotone GP says of its derivatives, and where it should be told more."""
+
+from __future__ import annotations
+
+__all__ = ["DerivativePosterior"]
+
+from typing import Any
+
+import torch
+from botorch.fit import _fit_fallback
+from botorch.models.utils import add_output_dim
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator import to_dense, to_linear_operator
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from botorch_structured.kernels.derivative_sites import partial_of_mean
+from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.monotone_inference import SiteInference
+from botorch_structured.models.virtual_points import (
+    default_virtual_points,
+    most_violated,
+    signs_of,
+    transformed_columns,
+)
+
+_CANDIDATES = 256
+
+
+class DerivativePosterior(SiteInference):
+    """Posterior of a partial derivative, and where its sign is in doubt."""
+
+    monotone: dict[int, int]
+    _adaptive: bool
+    _box: Tensor
+    _columns: dict[int, int]
+
+    def derivative_posterior(self, X: Tensor, column: int) -> GPyTorchPosterior:
+        r"""Joint posterior of the partial derivative along a column.
+
+        Of raw outcomes with respect to raw inputs: transforms are undone by the chain
+        rule.
+
+        Args:
+            X: ``batch_shape x n x d``, in the space of ``train_X``.
+            column: Any column, monotone or not.
+
+        Returns:
+            A posterior over ``batch_shape x n x m``.
+
+        Raises:
+            ValueError: For a column out of range, a kernel without known derivatives,
+                or an outcome transform that is not linear: under one a derivative is
+                not Gaussian.
+        """
+        transform = getattr(self, "outcome_transform", None)
+        if transform is not None and not transform._is_linear:
+            raise ValueError(
+                "outcome_transform: expected a linear one, such as Standardize, under "
+                f"which a derivative is Gaussian, got {type(transform).__name__}."
+            )
+        mean, covariance, slope = self._derivative(X, column)
+        if transform is not None:
+            Y = self.train_targets.new_zeros(
+                *self._input_batch_shape, 1, self._num_outputs
+            )
+            scale = transform.untransform(Y + 1.0)[0] - transform.untransform(Y)[0]
+            scale = scale.squeeze(-1) if self._num_outputs == 1 else scale.mT
+            slope = slope * scale
+        mean = mean * slope
+        covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
+        mvn = MultivariateNormal(mean, to_linear_operator(covariance))
+        if self._num_outputs > 1:
+            mvn = MultitaskMultivariateNormal.from_batch_mvn(mvn, task_dim=-1)
+        return GPyTorchPosterior(mvn)
+
+    def probability_monotone(self, X: Tensor, column: int) -> Tensor:
+        r"""Probability, point by point, that the derivative has its sign.
+
+        Args:
+            X: ``batch_shape x n x d``, in the space of ``train_X``.
+            column: A monotone column, for the sign it was given; for any other column
+                the probability that outcomes increase.
+
+        Returns:
+            ``batch_shape x n x m``.
+
+        Raises:
+            ValueError: For a column out of range, or a kernel without known
+                derivatives.
+        """
+        mean, covariance, slope = self._derivative(X, column)
+        Y = self._in_columns(self.train_targets)
+        transform = getattr(self, "outcome_transform", None)
+        if transform is not None:
+            order = signs_of(Y, transform.untransform(Y)[0])
+            order = order if self._num_outputs == 1 else order.unsqueeze(-1)
+            slope = slope * order
+        sign = self.monotone.get(column, 1) * slope.sign()
+        probability = _probability(sign * mean, covariance)
+        return probability.unsqueeze(-1) if self._num_outputs == 1 else probability.mT
+
+    def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
+        r"""Ask for signs where they are least probable, one point at a time.
+
+        The sequential rule of Wang and Berger (2016, section 4): sites are estimated
+        anew after each point. It depends on the hyperparameters, so it pays to fit, add
+        points, and fit again; ``fit_gpytorch_mll`` does that for a model with
+        ``virtual_X="adaptive"``.
+
+        Args:
+            count: At most so many.
+            probability: Stop where no sign is less probable, among 256 points that fill
+                the box.
+
+        Returns:
+            How many points were added.
+
+        Raises:
+            ValueError: If no column is monotone, or for a ``probability`` outside (0,
+                1).
+        """
+        if not self.has_sites:
+            raise ValueError("monotone: expected at least one sign, got none.")
+        if not 0.0 < probability < 1.0:
+            raise ValueError(
+                f"probability: expected a number in (0, 1), got {probability}."
+            )
+        was_training = self.training
+        self.eval()
+        candidates = default_virtual_points(self._box, _CANDIDATES)
+        chosen: list[int] = []
+        while len(chosen) < count:
+            doubt = self._least_probable(candidates)
+            index = most_violated(doubt, chosen)
+            if doubt[index] >= probability:
+                break
+            chosen.append(index)
+            self.covar_module.sites.add_points(candidates[index : index + 1])
+            self._run_ep()
+        if chosen:
+            self._warn_unless_converged()
+        self.train(was_training)
+        return len(chosen)
+
+    def custom_fit(
+        self, mll: MarginalLogLikelihood, **kwargs: Any
+    ) -> MarginalLogLikelihood:
+        r"""BoTorch's fit, and with adaptive virtual points a second one.
+
+        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
+        direct use. Where signs are in doubt depends on the hyperparameters.
+        """
+        mll = _fit_fallback(mll, **kwargs)
+        if self._adaptive and self.add_virtual_points():
+            mll = _fit_fallback(mll, **kwargs)
+        return mll
+
+    @torch.no_grad()
+    def _least_probable(self, points: Tensor) -> Tensor:
+        """Over columns and models: the smallest probability of a sign, ``v``."""
+        worst = points.new_ones(len(points))
+        for k, column in enumerate(self._columns.values()):
+            mean, covariance = self._derivative_on_axes(points, column)
+            sign = self._column_signs[..., k, None]
+            p = _probability(sign * mean, covariance)
+            worst = torch.minimum(worst, p.reshape(-1, len(points)).amin(0))
+        return worst
+
+    def _in_columns(self, targets: Tensor) -> Tensor:
+        """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
+        return targets.unsqueeze(-1) if self._num_outputs == 1 else targets.mT
+
+    def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Moments on the model's axes, and the slope of the input transform.
+
+        Returns:
+            ``batch_shape (x m) x n``, ``batch_shape (x m) x n x n``, and
+            ``batch_shape (x 1) x n``.
+        """
+        self.eval()
+        d = X.shape[-1]
+        if not 0 <= column < d:
+            raise ValueError(f"column: expected 0 to {d - 1}, got {column}.")
+        transform = getattr(self, "input_transform", None)
+        place, slope = column, torch.ones_like(X[..., 0])
+        x = self.transform_inputs(X)
+        if transform is not None:
+            raw = self._original_train_inputs
+            place = transformed_columns({column: 1}, raw, transform)[column][0]
+            with torch.enable_grad():
+                at = X.detach().clone().requires_grad_(True)
+                moved = self.transform_inputs(at)[..., place].sum()
+                slope = torch.autograd.grad(moved, at)[0][..., column]
+        if self._num_outputs > 1:
+            x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
+            slope = slope.unsqueeze(-2)
+        mean, covariance = self._derivative_on_axes(x, place)
+        return mean, covariance, slope
+
+    def _derivative_on_axes(self, x: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        """Posterior of d_j f at transformed inputs: the joint Gaussian, conditioned."""
+        if not self._sites_held:
+            self._keep_current()
+        X = self.train_inputs[0]
+        base = self.covar_module.base_kernel if self.has_sites else self.covar_module
+        prior = self.mean_module.base_mean if self.has_sites else self.mean_module
+        k = StationaryDerivatives.of(base)
+        gram = k.gram(x, [column])
+        cross = k.cross(X, x, [column]).mT
+        mean = partial_of_mean(prior, x, [column])
+        if self.has_sites:
+            sites, system = self.covar_module.sites, self.covar_module.system()
+            to_sites = k.gram(x, [column], sites.points, sites.columns)
+            explained = to_sites.to(system.root) @ system.root.mT
+            train = self.covar_module.explained(X, system)
+            gram = gram - explained @ explained.mT
+            cross = cross - explained @ train.mT
+            said = self.mean_module.residual(system).unsqueeze(-1)
+            mean = mean + (explained @ said).squeeze(-1)
+        K = to_dense(self.covar_module(X)).double()
+        noise = self.likelihood.noise.double()
+        factor = psd_safe_cholesky(K + torch.diag_embed(noise.expand(K.shape[:-1])))
+        error = (self.train_targets - self.mean_module(X)).double().unsqueeze(-1)
+        white = torch.linalg.solve_triangular(factor, error, upper=False)
+        half = torch.linalg.solve_triangular(factor, cross.double().mT, upper=False)
+        mean = mean + (half.mT @ white).squeeze(-1)
+        return mean.to(x), (gram - half.mT @ half).to(x)
+
+
+def _probability(mean: Tensor, covariance: Tensor) -> Tensor:
+    """P(g > 0) for each entry of a Gaussian vector."""
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    smallest = torch.finfo(variance.dtype).tiny
+    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())

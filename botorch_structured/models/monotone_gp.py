@@ -1,0 +1,290 @@
+r"""A Gaussian process that knows which way a function bends.
+
+Which model when: ``MonotoneGP`` where an outcome can only rise, or only fall, with some
+inputs: training error with capacity, demand with price, effect with dose. With few data
+the signs replace some. Where they hold for parts of what is optimised, and the parts
+are observed, put the parts together in a ``DecomposedGP``. A sign that is merely a
+tendency is better left out.
+
+References:
+
+.. [Wang2018monotonicity]
+    W. Wang and W. J. Welch. Bayesian Optimization Using Monotonicity Information and
+    Its Application in Machine Learning Hyperparameter Tuning. arXiv:1802.03532, 2018.
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
+.. [WangBerger2016shape]
+    X. Wang and J. O. Berger. Estimating Shape Constrained Functions Using Gaussian
+    Processes. SIAM/ASA Journal on Uncertainty Quantification 4(1), 2016.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MonotoneGP"]
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.means import Mean
+from torch import Tensor
+
+from botorch_structured.kernels.derivative_sites import (
+    DerivativeSites,
+    SiteConditionedKernel,
+    SiteConditionedMean,
+)
+from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.monotone_derivatives import DerivativePosterior
+from botorch_structured.models.monotone_inference import (
+    SiteInference,
+    bring_sites_up_to_date,
+    keep_sites_as_loaded,
+)
+from botorch_structured.models.virtual_points import (
+    apply_transform,
+    check_bounds,
+    check_monotone,
+    check_virtual_points,
+    default_virtual_points,
+    signs_of,
+    transformed_box,
+    transformed_columns,
+)
+
+
+class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
+    r"""A ``SingleTaskGP`` that was told the signs of some of its partial derivatives.
+
+    At *virtual points* v the derivative along each monotone column j is seen to have
+    its sign, with probability Phi(sign d_j f(v) / nu) (section 2.2 of
+    [Wang2018monotonicity]_, after [Riihimaki2010monotonicity]_). Expectation
+    propagation replaces each of these observations by a Gaussian one, a *site*, and
+    sites fold into the prior: what remains is an exact GP, so that posteriors, joint
+    covariances, gradients, fantasies and acquisition functions are BoTorch's own.
+    Fantasies and conditioned models keep the sites, as they keep the hyperparameters.
+
+    ``fit_gpytorch_mll`` maximises log Z_EP, the approximate evidence of data and signs,
+    plus log-priors; the gradient is exact at the fixed point of EP. ``ep_result`` says
+    whether that was reached; if not, there is a warning. Data that contradict a sign
+    are weighed against it: noise grows, or the sign yields, the more so the larger
+    ``nu`` is.
+
+    The signs are soft: nothing is said between virtual points, and little of
+    derivatives that are small against ``nu``. Without signs or virtual points the model
+    *is* a ``SingleTaskGP``, its state dict included.
+
+    Args:
+        train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
+        train_Y: ``batch_shape x n x m``. Each batch element and output has sites of its
+            own at the same virtual points.
+        monotone: ``{column: +1 | -1}``: outcomes rise (+1) or fall (-1) with the
+            column, both in the space of ``train_X`` and ``train_Y``.
+        train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
+        likelihood: Gaussian. Default: as in ``SingleTaskGP``.
+        covar_module: An ``RBFKernel`` or a ``MaternKernel`` with ``nu=2.5``, in a
+            ``ScaleKernel`` or not, isotropic or not. Default: as in ``SingleTaskGP``,
+            an ``RBFKernel`` with a lengthscale per column. The paper's is
+            ``ScaleKernel(RBFKernel())`` with a ``ZeroMean``.
+        mean_module: Differentiable. Default: a ``ConstantMean``.
+        outcome_transform: Default: ``Standardize``. May reverse the order of outcomes
+            (then the signs are reversed with it).
+        input_transform: Must map each monotone column to one column of its own.
+        virtual_X: ``v x d`` virtual points in the space of ``train_X``. Default: the
+            paper's grids, 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol points beyond
+            three columns. "adaptive": in ``bounds``, one by one where the sign is least
+            probable ([WangBerger2016shape]_), before the fit; see
+            ``add_virtual_points``.
+        bounds: ``2 x d``, the box for virtual points in the space of ``train_X``.
+            Default: [0, 1] on the axes of the model, after ``input_transform``; where
+            data are outside, their range.
+        nu: How small a derivative may have either sign, in units of the model's own
+            axes: standardised outcomes per unit of transformed inputs. The paper's 0.1.
+
+    Raises:
+        ValueError: For columns, signs, ``nu``, ``bounds`` or ``virtual_X`` out of
+            range, another kernel, a likelihood that is not Gaussian, or a transform
+            that mixes a monotone column with others.
+
+    Example:
+        >>> # validation error - training error rises with the number of trees
+        >>> model = MonotoneGP(train_X, train_Y, monotone={0: +1})
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.probability_monotone(train_X, column=0)
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        monotone: Mapping[int, int],
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        virtual_X: Tensor | Literal["adaptive"] | None = None,
+        bounds: Tensor | None = None,
+        nu: float = 0.1,
+    ) -> None:
+        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        d = train_X.shape[-1]
+        signs = check_monotone(monotone, d)
+        if not (math.isfinite(nu) and nu > 0.0):
+            raise ValueError(f"nu: expected a positive number, got {nu}.")
+        if isinstance(virtual_X, Tensor):
+            check_virtual_points(virtual_X, d)
+        elif virtual_X not in (None, "adaptive"):
+            raise ValueError(
+                f'virtual_X: expected a tensor, "adaptive" or None, got {virtual_X!r}.'
+            )
+        if bounds is not None:
+            check_bounds(bounds, d)
+        none = isinstance(virtual_X, Tensor) and len(virtual_X) == 0
+        has_sites = bool(signs) and not none
+        if has_sites:
+            _check_modules(covar_module, likelihood)
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        self.nu = nu
+        self.monotone = signs
+        self._adaptive = has_sites and not isinstance(virtual_X, Tensor | None)
+        if not has_sites:
+            return
+        with torch.no_grad():
+            X = apply_transform(train_X, input_transform)
+        places = transformed_columns(signs, train_X, input_transform)
+        self._columns = {j: place for j, (place, _) in places.items()}
+        self._box = transformed_box(bounds, X, input_transform)
+        if isinstance(virtual_X, Tensor):
+            points = apply_transform(virtual_X.to(train_X), input_transform)
+        elif self._adaptive:
+            points = X.new_zeros(0, X.shape[-1])
+        else:
+            points = default_virtual_points(self._box)
+        per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
+        self._condition_on_sites(points, per_column.to(train_X), train_Y)
+        if self._adaptive:
+            self.add_virtual_points()
+
+    def _condition_on_sites(
+        self, points: Tensor, per_column: Tensor, train_Y: Tensor
+    ) -> None:
+        """Put the prior given sites in the place of the prior."""
+        sites = DerivativeSites(
+            points, list(self._columns.values()), self._aug_batch_shape
+        )
+        for column in sites.columns:
+            _check_seen(self.covar_module, column)
+        self.covar_module = SiteConditionedKernel(self.covar_module, sites)
+        self.mean_module = SiteConditionedMean(self.mean_module, self.covar_module)
+        self.register_added_loss_term("log_probability_of_sites")
+        # order of outcomes under the transform, ``batch_shape x m``
+        Y = self.train_targets
+        Y = Y.unsqueeze(-1) if self.num_outputs == 1 else Y.mT
+        order = signs_of(train_Y, Y)
+        order = order.squeeze(-1) if self.num_outputs == 1 else order
+        self.register_buffer("_column_signs", order.unsqueeze(-1) * per_column)
+        if hasattr(self, "_subset_batch_dict"):
+            self._subset_batch_dict = {
+                _WRAPPED.get(name, name): dim
+                for name, dim in self._subset_batch_dict.items()
+            } | {
+                "covar_module.sites.precision": -2,
+                "covar_module.sites.shift": -2,
+                "covar_module.sites.log_scale": -1,
+                "_column_signs": -2,
+            }
+        self.to(points)
+        self.register_load_state_dict_post_hook(keep_sites_as_loaded)
+        self.register_state_dict_pre_hook(bring_sites_up_to_date)
+        self.update_sites()
+
+    @property
+    def site_signs(self) -> Tensor:
+        """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
+        count = self.covar_module.sites.points.shape[-2]
+        return self._column_signs.repeat_interleave(count, dim=-1)
+
+    @property
+    def virtual_points(self) -> Tensor:
+        """``v x d``, on the axes of the model (after ``input_transform``)."""
+        if not self.has_sites:
+            return self.train_inputs[0].new_zeros(0, self.train_inputs[0].shape[-1])
+        return self.covar_module.sites.points
+
+    @classmethod
+    def construct_inputs(
+        cls,
+        training_data: SupervisedDataset,
+        *,
+        monotone: Mapping[int, int] | None = None,
+        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
+        | None = None,
+        categorical_features: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        fidelity_features: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
+
+        Args:
+            training_data: The data.
+            monotone: As in the constructor; none by default.
+            hierarchical_dependencies: Not used: every column is seen everywhere.
+            categorical_features: Not used: a column like others, as in
+                ``SingleTaskGP``.
+            task_feature: Not used, as above.
+            fidelity_features: Fidelities are ordinary columns of this model.
+            kwargs: Other arguments of the constructor, passed on.
+        """
+        inputs = super().construct_inputs(training_data=training_data)
+        return {**inputs, "monotone": monotone or {}, **kwargs}
+
+
+_WRAPPED = {
+    "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
+    "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
+}
+
+
+def _check_modules(covar_module: Kernel | None, likelihood: Likelihood | None) -> None:
+    if covar_module is not None:
+        StationaryDerivatives.of(covar_module)
+    gaussian = (GaussianLikelihood, FixedNoiseGaussianLikelihood)
+    if likelihood is not None and not isinstance(likelihood, gaussian):
+        raise ValueError(
+            "likelihood: expected a GaussianLikelihood or a "
+            f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
+        )
+
+
+def _check_seen(kernel: Kernel, column: int) -> None:
+    active = StationaryDerivatives.of(kernel).active
+    if active is not None and column not in active:
+        raise ValueError(
+            f"covar_module: expected a kernel that sees column {column}, which is "
+            f"monotone, got one of columns {list(active)}."
+        )

@@ -1,0 +1,274 @@
+r"""When and how the sites of a monotone GP are estimated.
+
+Sites are part of what is fitted, like hyperparameters: expectation propagation finds
+them for the hyperparameters and the data that a model has. In training mode that
+happens in each call, before the prior given the sites is returned; since the evidence
+is stationary in the sites at a fixed point, its gradient needs no derivative of the
+algorithm. In evaluation mode it happens when hyperparameters or data have changed
+since.
+
+The objective of a fit is the approximate evidence of data and signs,
+
+    log Z_EP = log p(y | sites) + log p(sites),
+
+where the first term is what ``ExactMarginalLogLikelihood`` computes from the prior
+given the sites, and the second one is an *added loss term* in the sense of GPyTorch. So
+nothing is special about the fit.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EPConvergenceWarning", "SiteInference"]
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from botorch.exceptions.warnings import BotorchWarning
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import AddedLossTerm
+from linear_operator import to_linear_operator
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from botorch_structured.inference.ep_sites import GaussianSites
+from botorch_structured.inference.expectation_propagation import (
+    EPResult,
+    expectation_propagation,
+)
+from botorch_structured.kernels.derivative_sites import (
+    SiteConditionedKernel,
+)
+
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch.models import SingleTaskGP as _Base
+else:
+    _Base = object
+
+
+class EPConvergenceWarning(BotorchWarning):
+    """Expectation propagation did not reach its fixed point."""
+
+
+class _SiteEvidence(AddedLossTerm):
+    """log p(sites), as the last call in training mode left it."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def loss(self, *params: Any) -> Tensor:
+        return self.value
+
+
+class SiteInference(_Base):
+    """A ``SingleTaskGP`` whose prior is conditioned on sites, which it keeps current.
+
+    A model without sites is a ``SingleTaskGP``.
+    """
+
+    nu: float
+    site_signs: Tensor
+
+    #: What the last run of expectation propagation reported.
+    ep_result: EPResult | None = None
+    # The hyperparameters and data that the sites belong to.
+    _sites_at: list[Tensor] | None = None
+    # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
+    _sites_held = False
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether any sign is asked for."""
+        return isinstance(self.covar_module, SiteConditionedKernel)
+
+    # -- currency -----------------------------------------------------------------
+
+    def _state(self) -> list[Tensor]:
+        X = self.train_inputs[0]
+        if getattr(self, "_has_transformed_inputs", False):
+            X = self._original_train_inputs
+        return [*self.parameters(), X, self.train_targets]
+
+    def _accept_sites(self) -> None:
+        """The sites are right for what the model is now."""
+        self._sites_at = [t.detach().clone() for t in self._state()]
+
+    def _sites_are_current(self) -> bool:
+        now, then = self._state(), self._sites_at
+        return then is not None and all(
+            a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+            for a, b in zip(now, then, strict=True)
+        )
+
+    def _keep_current(self) -> None:
+        if self.has_sites and not self._sites_are_current():
+            self.update_sites()
+
+    def update_sites(self) -> EPResult:
+        """Run expectation propagation to its fixed point, from the sites as they are.
+
+        Called where needed; of use after a change that cannot be seen, such as other
+        observation noise in ``train_Yvar``.
+
+        Returns:
+            The report, which is also in ``ep_result``. In training mode there is no
+            warning: what counts is the end of a fit.
+
+        Raises:
+            ValueError: If the model has no sites.
+        """
+        if not self.has_sites:
+            raise ValueError("monotone: expected at least one sign, got none.")
+        result = self._run_ep()
+        if not self.training:
+            self._warn_unless_converged()
+        return result
+
+    def _run_ep(self) -> EPResult:
+        mean, covariance = self._derivatives_given_data()
+        sign = self.site_signs.double()
+        old = self.covar_module.sites.gaussian
+        start = GaussianSites(old.precision, sign * old.shift, old.log_scale)
+        signed = sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
+        result = expectation_propagation(sign * mean, signed, self.nu, start=start)
+        if not bool(result.converged.all()):  # perhaps the start was a bad one
+            again = expectation_propagation(sign * mean, signed, self.nu)
+            if int(again.converged.sum()) > int(result.converged.sum()):
+                result = again
+        s = result.sites
+        sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
+        self.covar_module.sites.set(sites)
+        self.ep_result = EPResult(
+            sites, result.converged, result.sweeps, result.residual
+        )
+        self._accept_sites()
+        self._clear_cache()
+        return self.ep_result
+
+    def _warn_unless_converged(self) -> None:
+        result = self.ep_result
+        if result is not None and not bool(result.converged.all()):
+            warnings.warn(
+                "Expectation propagation did not converge for "
+                f"{int((~result.converged).sum())} of {result.converged.numel()} "
+                f"models: residual {float(result.residual.max()):.1e} after "
+                f"{int(result.sweeps.max())} sweeps. Signs that the data contradict "
+                "strongly ask for a larger nu.",
+                EPConvergenceWarning,
+                stacklevel=3,
+            )
+
+    @torch.no_grad()
+    def _derivatives_given_data(self) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of the sites' derivatives given data but no sites.
+
+        In double precision: ``aug_batch_shape x s``, ``aug_batch_shape x s x s``.
+        """
+        kernel, mean_module = self.covar_module, self.mean_module
+        sites = kernel.sites
+        X = self.train_inputs[0]
+        if self.training:
+            X = self.transform_inputs(X)
+        derivatives = kernel.derivatives.double()
+        points, x = sites.points.double(), X.double()
+        y = (self.train_targets - mean_module.base_mean(X)).double()
+        K = derivatives.value(x, x)
+        K = K + torch.diag_embed(self.likelihood.noise.double().expand_as(y))
+        cross = derivatives.cross(x, points, sites.columns)
+        factor = psd_safe_cholesky(K)
+        right = torch.cat([cross, y.unsqueeze(-1)], dim=-1)
+        solved = torch.linalg.solve_triangular(factor, right, upper=False)
+        half, white = solved[..., :-1], solved[..., -1:]
+        gram = derivatives.gram(points, sites.columns)
+        mean = mean_module.derivative() + (half.mT @ white).squeeze(-1)
+        return mean, gram - half.mT @ half
+
+    # -- the prior given the sites ------------------------------------------------
+
+    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+        """Prior in training mode, posterior in evaluation mode, given current sites."""
+        if self.training or not self._sites_held:
+            self._keep_current()
+        return super().__call__(*args, **kwargs)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior given the sites at ``batch_shape x n x d`` inputs."""
+        if not self.has_sites:
+            return super().forward(x)
+        if not self.training:
+            return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+        x = self.transform_inputs(x)
+        kernel, mean = self.covar_module, self.mean_module
+        system = kernel.system()  # once for mean, covariance and evidence
+        evidence = mean.log_evidence(system).to(x)
+        self.update_added_loss_term("log_probability_of_sites", _SiteEvidence(evidence))
+        covariance = to_linear_operator(kernel.given(system, x, x))
+        return MultivariateNormal(mean.given(system, x), covariance)
+
+    # -- BoTorch's life cycle -----------------------------------------------------
+
+    def train(self, mode: bool = True) -> Any:
+        """As in BoTorch; at the end of training the sites are brought up to date."""
+        ends = self.training and not mode
+        super().train(mode)
+        if self._sites_at is not None:
+            if mode:
+                self._sites_held = False
+            # a graph is of no use after training, and cannot be copied
+            self._drop_evidence()
+            if ends:
+                before = self.ep_result
+                self._keep_current()
+                if before is self.ep_result:  # else there was a warning if need be
+                    self._warn_unless_converged()
+        return self
+
+    def _drop_evidence(self) -> None:
+        if "log_probability_of_sites" in self._added_loss_terms:
+            zero = self.covar_module.sites.log_scale.new_zeros(())
+            term = _SiteEvidence(zero)
+            self.update_added_loss_term("log_probability_of_sites", term)
+
+    def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
+        """A model with more data, and the same hyperparameters and sites."""
+        fantasy = super().get_fantasy_model(*args, **kwargs)
+        fantasy._sites_held = True
+        return fantasy
+
+    def subset_output(self, idcs: list[int]) -> Any:
+        """Fewer outputs, with their sites."""
+        model = super().subset_output(idcs)
+        if self.has_sites:
+            model._accept_sites()
+        return model
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+        """As in BoTorch. The sites are part of the state, and kept as loaded."""
+        result = super().load_state_dict(state_dict, **kwargs)
+        if self.has_sites:
+            self._accept_sites()
+        return result
+
+    def _apply(self, fn: Any) -> Any:
+        if self._sites_at is None:
+            return super()._apply(fn)
+        before = next(self.parameters())
+        kept = before.dtype, before.device
+        current = self._sites_are_current()
+        result = super()._apply(fn)
+        after = next(self.parameters())
+        if current and (after.dtype, after.device) != kept:
+            self._accept_sites()
+        return result
+
+
+def keep_sites_as_loaded(module: SiteInference, incompatible_keys: Any) -> None:
+    """Hook for a state that is loaded into a module which contains the model."""
+    module._accept_sites()
+
+
+def bring_sites_up_to_date(module: SiteInference, prefix: str, keep: bool) -> None:
+    """Hook before a state is saved: hyperparameters and sites belong together."""
+    if not module._sites_held:
+        module._keep_current()

@@ -1,0 +1,192 @@
+"""Where a sign is asked for: virtual points, and what transforms do to signs.
+
+Up to three columns a grid, as in Wang and Welch (2018, sections 3 and 4): 10 points, 10
+x 10, 4 x 4 x 4. A grid grows exponentially with the number of columns, so beyond that a
+scrambled Sobol sequence fills the box with as many points as the largest of these.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "default_virtual_points",
+    "signs_of",
+    "transformed_box",
+    "transformed_columns",
+]
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from botorch.models.transforms.input import InputTransform
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+_GRID_SIDE = {1: 10, 2: 10, 3: 4}
+_SOBOL_POINTS = 64
+# Data that stick out of the unit cube by rounding are still in it.
+_ROUNDING = 1e-6
+
+
+def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
+    """A grid up to three columns, ends included, else scrambled Sobol points.
+
+    Args:
+        box: ``2 x d``, lower and upper.
+        count: Take so many Sobol points, for any ``d``.
+
+    Returns:
+        ``v x d``, always the same.
+    """
+    d = box.shape[-1]
+    if count is None and d in _GRID_SIDE:
+        side = torch.linspace(0.0, 1.0, _GRID_SIDE[d], dtype=torch.float64)
+        unit = torch.cartesian_prod(*[side] * d).reshape(-1, d)
+    else:
+        engine = SobolEngine(d, scramble=True, seed=0)
+        unit = engine.draw(count or _SOBOL_POINTS, dtype=torch.float64)
+    return box[0] + unit.to(box) * (box[1] - box[0])
+
+
+def transformed_box(
+    bounds: Tensor | None, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """The box that virtual points fill, on the axes of the model, ``2 x d``.
+
+    Args:
+        bounds: ``2 x d`` in the space of the training inputs. None: in each column
+            [0, 1] where the transformed data are in it, else the range of those.
+        X: Transformed training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+    """
+    if bounds is not None:
+        corners = apply_transform(bounds.to(X), transform)
+        corners = corners.reshape(-1, corners.shape[-1])
+        return torch.stack([corners.amin(0), corners.amax(0)])
+    rows = X.reshape(-1, X.shape[-1])
+    low, high = rows.amin(0), rows.amax(0)
+    inside = (low > -_ROUNDING) & (high < 1.0 + _ROUNDING)
+    return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
+
+
+def apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
+    """Inputs as training inputs are transformed; nothing is learned from them."""
+    if transform is None:
+        return X
+    with torch.no_grad():
+        return transform.preprocess_transform(X)
+
+
+def transformed_columns(
+    monotone: Mapping[int, int], X: Tensor, transform: InputTransform | None
+) -> dict[int, tuple[int, int]]:
+    """Which column of the model each monotone column is, and whether it is reversed.
+
+    Found by moving each column from its smallest to its largest training value.
+
+    Args:
+        monotone: Columns and signs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Returns:
+        Column of the model's inputs and +1 or -1, for each monotone column.
+
+    Raises:
+        ValueError: If a transform moves none or several columns with it, or not always
+            in the same direction: then a sign along the one is none along the other.
+    """
+    result = {}
+    for column in monotone:
+        if transform is None:
+            result[column] = (column, 1)
+            continue
+        low, high = X.clone(), X.clone()
+        smallest, largest = X[..., column].min(), X[..., column].max()
+        low[..., column] = smallest
+        high[..., column] = largest if largest > smallest else smallest + 1.0
+        moved = apply_transform(high, transform) - apply_transform(low, transform)
+        moved = moved.reshape(-1, moved.shape[-1])
+        scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
+        columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
+        signs = set(moved[:, columns].sign().flatten().tolist())
+        if len(columns) != 1 or len(signs) != 1:
+            raise ValueError(
+                f"monotone: expected an input_transform under which column {column} "
+                "moves one column of the model, always in one direction; "
+                f"{type(transform).__name__} moves {columns}."
+            )
+        result[column] = (columns[0], int(signs.pop()))
+    return result
+
+
+def signs_of(Y: Tensor, transformed: Tensor) -> Tensor:
+    """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
+
+    Args:
+        Y: ``batch_shape x n x m``.
+        transformed: The same, transformed.
+
+    Returns:
+        ``batch_shape x m``.
+    """
+    first = Y.argmin(dim=-2, keepdim=True)
+    last = Y.argmax(dim=-2, keepdim=True)
+    rise = transformed.gather(-2, last) - transformed.gather(-2, first)
+    return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
+
+
+def check_virtual_points(virtual_X: Tensor, d: int) -> None:
+    """Raise a ``ValueError`` unless they are finite and ``v x d``."""
+    if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
+        raise ValueError(
+            f"virtual_X: expected v x {d} like the columns of train_X, got "
+            f"{tuple(virtual_X.shape)}."
+        )
+    if not bool(virtual_X.isfinite().all()):
+        raise ValueError("virtual_X: expected finite values, got others.")
+
+
+def check_bounds(bounds: Tensor, d: int) -> None:
+    """Raise a ``ValueError`` unless they are finite, ``2 x d``, and in order."""
+    if bounds.shape != (2, d):
+        raise ValueError(
+            f"bounds: expected 2 x {d} like the columns of train_X, got "
+            f"{tuple(bounds.shape)}."
+        )
+    if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
+        raise ValueError(
+            "bounds: expected finite lower bounds below upper ones, got "
+            f"{bounds.tolist()}."
+        )
+
+
+def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
+    """Columns ascending, each with +1 or -1.
+
+    Raises:
+        ValueError: For other columns than those of the inputs, or other signs.
+    """
+    for column, sign in monotone.items():
+        integer = isinstance(column, int) and not isinstance(column, bool)
+        if not (integer and 0 <= column < d):
+            raise ValueError(
+                f"monotone: expected columns from 0 to {d - 1}, got {column!r}."
+            )
+        if sign not in (1, -1):
+            raise ValueError(
+                f"monotone: expected +1 (increasing) or -1 (decreasing) for column "
+                f"{column}, got {sign!r}."
+            )
+    return {column: int(monotone[column]) for column in sorted(monotone)}
+
+
+def most_violated(probability: Tensor, chosen: Sequence[int]) -> int:
+    """Index of the least probable sign that is not ``chosen`` yet.
+
+    Args:
+        probability: ``count``.
+        chosen: Indices to leave out.
+    """
+    open_ = probability.clone()
+    open_[list(chosen)] = float("inf")
+    return int(open_.argmin())
