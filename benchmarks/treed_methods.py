@@ -1,15 +1,21 @@
 """The methods of Assael et al. (2014), section 4, for the harness.
 
-``bo`` and ``bo_warp`` are BoTorch's ``SingleTaskGP``, the second with learned input
-warping; ``htbo`` and ``htbo_warp`` are ``TreedGP`` as it comes; ``htbo_paper`` and
-``htbo_paper_warp`` as published. All maximise LogEI in the same way: on the paper's
-adaptive Sobol grid at the same distance from known points, or over the rows of a table.
+``htbo`` and ``htbo_warp`` are ``TreedGP`` with splits by variance, which look for more
+than one regime from nine points on; ``htbo_default`` is ``TreedGP`` as it comes,
+``htbo_paper`` and ``htbo_paper_warp`` as published. ``bo`` and ``bo_warp`` are
+BoTorch's ``SingleTaskGP``, the second with learned input warping. All maximise LogEI,
+over the rows of a table or on the paper's adaptive Sobol grid. There the treed methods
+keep a distance from known points unless what is near them is worth it, ``bo`` and
+``bo_warp`` a smaller one always; ``bo_refine`` is ``bo`` with the rule of the treed
+methods, and ``bo_acqf`` with BoTorch's own maximiser as a user would call it.
 """
 
 from __future__ import annotations
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "MODELS", "fitted_model"]
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +24,7 @@ from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import ChainedInputTransform, Normalize, Warp
-from botorch.optim import optimize_acqf_discrete
+from botorch.optim import optimize_acqf, optimize_acqf_discrete
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
@@ -36,26 +42,14 @@ _PAPER: dict[str, Any] = {
 }
 # In widths of the box: a model that estimates its noise returns to one optimum.
 _MIN_DISTANCE = 2e-3
+_ALWAYS_DISTANT = ("bo", "bo_warp")
+# With a distance alone, the best point can be too near to a good one. So: a larger
+# one, and an improvement, in standard deviations of the outcomes, worth going nearer.
+_SPREAD = 5e-3
+_WORTH_REFINING = 1e-3
 
 
-def _next(problem: Any, model: SingleTaskGP, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    acqf = LogExpectedImprovement(model, best_f=Y.max())
-    if isinstance(problem, TableProblem):
-        return optimize_acqf_discrete(acqf, 1, problem.candidates.to(X), X_avoid=X)[0]
-    return optimize_acqf_sobol(
-        acqf,
-        problem.bounds.to(X),
-        best_X=X[Y.argmax()].unsqueeze(0),
-        X_avoid=X,
-        min_distance=_MIN_DISTANCE,
-        seed=seed,
-    )[0]
-
-
-def standard(
-    problem: Any, X: Tensor, Y: Tensor, seed: int, warp: bool = False
-) -> Tensor:
+def standard(problem: Any, X: Tensor, Y: Tensor, warp: bool = False) -> SingleTaskGP:
     """One GP for all of the space."""
     d = X.shape[-1]
     transform = Normalize(d, bounds=problem.bounds.to(X))
@@ -68,15 +62,63 @@ def standard(
             concentration1_prior=prior,
         )
         transform = ChainedInputTransform(normalize=transform, warp=warping)
-    model = SingleTaskGP(X, Y, input_transform=transform)
-    return _next(problem, model, X, Y, seed)
+    return SingleTaskGP(X, Y, input_transform=transform)
 
 
-def treed(problem: Any, X: Tensor, Y: Tensor, seed: int, **arguments: Any) -> Tensor:
+def treed(problem: Any, X: Tensor, Y: Tensor, **arguments: Any) -> TreedGP:
     """A tree of GPs, grown anew at each step."""
     transform = Normalize(X.shape[-1], bounds=problem.bounds.to(X))
-    model = TreedGP(X, Y, input_transform=transform, **arguments)
-    return _next(problem, model, X, Y, seed)
+    return TreedGP(X, Y, input_transform=transform, **arguments)
+
+
+MODELS: dict[str, Callable[[Any, Tensor, Tensor], SingleTaskGP]] = {
+    "htbo": partial(treed, split_criterion="variance"),
+    "htbo_warp": partial(treed, split_criterion="variance", warp=True),
+    "htbo_default": treed,
+    "htbo_paper": partial(treed, **_PAPER),
+    "htbo_paper_warp": partial(treed, warp=True, **_PAPER),
+    "bo": standard,
+    "bo_acqf": standard,
+    "bo_refine": standard,
+    "bo_warp": partial(standard, warp=True),
+}
+"""The model of each method, given a problem and data."""
+
+
+def fitted_model(method: str, problem: Any, X: Tensor, Y: Tensor) -> SingleTaskGP:
+    """What a method believes after these evaluations.
+
+    Args:
+        method: A key of ``MODELS``.
+        problem: With ``bounds``.
+        X: ``n x d``.
+        Y: ``n x 1``, larger is better.
+    """
+    model = MODELS[method](problem, X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return model
+
+
+def suggest(problem: Any, X: Tensor, Y: Tensor, seed: int, method: str) -> Tensor:
+    """Where the expected improvement is largest."""
+    model = fitted_model(method, problem, X, Y)
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    if isinstance(problem, TableProblem):
+        return optimize_acqf_discrete(acqf, 1, problem.candidates.to(X), X_avoid=X)[0]
+    bounds = problem.bounds.to(X)
+    if method == "bo_acqf":
+        return optimize_acqf(acqf, bounds, 1, num_restarts=10, raw_samples=512)[0]
+    always = method in _ALWAYS_DISTANT
+    worth = math.log(max(_WORTH_REFINING * float(Y.std()), 1e-300))
+    return optimize_acqf_sobol(
+        acqf,
+        bounds,
+        best_X=X[Y.argmax()].unsqueeze(0),
+        X_avoid=X,
+        min_distance=_MIN_DISTANCE if always else _SPREAD,
+        refine_above=None if always else worth,
+        seed=seed,
+    )[0]
 
 
 def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -92,12 +134,7 @@ def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 METHODS: dict[str, Method] = {
-    "htbo": treed,
-    "htbo_warp": partial(treed, warp=True),
-    "htbo_paper": partial(treed, **_PAPER),
-    "htbo_paper_warp": partial(treed, warp=True, **_PAPER),
-    "bo": standard,
-    "bo_warp": partial(standard, warp=True),
+    **{name: partial(suggest, method=name) for name in MODELS},
     "random": random,
 }
 """All, by name."""

@@ -46,6 +46,8 @@ _NEAR_INCUMBENTS = (1e-3, 0.3)
 # Likewise around the best point of the grid, whose neighbours are nearer.
 _NEAR_BEST = (1e-4, 0.1)
 _ROUND = 1000  # points
+# How near, in widths, a known point may be refined, see ``refine_above``.
+_REFINE_DISTANCE = 1e-4
 
 
 def adaptive_sobol_candidates(
@@ -97,6 +99,7 @@ def optimize_acqf_sobol(
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
     min_distance: float = 1e-3,
+    refine_above: float | None = None,
     seed: int | None = None,
     batch_limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -131,6 +134,12 @@ def optimize_acqf_sobol(
             an improvement beside its best point again and again. On `RKHS1D` four runs
             of four with a `TreedGP` then spent most of 50 evaluations at one local
             optimum; with 0.001 all four found the global one.
+        refine_above: An acquisition value. If the best point of all is worth more, it
+            is proposed although it is nearer than ``min_distance`` (0.0001 suffices).
+            A large ``min_distance`` then spreads evaluations where little is to be
+            gained without keeping a promising peak from being climbed to its top. For
+            ``LogExpectedImprovement``: the logarithm of an improvement that is worth
+            an evaluation. Default: ``min_distance`` always holds.
         seed: Makes the answer repeatable.
         batch_limit: Rows that the acquisition function gets at once.
 
@@ -143,6 +152,11 @@ def optimize_acqf_sobol(
     """
     check_acquisition(acq_function, "acq_function")
     problem = _box(bounds, inequality_constraints, feasible, X_avoid, min_distance)
+    worth = math.inf if refine_above is None else float(refine_above)
+    if math.isnan(worth):
+        raise ValueError(f"refine_above expects a number, got {refine_above!r}.")
+    near = min(_REFINE_DISTANCE, min_distance)
+    closer = _box(bounds, inequality_constraints, feasible, X_avoid, near)
     num_points = check_count("num_points", num_points)
     if num_rounds != 0:
         check_count("num_rounds", num_rounds)
@@ -155,14 +169,22 @@ def optimize_acqf_sobol(
     )
     evaluator = Evaluator(acq_function, batch_limit)
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        domain = make_domain(problem, known)
+    def search(space: Problem, known: Tensor) -> tuple[Tensor, Tensor]:
+        domain = make_domain(space, known)
         x, value = _best(domain, grid, known, evaluator)
         for _ in range(num_rounds if len(x) else 0):
-            near = _around(x, _ROUND, problem.bounds, _NEAR_BEST, generator)
-            better, its_value = _best(domain, near, known, evaluator)
+            around = _around(x, _ROUND, problem.bounds, _NEAR_BEST, generator)
+            better, its_value = _best(domain, around, known, evaluator)
             if its_value > value:
                 x, value = better, its_value
+        return x, value
+
+    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
+        if worth < math.inf:
+            x, value = search(closer, known)
+            if value > worth:
+                return x, value
+        x, value = search(problem, known)
         if not len(x):
             raise nothing_left(problem, known)
         return x, value

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,16 +110,71 @@ def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     table.parent.mkdir()
     rows = [f"{x},{y},{(x - 3) ** 2 + y}" for x in range(8) for y in range(8)]
     table.write_text("\n".join(["X,Y,V", *rows]))
-    arguments = ["--problems", "rkhs", "walker", "lda", "--seeds", "1"]
-    arguments += ["--data", str(table.parent), "--budget", "8", "--processes", "0"]
-    treed.main([*arguments, "--out", str(tmp_path / "out")])
+    out = tmp_path / "out"
+    arguments = ["--problems", "walker", "lda", "--data", str(table.parent)]
+    arguments += ["--seeds", "1", "--processes", "0", "--out", str(out)]
+    treed.main([*arguments, "--budget", "7"])
     shown, errors = capsys.readouterr()
-    assert "## rkhs" in shown and "## walker" in shown and "lda is left out" in errors
-    for problem in ("rkhs", "walker"):
-        for method in treed.METHODS:
-            path = tmp_path / "out" / problem / method / "100.jsonl"
-            records = read_records(path)
-            assert len(records) == 8 and not any("error" in r for r in records)
+    assert "## walker" in shown and "lda is left out" in errors
+    assert "none worse, three better" in shown
+    for method in treed.METHODS:
+        records = read_records(out / "walker" / method / "100.jsonl")
+        assert len(records) == 7 and not any("error" in r for r in records)
+    # what is there is reported, nothing is run
+    (out / "walker" / "htbo" / "100.jsonl").unlink()
+    treed.main([*arguments, "--budget", "7", "--report"])
+    assert not (out / "walker" / "htbo" / "100.jsonl").exists()
+    assert "## walker" in capsys.readouterr().out
+
+
+def test_treed_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["bo", "bo_acqf", "htbo"]
+    out, figures = tmp_path / "out", tmp_path / "fig"
+    arguments = ["--problems", "rkhs", "--seeds", "1", "--processes", "0"]
+    arguments += ["--budget", "10", "--out", str(out), "--figures", str(figures)]
+    treed.main([*arguments, "--methods", *methods])
+    assert "## rkhs" in capsys.readouterr().out
+    for method in methods:
+        records = read_records(out / "rkhs" / method / "100.jsonl")
+        assert len(records) == 10 and not any("error" in r for r in records)
+    figure = json.loads((figures / "figure3.json").read_text())
+    assert [p["method"] for p in figure["panels"]] == ["bo", "htbo"]
+    assert all(p["evaluations"] == 9 for p in figure["panels"])
+    assert len(figure["panels"][1]["borders"]) == 1
+    curves = json.loads((figures / "figure4.json").read_text())
+    assert set(curves["rkhs"]) == set(methods)
+    assert len(curves["rkhs"]["htbo"]["mean_regret"]) == 10
+    for name in ("figure3.png", "figure4.png"):
+        assert (figures / name).stat().st_size > 10_000
+
+
+def test_treed_tests_are_paired() -> None:
+    """Against hand-made regrets: who is better, by how much, and how surely."""
+    curve = np.linspace(1.0, 0.5, 40)
+    other = {s: curve + 0.01 * s for s in range(10)}
+    mine = {s: v - 0.2 - 0.001 * s for s, v in other.items()}
+    mine[99] = curve + 100.0  # has no pair
+    area, p = treed.area_test(mine, other, 40) or (0.0, 1.0)
+    assert area == pytest.approx(-0.2 - 0.0045)
+    assert p == pytest.approx(2 / 2**10)  # all ten signs are the same
+    assert treed.area_test(other, other, 40) == (0.0, 1.0)
+    assert treed.area_test(mine, {}, 40) is None
+    good, bad = np.full(40, 1e-3), np.full(40, 1.0)
+    share = treed.share_test(
+        {s: good if s < 8 else bad for s in range(10)},
+        {s: good if s < 2 else bad for s in range(10)},
+        at=40,
+    )
+    assert share == pytest.approx((0.6, 2 / 2**6))
+    found = {
+        (problem, method): mine if method == "htbo" else other
+        for problem in ("rkhs", "exp2d", "lda")
+        for method in ("htbo", "bo")
+    }
+    shown = treed.overall_table(found, 50).splitlines()[-1]
+    assert [cell.strip() for cell in shown.split("|")[1:-1]] == [
+        *("htbo", "bo", "exp2d, lda, rkhs", "", "", "yes"),
+    ]
 
 
 def test_treed_density_script(

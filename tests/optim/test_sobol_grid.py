@@ -228,6 +228,33 @@ def test_does_not_return_to_the_same_place() -> None:
     assert 0 < torch.pdist(again / width, p=math.inf) < 1e-3
 
 
+def test_a_peak_that_is_worth_it_is_climbed_however_near_it_is() -> None:
+    bounds = box(2)
+    width = bounds[1] - bounds[0]
+    acqf = Steps(bounds.mean(0), width, steps=10**4)
+    known = (bounds.mean(0) + 0.01 * width).unsqueeze(0)
+    arguments = dict(bounds=bounds, X_avoid=known, min_distance=0.2, seed=0)
+
+    def distance(x: Tensor) -> Tensor:
+        return ((x - known) / width).abs().max()
+
+    far, value = optimize_acqf_sobol(acqf, **arguments)
+    assert distance(far) >= 0.2
+    near, better = optimize_acqf_sobol(acqf, refine_above=-100.0, **arguments)
+    assert distance(near) < 0.02
+    assert better > -100 > value
+    # nothing is worth that much: the distance holds, and so it does by default
+    same, its_value = optimize_acqf_sobol(acqf, refine_above=1.0, **arguments)
+    assert distance(same) >= 0.2
+    torch.testing.assert_close(its_value, value, rtol=0.01, atol=0.0)
+    never, _ = optimize_acqf_sobol(acqf, refine_above=math.inf, **arguments)
+    assert torch.equal(never, far)
+    # a point that is known stays known
+    arguments["X_avoid"] = near
+    other, _ = optimize_acqf_sobol(acqf, refine_above=-100.0, **arguments)
+    assert ((other - near) / width).abs().max() >= 1e-4
+
+
 def test_nothing_left() -> None:
     model, _, Y = gp()
     acqf = LogExpectedImprovement(model, best_f=Y.max())
@@ -289,6 +316,7 @@ def test_the_maximiser_says_what_it_expects() -> None:
         (dict(q=0), "q expects"),
         (dict(q=2), "takes pending points"),
         (dict(min_distance=2.0), "min_distance expects"),
+        (dict(refine_above=math.nan), "refine_above expects"),
         (dict(X_avoid=X[:, :1]), "X_avoid expects"),
         (dict(feasible=3), "feasible expects"),
     ):

@@ -1,0 +1,169 @@
+"""Figures 3 and 4 of Assael et al. (2014), from the records of the runs.
+
+Figure 3: a few steps of one run of standard BO and of one of HTBO on RKHS-1D: what each
+model believes, and where expected improvement sends the next evaluation. Figure 4: the
+mean regret of each method on each problem. The JSON has the numbers that are drawn.
+"""
+
+from __future__ import annotations
+
+__all__ = ["write_figures"]
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from torch import Tensor
+
+from benchmarks.harness import RunKey, read_records
+from benchmarks.summary import Run
+from benchmarks.treed_methods import METHODS, fitted_model
+from botorch_structured.plots import plot_partition
+from botorch_structured.plots.style import COLOURS, RED, tidy
+from botorch_structured.test_functions import RKHS1D
+
+_STEPS = (9, 16, 25)  # evaluations that a panel of Figure 3 knows
+_COMPARED = ("bo", "htbo")
+_POINTS = 401
+_DIGITS = 5
+
+
+def write_figures(folder: Path, out: Path, runs: Sequence[Run]) -> None:
+    """Write ``figure3`` and ``figure4``, each as ``.json`` and ``.png``.
+
+    Args:
+        folder: Where to; it is made if it is not there.
+        out: The folder of the harness.
+        runs: What Figure 4 shows; Figure 3 is of the first seed with both methods.
+
+    Raises:
+        ImportError: Without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = _seed_of_figure_3(runs)
+    if seed is not None:
+        _figure_3(Figure, folder, out, seed)
+    _figure_4(Figure, folder, runs)
+
+
+def _seed_of_figure_3(runs: Sequence[Run]) -> int | None:
+    known = [
+        {r.seed for r in runs if r.problem == "rkhs" and r.method == method}
+        for method in _COMPARED
+    ]
+    return min(set.intersection(*known), default=None)
+
+
+def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
+    problem = RKHS1D()
+    grid = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64).unsqueeze(-1)
+    truth = -problem(grid)
+    figure = figure_class(figsize=(4 * len(_STEPS), 7), layout="constrained")
+    heights = [2, 1] * len(_COMPARED)
+    axes = figure.subplots(
+        len(heights), len(_STEPS), sharex=True, height_ratios=heights
+    )
+    panels = []
+    for row, method in enumerate(_COMPARED):
+        records = read_records(RunKey("rkhs", method, seed).path(out))
+        X = torch.tensor([r["x"] for r in records], dtype=torch.float64)
+        Y = -torch.tensor([[r["value"]] for r in records], dtype=torch.float64)
+        for column, step in enumerate(_STEPS):
+            if step >= len(X):
+                axes[2 * row, column].set_axis_off()
+                axes[2 * row + 1, column].set_axis_off()
+                continue
+            model = fitted_model(method, problem, X[:step], Y[:step])
+            above, below = axes[2 * row, column], axes[2 * row + 1, column]
+            plot_partition(model, above, bounds=problem.bounds)
+            above.plot(grid.squeeze(-1), truth, color=RED, linewidth=0.8)
+            above.set_title(f"{method}, {step} evaluations")
+            panel = _panel(model, grid, X, Y, step)
+            below.plot(grid.squeeze(-1), panel["log_ei"], color=COLOURS[2])
+            below.axvline(float(X[step]), color=COLOURS[3], linestyle=":")
+            tidy(below)
+            panels.append({"method": method, **panel})
+    axes[1, 0].set_ylabel("log expected improvement")
+    figure.savefig(folder / "figure3.png", dpi=80)
+    whole = {
+        "problem": "rkhs",
+        "seed": seed,
+        "x": _rounded(grid.squeeze(-1)),
+        "f": _rounded(truth),
+        "panels": panels,
+    }
+    (folder / "figure3.json").write_text(json.dumps(whole) + "\n")
+
+
+def _panel(model: Any, grid: Tensor, X: Tensor, Y: Tensor, step: int) -> dict[str, Any]:
+    acqf = LogExpectedImprovement(model, best_f=Y[:step].max())
+    with torch.no_grad():
+        posterior = model.posterior(grid)
+        log_ei = acqf(grid.unsqueeze(-2))
+    partition = getattr(model, "partition", None)
+    borders = [] if partition is None else partition.threshold[partition.column >= 0]
+    return {
+        "evaluations": step,
+        "data_x": _rounded(X[:step].squeeze(-1)),
+        "data_y": _rounded(Y[:step].squeeze(-1)),
+        "mean": _rounded(posterior.mean.squeeze(-1)),
+        "sd": _rounded(posterior.variance.sqrt().squeeze(-1)),
+        "log_ei": _rounded(log_ei),
+        "borders": sorted(_rounded(torch.as_tensor(borders))),
+        "next_x": _rounded(X[step])[0],
+        "best": _rounded(Y[:step].max(0).values)[0],
+    }
+
+
+def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
+    problems = sorted({r.problem for r in runs})
+    figure = figure_class(figsize=(4.5 * len(problems), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(problems), squeeze=False)[0]
+    curves: dict[str, dict[str, Any]] = {}
+    for ax, problem in zip(axes, problems, strict=True):
+        curves[problem] = {}
+        for k, method in enumerate(METHODS):
+            traces = [
+                run.trace() - run.optimum
+                for run in runs
+                if (run.problem, run.method) == (problem, method)
+                and run.optimum is not None
+            ]
+            if not traces:
+                continue
+            length = min(map(len, traces))
+            values = np.stack([trace[:length] for trace in traces])
+            mean = values.mean(0)
+            error = values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
+            steps = np.arange(1, length + 1)
+            colour = COLOURS[k % len(COLOURS)]
+            ax.plot(steps, mean, color=colour, label=f"{method} ({len(traces)})")
+            ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15)
+            curves[problem][method] = {
+                "runs": len(traces),
+                "mean_regret": _rounded(torch.as_tensor(mean)),
+                "standard_error": _rounded(torch.as_tensor(error)),
+                "median_regret": _rounded(torch.as_tensor(np.median(values, 0))),
+            }
+        ax.set_title(problem)
+        ax.set_xlabel("evaluations")
+        ax.set_ylim(bottom=0.0)
+        tidy(ax)
+    axes[0].set_ylabel("mean regret, with standard error")
+    axes[-1].legend(fontsize="small")
+    figure.savefig(folder / "figure4.png", dpi=80)
+    (folder / "figure4.json").write_text(json.dumps(curves) + "\n")
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{v:.{_DIGITS}g}") for v in values.tolist()]
