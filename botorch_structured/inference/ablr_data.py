@@ -102,8 +102,8 @@ class AblrData:
             )
         return phi
 
-    def observed(self, chunk: Chunk, phi: Tensor) -> Tensor:
-        """Features and outcomes of each observation in float64, ``m x (D + 1)``.
+    def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``m x D`` and outcomes ``m`` of each observation, in float64.
 
         Args:
             chunk: Which observations.
@@ -111,20 +111,15 @@ class AblrData:
         """
         if chunk.local is not None:
             phi = phi[chunk.local]
-        y = self.Y[chunk.entries]
-        data = torch.empty(
-            len(y), self.num_features + 1, dtype=torch.float64, device=y.device
-        )
-        data[:, :-1] = phi
-        data[:, -1] = y
+        phi, y = phi.double(), self.Y.detach()[chunk.entries].double()
         scale = self.scale(chunk)
-        return data if scale is None else data.mul_(scale)
+        return (phi, y) if scale is None else (phi * scale[:, None], y * scale)
 
     def scale(self, chunk: Chunk) -> Tensor | None:
-        """What observations are multiplied by, ``m x 1``; None with learnt noise."""
+        """What observations are multiplied by, ``m``; None with learnt noise."""
         if self.noise_variance is None:
             return None
-        return self.noise_variance[chunk.entries].double().rsqrt().unsqueeze(-1)
+        return self.noise_variance[chunk.entries].double().rsqrt()
 
     def log_scales(self) -> Tensor:
         """Sum of the logarithms of what observations are multiplied by."""
@@ -138,7 +133,7 @@ class AblrData:
         factors = TaskFactors(self.rows.counts, self.num_features, self.X)
         for chunk in self.rows.chunks:
             phi = self.evaluate(self.X[chunk.rows])
-            factors.add(chunk, self.observed(chunk, phi))
+            factors.add(chunk, *self.observed(chunk, phi))
         return factors
 
 

@@ -137,7 +137,7 @@ class _Evaluation:
         factors = TaskFactors(data.rows.counts, data.num_features, data.X)
         for chunk in data.rows.chunks:
             x, phi = self._features(chunk, with_graph=keep)
-            factors.add(chunk, data.observed(chunk, phi.detach()))
+            factors.add(chunk, *data.observed(chunk, phi.detach()))
             if keep:
                 self.kept = x, phi
         self.solutions = TaskSolutions(factors, log_alpha, log_beta)
@@ -158,19 +158,24 @@ class _Evaluation:
         d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
         for chunk in data.rows.chunks:
             x, phi = self.kept or self._features(chunk, with_graph=True)
-            slopes = self.solutions.slopes(chunk, data.observed(chunk, phi.detach()))
+            d_phi, d_outcome = self.solutions.slopes(
+                chunk, *data.observed(chunk, phi.detach())
+            )
             scale = data.scale(chunk)
             if scale is not None:
-                slopes.mul_(scale)
+                d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
             if d_y is not None:
-                d_y[chunk.entries] = slopes[:, -1].to(d_y.dtype)
+                d_y[chunk.entries] = d_outcome.to(d_y.dtype)
             if not phi.requires_grad:
                 continue
-            d_phi = slopes[:, :-1].to(phi.dtype)
+            d_phi = d_phi.to(phi.dtype)
             if chunk.local is not None:
                 d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
             wanted = [*data.parameters, *([] if d_x is None else [x])]
-            found = torch.autograd.grad(phi, wanted, d_phi, allow_unused=True)
+            # as grad_outputs, d_phi would make torch load its symbolic shapes: 35 MiB
+            with torch.enable_grad():
+                inner = torch.dot(phi.flatten(), d_phi.flatten())
+            found = torch.autograd.grad(inner, wanted, allow_unused=True)
             for total, g in zip(sums, found, strict=False):
                 if g is not None:
                     total.add_(g)

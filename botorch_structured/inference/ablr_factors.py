@@ -56,50 +56,54 @@ class TaskFactors:
         """Whether the factor of a task is its data: no more than D observations."""
         return self.counts[task] <= self.num_features
 
-    def add(self, chunk: Chunk, data: Tensor) -> None:
+    def add(self, chunk: Chunk, phi: Tensor, y: Tensor) -> None:
         """Take in one more chunk.
 
         Args:
             chunk: Which observations.
-            data: Their features and outcomes in float64, ``m x (D + 1)``.
+            phi: Their features in float64, ``m x D``.
+            y: Outcomes, ``m``.
         """
-        small = [piece for piece in chunk.pieces if self.is_small(piece.task)]
-        if small:
-            mask, task, place = self.small_places(chunk, data)
-            self.rows[task, place] = data if mask is None else data[mask]
-            for piece in small:
-                self.filled[piece.task] += piece.stop - piece.start
+        small = self.small_places(chunk, y)
+        if small is not None:
+            which, task, place = small
+            self.rows[task, place, :-1] = phi[which]
+            self.rows[task, place, -1] = y[which]
         for piece in chunk.pieces:
-            if not self.is_small(piece.task):
-                self.stack(piece.task, data[piece.start : piece.stop])
+            if self.is_small(piece.task):
+                self.filled[piece.task] += piece.stop - piece.start
+            else:
+                here = slice(piece.start, piece.stop)
+                self._stack(piece.task, phi[here], y[here])
 
     def small_places(
         self, chunk: Chunk, like: Tensor
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
+    ) -> tuple[Tensor | slice, Tensor, Tensor] | None:
         """Where observations of small tasks are.
 
         Returns:
-            Which observations of the chunk are of small tasks (None for all of them),
-            their tasks and their places in ``rows``.
+            Which observations of the chunk are of small tasks, their tasks and their
+            places in ``rows``; None if there are none.
         """
+        num_small = sum(self.is_small(piece.task) for piece in chunk.pieces)
+        if num_small == 0:
+            return None
         task, place = chunk.places(like)
-        if all(self.is_small(piece.task) for piece in chunk.pieces):
-            return None, task, place
+        if num_small == len(chunk.pieces):
+            return slice(None), task, place
         small = torch.tensor([n <= self.num_features for n in self.counts])
         mask = small.to(like.device)[task]
         return mask, task[mask], place[mask]
 
-    def stack(self, task: int, data: Tensor) -> None:
-        """Take in rows of one task, whatever their number.
-
-        Args:
-            task: Which task.
-            data: Features and outcomes, ``m x (D + 1)``.
-        """
-        filled = self.filled[task]
-        if filled:
-            data = torch.cat([self.rows[task, :filled], data])
-        if len(data) > self.num_features:
+    def _stack(self, task: int, phi: Tensor, y: Tensor) -> None:
+        """Take in rows of a task that will have more than D."""
+        D, filled = self.num_features, self.filled[task]
+        # in the order of memory that LAPACK wants
+        data = self.rows.new_empty(D + 1, filled + len(y)).mT
+        data[:filled] = self.rows[task, :filled]
+        data[filled:, :-1] = phi
+        data[filled:, -1] = y
+        if len(data) > D:
             data = torch.linalg.qr(data, mode="r").R
         self.rows[task, : len(data)] = data
         self.filled[task] = len(data)

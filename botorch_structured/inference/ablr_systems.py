@@ -234,34 +234,33 @@ class TaskSolutions:
                 )
             )
 
-    def slopes(self, chunk: Chunk, data: Tensor) -> Tensor:
+    def slopes(self, chunk: Chunk, phi: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Derivatives of the evidences with respect to features and outcomes.
 
         Args:
             chunk: Which observations.
-            data: Their features and outcomes, ``m x (D + 1)``.
+            phi: Their features in float64, ``m x D``.
+            y: Outcomes, ``m``.
 
         Returns:
-            ``m x (D + 1)``.
+            ``m x D`` and ``m``.
         """
-        out = torch.empty_like(data)
-        if True in self._batch:
-            batch = self._batch[True]
-            mask, task, place = self.factors.small_places(chunk, data)
-            at = self._index[task], place
+        d_phi, d_y = torch.empty_like(phi), torch.empty_like(y)
+        small = self.factors.small_places(chunk, y)
+        if small is not None:
+            which, task, place = small
+            batch, at = self._batch[True], (self._index[task], place)
             assert batch.residual is not None
-            of_outcome = -self.alpha[task] * batch.residual[at]
-            both = torch.cat([batch.slope[at], of_outcome.unsqueeze(-1)], dim=-1)
-            out[slice(None) if mask is None else mask] = both
+            d_phi[which] = batch.slope[at]
+            d_y[which] = -self.alpha[task] * batch.residual[at]
         for piece in chunk.pieces:
             if self.factors.is_small(piece.task):
                 continue
             batch, i = self._batch[False], int(self._index[piece.task])
-            alpha, mean = self.alpha[piece.task], batch.mean[i]
-            rows = data[piece.start : piece.stop].clone()
-            residual = rows[:, -1] - rows[:, :-1] @ mean
-            rows[:, -1] = residual
-            here = out[piece.start : piece.stop]
-            here[:, :-1] = rows @ torch.cat([-batch.slope[i], alpha * mean[None]])
-            here[:, -1] = -alpha * residual
-        return out
+            here, mean = slice(piece.start, piece.stop), batch.mean[i]
+            d_outcome = torch.mv(phi[here], mean).sub_(y[here])
+            d_outcome.mul_(self.alpha[piece.task])
+            torch.outer(d_outcome, mean.neg(), out=d_phi[here])
+            d_phi[here].addmm_(phi[here], batch.slope[i], alpha=-1.0)
+            d_y[here] = d_outcome
+        return d_phi, d_y
