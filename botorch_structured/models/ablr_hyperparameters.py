@@ -207,6 +207,8 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         with_noise = getattr(function_dist, "with_noise", None)
         if with_noise is not None:
             return with_noise()
+        if not params and hasattr(function_dist, "rows"):
+            params = (function_dist.rows,)
         noise = self._shaped_noise_covar(function_dist.mean.shape, *params, **kwargs)
         covariance = function_dist.lazy_covariance_matrix + noise
         return function_dist.__class__(function_dist.mean, covariance)

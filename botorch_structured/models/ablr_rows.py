@@ -153,7 +153,9 @@ class AblrRows(_Base):
             mean = means.gather(-1, task.unsqueeze(-1)).squeeze(-1)
         else:
             mean = means.mT if self.num_tasks > 1 else means.squeeze(-1)
-        return MultivariateNormal(mean, self.covar_module(x))
+        prior = MultivariateNormal(mean, self.covar_module(x))
+        prior.rows = x  # which noise they have, for who passes a distribution only
+        return prior
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Prior of the training rows in training mode, else the posterior."""
