@@ -7,149 +7,97 @@ Assael et al. (2014), equation (2): the hyperparameters of leaf j maximise
 
 over the nodes i from the root to j, with their data M_i. The nodes of a path are
 nested, so with the rows of the leaf first, then what its parent has besides, and so on,
-the Cholesky factor of the root's covariance has those of all others as leading blocks:
-one factorisation gives every term, and with
+the Cholesky factor L of the root's covariance has those of all others as leading
+blocks: one factorisation gives every term. So does one inverse: with D the diagonal
+matrix of the sums of the weights of all nodes that a row is in,
 
-    G = 1/2 sum_i w_i (alpha_i alpha_i' - K_i^-1),   K_i^-1 = J_i' J_i,   J = L^-1,
+    G = 1/2 (sum_i w_i alpha_i alpha_i' - (L D^-1 L')^-1)
 
-one matrix product the gradient of all of them.
+is the derivative of the sum by the covariance.
 """
 
 from __future__ import annotations
 
-__all__ = ["PathGroup", "log_path_evidence", "nested_groups", "node_groups"]
+__all__ = ["log_path_evidence", "noisy_covariance", "path_derivatives", "path_values"]
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from botorch_structured.inference.cart import Rows, TreeNode
-
-# Elements of a batch of matrices: what fits into a cache, and never gigabytes
-_MAX_ELEMENTS = 2_000_000
+from botorch_structured.inference.treed_groups import PathGroup
 
 
-@dataclass(frozen=True)
-class PathGroup:
-    """Leaves whose evidences are taken together.
-
-    Attributes:
-        leaves: Numbers of the leaves, ``B``.
-        rows: Their data, nested node by node, ``B x m``.
-        members: Which of these rows a node on the path has, ``B x D x m``; of a single
-            node, all.
-        weights: Weight of that node, ``B x D``; 0 for fewer nodes than ``D``.
-        node: Position of the one node in the tree, if all are of the same ancestor.
-    """
-
-    leaves: Tensor
-    rows: Tensor
-    members: Tensor
-    weights: Tensor
-    node: int | None = None
-
-    @property
-    def row_weights(self) -> Tensor:
-        """Sum of the weights of the nodes that a row is in, ``B x m``."""
-        return (self.members * self.weights.unsqueeze(-1)).sum(-2)
-
-    def to(self, like: Tensor) -> PathGroup:
-        """The same in the dtype and on the device of a tensor."""
-        return PathGroup(
-            self.leaves.to(like.device),
-            self.rows.to(like.device),
-            self.members.to(like),
-            self.weights.to(like),
-            self.node,
-        )
-
-
-def path_weight(
-    leaf: TreeNode, node: TreeNode, count: Callable[[TreeNode], int]
-) -> float:
-    """w_i of equation (2), as printed.
+def noisy_covariance(group: PathGroup, covariance: Tensor, noise: Tensor) -> Tensor:
+    """Add noise to covariances, in place; padding becomes the identity.
 
     Args:
-        leaf: j.
-        node: i, on the path from j to the root.
-        count: Number of data in a node.
+        group: Whose rows these are.
+        covariance: ``B x m x m``.
+        noise: Noise variances, ``B x m``.
     """
-    if count(node) == 0:
-        return 0.0
-    return count(leaf) / count(node) / (1.0 + leaf.depth - node.depth)
+    if group.pairs is not None:
+        covariance.mul_(group.pairs)
+        noise = torch.where(group.members[:, 0] > 0.0, noise, 1.0)
+    covariance.diagonal(dim1=-1, dim2=-2).add_(noise)
+    return covariance
 
 
-def nested_groups(root: TreeNode, data: Callable[[TreeNode], Rows]) -> list[PathGroup]:
-    """One factorisation per leaf: for what all nodes of a path share.
+def path_values(
+    group: PathGroup, noisy: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted log evidences, and what their derivatives need.
 
     Args:
-        root: The tree.
-        data: The rows of a node that count, nested along each path.
+        group: What is summed.
+        noisy: Covariances with noise, see ``noisy_covariance``, ``B x m x m``.
+        residual: Observations minus prior means, ``B x m``.
+
+    Returns:
+        The sums of the log evidences, ``B``; the Cholesky factors L; L^-1 times the
+        residuals, ``B x m``.
+
+    Raises:
+        NotPSDError: If a covariance is not positive definite even with jitter.
     """
-    leaves = root.leaves()
-    n = len(data(root))
-    deepest = 1 + max(leaf.depth for leaf in leaves)
-    rows = np.zeros((len(leaves), n), dtype=np.int64)
-    members = np.zeros((len(leaves), deepest, n))
-    weights = np.zeros((len(leaves), deepest))
-    for j, leaf in enumerate(leaves):
-        seen = np.zeros(0, dtype=np.int64)
-        for k, node in enumerate(leaf.path()):
-            new = np.setdiff1d(data(node), seen, assume_unique=True)
-            seen = np.concatenate([seen, new])
-            members[j, k, : len(seen)] = 1.0
-            weights[j, k] = path_weight(leaf, node, lambda v: len(data(v)))
-        rows[j] = seen
-    step = max(1, _MAX_ELEMENTS // max(1, n * n))
-    return [
-        PathGroup(
-            torch.arange(i, min(i + step, len(leaves))),
-            torch.as_tensor(rows[i : i + step]),
-            torch.as_tensor(members[i : i + step]),
-            torch.as_tensor(weights[i : i + step]),
-        )
-        for i in range(0, len(leaves), step)
-    ]
+    chol = psd_safe_cholesky(noisy)
+    half = torch.linalg.solve_triangular(chol, residual.unsqueeze(-1), upper=False)
+    half = half.squeeze(-1)
+    logs = 2.0 * chol.diagonal(dim1=-1, dim2=-2).log() + math.log(2.0 * math.pi)
+    values = -0.5 * (group.row_weights * (half.square() + logs)).sum(-1)
+    return values, chol, half
 
 
-def node_groups(root: TreeNode, data: Callable[[TreeNode], Rows]) -> list[PathGroup]:
-    """One factorisation per leaf and node: for nodes that have values of their own.
-
-    Leaves below the same node have the same rows there: a batch without padding.
+def path_derivatives(
+    group: PathGroup, chol: Tensor, half: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Derivatives of the sums of ``path_values``.
 
     Args:
-        root: The tree.
-        data: The rows of a node that count.
+        group: What is summed.
+        chol: L, ``B x m x m``.
+        half: L^-1 times the residuals, ``B x m``.
+
+    Returns:
+        G, the derivative by the covariance, ``B x m x m``; that by the residual,
+        ``B x m``.
     """
-    number = {id(leaf): j for j, leaf in enumerate(root.leaves())}
-    groups = []
-    for position, node in enumerate(root.walk()):
-        rows = torch.as_tensor(data(node))
-        below = node.leaves()
-        m = len(rows)
-        if m == 0:
-            continue
-        weights = [path_weight(leaf, node, lambda v: len(data(v))) for leaf in below]
-        step = max(1, _MAX_ELEMENTS // (m * m))
-        for i in range(0, len(below), step):
-            some = below[i : i + step]
-            size = len(some)
-            groups.append(
-                PathGroup(
-                    torch.tensor([number[id(leaf)] for leaf in some]),
-                    rows.expand(size, m),
-                    torch.ones(size, 1, m),
-                    torch.tensor(weights[i : i + step]).unsqueeze(-1),
-                    None if node.split is None else position,
-                )
-            )
-    return groups
+    parts = (group.members * half.unsqueeze(-2)).mT
+    alpha = torch.linalg.solve_triangular(chol.mT, parts, upper=True)
+    weighted = alpha * group.weights.unsqueeze(-2)
+    # LAPACK's matrices have their columns together: the transpose of a symmetric one is
+    # the same with its rows together, as all that it is multiplied with
+    weights = group.row_weights
+    if group.padded:
+        weights = torch.where(weights > 0.0, weights, 1.0)
+    g = torch.cholesky_inverse(chol / weights.sqrt().unsqueeze(-2)).mT
+    g.baddbmm_(weighted, alpha.mT, beta=-0.5, alpha=0.5)
+    if group.pairs is not None:
+        g.mul_(group.pairs)
+    return g, -weighted.sum(-1)
 
 
 class _PathEvidence(torch.autograd.Function):
@@ -161,37 +109,19 @@ class _PathEvidence(torch.autograd.Function):
         noise: Tensor,
         residual: Tensor,
     ) -> Tensor:
-        noisy = covariance.clone()
-        noisy.diagonal(dim1=-1, dim2=-2).add_(noise)
-        chol = psd_safe_cholesky(noisy)
-        half = torch.linalg.solve_triangular(chol, residual.unsqueeze(-1), upper=False)
-        half = half.squeeze(-1)
-        row_weights = group.row_weights
-        logs = 2.0 * chol.diagonal(dim1=-1, dim2=-2).log() + math.log(2.0 * math.pi)
-        ctx.saved = (group, chol, half, row_weights)
-        return -0.5 * (row_weights * (half.square() + logs)).sum(-1)
+        noisy = noisy_covariance(group, covariance.clone(), noise)
+        values, chol, half = path_values(group, noisy, residual)
+        ctx.saved = (group, chol, half)
+        return values
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        group, chol, half, row_weights = ctx.saved
-        scale = 0.5 * grad[:, None, None]
-        if group.members.shape[-2] == 1:
-            # a single node: the inverse is cheaper than the inverse of the factor
-            alpha = torch.linalg.solve_triangular(
-                chol.mT, half.unsqueeze(-1), upper=True
-            ).mT
-            g = torch.cholesky_inverse(chol)
-            g.mul_(-scale * group.weights.unsqueeze(-1))
-        else:
-            eye = torch.eye(chol.shape[-1], dtype=chol.dtype, device=chol.device)
-            root = torch.linalg.solve_triangular(chol, eye.expand_as(chol), upper=False)
-            alpha = (group.members * half.unsqueeze(-2)) @ root
-            g = root.mT @ root.mul(row_weights.unsqueeze(-1) * -scale)
-        weighted = alpha * group.weights.unsqueeze(-1)
-        g.baddbmm_(weighted.mT, alpha * scale)
-        d_residual = -weighted.sum(-2) * grad.unsqueeze(-1)
-        return None, g, g.diagonal(dim1=-1, dim2=-2), d_residual
+        g, d_residual = path_derivatives(*ctx.saved)
+        g.mul_(grad[:, None, None])
+        d_noise = g.diagonal(dim1=-1, dim2=-2)
+        return None, g, d_noise, d_residual * grad.unsqueeze(-1)
 
 
 def log_path_evidence(
@@ -199,7 +129,7 @@ def log_path_evidence(
 ) -> Tensor:
     """Sum of weighted log evidences of the nodes on each path, ``B``.
 
-    Differentiable once in everything but the group.
+    For any covariance; differentiable once in everything but the group.
 
     Args:
         group: What is summed.

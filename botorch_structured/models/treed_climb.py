@@ -17,7 +17,8 @@ from gpytorch.constraints import Interval
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
-from botorch_structured.inference.cart import Array
+from botorch_structured.inference.cart import Array, TreeNode
+from botorch_structured.inference.treed_groups import path_weight
 from botorch_structured.inference.treed_leaf_fit import (
     LeafObjective,
     LeafPrior,
@@ -28,13 +29,13 @@ from botorch_structured.models.treed_kernel import TreedStationary
 from botorch_structured.models.treed_modules import LeafNoiseLikelihood, TreedMean
 
 if TYPE_CHECKING:
-    from botorch_structured.models.treed_inference import TreedInference
+    from botorch_structured.models.treed_objective import TreedObjective
 
 # Flops of one step: beyond, L-BFGS does with one matrix product where this needs d.
 _MAX_FLOPS = 3e8
 
 
-def climb_leaves(model: TreedInference) -> None:
+def climb_leaves(model: TreedObjective) -> None:
     """Move the hyperparameters of each leaf to its maximum of equation (2).
 
     Nothing happens where the leaves have something in common (``path_sharing="all"``
@@ -58,28 +59,38 @@ def climb_leaves(model: TreedInference) -> None:
     ):
         return
     model.train()
-    (groups,) = model._plan()
+    (data,) = model._plan()
     length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
     dim = length.raw_value.shape[-1]
-    if any(dim * g.X.shape[-2] ** 3 > _MAX_FLOPS for g in groups):
+    if dim * len(data.y) ** 3 > _MAX_FLOPS:
         return
     noise = None if known else likelihood.noise_covar.noise_of_leaf
     rows = _numpy(likelihood.noise) if known else None
     prior = _prior(length, variance, mean, noise)
     rbf = kernel.correlation(0).name == "rbf"
+    X, y = _numpy(data.X), _numpy(data.y)
+    levels = model.levels.tolist()
+
+    def size(node: TreeNode) -> int:
+        return len(model._data_of(node))
+
     terms: list[list[LeafTerm]] = [[] for _ in range(model.partition.num_leaves)]
-    for data in groups:
-        group = data.group
-        own = None if group.node is None else tuple(model.levels[group.node].tolist())
-        X, y = _numpy(data.X[0]), _numpy(data.y[0])
-        known_noise = None if rows is None else rows[_numpy(group.rows[0])]
-        shared = LeafTerm(1.0, X, y, known_noise, own, rbf)
-        for leaf, weight in zip(
-            group.leaves.tolist(), group.weights[:, 0].tolist(), strict=True
-        ):
-            terms[leaf].append(shared.weighted(weight))
+    number = {id(v): j for j, v in enumerate(data.root.leaves())}
+    for position, node in enumerate(data.root.walk()):
+        mine = model._data_of(node)
+        if not len(mine):
+            continue
+        own = None if node.split is None else tuple(levels[position])
+        known_noise = None if rows is None else rows[mine]
+        shared = LeafTerm(1.0, X[mine], y[mine], known_noise, own, rbf)
+        for below in node.leaves():
+            if size(below):
+                weight = path_weight(below, node, size)
+                terms[number[id(below)]].append(shared.weighted(weight))
     with torch.no_grad():
         for leaf, nodes in enumerate(terms):
+            if not nodes:
+                continue
             start = np.concatenate(
                 [
                     _numpy(length.raw_value[leaf]),

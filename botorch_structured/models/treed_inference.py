@@ -1,8 +1,7 @@
-"""How a treed GP is fitted, predicts and takes in more data.
+"""How a treed GP predicts and takes in more data.
 
 ``forward`` is the dense prior with zero covariance between leaves, which is what
-GPyTorch can know; the objective of a fit and the posterior are more than that prior and
-a likelihood determine, and are computed here.
+GPyTorch can know; the posterior is more than that, and is computed here.
 """
 
 from __future__ import annotations
@@ -11,95 +10,28 @@ __all__ = ["TreedInference"]
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from botorch.fit import _fit_fallback
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from botorch_structured.inference.cart import Rows, TreeNode
-from botorch_structured.inference.surroundings import few_threads
-from botorch_structured.inference.treed_evidence import (
-    PathGroup,
-    log_path_evidence,
-    nested_groups,
-    node_groups,
-)
 from botorch_structured.models.structured_inference import with_variance_floor
-from botorch_structured.models.treed_climb import climb_leaves
-from botorch_structured.models.treed_kernel import TreedKernel
 from botorch_structured.models.treed_modules import LeafNoiseLikelihood
+from botorch_structured.models.treed_objective import TreedObjective, with_objective
 from botorch_structured.models.treed_prediction import TreedPredictor
 
-# The objective is per data point: finer steps than these change no prediction.
-_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
 
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP
-
-    from botorch_structured.inference.treed_partition import TreePartition
-
-    class _Base(SingleTaskGP):
-        partition: TreePartition
-        levels: Tensor
-        train_inputs: Any
-        train_targets: Any
-        likelihood: Any
-else:
-    _Base = object
-
-
-@dataclass(frozen=True)
-class _GroupData:
-    """A group of terms of equation (2) and its data, ``B x m x d`` and ``B x m``."""
-
-    group: PathGroup
-    X: Tensor
-    y: Tensor
-
-
-def _with_objective(
-    prior: MultivariateNormal, objective: Callable[[], Tensor]
-) -> MultivariateNormal:
-    """The prior in a fit: its log density of the data is the objective.
-
-    ``ExactMarginalLogLikelihood`` adds noise and asks the result, which is of the same
-    class, for the log density; then it adds the priors of hyperparameters.
-    """
-
-    class TrainingPrior(MultivariateNormal):
-        def log_prob(self, value: Tensor) -> Tensor:
-            return objective()
-
-    return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)
-
-
-class TreedInference(_Base):
-    """Objective and posterior of a GP with a ``TreedKernel``.
+class TreedInference(TreedObjective):
+    """Prior and posterior of a GP with a ``TreedKernel``.
 
     With any other kernel, that is, with one leaf, everything is as in the class it is
     mixed into.
     """
 
-    _share_all: bool  # in equation (2)
-    _lend: bool  # a leaf predicts from its own data and what is lent to it
-
-    _plan_cache: tuple[Tensor, Tensor, list[list[_GroupData]]] | None = None
     _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
-
-    @property
-    def _is_treed(self) -> bool:
-        return isinstance(self.covar_module, TreedKernel)
-
-    def _elements(self, values: Tensor, own: int) -> Tensor:
-        """``... x trees x own`` values as ``R x E x own``, E being the trees."""
-        count = self.partition.tree_shape.numel()
-        return values.reshape(-1, count, *values.shape[values.ndim - own :])
 
     # -- caches -------------------------------------------------------------------
 
@@ -131,126 +63,6 @@ class TreedInference(_Base):
         # caches are cheap to rebuild and large to store
         return {**self.__dict__, "_plan_cache": None, "_predictor_cache": None}
 
-    # -- objective ----------------------------------------------------------------
-
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
-
-        That is equation (2), summed over the leaves.
-
-        Args:
-            mll: An ``ExactMarginalLogLikelihood`` of this model.
-            kwargs: Passed to ``mll`` where that is evaluated itself.
-
-        Returns:
-            A scalar, or ``batch_shape`` for a batched model.
-        """
-        # A subclass, or leaving one out, is another objective.
-        exact = type(mll) is ExactMarginalLogLikelihood
-        if self._is_treed and exact and mll.likelihood is self.likelihood:
-            objective = mll._add_other_terms(self._log_path_evidence(), ())
-            return -objective / self.train_targets.shape[-1]
-        output = self(*self.train_inputs)
-        transformed = (self.transform_inputs(t) for t in self.train_inputs)
-        return -mll(output, self.train_targets, *transformed, **kwargs)
-
-    def custom_fit(
-        self,
-        mll: MarginalLogLikelihood,
-        closure: Any = None,
-        closure_kwargs: dict[str, Any] | None = None,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> MarginalLogLikelihood:
-        r"""Fit by L-BFGS-B, retries included, from where each leaf has its maximum.
-
-        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
-        direct use.
-        """
-        default = closure is None and "optimizer" not in kwargs
-        rows = self.train_targets.shape[-1]
-        if self._is_treed and default and not optimizer_kwargs:
-            with few_threads(rows):
-                climb_leaves(self)
-        if self._is_treed and default and not self.partition.tree_shape:
-            options = dict((optimizer_kwargs or {}).get("options") or {})
-            optimizer_kwargs = {
-                **(optimizer_kwargs or {}),
-                "options": {**_FIT_OPTIONS, **options},
-            }
-        with few_threads(rows):
-            return _fit_fallback(
-                mll,
-                closure=closure,
-                closure_kwargs=closure_kwargs,
-                optimizer_kwargs=optimizer_kwargs,
-                **kwargs,
-            )
-
-    def _plan(self) -> list[list[_GroupData]]:
-        """The terms of equation (2) with their data, tree by tree."""
-        raw, y = self.train_inputs[0], self.train_targets
-        cache = self._plan_cache
-        if cache is None or cache[0] is not raw or cache[1] is not y:
-            with torch.no_grad():
-                X = self.transform_inputs(raw) if self.training else raw
-            X = X.expand(*y.shape, X.shape[-1])
-            plans = []
-            for e, (x, t) in enumerate(
-                zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
-            ):
-                tree = self.partition.element(e).tree(x.cpu().double().numpy())
-                group = nested_groups if self._share_all else node_groups
-                groups = [g.to(x) for g in group(tree, self._data_of)]
-                plans.append([_GroupData(g, x[g.rows], t[g.rows]) for g in groups])
-            self._plan_cache = cache = (raw, y, plans)
-        return cache[2]
-
-    def _data_of(self, node: TreeNode) -> Rows:
-        return node.home if self._lend else node.rows
-
-    def _log_path_evidence(self) -> Tensor:
-        """The sum of equation (2) without the prior, ``batch_shape``."""
-        totals = []
-        for e, groups in enumerate(self._plan()):
-            total = self.train_targets.new_zeros(())
-            for data in groups:
-                total = total + self._group_evidence(e, data).sum()
-            totals.append(total)
-        return torch.stack(totals).reshape(self.partition.tree_shape)
-
-    def _group_evidence(self, element: int, data: _GroupData) -> Tensor:
-        """Weighted evidences of the leaves of a group, ``B``."""
-        group, X = data.group, data.X
-        if group.node is None:
-            variance = None
-            mean = self.mean_module.leaf_mean(element, group.leaves, X)
-            noise = self._noise_of_leaves(element, group.leaves, group.rows)
-        else:
-            levels = self.levels.reshape(-1, *self.levels.shape[-2:])
-            variance, mean, noise = levels[element, group.node]
-            variance = variance.expand(len(X))
-            if not isinstance(self.likelihood, LeafNoiseLikelihood):
-                noise = self._noise_of_leaves(element, group.leaves, group.rows)
-            noise = noise.expand(data.y.shape)
-        covariance = self.covar_module.leaf_covariance(
-            element, group.leaves, X, variance=variance
-        )
-        return log_path_evidence(group, covariance, noise, data.y - mean)
-
-    def _noise_of_leaves(self, element: int, leaves: Tensor, rows: Tensor) -> Tensor:
-        """Noise variances of rows ``B x m`` of the training data."""
-        likelihood = self.likelihood
-        if isinstance(likelihood, LeafNoiseLikelihood):
-            noise = likelihood.noise_covar.leaf_noise(element, leaves)
-            return noise.unsqueeze(-1).expand(rows.shape)
-        values = self._elements(self._known_noise(), 1)[0, element]
-        return values[rows]
-
-    def _known_noise(self) -> Tensor:
-        """Noise variances of the training data under a common likelihood."""
-        return self.likelihood.noise.expand(self.train_targets.shape)
-
     # -- prior and posterior ------------------------------------------------------
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -266,7 +78,7 @@ class TreedInference(_Base):
             self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
         )
         if self.training:
-            return _with_objective(prior, self._log_path_evidence)
+            return with_objective(prior, self._log_path_evidence)
         return prior
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:

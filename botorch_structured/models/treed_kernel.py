@@ -78,7 +78,6 @@ class TreedKernel(Kernel):
         leaves: Tensor,
         a: Tensor,
         b: Tensor | None = None,
-        variance: Tensor | None = None,
     ) -> Tensor:
         """Covariances under the hyperparameters of given leaves.
 
@@ -87,7 +86,6 @@ class TreedKernel(Kernel):
             leaves: ``B``.
             a: ``B x m x d``.
             b: ``B x q x d``; the same points if None.
-            variance: Replaces the amplitudes, ``B``.
 
         Returns:
             ``B x m x m`` or ``B x m x q``.
@@ -190,6 +188,31 @@ class TreedStationary(TreedKernel):
         """The correlation function of an element of the batch."""
         return CORRELATIONS[int(self.kind.reshape(-1)[element])]
 
+    def variance_of(self, element: int, leaves: Tensor) -> Tensor:
+        """Variances of given leaves, ``B``."""
+        return element_of(self.variance_of_leaf.value, element, 1)[leaves]
+
+    def coordinates(self, element: int, X: Tensor) -> Tensor:
+        """Where correlations of the data depend on the Euclidean distance alone.
+
+        Inputs over lengthscales; a categorical column becomes one column for each of
+        its values, 1 / (sqrt2 l) or 0, so that any two values are 1 / l apart.
+
+        Args:
+            element: Element of the (flattened) batch of trees.
+            X: The data, ``n x d``.
+
+        Returns:
+            ``L x n x e``.
+        """
+        leaves = torch.arange(self._partition[0].num_leaves, device=X.device)
+        scaled, scale = self._scaled(element, leaves, X)
+        parts = [scaled]
+        for j in self.categorical:
+            values = X[:, j : j + 1] == X[:, j].unique()
+            parts.append(values / (math.sqrt(2.0) * scale[..., j : j + 1]))
+        return torch.cat(parts, dim=-1) if self.categorical else scaled
+
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
         scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
@@ -211,11 +234,9 @@ class TreedStationary(TreedKernel):
         leaves: Tensor,
         a: Tensor,
         b: Tensor | None = None,
-        variance: Tensor | None = None,
     ) -> Tensor:
         """See ``TreedKernel``."""
-        if variance is None:
-            variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
+        variance = self.variance_of(element, leaves)
         left, scale = self._scaled(element, leaves, a)
         if b is None and not self.categorical:
             zero = torch.zeros_like(variance)
@@ -232,7 +253,7 @@ class TreedStationary(TreedKernel):
 
     def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
         """See ``TreedKernel``."""
-        variance = element_of(self.variance_of_leaf.value, element, 1)[leaves]
+        variance = self.variance_of(element, leaves)
         return variance.unsqueeze(-1).expand(a.shape[:-1])
 
 
@@ -259,9 +280,8 @@ class TreedCopies(TreedKernel):
         leaves: Tensor,
         a: Tensor,
         b: Tensor | None = None,
-        variance: Tensor | None = None,
     ) -> Tensor:
-        """See ``TreedKernel``; what its amplitude is, is not known: it is kept."""
+        """See ``TreedKernel``."""
         other = a if b is None else b
         parts = [
             to_dense(self._copy(element, leaf)(x, y))

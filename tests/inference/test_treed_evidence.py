@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_structured.inference.cart import TreeNode
-from botorch_structured.inference.treed_evidence import (
+from botorch_structured.inference.treed_evidence import log_path_evidence
+from botorch_structured.inference.treed_groups import (
     PathGroup,
-    log_path_evidence,
     nested_groups,
     node_groups,
 )
@@ -111,7 +111,7 @@ def test_objective_and_gradient_are_those_of_a_dense_computation(seed: int) -> N
     scale = torch.rand(L, generator=g).double()
     slopes = torch.autograd.grad((expected * scale).sum(), parameters)
     for make in (nested_groups, node_groups):
-        groups = make(root, lambda node: node.rows)
+        groups = make(root, lambda node: node.rows, 5_000)
         value = by(groups)
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
         found = torch.autograd.grad((value * scale).sum(), parameters)
@@ -121,7 +121,7 @@ def test_objective_and_gradient_are_those_of_a_dense_computation(seed: int) -> N
 
 def test_one_factorisation_per_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     root, X, y = problem(3)
-    groups = nested_groups(root, lambda node: node.rows)
+    groups = nested_groups(root, lambda node: node.rows, 10**6)
     assert sum(len(group.leaves) for group in groups) == len(root.leaves())
     sizes: list[torch.Size] = []
     original = torch.linalg.cholesky_ex
@@ -137,40 +137,6 @@ def test_one_factorisation_per_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
         noise = torch.full(group.rows.shape, 0.1).double()
         log_path_evidence(group, K, noise, y[group.rows]).sum().backward()
     assert sizes == [torch.Size([len(root.leaves()), len(X), len(X)])]
-
-
-def test_large_groups_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from botorch_structured.inference import treed_evidence
-
-    root, X, _ = problem(5)
-    monkeypatch.setattr(treed_evidence, "_MAX_ELEMENTS", 2 * len(X) ** 2)
-    for make in (nested_groups, node_groups):
-        groups = make(root, lambda node: node.rows)
-        whole = [leaf for group in groups for leaf in group.leaves.tolist()]
-        assert max(len(group.leaves) for group in groups) <= max(
-            2, 2 * len(X) ** 2 // min(g.rows.shape[-1] ** 2 for g in groups)
-        )
-        assert set(whole) == set(range(len(root.leaves())))
-
-
-def test_a_leaf_without_data_counts_nothing() -> None:
-    root, X, _ = problem(3)
-    leaf = root.leaves()[0]
-    # other data, none of which is in the first leaf
-    keep = [i for i in range(len(X)) if i not in set(leaf.rows)]
-    other = TreeNode(rows=np.array(keep), home=np.array(keep))
-
-    def divide(old: TreeNode, new: TreeNode) -> None:
-        new.split = old.split
-        if old.split is not None:
-            new.children = new.divided(X.numpy(), old.split)
-            for a, b in zip(old.children, new.children, strict=True):
-                divide(a, b)
-
-    divide(root, other)
-    for group in nested_groups(other, lambda node: node.rows):
-        assert (group.weights[group.leaves == 0] == 0.0).all()
-        assert group.weights.isfinite().all()
 
 
 # -- fits of nodes and leaves ------------------------------------------------------

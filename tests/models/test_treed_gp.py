@@ -31,7 +31,7 @@ from treed_models import (
 )
 
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.models import treed_inference
+from botorch_structured.models import treed_objective
 from botorch_structured.models.treed_gp import TreedGP
 from botorch_structured.models.treed_kernel import TreedStationary
 from botorch_structured.models.treed_prediction import TreedPredictor
@@ -320,7 +320,7 @@ def test_scoring_ends_where_l_bfgs_does(monkeypatch: pytest.MonkeyPatch) -> None
     losses = []
     for climb in (True, False):
         if not climb:
-            monkeypatch.setattr(treed_inference, "climb_leaves", lambda model: None)
+            monkeypatch.setattr(treed_objective, "climb_leaves", lambda model: None)
         model = TreedGP(*step_data(60))
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         fit_gpytorch_mll(mll)
