@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from botorch_structured.inference.ablr_factors import TaskFactors
+from botorch_structured.inference.across_processes import Processes
 from botorch_structured.inference.row_chunks import Chunk, TaskRows
 
 #: From ``n x d`` to ``n x D``, row by row.
@@ -19,7 +21,7 @@ FeatureMap = nn.Module | Callable[[Tensor], Tensor]
 
 
 class AblrData:
-    """Inputs, outcomes and the feature map, checked once and read chunk by chunk.
+    """Data, feature map and hyperparameters, checked once and read chunk by chunk.
 
     With known noise, features and outcomes of an observation are divided by its
     standard deviation: the noise precision is then 1.
@@ -29,13 +31,17 @@ class AblrData:
         X: Inputs, ``n x d``.
         Y: Outcomes, ``m``.
         task: Tasks of the observations, ``m``, or how these are arranged.
-        num_tasks: T.
-        chunk_rows: See ``TaskRows``; only with a tensor as ``task``.
+        log_alpha: Logarithms of the noise precisions, ``T``; None with known noise.
+        log_beta: Logarithms of the weight precisions, ``T``.
         noise_variance: Known noise variances, ``m``.
+        chunk_rows: See ``TaskRows``; only with a tensor as ``task``.
+        process_group: The processes that have rows, see ``summed_log_evidence``.
 
     Raises:
         ValueError: If shapes, dtypes or devices do not fit together, a noise variance
-            is not positive, or the feature map is not a function of single rows.
+            is not positive, the feature map is not a function of single rows, or
+            processes differ in their hyperparameters.
+        RuntimeError: If another process has ended or does not answer.
     """
 
     def __init__(
@@ -44,43 +50,52 @@ class AblrData:
         X: Tensor,
         Y: Tensor,
         task: Tensor | TaskRows,
-        num_tasks: int,
+        log_alpha: Tensor | None,
+        log_beta: Tensor,
         *,
-        chunk_rows: int | None = None,
         noise_variance: Tensor | None = None,
+        chunk_rows: int | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        if X.dim() != 2 or not X.is_floating_point():
-            raise ValueError(
-                "X: expected a floating-point tensor n x d, got shape "
-                f"{tuple(X.shape)} and {X.dtype}."
-            )
+        log_alpha = _checked_precisions(log_alpha, log_beta, noise_variance)
         if isinstance(task, Tensor):
-            task = TaskRows(task, num_tasks, chunk_rows=chunk_rows)
+            task = TaskRows(task, len(log_beta), chunk_rows=chunk_rows)
         elif chunk_rows is not None:
             raise ValueError("chunk_rows: give it to TaskRows where task is one.")
-        if task.num_tasks != num_tasks:
-            raise ValueError(
-                f"task: expected {num_tasks} tasks, one per hyperparameter, got "
-                f"{task.num_tasks}."
-            )
-        if task.num_rows != len(X) or Y.shape != (task.num_entries,):
-            raise ValueError(
-                f"X, Y: expected {task.num_rows} rows and {task.num_entries} outcomes "
-                f"as task says, got shapes {tuple(X.shape)} and {tuple(Y.shape)}."
-            )
-        if not X.device == Y.device == task.device:
-            raise ValueError(
-                "X, Y, task: expected one device, got "
-                f"{X.device}, {Y.device} and {task.device}."
-            )
+        _check_data(X, Y, task, len(log_beta))
         self.features = features
         self.X = X
         self.Y = Y
         self.rows = task
+        self.log_alpha = log_alpha
+        self.log_beta = log_beta
         self.noise_variance = _checked_noise(noise_variance, Y)
         self.parameters = _parameters(features)
         with torch.no_grad():
             self.num_features = self.evaluate(X[:0]).shape[-1]
+        self.processes = Processes(process_group)
+        self._check_processes()
+
+    def _check_processes(self) -> None:
+        """Processes with other hyperparameters would add up different things."""
+        if self.processes.alone:
+            return
+        device = self.X.device
+        self.processes.check_same(
+            {
+                "log_beta (number of tasks)": float(len(self.log_beta)),
+                "features (number of them)": float(self.num_features),
+            },
+            device,
+        )
+        learnt = {
+            "log_alpha": [self.log_alpha],
+            "log_beta": [self.log_beta],
+            "features (their parameters)": self.parameters,
+        }
+        self.processes.check_same(
+            {name: _fingerprint(tensors) for name, tensors in learnt.items()}, device
+        )
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Features of inputs ``n x d``: ``n x D``.
@@ -128,13 +143,76 @@ class AblrData:
         return -0.5 * self.noise_variance.double().log().sum()
 
     @torch.no_grad()
-    def factors(self) -> TaskFactors:
-        """Factors of all tasks of this process."""
-        factors = TaskFactors(self.rows.counts, self.num_features, self.X)
+    def factors(self, features: Callable[[Chunk], Tensor] | None = None) -> TaskFactors:
+        """Factors of all tasks, the same in each process.
+
+        Args:
+            features: Features of a chunk, where more is to be done with them.
+        """
+        mine = torch.tensor(self.rows.counts, device=self.X.device)
+        counts = torch.stack(self.processes.gather(mine))
+        before = counts[: self.processes.rank].sum(0) if len(counts) > 1 else None
+        factors = TaskFactors(
+            counts.sum(0).tolist(), self.num_features, self.X, before=before
+        )
         for chunk in self.rows.chunks:
-            phi = self.evaluate(self.X[chunk.rows])
+            phi = (
+                self.evaluate(self.X[chunk.rows])
+                if features is None
+                else features(chunk)
+            )
             factors.add(chunk, *self.observed(chunk, phi))
+        factors.merge(self.processes)
         return factors
+
+
+def _checked_precisions(
+    log_alpha: Tensor | None, log_beta: Tensor, noise_variance: Tensor | None
+) -> Tensor:
+    if (log_alpha is None) == (noise_variance is None):
+        raise ValueError(
+            "log_alpha, noise_variance: expected one of them, got "
+            f"{'neither' if log_alpha is None else 'both'}."
+        )
+    if log_alpha is None:
+        log_alpha = torch.zeros_like(log_beta, requires_grad=False)
+    if log_beta.dim() != 1 or log_alpha.shape != log_beta.shape:
+        raise ValueError(
+            "log_alpha, log_beta: expected one number per task, got shapes "
+            f"{tuple(log_alpha.shape)} and {tuple(log_beta.shape)}."
+        )
+    return log_alpha
+
+
+def _check_data(X: Tensor, Y: Tensor, task: TaskRows, num_tasks: int) -> None:
+    if X.dim() != 2 or not X.is_floating_point():
+        raise ValueError(
+            "X: expected a floating-point tensor n x d, got shape "
+            f"{tuple(X.shape)} and {X.dtype}."
+        )
+    if task.num_tasks != num_tasks:
+        raise ValueError(
+            f"task: expected {num_tasks} tasks, one per hyperparameter, got "
+            f"{task.num_tasks}."
+        )
+    if task.num_rows != len(X) or Y.shape != (task.num_entries,):
+        raise ValueError(
+            f"X, Y: expected {task.num_rows} rows and {task.num_entries} outcomes "
+            f"as task says, got shapes {tuple(X.shape)} and {tuple(Y.shape)}."
+        )
+    if not X.device == Y.device == task.device:
+        raise ValueError(
+            "X, Y, task: expected one device, got "
+            f"{X.device}, {Y.device} and {task.device}."
+        )
+
+
+def _fingerprint(tensors: Sequence[Tensor]) -> float:
+    """A number that changes when one of them does, or two are swapped."""
+    if not tensors:
+        return 0.0
+    flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in tensors])
+    return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
 
 
 def _checked_noise(noise_variance: Tensor | None, Y: Tensor) -> Tensor | None:

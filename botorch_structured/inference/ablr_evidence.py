@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
 from botorch_structured.inference.ablr_data import AblrData, FeatureMap
-from botorch_structured.inference.ablr_factors import TaskFactors
 from botorch_structured.inference.ablr_systems import TaskSolutions
 from botorch_structured.inference.row_chunks import Chunk, TaskRows
 
@@ -42,6 +42,7 @@ def summed_log_evidence(
     *,
     noise_variance: Tensor | None = None,
     chunk_rows: int | None = None,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Sum over tasks of the log evidence of their Bayesian linear regressions.
 
@@ -61,54 +62,44 @@ def summed_log_evidence(
         log_beta: Logarithms of the weight precisions, ``T``.
         noise_variance: Known noise variances of the outcomes, ``m``; constants.
         chunk_rows: Rows that are computed at once, see ``TaskRows``.
+        process_group: Processes that each hold a part of the rows (any part, of a task
+            too) and call this with the same hyperparameters. Value and gradient are
+            those of all rows, and the same in every process; those with respect to X
+            and Y are of this process's own. Default: this process has all rows.
 
     Returns:
         A scalar, natural logarithms, ``- (m / 2) log(2 pi)`` included.
 
     Raises:
-        ValueError: If arguments do not fit together.
+        ValueError: If arguments do not fit together, or differ between processes.
         NanError: If features or hyperparameters are such that the value is not finite.
+        RuntimeError: If another process has ended or does not answer.
     """
-    if (log_alpha is None) == (noise_variance is None):
-        raise ValueError(
-            "log_alpha, noise_variance: expected one of them, got "
-            f"{'neither' if log_alpha is None else 'both'}."
-        )
-    if log_beta.dim() != 1 or (
-        log_alpha is not None and log_alpha.shape != log_beta.shape
-    ):
-        raise ValueError(
-            "log_alpha, log_beta: expected one number per task, got shapes "
-            f"{None if log_alpha is None else tuple(log_alpha.shape)} and "
-            f"{tuple(log_beta.shape)}."
-        )
     data = AblrData(
         features,
         X,
         Y,
         task,
-        len(log_beta),
-        chunk_rows=chunk_rows,
+        log_alpha,
+        log_beta,
         noise_variance=noise_variance,
+        chunk_rows=chunk_rows,
+        process_group=process_group,
     )
-    if log_alpha is None:
-        log_alpha = torch.zeros_like(log_beta, requires_grad=False)
-    learnt = (log_alpha, log_beta, X, Y, *data.parameters)
+    learnt = (data.log_alpha, log_beta, X, Y, *data.parameters)
     if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
         return _SummedLogEvidence.apply(data, *learnt)
     with torch.no_grad():
-        return _Evaluation(data, log_alpha, log_beta).value.to(log_beta.dtype)
+        return _Evaluation(data).value.to(log_beta.dtype)
 
 
 class _SummedLogEvidence(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, data: AblrData, log_alpha: Tensor, log_beta: Tensor, *learnt: Tensor
-    ) -> Tensor:
-        evaluation = _Evaluation(data, log_alpha, log_beta, gradient=True)
+    def forward(ctx: Any, data: AblrData, *learnt: Tensor) -> Tensor:
+        evaluation = _Evaluation(data, gradient=True)
         ctx.gradients = evaluation.gradients()
-        ctx.dtypes = [t.dtype for t in (log_alpha, log_beta, *learnt)]
-        return evaluation.value.to(log_beta.dtype)
+        ctx.dtypes = [t.dtype for t in learnt]
+        return evaluation.value.to(data.log_beta.dtype)
 
     @staticmethod
     @once_differentiable
@@ -123,25 +114,22 @@ class _SummedLogEvidence(torch.autograd.Function):
 class _Evaluation:
     """One value, and what its gradient needs."""
 
-    def __init__(
-        self,
-        data: AblrData,
-        log_alpha: Tensor,
-        log_beta: Tensor,
-        gradient: bool = False,
-    ) -> None:
+    def __init__(self, data: AblrData, gradient: bool = False) -> None:
         self.data = data
         # of a single chunk, keep the graph: no need to compute the features again
-        self.kept: tuple[Tensor, Tensor] | None = None
+        self._kept: tuple[Tensor, Tensor] | None = None
         keep = gradient and len(data.rows.chunks) == 1
-        factors = TaskFactors(data.rows.counts, data.num_features, data.X)
-        for chunk in data.rows.chunks:
+
+        def features(chunk: Chunk) -> Tensor:
             x, phi = self._features(chunk, with_graph=keep)
-            factors.add(chunk, *data.observed(chunk, phi.detach()))
             if keep:
-                self.kept = x, phi
-        self.solutions = TaskSolutions(factors, log_alpha, log_beta)
-        self.value = self.solutions.value.sum() + data.log_scales()
+                self._kept = x, phi
+            return phi.detach()
+
+        factors = data.factors(features)
+        self.solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
+        (scales,) = data.processes.sum([data.log_scales()])
+        (self.value,) = data.processes.of_first([self.solutions.value.sum() + scales])
 
     def _features(self, chunk: Chunk, with_graph: bool) -> tuple[Tensor, Tensor]:
         x = self.data.X.detach()[chunk.rows]
@@ -157,7 +145,7 @@ class _Evaluation:
         d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
         d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
         for chunk in data.rows.chunks:
-            x, phi = self.kept or self._features(chunk, with_graph=True)
+            x, phi = self._kept or self._features(chunk, with_graph=True)
             d_phi, d_outcome = self.solutions.slopes(
                 chunk, *data.observed(chunk, phi.detach())
             )
@@ -181,10 +169,10 @@ class _Evaluation:
                     total.add_(g)
             if d_x is not None and found[-1] is not None:
                 d_x[chunk.rows] = found[-1]
+        of_tasks = [self.solutions.d_log_alpha, self.solutions.d_log_beta]
         return [
-            self.solutions.d_log_alpha,
-            self.solutions.d_log_beta,
+            *data.processes.of_first(of_tasks),
             d_x,
             d_y,
-            *sums,
+            *data.processes.sum(sums),
         ]

@@ -22,6 +22,7 @@ __all__ = ["TaskFactors"]
 import torch
 from torch import Tensor
 
+from botorch_structured.inference.across_processes import Processes
 from botorch_structured.inference.row_chunks import Chunk
 
 
@@ -29,9 +30,11 @@ class TaskFactors:
     """Factors of the data of each task, grown chunk by chunk.
 
     Args:
-        counts: Number of observations that each task will have.
+        counts: Number of observations that each task will have, in all processes.
         num_features: D.
         like: A tensor of the device wanted.
+        before: How many of these are in processes before this one, ``T``. Default:
+            none.
 
     Attributes:
         rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
@@ -39,9 +42,16 @@ class TaskFactors:
         filled: How many rows of the factor each task has, a list of T.
     """
 
-    def __init__(self, counts: list[int], num_features: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        counts: list[int],
+        num_features: int,
+        like: Tensor,
+        before: Tensor | None = None,
+    ) -> None:
         self.num_features = num_features
         self.counts = counts
+        self.before = before
         height = max(1, min(num_features + 1, max(counts, default=0)))
         self.rows = torch.zeros(
             len(counts),
@@ -89,6 +99,8 @@ class TaskFactors:
         if num_small == 0:
             return None
         task, place = chunk.places(like)
+        if self.before is not None:
+            place = place + self.before[task]
         if num_small == len(chunk.pieces):
             return slice(None), task, place
         small = torch.tensor([n <= self.num_features for n in self.counts])
@@ -103,7 +115,32 @@ class TaskFactors:
         data[:filled] = self.rows[task, :filled]
         data[filled:, :-1] = phi
         data[filled:, -1] = y
-        if len(data) > D:
+        self._replace(task, data)
+
+    def _replace(self, task: int, data: Tensor) -> None:
+        if len(data) > self.num_features:
             data = torch.linalg.qr(data, mode="r").R
         self.rows[task, : len(data)] = data
         self.filled[task] = len(data)
+
+    def merge(self, processes: Processes) -> None:
+        """Take in what the other processes have; the same in each of them.
+
+        Args:
+            processes: All of which call this, with the same ``counts``.
+
+        Raises:
+            RuntimeError: If a process has ended or does not answer.
+        """
+        if processes.alone:
+            return
+        filled = torch.tensor(self.filled, device=self.rows.device)
+        heights = torch.stack(processes.gather(filled)).T.tolist()
+        everyone = processes.gather(self.rows)
+        self.rows = torch.stack(everyone).sum(0)  # small tasks: each row is of one
+        for task, height in enumerate(heights):
+            if not self.is_small(task):
+                parts = [
+                    rows[task, :n] for rows, n in zip(everyone, height, strict=True)
+                ]
+                self._replace(task, torch.cat(parts))

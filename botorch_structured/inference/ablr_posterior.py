@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from botorch_structured.inference.ablr_data import AblrData, FeatureMap
 from botorch_structured.inference.ablr_systems import TaskSolutions
@@ -47,12 +48,13 @@ def weight_posterior(
     *,
     noise_variance: Tensor | None = None,
     chunk_rows: int | None = None,
+    process_group: ProcessGroup | None = None,
     tasks: list[int] | None = None,
 ) -> WeightPosterior:
     """Posterior of the weights of each task; the prior where there are no data.
 
     Args:
-        features: See ``summed_log_evidence``, as are all arguments to ``chunk_rows``.
+        features: As in ``summed_log_evidence``, like all others but the last.
         X: Inputs, ``n x d``.
         Y: Outcomes, ``m``.
         task: Their tasks, ``m``, or a ``TaskRows``.
@@ -60,6 +62,7 @@ def weight_posterior(
         log_beta: ``T``.
         noise_variance: Known noise variances, ``m``.
         chunk_rows: Rows that are computed at once.
+        process_group: The processes that have rows.
         tasks: The tasks to return, each of ``D x D``. Default: all.
 
     Returns:
@@ -68,25 +71,21 @@ def weight_posterior(
     Raises:
         ValueError: If arguments do not fit together.
         NanError: If features or hyperparameters are not finite.
+        RuntimeError: If another process has ended or does not answer.
     """
-    if (log_alpha is None) == (noise_variance is None):
-        raise ValueError(
-            "log_alpha, noise_variance: expected one of them, got "
-            f"{'neither' if log_alpha is None else 'both'}."
-        )
     data = AblrData(
         features,
         X,
         Y,
         task,
-        len(log_beta),
-        chunk_rows=chunk_rows,
+        log_alpha,
+        log_beta,
         noise_variance=noise_variance,
+        chunk_rows=chunk_rows,
+        process_group=process_group,
     )
-    if log_alpha is None:
-        log_alpha = torch.zeros_like(log_beta)
     factors = data.factors()
-    solutions = TaskSolutions(factors, log_alpha, log_beta)
+    solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
     which = list(range(len(log_beta))) if tasks is None else tasks
     alpha, beta = solutions.alpha[which], solutions.beta[which]
     F = factors.rows[which, :, :-1]
@@ -95,7 +94,8 @@ def weight_posterior(
     ratio = (alpha / beta).sqrt()[:, None, None]
     T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
     inverse = torch.linalg.solve_triangular(T, eye, upper=True)
-    return WeightPosterior(solutions.mean[which], inverse / beta.sqrt()[:, None, None])
+    mean, root = solutions.mean[which], inverse / beta.sqrt()[:, None, None]
+    return WeightPosterior(*data.processes.of_first([mean, root]))
 
 
 def update_weights(
