@@ -4,9 +4,13 @@ The posterior of g ~ N(mean, covariance) given that prod_i Phi(g_i / nu) was obs
 approximated by a Gaussian, each probit site by a Gaussian one that matches moments
 against what all the others say (the cavity). All sites are updated at once, one
 factorisation a sweep, where the classical algorithm updates one after the other by
-rank-one changes. Such parallel updates overshoot where sites pull at the same
+rank-one changes. Such parallel updates overshoot where sites pull in the same
 direction; the step is therefore damped, and the damping adapts: less of a step after
-one that reverses the last, more otherwise.
+one that reverses the last, more otherwise. Near the fixed point secants speed it up.
+
+A sweep of a hundred sites is some forty operations on small arrays, which NumPy and
+LAPACK start three times as fast as torch, and a GPU not at all faster; so it runs on
+the CPU wherever the tensors are. No gradient goes through it: none is needed.
 
 References:
 
@@ -20,25 +24,29 @@ from __future__ import annotations
 __all__ = ["EPResult", "expectation_propagation"]
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
+from scipy.linalg.lapack import dpotrf, dtrtri
 from torch import Tensor
 
-from botorch_structured.inference.ep_sites import (
-    GaussianSites,
-    probit_log_mass,
-    probit_site,
-)
+from botorch_structured.inference.ep_acceleration import AndersonAcceleration
+from botorch_structured.inference.ep_moments import probit_log_mass, probit_site
+from botorch_structured.inference.ep_sites import GaussianSites
+from botorch_structured.inference.ep_threads import one_blas_thread
 
 _FIRST_STEP = 0.9
 _SHRINK, _GROW = 0.8, 1.05
 _SHORTEST, _LONGEST = 0.3, 0.95
+# Sweeps after which damping, which has no memory, is left to itself.
+_ACCELERATED = 100
+_CUT = 0.3
+_JITTERS = (0.0, 1e-12, 1e-10, 1e-8)
 
 
-@dataclass(frozen=True)
-class EPResult:
+class EPResult(NamedTuple):
     """Where expectation propagation ended.
 
     Attributes:
@@ -56,7 +64,6 @@ class EPResult:
     residual: Tensor
 
 
-@torch.no_grad()
 def expectation_propagation(
     mean: Tensor,
     covariance: Tensor,
@@ -79,12 +86,12 @@ def expectation_propagation(
         start: Sites to start from, of a similar problem; default: none.
         damping: Share of each step that is taken, in (0, 1]. Default: adaptive, from
             0.9, times 0.8 when a step reverses the one before, else times 1.05, within
-            [0.3, 0.95].
+            [0.3, 0.95], and accelerated near the fixed point.
         tolerance: Largest ``residual`` of a fixed point.
         max_sweeps: Where to give up; ``converged`` says whether that happened.
 
     Returns:
-        Sites and a report. Elements of a batch do not depend on each other.
+        Sites and a report, in double precision.
 
     Raises:
         ValueError: For a ``nu`` or ``damping`` out of range, shapes that do not match,
@@ -96,92 +103,146 @@ def expectation_propagation(
         >>> log_probability = log_site_evidence(system, mean, result.sites)
     """
     _check(mean, covariance, nu, damping)
-    if start is None:
-        precision, shift = torch.zeros_like(mean), torch.zeros_like(mean)
-    else:
-        precision = start.precision.expand_as(mean).clone()
-        shift = start.shift.expand_as(mean).clone()
-    step = torch.full_like(mean[..., :1], _FIRST_STEP if damping is None else damping)
-    last: Tensor | None = None
-    sweeps = torch.zeros(mean.shape[:-1], dtype=torch.long, device=mean.device)
-    best = torch.full_like(mean[..., 0], math.inf)
+    batch_shape, m = mean.shape[:-1], mean.shape[-1]
+    means = _array(mean).reshape(-1, m)
+    covariances = _array(covariance).reshape(-1, m, m)
+    x = np.zeros((len(means), 2, m))
+    if start is not None:
+        for i, values in enumerate((start.precision, start.shift)):
+            x[:, i] = _array(values.expand(mean.shape)).reshape(-1, m)
+    runs = []
+    with one_blas_thread(m):
+        for mean_i, covariance_i, x_i in zip(means, covariances, x, strict=True):
+            problem = _Problem(mean_i, covariance_i, nu)
+            runs.append(_run(problem, x_i.ravel(), damping, tolerance, max_sweeps))
+    ends, log_scales, sweeps, residuals = zip(*runs, strict=True)
+
+    def tensor(values: object, *shape: int) -> Tensor:
+        array = np.asarray(values).reshape((*batch_shape, *shape))
+        return torch.from_numpy(array).to(mean.device)
+
+    end = tensor(ends, 2, m)
+    sites = GaussianSites(end[..., 0, :], end[..., 1, :], tensor(log_scales))
+    residual = tensor(residuals)
+    return EPResult(sites, residual <= tolerance, tensor(sweeps), residual)
+
+
+def _run(
+    problem: _Problem,
+    x: np.ndarray,
+    damping: float | None,
+    tolerance: float,
+    max_sweeps: int,
+) -> tuple[np.ndarray, float, int, float]:
+    """One element of a batch: sites (precisions, then shifts) and a report."""
+    m = len(x) // 2
+    step = _FIRST_STEP if damping is None else damping
+    memory = AndersonAcceleration()
+    last: np.ndarray | None = None
     for sweep in range(max_sweeps + 1):
-        now = _marginals(mean, covariance, precision, shift)
-        target, pull = probit_site(now.cavity_mean, now.cavity_variance, nu)
-        dp, ds = target - precision, pull - shift
-        scale = now.variance
-        change = torch.maximum(dp.abs() * scale, ds.abs() * scale.sqrt())
-        best = change.amax(-1)
-        active = best > tolerance  # also False for NaN, which is not converged
-        if sweep == max_sweeps or not bool(active.any()):
+        now = problem.marginals(x[:m], x[m:])
+        f = np.concatenate(problem.update(now)) - x
+        weight = np.concatenate([now.variance, np.sqrt(now.variance)])
+        residual = float(np.abs(f * weight).max())
+        # also where it is NaN, which is not converged
+        if not residual > tolerance or sweep == max_sweeps:
             break
-        if damping is None and last is not None:
-            reverses = (dp * last).sum(-1, keepdim=True) < 0.0
-            step = torch.where(reverses, step * _SHRINK, step * _GROW)
-            step = step.clamp(_SHORTEST, _LONGEST)
-        last = dp
-        taken = torch.where(active.unsqueeze(-1), step, 0.0)
-        precision, shift = precision + taken * dp, shift + taken * ds
-        sweeps += active
-    sites = GaussianSites(
-        precision, shift, _log_scale(now, precision, shift, nu).sum(-1)
-    )
-    return EPResult(sites, best <= tolerance, sweeps, best)
+        if damping is None:
+            if last is not None:
+                step *= _SHRINK if f[:m] @ last < 0.0 else _GROW
+                step = min(max(step, _SHORTEST), _LONGEST)
+            last = f[:m]
+        if damping is None and sweep < _ACCELERATED:
+            new = memory.next_point(x, f, weight, step, residual)
+            # a secant may point below zero, where no site of a log-concave factor is
+            new[:m] = np.where(new[:m] < 0.0, _CUT * x[:m], new[:m])
+        else:
+            new = x + step * f
+        x = new
+    return x, problem.log_scale(now, x[:m], x[m:]), sweep, residual
 
 
-@dataclass(frozen=True)
-class _Marginals:
+class _Marginals(NamedTuple):
     """Of each latent value: posterior variance, and the cavity without its own site."""
 
-    variance: Tensor
-    cavity_mean: Tensor
-    cavity_variance: Tensor
+    variance: np.ndarray
+    cavity_mean: np.ndarray
+    cavity_variance: np.ndarray
 
 
-def _marginals(
-    mean: Tensor, covariance: Tensor, precision: Tensor, shift: Tensor
-) -> _Marginals:
-    """From the Cholesky factor of B = I + T^1/2 S T^1/2, without cancellation.
+class _Problem:
+    """Probit sites on N(mean, covariance)."""
 
-    With T the precisions: T_i V_i = 1 - (B^-1)_ii for the posterior variances V, so the
-    share that a cavity has of the precision is (B^-1)_ii, no difference of large
-    numbers; and the cavity mean differs from the posterior one by its variance times
-    the i-th entry of (S + T^-1)^-1 (T^-1 shift - mean).
-    """
-    root = precision.sqrt()
-    prior = covariance.diagonal(dim1=-2, dim2=-1)
-    scaled = root.unsqueeze(-1) * covariance
-    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-    factor = psd_safe_cholesky(scaled * root.unsqueeze(-2) + eye)
-    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
-    share = inverse.square().sum(-2)  # (B^-1)_ii
-    strong = precision * prior > 0.5
-    variance = torch.where(
-        strong,
-        (1.0 - share) / precision,
-        prior - (inverse @ scaled).square().sum(-2),
+    def __init__(self, mean: np.ndarray, covariance: np.ndarray, nu: float) -> None:
+        self.mean, self.nu = mean, nu
+        self.covariance = 0.5 * (covariance + covariance.T)
+        self.prior = self.covariance.diagonal()
+
+    def marginals(self, precision: np.ndarray, shift: np.ndarray) -> _Marginals:
+        """From the Cholesky factor of B = I + P^1/2 S P^1/2, without cancellation.
+
+        With P the precisions, P_i V_i = 1 - (B^-1)_ii for the posterior variances V, so
+        the share that a cavity has of the precision is (B^-1)_ii, no difference of
+        large numbers; and the cavity mean differs from the posterior one by its
+        variance times the i-th entry of (S + P^-1)^-1 (P^-1 shift - mean).
+        """
+        root = np.sqrt(precision)
+        scaled = root[:, None] * self.covariance
+        inverse = _inverse_factor(scaled * root)
+        share = np.einsum("ij,ij->j", inverse, inverse)  # (B^-1)_ii
+        pull = shift - precision * self.mean
+        said = root > 0.0
+        inner = np.divide(pull, root, out=np.zeros_like(pull), where=said)
+        weight = np.where(said, root * (inverse.T @ (inverse @ inner)), pull)
+        strong = precision * self.prior > 0.5
+        safe = np.where(strong, precision, 1.0)
+        moved = self.mean + self.covariance @ weight
+        posterior = np.where(strong, (shift - weight) / safe, moved)
+        variance = (1.0 - share) / safe
+        if not strong.all():
+            explained = inverse @ scaled[:, ~strong]
+            gone = np.einsum("ij,ij->j", explained, explained)
+            variance[~strong] = self.prior[~strong] - gone
+        cavity_variance = variance / share
+        cavity_mean = posterior - cavity_variance * weight
+        return _Marginals(variance, cavity_mean, cavity_variance)
+
+    def update(self, now: _Marginals) -> tuple[np.ndarray, np.ndarray]:
+        """Precisions and shifts that match moments."""
+        return probit_site(now.cavity_mean, now.cavity_variance, self.nu)
+
+    def log_scale(
+        self, now: _Marginals, precision: np.ndarray, shift: np.ndarray
+    ) -> float:
+        """Logarithm of what scales the sites, so that their cavity masses are right."""
+        m, v = now.cavity_mean, now.cavity_variance
+        wider = 1.0 + precision * v
+        away = (precision * m - shift) ** 2
+        bent = precision * wider
+        off = np.divide(away, bent, out=np.zeros_like(away), where=bent > 0.0)
+        mass = probit_log_mass(m, v, self.nu)
+        return float((mass + 0.5 * (off + np.log(wider))).sum())
+
+
+def _inverse_factor(inner: np.ndarray) -> np.ndarray:
+    """L^-1 for I + inner = L L'."""
+    m = len(inner)
+    size = max(1.0, float(inner.trace()) / m)
+    for jitter in _JITTERS:
+        B = inner.copy()
+        B.flat[:: m + 1] += 1.0 + jitter * size
+        # LAPACK counts by columns: the transpose is what it can overwrite
+        factor, info = dpotrf(B.T, lower=1, clean=1, overwrite_a=1)
+        if info == 0:
+            return dtrtri(factor, lower=1, overwrite_c=1)[0]
+    raise NotPSDError(
+        "Expected a positive semi-definite covariance of derivatives, got one that is "
+        f"not even with {_JITTERS[-1]:.0e} of its trace added to the diagonal."
     )
-    pull = shift - precision * mean
-    said = root > 0.0
-    inner = torch.where(said, pull / root, 0.0).unsqueeze(-1)
-    weight = root * (inverse.mT @ (inverse @ inner)).squeeze(-1)
-    weight = torch.where(said, weight, pull)
-    posterior = torch.where(
-        strong,
-        (shift - weight) / precision,
-        mean + (covariance @ weight.unsqueeze(-1)).squeeze(-1),
-    )
-    cavity_variance = variance / share
-    return _Marginals(variance, posterior - cavity_variance * weight, cavity_variance)
 
 
-def _log_scale(now: _Marginals, precision: Tensor, shift: Tensor, nu: float) -> Tensor:
-    """Logarithm of what scales a site, so that its mass under the cavity is right."""
-    wider = 1.0 + precision * now.cavity_variance
-    away = precision * now.cavity_mean - shift
-    off = torch.where(precision > 0.0, away.square() / (precision * wider), 0.0)
-    mass = probit_log_mass(now.cavity_mean, now.cavity_variance, nu)
-    return mass + 0.5 * (off + wider.log())
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().to(device="cpu", dtype=torch.float64).numpy()
 
 
 def _check(mean: Tensor, covariance: Tensor, nu: float, damping: float | None) -> None:
