@@ -27,6 +27,7 @@ from botorch.models.gpytorch import MultiTaskGPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.likelihoods import (
@@ -49,15 +50,16 @@ from botorch_structured.models.ablr_hyperparameters import (
 from botorch_structured.models.ablr_kernel import TaskFeatureKernel
 from botorch_structured.models.ablr_posterior import AblrPosterior
 from botorch_structured.models.ablr_rows import AblrRows
+from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn
 from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
 
-# Enough to know how large features are.
-_ROWS_FOR_LEVEL = 1_000
+_CHUNK_ROWS = 4_096
 
 
 class MultiTaskABLR(
+    AblrSampling,
     AblrConditioning,
     AblrPosterior,
     AblrFit,
@@ -308,6 +310,14 @@ class MultiTaskABLR(
         return inputs
 
 
+@DrawMatheronPaths.register(MultiTaskABLR)
+def _draw_matheron_paths(
+    model: MultiTaskABLR, *, sample_shape: torch.Size, **strategies: Any
+) -> WeightPath:
+    """BoTorch's hook: exact draws here, whatever the strategies."""
+    return model._draw_path(sample_shape, None)
+
+
 def _task_column(
     task_feature: int | None,
     X: Tensor,
@@ -387,16 +397,19 @@ def _network(X: Tensor, seed: int, group: ProcessGroup) -> TanhNetwork:
 
 def _level(feature_map: nn.Module, X: Tensor, group: ProcessGroup) -> float:
     """The weight precision under which functions have a variance of one."""
-    some = X[:: max(1, len(X) // _ROWS_FOR_LEVEL)]
+    squares = X.new_zeros((), dtype=torch.float64)
     with torch.no_grad():
-        phi = feature_map(some if len(some) else X.new_zeros(1, X.shape[-1]))
-    if phi.ndim != 2 or not phi.isfinite().all():
-        raise ValueError(
-            "feature_map: expected finite features ``n x D`` of inputs ``n x d``, got "
-            f"shape {tuple(phi.shape)}, finite: {bool(phi.isfinite().all())}."
-        )
-    squares = group.sum(phi.double().square().sum(-1).sum())
-    level = float(squares / group.sum_of_int(len(phi), X.device))
+        for rows in (X if len(X) else X.new_zeros(1, X.shape[-1])).split(_CHUNK_ROWS):
+            phi = feature_map(rows)
+            if phi.ndim != 2 or not phi.isfinite().all():
+                raise ValueError(
+                    "feature_map: expected finite features ``n x D`` of inputs "
+                    f"``n x d``, got shape {tuple(phi.shape)}, finite: "
+                    f"{bool(phi.isfinite().all())}."
+                )
+            squares += phi.double().square().sum()
+    count = group.sum_of_int(max(len(X), 1), X.device)
+    level = float(group.sum(squares)) / count
     if not level > 0.0:
         raise ValueError(
             "feature_map: expected features that are not all zero at the training rows."

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from botorch_structured.inference.across_processes import Processes
+
 
 class ProcessGroup:
     """A ``torch.distributed`` group, or None for one process that has all rows.
@@ -34,11 +36,11 @@ class ProcessGroup:
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the processes, on each of them."""
-        return values
+        return Processes(self.process_group).sum([values])[0]
 
     def min(self, values: Tensor) -> Tensor:
         """The minimum of a tensor over the processes, on each of them."""
-        return values
+        return torch.stack(Processes(self.process_group).gather(values)).amin(0)
 
     def sum_of_int(self, value: int, device: torch.device) -> int:
         """The sum of an integer over the processes."""
