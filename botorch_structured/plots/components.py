@@ -1,0 +1,231 @@
+"""`plot_monotone_components`: the parts of a sum, with what was said of their signs."""
+
+from __future__ import annotations
+
+__all__ = ["plot_monotone_components"]
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from botorch.models.deterministic import DeterministicModel
+from torch import Tensor
+
+from botorch_structured.plots.partition import _limits, _training_data
+from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_RESOLUTION = 201
+_OFF_SLICE = 1e-6  # of the width: data further off are drawn hollow
+
+
+def plot_monotone_components(
+    model: Any,
+    axes: Sequence[Axes] | None = None,
+    *,
+    without: Any | None = None,
+    column: int = 0,
+    at: Tensor | None = None,
+    bounds: Tensor | None = None,
+    names: Sequence[str] | None = None,
+    resolution: int = _RESOLUTION,
+) -> list[Axes]:
+    """Each component along one column, and their sum, with its data and virtual points.
+
+    Look at it to see what monotonicity adds: give the same model without it, fitted, as
+    ``without``. A panel for each component and one for the sum show the mean and a band
+    of two standard deviations, and those without monotonicity dashed. Triangles at the
+    lower edge stand at the virtual points and point where the component was said to go
+    along ``column``. Observations that are not on the line that is shown are hollow.
+
+        >>> up, down = MonotoneGP(X, Y1, {0: 1}), MonotoneGP(X, Y2, {0: -1})
+        >>> plain = DecomposedGP(SingleTaskGP(X, Y1), SingleTaskGP(X, Y2))
+        >>> plot_monotone_components(DecomposedGP(up, down), without=plain)
+
+    Args:
+        model: A `DecomposedGP`, or one GP with data, which is one panel.
+        axes: Where to draw, as many as there are panels; a new figure by default.
+        without: A model with as many components, in the same order.
+        column: Which input is on the horizontal axis.
+        at: ``d`` values of the other inputs. Default: the observation with the largest
+            sum where all components were observed at the same points, else the first.
+        bounds: ``2 x d`` corners. Default: those of the first component's data.
+        names: Of the components. Default: ``f1``, ``f2``, ...; a known one says so.
+        resolution: At how many points the models are asked.
+
+    Returns:
+        The axes, one for each component and, if there are several, one for the sum.
+
+    Raises:
+        ValueError: Components or arguments do not fit, or there is a batch.
+        ImportError: Without matplotlib.
+    """
+    parts = _parts(model)
+    others: list[Any] = [None] * len(parts) if without is None else _parts(without)
+    if len(others) != len(parts):
+        raise ValueError(
+            f"without expects a model of {len(parts)} components, got {len(others)}."
+        )
+    training = [m for m in (model, without) if m is not None and m.training]
+    for one in training:
+        one.eval()  # or input transforms would learn from the points asked about
+    try:
+        data = [None if _is_known(part) else _training_data(part) for part in parts]
+        X = next(points for points in data if points is not None)[0]
+        line = _line(X, column, at, bounds, resolution, data)
+        titles = _titles(parts) if names is None else list(names)
+        if len(titles) != len(parts):
+            raise ValueError(f"names expects {len(parts)} names, got {titles}.")
+        if len(parts) > 1:
+            parts, others = [*parts, model], [*others, without]
+            titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
+        axes = _panels(axes, len(parts))
+        for k, ax in enumerate(axes):
+            if others[k] is not None:
+                _draw_model(ax, others[k], line, column, RED, "without", "--")
+            label = "mean" if without is None else "with monotonicity"
+            _draw_model(ax, parts[k], line, column, BLUE, label, "-")
+            if (observed := data[k]) is not None:
+                _draw_data(ax, *observed, line, column)
+            _draw_virtual_points(ax, parts[k], column)
+            ax.set_title(titles[k], fontsize="medium")
+            ax.set_xlabel(f"x{column + 1}")
+            ax.set_xlim(float(line[0, column]), float(line[-1, column]))
+            tidy(ax)
+        axes[0].legend(frameon=False, fontsize="small")
+    finally:
+        for one in training:
+            one.train()
+    return list(axes)
+
+
+def _parts(model: Any) -> list[Any]:
+    return list(getattr(model, "components", [model]))
+
+
+def _is_known(part: Any) -> bool:
+    return isinstance(part, DeterministicModel)
+
+
+def _titles(parts: Sequence[Any]) -> list[str]:
+    known = [" (known)" if _is_known(part) else "" for part in parts]
+    return [f"f{k + 1}{note}" for k, note in enumerate(known)]
+
+
+def _line(
+    X: Tensor,
+    column: int,
+    at: Tensor | None,
+    bounds: Tensor | None,
+    resolution: int,
+    data: Sequence[tuple[Tensor, Tensor] | None],
+) -> Tensor:
+    """``resolution x d`` points along the column."""
+    d = X.shape[-1]
+    if not 0 <= column < d:
+        raise ValueError(f"column expects one of 0 to {d - 1}, got {column}.")
+    if resolution < 2:
+        raise ValueError(f"resolution expects at least 2 points, got {resolution}.")
+    low, high = _limits(X, bounds)
+    if at is None:
+        total = _observed_sum(data)
+        at = X[0 if total is None else int(total.argmax())]
+    elif at.shape != (d,):
+        raise ValueError(f"at expects {d} values, got shape {tuple(at.shape)}.")
+    line = at.to(X).repeat(resolution, 1)
+    steps = torch.linspace(0.0, 1.0, resolution).to(X)
+    line[:, column] = low[column] + (high[column] - low[column]) * steps
+    return line
+
+
+def _observed_sum(data: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor | None:
+    """``n`` sums of what has data, where all were observed at the same points."""
+    observed = [points for points in data if points is not None]
+    X = observed[0][0]
+    if not all(torch.equal(X, points[0]) for points in observed):
+        return None
+    return torch.stack([points[1] for points in observed]).sum(0)
+
+
+def _sum_of(
+    data: Sequence[tuple[Tensor, Tensor] | None], parts: Sequence[Any]
+) -> tuple[Tensor, Tensor] | None:
+    """Observations of the sum, known components included."""
+    total = _observed_sum(data)
+    if total is None:
+        return None
+    X = next(points for points in data if points is not None)[0]
+    with torch.no_grad():
+        for part in filter(_is_known, parts):
+            total = total + part.posterior(X).mean.squeeze(-1)
+    return X, total
+
+
+def _panels(axes: Sequence[Axes] | None, count: int) -> list[Axes]:
+    if axes is not None:
+        axes = list(np.ravel(np.asarray(axes, dtype=object)))
+        if len(axes) != count:
+            raise ValueError(f"axes expects {count} of them, got {len(axes)}.")
+        return axes
+    first = new_axes(None, 3.8 * count, 3.4)
+    figure = first.figure
+    first.remove()
+    return list(figure.subplots(1, count, squeeze=False)[0])
+
+
+@torch.no_grad()
+def _draw_model(
+    ax: Axes, part: Any, line: Tensor, column: int, colour: str, label: str, style: str
+) -> None:
+    # each point on its own: a joint covariance is not needed
+    posterior = part.posterior(line.unsqueeze(-2))
+    mean = posterior.mean.reshape(-1).cpu().numpy()
+    band = 2 * posterior.variance.clamp_min(0).sqrt().reshape(-1).cpu().numpy()
+    x = line[:, column].cpu().numpy()
+    if not _is_known(part):
+        ax.fill_between(x, mean - band, mean + band, color=colour, alpha=0.13, lw=0)
+    ax.plot(x, mean, color=colour, linewidth=2, linestyle=style, label=label)
+
+
+def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> None:
+    """Filled where the observation is on the line, hollow elsewhere."""
+    elsewhere = (X - line[0]).abs()
+    elsewhere[:, column] = 0.0
+    width = (X.amax(0) - X.amin(0)).clamp_min(torch.finfo(X.dtype).tiny)
+    off = (elsewhere / width).amax(-1) > _OFF_SLICE
+    for chosen, face in ((off, "none"), (~off, INK)):
+        ax.scatter(
+            X[chosen, column].cpu().numpy(),
+            Y[chosen].cpu().numpy(),
+            s=22,
+            facecolors=face,
+            edgecolors=GREY if face == "none" else "white",
+            linewidths=0.8,
+            zorder=5,
+        )
+
+
+def _draw_virtual_points(ax: Axes, part: Any, column: int) -> None:
+    """Triangles at the lower edge: the directions that the component was told."""
+    sign = getattr(part, "monotone", {}).get(column)
+    points = getattr(part, "virtual_points", None)
+    if sign is None or points is None:
+        return
+    transform = getattr(part, "input_transform", None)
+    if transform is not None:
+        points = transform.untransform(points)
+    x = np.unique(points[:, column].detach().cpu().numpy().round(12))
+    ax.scatter(
+        x,
+        np.full(len(x), 0.03),
+        marker="^" if sign > 0 else "v",
+        s=26,
+        color=BLUE,
+        transform=ax.get_xaxis_transform(),
+        clip_on=False,  # half of those at the ends is outside
+        zorder=4,
+        label="virtual points",
+    )
