@@ -118,7 +118,7 @@ class _Evaluation:
         self.data = data
         # of a single chunk, keep the graph: no need to compute the features again
         self._kept: tuple[Tensor, Tensor] | None = None
-        keep = gradient and len(data.rows.chunks) == 1
+        keep = gradient and data.rows.in_one_chunk
 
         def features(chunk: Chunk) -> Tensor:
             x, phi = self._features(chunk, with_graph=keep)

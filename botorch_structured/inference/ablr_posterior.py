@@ -21,8 +21,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from botorch_structured.inference.ablr_data import AblrData, FeatureMap
+from botorch_structured.inference.ablr_refinement import refined_mean
 from botorch_structured.inference.ablr_systems import TaskSolutions
-from botorch_structured.inference.row_chunks import TaskRows
+from botorch_structured.inference.row_chunks import Chunk, TaskRows
+
+# Condition numbers of the factor where rounding may cost more than four digits: nearly
+# collinear features, or (close to 1) data that the ridge outweighs
+_REFINE_ABOVE = 100.0
+_REFINE_BELOW = 1.001
 
 
 class WeightPosterior(NamedTuple):
@@ -52,6 +58,9 @@ def weight_posterior(
     tasks: list[int] | None = None,
 ) -> WeightPosterior:
     """Posterior of the weights of each task; the prior where there are no data.
+
+    Means of ill-conditioned tasks are refined (``ablr_refinement``) where all rows are
+    in one chunk of one process.
 
     Args:
         features: As in ``summed_log_evidence``, like all others but the last.
@@ -84,7 +93,15 @@ def weight_posterior(
         chunk_rows=chunk_rows,
         process_group=process_group,
     )
-    factors = data.factors()
+    kept: list[Tensor] = []
+
+    def features_of(chunk: Chunk) -> Tensor:
+        phi = data.evaluate(X[chunk.rows])
+        if data.rows.in_one_chunk and data.processes.alone:
+            kept.append(phi)
+        return phi
+
+    factors = data.factors(features_of)
     solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
     which = list(range(len(log_beta))) if tasks is None else tasks
     alpha, beta = solutions.alpha[which], solutions.beta[which]
@@ -95,6 +112,18 @@ def weight_posterior(
     T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
     inverse = torch.linalg.solve_triangular(T, eye, upper=True)
     mean, root = solutions.mean[which], inverse / beta.sqrt()[:, None, None]
+    if kept:
+        (chunk,) = data.rows.chunks
+        phi, y = data.observed(chunk, kept[0])
+        pieces = {piece.task: piece for piece in chunk.pieces}
+        spread = T.diagonal(dim1=-1, dim2=-2).abs()
+        spread = spread.amax(-1) / spread.amin(-1)
+        for i, t in enumerate(which):
+            if t in pieces and not _REFINE_BELOW < float(spread[i]) < _REFINE_ABOVE:
+                here = slice(pieces[t].start, pieces[t].stop)
+                mean[i] = refined_mean(
+                    phi[here], y[here], mean[i], root[i], alpha[i], beta[i]
+                )
     return WeightPosterior(*data.processes.of_first([mean, root]))
 
 

@@ -126,6 +126,11 @@ class TaskRows:
             else self._by_row(task, rows, step)
         )
 
+    @property
+    def in_one_chunk(self) -> bool:
+        """Whether all rows are computed at once."""
+        return len(self.chunks) == 1
+
     def _by_task(self, task: Tensor, step: int) -> list[Chunk]:
         """One observation per row: rows are sorted by task, then cut."""
         order = None

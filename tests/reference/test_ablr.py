@@ -1,0 +1,101 @@
+"""Bayesian linear regression against 80-digit numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from botorch_structured.inference.ablr_evidence import summed_log_evidence
+from botorch_structured.inference.ablr_posterior import (
+    WeightPosterior,
+    weight_posterior,
+)
+
+TOLERANCE = 1e-10
+GRADIENT_TOLERANCE = 1e-8
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per case of every file found."""
+    directory = Path(metafunc.config.getoption("--reference"))
+    cases = []
+    for file in sorted(directory.glob("ablr_*.json")):
+        for case in json.loads(file.read_text())["cases"]:
+            cases.append(pytest.param(case, id=f"{file.stem}-{case['name']}"))
+    if not cases:
+        raise ValueError(f"--reference: expected ablr_*.json in {directory}.")
+    metafunc.parametrize("case", cases)
+
+
+class Problem:
+    """One task among others: the first is without data, the last has other data."""
+
+    def __init__(self, case: dict[str, Any], device: torch.device) -> None:
+        def tensor(value: Any) -> Tensor:
+            return torch.tensor(value, dtype=torch.float64, device=device)
+
+        self.Phi, self.y = tensor(case["Phi"]), tensor(case["y"])
+        self.test = tensor(case["Phi_test"])
+        self.log_alpha = tensor([math.log(case["alpha"])]).requires_grad_()
+        self.log_beta = tensor([math.log(case["beta"])]).requires_grad_()
+        self.task = torch.zeros(len(self.y), dtype=torch.long, device=device)
+
+    @property
+    def arguments(self) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return (
+            nn.Identity(),
+            self.Phi,
+            self.y,
+            self.task,
+            self.log_alpha,
+            self.log_beta,
+        )
+
+
+def relative_error(value: Tensor, expected: Any) -> float:
+    """The largest, of numbers that are not zero."""
+    expected = torch.as_tensor(expected, dtype=value.dtype, device=value.device)
+    error = (value - expected).abs() / expected.abs()
+    return float(torch.where(value == expected, 0.0, error).max())
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 7])
+def test_evidence_and_gradient(
+    case: dict[str, Any], chunk_rows: int | None, device: torch.device
+) -> None:
+    problem = Problem(case, device)
+    value = summed_log_evidence(*problem.arguments, chunk_rows=chunk_rows)
+    learnt = [problem.log_alpha, problem.log_beta]
+    d_alpha, d_beta = torch.autograd.grad(value, learnt)
+    value = value.detach()
+    rho = -value - 0.5 * case["N"] * math.log(2.0 * math.pi)
+    assert relative_error(value, case["log_evidence"]) < TOLERANCE
+    assert relative_error(rho, case["rho"]) < TOLERANCE
+    d_alpha_expected = case["grad_log_evidence_wrt_log_alpha"]
+    assert relative_error(d_alpha, d_alpha_expected) < GRADIENT_TOLERANCE
+    d_beta_expected = case["grad_log_evidence_wrt_log_beta"]
+    assert relative_error(d_beta, d_beta_expected) < GRADIENT_TOLERANCE
+
+
+def check_posterior(
+    case: dict[str, Any], problem: Problem, posterior: WeightPosterior
+) -> None:
+    mean, root = posterior
+    variance = (problem.test @ root).square().sum(-1)
+    with_noise = variance + 1.0 / case["alpha"]
+    assert relative_error(mean, case["w_mean"]) < TOLERANCE
+    assert relative_error(problem.test @ mean, case["pred_mean"]) < TOLERANCE
+    assert relative_error(variance, case["pred_var_latent"]) < TOLERANCE
+    assert relative_error(with_noise, case["pred_var_with_noise"]) < TOLERANCE
+
+
+def test_posterior(case: dict[str, Any], device: torch.device) -> None:
+    problem = Problem(case, device)
+    posterior = weight_posterior(*problem.arguments)
+    check_posterior(case, problem, WeightPosterior(*(p[0] for p in posterior)))
