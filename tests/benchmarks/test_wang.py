@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import wilcoxon
+
+from benchmarks.harness import read_records
+from benchmarks.monotone_methods import METHODS
+from benchmarks.quality import wang
+from benchmarks.summary import Run
+from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
+
+_MODELS = [name for name in METHODS if name != "random"]
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_methods_suggest_new_points_of_the_space(name: str) -> None:
+    problem = MonotoneMixture1D()
+    X = problem.starts(0)
+    points = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        points.append(METHODS[name](problem, X, -problem(X)[:, None], 5).reshape(1, -1))
+    assert torch.equal(*points)  # nothing but the seeds decides
+    assert problem.space.feasible(points[0]).all()
+    assert (points[0] - X).abs().min() > 1e-3
+
+
+def test_methods_maximise_the_negative_of_the_problem() -> None:
+    """All look where the observations so far say that it is low."""
+    problem = ElasticNetTuning(0)
+    X = torch.tensor([[0.5, -9.5], [0.5, -7.0], [0.5, -4.0], [0.5, -0.5]]).double()
+    for name in ("standard", "decomposed"):
+        torch.manual_seed(0)
+        x = METHODS[name](problem, X, -problem(X)[:, None], 0).reshape(-1)
+        assert -7.5 < x[1] < -1.5
+
+
+def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--problems", "mixture", "elastic_net", "forest", "--seeds", "2"]
+    arguments += ["--methods", "decomposed", "standard", "random", "--budget", "5"]
+    arguments += ["--processes", "0", "--out", str(tmp_path / "out")]
+    wang.main([*arguments, "--figures", str(tmp_path / "figures")])
+    shown = capsys.readouterr()
+    assert "forest is left out" in shown.err
+    for problem in ("mixture", "elastic_net"):
+        assert f"## {problem}" in shown.out
+        for method in ("decomposed", "standard", "random"):
+            records = read_records(tmp_path / "out" / problem / method / "101.jsonl")
+            assert len(records) == 5 and not any("error" in r for r in records)
+            assert sum("start" in r for r in records) == 4
+    made = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert made == ["figure_2.json", "figure_2.png", "figure_4.json", "figure_4.png"]
+    ranks = json.loads((tmp_path / "figures" / "figure_4.json").read_text())
+    trace = np.array(ranks["best_so_far"]["standard"])
+    assert trace.shape == (2, 5)
+    assert ((1 <= trace) & (trace <= 101)).all() and (np.diff(trace) <= 0).all()
+    assert ranks["mean_square"]["standard"][-1] == (trace[:, -1] ** 2).mean()
+    values = json.loads((tmp_path / "figures" / "figure_2.json").read_text())
+    trace = np.array(values["best_so_far"]["decomposed"])  # maximised, as published
+    assert (np.diff(trace) >= 0).all() and (trace <= 1.7178).all()
+
+
+def test_the_forest_finds_its_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{x[0]:.3f}, {x[1]:.3f}, " + "1, " * 12 + (">50K" if x.sum() > 0 else "<=50K")
+        for x in rng.standard_normal((60, 2))
+    ]
+    (tmp_path / "adult.data").write_text("\n".join(rows) + "\n")
+    problem = wang.make(3, "forest", tmp_path)
+    assert problem.seed == 3
+    assert problem(problem.starts(3)).max() < 0.7  # a rate
+    assert problem.components(problem.starts(3)).shape == (4, 2)
+    with pytest.raises(ValueError, match=r"adult\.data"):
+        wang.make(3, "forest", tmp_path / "nowhere")
+
+
+def test_tables_test_areas_and_correct_for_all_of_them() -> None:
+    rng = np.random.default_rng(0)
+    runs = []
+    for problem in ("forest", "network"):
+        for method, shift in (("monotone", 0.0), ("decomposed", 0.02), ("standard", 0)):
+            for seed in range(8):
+                values = 0.2 + shift + 0.01 * rng.random(12)
+                runs.append(Run(problem, method, seed, values, None, 0, 0.0))
+    shown = wang.tables(runs, 12)
+    areas = {
+        method: np.array(
+            [
+                np.minimum.accumulate(one.values).mean()
+                for one in runs
+                if (one.problem, one.method) == ("forest", method)
+            ]
+        )
+        for method in ("monotone", "decomposed", "standard")
+    }
+    raw = {
+        rival: wilcoxon(areas["monotone"] - areas[rival], alternative="less").pvalue
+        for rival in ("decomposed", "standard")
+    }
+    forest, network = shown.split("## network")
+    assert raw["decomposed"] < 0.01 < raw["standard"]
+    (line,) = [row for row in forest.splitlines() if "| decomposed" in row]
+    assert f"| {raw['decomposed']:.2g}" in line
+    assert f"| {2 * raw['decomposed']:.2g}" in line  # of two tests, the smaller one
+    assert f"{areas['decomposed'].mean():.4g}" in line
+    assert "e-" not in network and "| 0.0" not in network.split("p (Holm)")[1]
