@@ -5,9 +5,9 @@ than one regime from nine points on; ``htbo_default`` is ``TreedGP`` as it comes
 ``htbo_paper`` and ``htbo_paper_warp`` as published. ``bo`` and ``bo_warp`` are
 BoTorch's ``SingleTaskGP``, the second with learned input warping. All maximise LogEI,
 over the rows of a table or on the paper's adaptive Sobol grid. There the treed methods
-keep a distance from known points unless what is near them is worth it, ``bo`` and
-``bo_warp`` a smaller one always; ``bo_refine`` is ``bo`` with the rule of the treed
-methods, and ``bo_acqf`` with BoTorch's own maximiser as a user would call it.
+go far from known points where no improvement is worth an evaluation, ``bo`` and
+``bo_warp`` keep a small distance always; ``bo_refine`` is ``bo`` with the rule of the
+treed methods, and ``bo_acqf`` with BoTorch's own maximiser as a user would call it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ _PAPER: dict[str, Any] = {
 # In widths of the box: a model that estimates its noise returns to one optimum.
 _MIN_DISTANCE = 2e-3
 _ALWAYS_DISTANT = ("bo", "bo_warp")
-# With a distance alone, the best point can be too near to a good one. So: a larger
-# one, and an improvement, in standard deviations of the outcomes, worth going nearer.
-_SPREAD = 5e-3
-_WORTH_REFINING = 1e-3
+# With a distance alone, the best point can be too near to a good one, and where next
+# to nothing is expected anywhere, what little there is says more about the model than
+# about the objective. So: an improvement, in standard deviations of the outcomes, that
+# is worth an evaluation wherever it is; and where nothing is, so many spacings of a
+# regular grid of as many points (below a half, they cannot fill the box).
+_WORTH = 1e-3
+_SPREAD = 0.4
 
 
 def standard(problem: Any, X: Tensor, Y: Tensor, warp: bool = False) -> SingleTaskGP:
@@ -109,13 +112,14 @@ def suggest(problem: Any, X: Tensor, Y: Tensor, seed: int, method: str) -> Tenso
     if method == "bo_acqf":
         return optimize_acqf(acqf, bounds, 1, num_restarts=10, raw_samples=512)[0]
     always = method in _ALWAYS_DISTANT
-    worth = math.log(max(_WORTH_REFINING * float(Y.std()), 1e-300))
+    worth = math.log(max(_WORTH * float(Y.std()), 1e-300))
+    spread = _SPREAD * len(X) ** (-1.0 / X.shape[-1])
     return optimize_acqf_sobol(
         acqf,
         bounds,
         best_X=X[Y.argmax()].unsqueeze(0),
         X_avoid=X,
-        min_distance=_MIN_DISTANCE if always else _SPREAD,
+        min_distance=_MIN_DISTANCE if always else spread,
         refine_above=None if always else worth,
         seed=seed,
     )[0]
