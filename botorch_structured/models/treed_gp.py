@@ -102,8 +102,11 @@ class TreedGP(TreedInference, SingleTaskGP):
         warp: Whether each leaf warps its inputs (in [0, 1]) by a Kumaraswamy
             distribution function, like BoTorch's ``Warp`` ("HTBO Warp").
         split_criterion: "evidence": split where two GPs explain the data better than
-            one, given a prior on trees. "variance": CART, equation (1), as deep as
-            ``min_leaf_size`` and ``max_leaves`` allow (the paper).
+            one, given a prior on trees: for predictions. "variance": CART, equation
+            (1), as deep as ``min_leaf_size`` and ``max_leaves`` allow (the paper): for
+            optimisation. Evidence asks for points in the violent part, and while there
+            are none one GP expects nothing there (on `RKHS1D` it often was one leaf
+            until 30 evaluations); by variance, nine points make two leaves.
         path_sharing: What a leaf shares with the nodes above it in equation (2):
             "lengthscale" (and the warping), amplitude, mean and noise of those being
             their own, estimated before; or "all" (the paper). All of a
