@@ -206,23 +206,21 @@ class SiteConditionedKernel(Kernel):
                 "SiteConditionedKernel: expected last_dim_is_batch=False, since sites "
                 "are a matter of all columns."
             )
-        return self.given(self.system(), x1, x2, diag=diag, **params)
-
-    def given(
-        self,
-        system: SiteSystem,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """``forward`` for a ``system`` that is known."""
+        system = self.system()
         same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
         a = self.explained(x1, system)
         b = a if same else self.explained(x2, system)
-        prior = to_dense(self.base_kernel(x1, x2, diag=diag, **params))
-        gone = (a * b).sum(-1) if diag else a @ b.mT
-        return (prior - gone).to(prior.dtype)
+        if diag:
+            prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
+            return (prior - (a * b).sum(-1)).to(prior.dtype)
+        return self.remaining(x1, x2, a, b, **params)
+
+    def remaining(
+        self, x1: Tensor, x2: Tensor, a: Tensor, b: Tensor, **params: Any
+    ) -> Tensor:
+        """k~(x, x') where ``a`` and ``b`` are ``explained`` at ``x1`` and ``x2``."""
+        prior = to_dense(self.base_kernel(x1, x2, **params))
+        return (prior - a @ b.mT).to(prior.dtype)
 
     def __getitem__(self, index: Any) -> SiteConditionedKernel:
         """The kernels of a part of the batch."""
@@ -255,14 +253,14 @@ class SiteConditionedMean(Mean):
 
     def forward(self, x: Tensor) -> Tensor:
         """m~(x), ``batch_shape x n``."""
-        return self.given(self.kernel.system(), x)
+        system = self.kernel.system()
+        return self.shifted(x, self.kernel.explained(x, system), system)
 
-    def given(self, system: SiteSystem, x: Tensor) -> Tensor:
-        """``forward`` for a ``system`` that is known."""
-        weights = system.root.mT @ self.residual(system).unsqueeze(-1)
-        shift = (self.kernel.cross(x).double() @ weights).squeeze(-1)
+    def shifted(self, x: Tensor, explained: Tensor, system: SiteSystem) -> Tensor:
+        """m~(x) where ``explained`` is that of the kernel at ``x``."""
+        shift = explained @ self.residual(system).unsqueeze(-1)
         prior = self.base_mean(x)
-        return (prior + shift).to(prior.dtype)
+        return (prior + shift.squeeze(-1)).to(prior.dtype)
 
     def log_evidence(self, system: SiteSystem) -> Tensor:
         """log-probability of the sites under the prior, ``batch_shape``."""

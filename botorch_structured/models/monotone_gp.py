@@ -223,12 +223,6 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         self.update_sites()
 
     @property
-    def site_signs(self) -> Tensor:
-        """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
-        count = self.covar_module.sites.points.shape[-2]
-        return self._column_signs.repeat_interleave(count, dim=-1)
-
-    @property
     def virtual_points(self) -> Tensor:
         """``v x d``, on the axes of the model (after ``input_transform``)."""
         if not self.has_sites:

@@ -21,7 +21,7 @@ from __future__ import annotations
 __all__ = ["EPConvergenceWarning", "SiteInference"]
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +60,9 @@ class _SiteEvidence(AddedLossTerm):
     def loss(self, *params: Any) -> Tensor:
         return self.value
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.detach()}  # a copy has no graph
+
 
 class SiteInference(_Base):
     """A ``SingleTaskGP`` whose prior is conditioned on sites, which it keeps current.
@@ -68,7 +71,11 @@ class SiteInference(_Base):
     """
 
     nu: float
-    site_signs: Tensor
+    mean_module: Any
+    covar_module: Any
+    _subset_batch_dict: dict[str, int]
+    # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
+    _column_signs: Tensor
 
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
@@ -81,6 +88,12 @@ class SiteInference(_Base):
     def has_sites(self) -> bool:
         """Whether any sign is asked for."""
         return isinstance(self.covar_module, SiteConditionedKernel)
+
+    @property
+    def site_signs(self) -> Tensor:
+        """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
+        count = self.covar_module.sites.points.shape[-2]
+        return self._column_signs.repeat_interleave(count, dim=-1)
 
     # -- currency -----------------------------------------------------------------
 
@@ -203,8 +216,40 @@ class SiteInference(_Base):
         system = kernel.system()  # once for mean, covariance and evidence
         evidence = mean.log_evidence(system).to(x)
         self.update_added_loss_term("log_probability_of_sites", _SiteEvidence(evidence))
-        covariance = to_linear_operator(kernel.given(system, x, x))
-        return MultivariateNormal(mean.given(system, x), covariance)
+        explained = kernel.explained(x, system)
+        covariance = kernel.remaining(x, x, explained, explained)
+        shifted = mean.shifted(x, explained, system)
+        return MultivariateNormal(shifted, to_linear_operator(covariance))
+
+    def _get_test_prior_mean_and_covariances(
+        self,
+        train_inputs: Sequence[Tensor],
+        test_inputs: Sequence[Tensor],
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """What GPyTorch asks for a prediction, with the training inputs seen once.
+
+        Its own method repeats them for each element of a t-batch, which is free with a
+        kernel that is evaluated where it is needed, and not with a solve per row.
+        """
+        if not self.has_sites:
+            return super()._get_test_prior_mean_and_covariances(
+                train_inputs, test_inputs, **kwargs
+            )
+        kernel, mean = self.covar_module, self.mean_module
+        (X,), (x,) = train_inputs, test_inputs
+        x = x.expand(*torch.broadcast_shapes(X.shape[:-2], x.shape[:-2]), *x.shape[-2:])
+        system = kernel.system()
+        old, new = kernel.explained(X, system), kernel.explained(x, system)
+        shifted = mean.shifted(x, new, system)
+        return (
+            shifted,
+            to_linear_operator(kernel.remaining(x, x, new, new)),
+            to_linear_operator(kernel.remaining(x, X, new, old)),
+            shifted.shape[:-1],
+            shifted.shape[-1:],
+            MultivariateNormal,
+        )
 
     # -- BoTorch's life cycle -----------------------------------------------------
 
@@ -215,20 +260,12 @@ class SiteInference(_Base):
         if self._sites_at is not None:
             if mode:
                 self._sites_held = False
-            # a graph is of no use after training, and cannot be copied
-            self._drop_evidence()
             if ends:
                 before = self.ep_result
                 self._keep_current()
                 if before is self.ep_result:  # else there was a warning if need be
                     self._warn_unless_converged()
         return self
-
-    def _drop_evidence(self) -> None:
-        if "log_probability_of_sites" in self._added_loss_terms:
-            zero = self.covar_module.sites.log_scale.new_zeros(())
-            term = _SiteEvidence(zero)
-            self.update_added_loss_term("log_probability_of_sites", term)
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """A model with more data, and the same hyperparameters and sites."""
