@@ -26,7 +26,10 @@ from torch import Tensor
 
 from botorch_structured.kernels.hyperparameter import LogInterval
 
-_BOUNDS = (1e-3, 1e3)
+# Of the first, in turn: where fits start.
+_STARTS = (1.0, 3.0, 0.3, 10.0, 0.1)
+# D random cosines of a shorter wavelength are noise on the unit cube.
+_BOUNDS = (1e-2, 1e3)
 
 
 class RandomFourierFeatures(Module):
@@ -92,6 +95,8 @@ class RandomFourierFeatures(Module):
         self.num_features = num_features
         self.ard_num_dims = ard_num_dims
         self.seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self._first = 1.0
+        self._start = 1.0
         self.register_parameter(
             "raw_lengthscale",
             torch.nn.Parameter(torch.zeros(ard_num_dims or 1, dtype=torch.float64)),
@@ -150,8 +155,22 @@ class RandomFourierFeatures(Module):
         if self._default_prior:
             loc = math.sqrt(2.0) + 0.5 * math.log(num_dims)
             self.lengthscale_prior.loc = torch.as_tensor(loc).to(like)
-            mode = math.exp(loc - 3.0)  # as BoTorch starts
-            _set_lengthscale(self, mode)
+            self._first = math.exp(loc - 3.0)  # the mode, as BoTorch starts
+            self.restart()
+
+    def restart(self, number: int = 0) -> None:
+        """Set the bandwidth to where fits start.
+
+        Args:
+            number: Which of the starts.
+        """
+        self._start = self._first * _STARTS[number % len(_STARTS)]
+        _set_lengthscale(self, self._start)
+
+    def has_started(self) -> bool:
+        """Whether the bandwidth is another one than where fits start."""
+        start = torch.full_like(self.lengthscale.detach(), self._start)
+        return not torch.allclose(self.lengthscale.detach(), start, rtol=1e-5)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

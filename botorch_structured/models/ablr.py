@@ -17,6 +17,7 @@ from __future__ import annotations
 
 __all__ = ["MultiTaskABLR"]
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -56,6 +57,10 @@ from botorch_structured.models.ablr_tasks import TaskColumn
 from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
 
 _CHUNK_ROWS = 4_096
+# With fewer rows the prior of the network's weights is narrower than what they were
+# drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
+# one do not.
+_ROWS_FOR_A_NETWORK = 300
 
 
 class MultiTaskABLR(
@@ -225,7 +230,7 @@ class MultiTaskABLR(
         self._task_feature = column
         self._output_tasks = outputs
         self._num_outputs = len(outputs)
-        self._has_priors, self._seed, self._group = priors, seed, group
+        self._has_priors, self._group = priors, group
         self.mean_module = mean_module or ZeroMean()
         precision = WeightPrecision(count, level, prior=priors)
         self.covar_module = TaskFeatureKernel(made, precision, tasks)
@@ -392,7 +397,10 @@ def _network(X: Tensor, seed: int, group: ProcessGroup) -> TanhNetwork:
     high = -group.min(torch.cat([-X, far]).amin(0)).double()
     unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
     low, high = torch.where(unit, 0.0, low), torch.where(unit, 1.0, high)
-    return TanhNetwork(d, bounds=torch.stack([low, high]).cpu(), seed=seed)
+    rows = group.sum_of_int(len(X), X.device)
+    scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
+    bounds = torch.stack([low, high]).cpu()
+    return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
 
 
 def _level(feature_map: nn.Module, X: Tensor, group: ProcessGroup) -> float:
@@ -401,7 +409,12 @@ def _level(feature_map: nn.Module, X: Tensor, group: ProcessGroup) -> float:
     with torch.no_grad():
         for rows in (X if len(X) else X.new_zeros(1, X.shape[-1])).split(_CHUNK_ROWS):
             phi = feature_map(rows)
-            if phi.ndim != 2 or not phi.isfinite().all():
+            if (
+                phi.ndim != 2
+                or len(phi) != len(rows)
+                or not phi.shape[-1]
+                or not phi.isfinite().all()
+            ):
                 raise ValueError(
                     "feature_map: expected finite features ``n x D`` of inputs "
                     f"``n x d``, got shape {tuple(phi.shape)}, finite: "

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.fit import _fit_fallback
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from tqdm import tqdm
 
+from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
+from botorch_structured.models.ablr_hyperparameters import TaskLikelihood
 from botorch_structured.models.feature_maps import TanhNetwork
 
 if TYPE_CHECKING:  # what it is mixed into
@@ -33,7 +34,6 @@ _SECONDS_WITHOUT_BAR = 3.0
 class AblrFit(_Base):
     """The fit of a ``MultiTaskABLR``."""
 
-    _seed: int
     _has_priors: bool
 
     def custom_fit(
@@ -52,7 +52,8 @@ class AblrFit(_Base):
         argument of it is honoured, retries included. Not for direct use.
 
         A network that is as it was drawn is first fitted in brief from ``num_starts``
-        draws, and the one with the largest objective goes on. A model that was fitted
+        draws (random Fourier features: from as many bandwidths), and the one with the
+        largest objective goes on. A model that was fitted
         before, or has the state of one that was, goes on from where it is: the warm
         restart of a search. Interrupted (``KeyboardInterrupt``), the model keeps the
         parameters of the last step, and is ready to predict.
@@ -109,45 +110,52 @@ class AblrFit(_Base):
         if (
             num_starts == 1
             or not exact
-            or not isinstance(network, TanhNetwork)
+            or not isinstance(network, (RandomFourierFeatures, TanhNetwork))
             or network.has_started()
         ):
             return
         before = deepcopy(mll.state_dict())
         best: tuple[float, dict[str, Any], int] | None = None
-        for seed in range(self._seed, self._seed + num_starts):
+        for number in range(num_starts):
             mll.load_state_dict(before)
-            network.restart(seed)
+            network.restart(number)
             fit(maxiter)
             mll.train()
             with torch.no_grad():
                 loss = float(self.compute_custom_loss(mll))
             if math.isfinite(loss) and (best is None or loss < best[0]):
-                best = (loss, deepcopy(mll.state_dict()), seed)
+                best = (loss, deepcopy(mll.state_dict()), number)
         if best is not None:
             mll.load_state_dict(best[1])
-            network.seed = best[2]
+            network.number = best[2]
 
     def _fill_unobserved(self) -> None:
-        """Tasks without rows have the hyperparameters usual for the others.
+        """Tasks without rows have the hyperparameters that the others make probable.
 
-        With priors that is what the fit says. By maximum likelihood there is nothing
-        that moves them.
+        With priors the fit gets there too, in time; by maximum likelihood there is
+        nothing that moves them, and they have the geometric mean.
         """
-        if self._has_priors or self.train_targets.ndim > 1:
+        if self.train_targets.ndim > 1:
             return
-        counts = torch.tensor(self._rows().rows.counts)
-        counts = self._group.sum(counts)
-        empty = counts == 0
+        counts = torch.tensor(
+            self._rows().rows.counts, device=self.train_targets.device
+        )
+        empty = self._group.sum(counts) == 0
         if not empty.any() or empty.all():
             return
-        raw = [self.covar_module.weight_precision.raw_value]
-        if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            raw.append(self.likelihood.raw_noise)
-        with torch.no_grad():
-            for values in raw:
-                if values.shape == empty.shape:
-                    values[empty] = values[~empty].mean()
+        modules = [(self.covar_module.weight_precision, "value")]
+        if isinstance(self.likelihood, TaskLikelihood):
+            modules.append((self.likelihood.noise_covar, "noise"))
+        for module, name in modules:
+            values = getattr(module, name).detach().clone()
+            prior = getattr(module, f"{name}_prior", None)
+            others = values[~empty]
+            values[empty] = (
+                others.log().mean().exp()
+                if prior is None
+                else prior.most_probable(others)
+            )
+            module.initialize(**{f"raw_{name}": values.log()})
 
 
 class _Steps:

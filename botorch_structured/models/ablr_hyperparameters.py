@@ -28,6 +28,9 @@ from botorch_structured.models.ablr_tasks import TaskColumn
 # Noise variance in units of the outcomes' variance: level, standard deviations of its
 # logarithm and of the tasks' around it. Objectives range from exact to mostly noise.
 _NOISE_LEVEL, _NOISE_SPREAD = 1e-3, 2.5
+# Where fits start: from little noise the first steps bend features until they explain
+# outcomes that they cannot, and stay there.
+_FIRST_NOISE = 0.3
 _WEIGHT_SPREAD = 1.0
 _TASK_SPREAD = 1.0
 _NOISE_BOUNDS = (1e-9, 1e1)
@@ -77,6 +80,13 @@ class ExchangeableLogNormalPrior(Prior):
         quadratic = (deviation.square().sum(-1) - explained) / own
         log_det = (count - 1) * own.log() + total.log()
         return -0.5 * (quadratic + log_det + count * math.log(2.0 * math.pi))
+
+    def most_probable(self, others: Tensor) -> Tensor:
+        """The mode of one more value, on the scale of logarithms, given others."""
+        deviation = others.log() - self.loc.to(others)
+        own, common = self.task_spread.to(others) ** 2, self.spread.to(others) ** 2
+        total = own + others.shape[-1] * common
+        return (self.loc.to(others) + common * deviation.sum(-1) / total).exp()
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Values with the level and the tasks' deviations drawn anew."""
@@ -170,7 +180,7 @@ class TaskLikelihood(HadamardGaussianLikelihood):
             )
             if prior
             else None,
-            noise_constraint=LogInterval(*_NOISE_BOUNDS, initial_value=_NOISE_LEVEL),
+            noise_constraint=LogInterval(*_NOISE_BOUNDS, initial_value=_FIRST_NOISE),
             task_feature_index=None if tasks is None else tasks.column,
         )
         self.tasks = tasks

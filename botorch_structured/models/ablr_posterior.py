@@ -224,9 +224,9 @@ class AblrPosterior(_Base):
         mean, root, task = self._at_rows(self.transform_inputs(X))
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = observation_noise.squeeze(-1).expand_as(mean)
+            noise = observation_noise.squeeze(-1)
         elif observation_noise:
-            noise = self._noise_levels()[task].expand_as(mean)
+            noise = self._noise_levels()[task]
         scales = self._scales()
         if scales is not None:
             shift, scale = scales[0][task], scales[1][task]
@@ -277,9 +277,9 @@ class AblrPosterior(_Base):
         mean, root = self._at_outputs(inputs, phi, which)
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = observation_noise.mT.expand_as(mean)
+            noise = observation_noise.mT
         elif observation_noise:
-            noise = self._noise_levels()[which].unsqueeze(-1).expand_as(mean)
+            noise = self._noise_levels()[which].unsqueeze(-1)
         scales = self._scales()
         if scales is not None:
             shift, scale = (s[which].unsqueeze(-1) for s in scales)
@@ -351,11 +351,7 @@ def _covariance(root: Tensor, noise: Tensor | None = None) -> LinearOperator:
     """
     if noise is None and root.shape[-2] >= root.shape[-1]:
         return RootLinearOperator(root)
-    covariance = with_variance_floor(root @ root.mT)
-    if noise is not None:
-        covariance = covariance + torch.diag_embed(noise.expand(covariance.shape[:-1]))
-    # a bare tensor would get no jitter when it is factorised for sampling
-    return to_linear_operator(covariance)
+    return _with_noise(with_variance_floor(root @ root.mT), noise)
 
 
 def _covariance_of_rows(
@@ -365,9 +361,16 @@ def _covariance_of_rows(
     if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
         return _covariance(root, noise)
     same = task.unsqueeze(-1) == task.unsqueeze(-2)
-    covariance = with_variance_floor(torch.where(same, root @ root.mT, 0.0))
+    return _with_noise(
+        with_variance_floor(torch.where(same, root @ root.mT, 0.0)), noise
+    )
+
+
+def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:
     if noise is not None:
-        covariance = covariance + torch.diag_embed(noise)
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        covariance = covariance + torch.diag_embed(noise.expand(shape))
+    # a bare tensor would get no jitter when it is factorised for sampling
     return to_linear_operator(covariance)
 
 

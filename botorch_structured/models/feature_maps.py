@@ -114,7 +114,8 @@ class TanhNetwork(Module):
                     )
                     entry = _Entry(kind, i)
                     self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
-        self.restart(seed)
+        self.seed = seed
+        self.restart()
 
     def _groups(self) -> tuple[tuple[str, nn.ParameterList], ...]:
         return (("weights", self.weights), ("biases", self.biases))
@@ -127,14 +128,14 @@ class TanhNetwork(Module):
         )
         return (self.prior_scale or 1.0) * drawn_from
 
-    def restart(self, seed: int) -> None:
+    def restart(self, number: int = 0) -> None:
         """Draw the weights anew, and center their prior there.
 
         Args:
-            seed: The same seed gives the same weights, whatever dtype and device.
+            number: Which start; the seed is that of the constructor plus this.
         """
-        self.seed = seed
-        drawn = self._drawn(seed)
+        self.number = number
+        drawn = self._drawn()
         with torch.no_grad():
             for kind, parameters in self._groups():
                 for i, values in enumerate(parameters):
@@ -145,15 +146,16 @@ class TanhNetwork(Module):
 
     def has_started(self) -> bool:
         """Whether the weights are others than those that were drawn."""
-        drawn = self._drawn(self.seed)
+        drawn = self._drawn()
         return not all(
             torch.equal(values, drawn[kind][i].to(values))
             for kind, parameters in self._groups()
             for i, values in enumerate(parameters)
         )
 
-    def _drawn(self, seed: int) -> dict[str, list[Tensor]]:
-        generator = torch.Generator().manual_seed(seed)
+    def _drawn(self) -> dict[str, list[Tensor]]:
+        """The same for a seed whatever dtype and device."""
+        generator = torch.Generator().manual_seed(self.seed + self.number)
         drawn: dict[str, list[Tensor]] = {}
         for kind, parameters in self._groups():
             drawn[kind] = []
