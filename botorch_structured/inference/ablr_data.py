@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["AblrData", "FeatureMap"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +71,9 @@ class AblrData:
         self.log_beta = log_beta
         self.noise_variance = _checked_noise(noise_variance, Y)
         self.parameters = _parameters(features)
-        with torch.no_grad():
-            self.num_features = self.evaluate(X[:0]).shape[-1]
+        with torch.no_grad():  # of one row: not every module takes none
+            row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
+            self.num_features = self.evaluate(row).shape[-1]
         self.processes = Processes(process_group)
         self._check_processes()
 
@@ -143,11 +144,16 @@ class AblrData:
         return -0.5 * self.noise_variance.double().log().sum()
 
     @torch.no_grad()
-    def factors(self, features: Callable[[Chunk], Tensor] | None = None) -> TaskFactors:
+    def factors(
+        self,
+        features: Callable[[Chunk], Tensor] | None = None,
+        tasks: Collection[int] | None = None,
+    ) -> TaskFactors:
         """Factors of all tasks, the same in each process.
 
         Args:
             features: Features of a chunk, where more is to be done with them.
+            tasks: Those that count; chunks without them are passed over. Default: all.
         """
         mine = torch.tensor(self.rows.counts, device=self.X.device)
         counts = torch.stack(self.processes.gather(mine))
@@ -156,14 +162,15 @@ class AblrData:
             counts.sum(0).tolist(), self.num_features, self.X, before=before
         )
         for chunk in self.rows.chunks:
-            phi = (
-                self.evaluate(self.X[chunk.rows])
-                if features is None
-                else features(chunk)
-            )
-            factors.add(chunk, *self.observed(chunk, phi))
+            if tasks is None or any(piece.task in tasks for piece in chunk.pieces):
+                phi = (features or self.features_of)(chunk)
+                factors.add(chunk, *self.observed(chunk, phi))
         factors.merge(self.processes)
         return factors
+
+    def features_of(self, chunk: Chunk) -> Tensor:
+        """Features of the rows of a chunk, ``n x D``."""
+        return self.evaluate(self.X[chunk.rows])
 
 
 def _checked_precisions(

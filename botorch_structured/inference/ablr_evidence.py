@@ -111,6 +111,23 @@ class _SummedLogEvidence(torch.autograd.Function):
         )
 
 
+class _WithSlope(torch.autograd.Function):
+    """A scalar with a given derivative.
+
+    The same as ``grad_outputs``, which make torch load its symbolic shapes when first
+    used: 35 MiB.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, d_phi: Tensor) -> Tensor:
+        ctx.d_phi = d_phi
+        return phi.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return ctx.d_phi, None
+
+
 class _Evaluation:
     """One value, and what its gradient needs."""
 
@@ -160,10 +177,9 @@ class _Evaluation:
             if chunk.local is not None:
                 d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
             wanted = [*data.parameters, *([] if d_x is None else [x])]
-            # as grad_outputs, d_phi would make torch load its symbolic shapes: 35 MiB
             with torch.enable_grad():
-                inner = torch.dot(phi.flatten(), d_phi.flatten())
-            found = torch.autograd.grad(inner, wanted, allow_unused=True)
+                start = _WithSlope.apply(phi, d_phi)
+            found = torch.autograd.grad(start, wanted, allow_unused=True)
             for total, g in zip(sums, found, strict=False):
                 if g is not None:
                     total.add_(g)

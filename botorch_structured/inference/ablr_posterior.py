@@ -14,6 +14,7 @@ from __future__ import annotations
 
 __all__ = ["WeightPosterior", "update_weights", "weight_posterior"]
 
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch.distributed import ProcessGroup
 from botorch_structured.inference.ablr_data import AblrData, FeatureMap
 from botorch_structured.inference.ablr_refinement import refined_mean
 from botorch_structured.inference.ablr_systems import TaskSolutions
-from botorch_structured.inference.row_chunks import Chunk, TaskRows
+from botorch_structured.inference.row_chunks import TaskRows
 
 # Condition numbers of the factor where rounding may cost more than four digits: nearly
 # collinear features, or (close to 1) data that the ridge outweighs
@@ -59,8 +60,8 @@ def weight_posterior(
 ) -> WeightPosterior:
     """Posterior of the weights of each task; the prior where there are no data.
 
-    Means of ill-conditioned tasks are refined (``ablr_refinement``) where all rows are
-    in one chunk of one process.
+    Means of ill-conditioned tasks are refined (``ablr_refinement``) where all rows of
+    the task are in one chunk, and in one process.
 
     Args:
         features: As in ``summed_log_evidence``, like all others but the last.
@@ -93,17 +94,9 @@ def weight_posterior(
         chunk_rows=chunk_rows,
         process_group=process_group,
     )
-    kept: list[Tensor] = []
-
-    def features_of(chunk: Chunk) -> Tensor:
-        phi = data.evaluate(X[chunk.rows])
-        if data.rows.in_one_chunk and data.processes.alone:
-            kept.append(phi)
-        return phi
-
-    factors = data.factors(features_of)
-    solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
     which = list(range(len(log_beta))) if tasks is None else tasks
+    factors = data.factors(tasks=set(which))
+    solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
     alpha, beta = solutions.alpha[which], solutions.beta[which]
     F = factors.rows[which, :, :-1]
     D = F.shape[-1]
@@ -112,19 +105,33 @@ def weight_posterior(
     T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
     inverse = torch.linalg.solve_triangular(T, eye, upper=True)
     mean, root = solutions.mean[which], inverse / beta.sqrt()[:, None, None]
-    if kept:
-        (chunk,) = data.rows.chunks
-        phi, y = data.observed(chunk, kept[0])
-        pieces = {piece.task: piece for piece in chunk.pieces}
+    if data.processes.alone:
         spread = T.diagonal(dim1=-1, dim2=-2).abs()
         spread = spread.amax(-1) / spread.amin(-1)
-        for i, t in enumerate(which):
-            if t in pieces and not _REFINE_BELOW < float(spread[i]) < _REFINE_ABOVE:
-                here = slice(pieces[t].start, pieces[t].stop)
-                mean[i] = refined_mean(
-                    phi[here], y[here], mean[i], root[i], alpha[i], beta[i]
-                )
+        rough = (spread > _REFINE_ABOVE) | (spread < _REFINE_BELOW)
+        places = {which[i]: i for i in rough.nonzero()[:, 0].tolist()}
+        for t, phi, y in _whole_tasks(data, places):
+            i = places[t]
+            mean[i] = refined_mean(phi, y, mean[i], root[i], alpha[i], beta[i])
     return WeightPosterior(*data.processes.of_first([mean, root]))
+
+
+def _whole_tasks(
+    data: AblrData, tasks: Collection[int]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Features and outcomes of those tasks that are in one chunk."""
+    for chunk in data.rows.chunks:
+        pieces = [
+            piece
+            for piece in chunk.pieces
+            if piece.task in tasks
+            and piece.stop - piece.start == data.rows.counts[piece.task]
+        ]
+        if pieces:
+            phi, y = data.observed(chunk, data.features_of(chunk))
+            for piece in pieces:
+                here = slice(piece.start, piece.stop)
+                yield piece.task, phi[here], y[here]
 
 
 def update_weights(

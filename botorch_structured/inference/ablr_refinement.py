@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 _MAX_STEPS = 8
+_ROUNDING = 2.0**-52
 _SPLIT = 2.0**27 + 1.0  # of 53 bits, halves of 26 multiply exactly
 
 
@@ -103,4 +104,6 @@ def refined_mean(
         if not size < 0.5 * last:  # as good as it gets
             break
         mean, last = mean + step, size
+        if size <= _ROUNDING * float(mean.abs().max()):
+            break
     return mean

@@ -141,12 +141,13 @@ def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
     ours(problem, chunk_rows=chunk_rows).backward()
     n = sum(RAGGED)
+    assert sizes.pop(0) == 1  # how many features there are
     assert sum(sizes) == (n if chunk_rows is None else 2 * n)
     assert max(sizes) <= (chunk_rows or n)
     sizes.clear()
     with torch.no_grad():
         ours(problem, chunk_rows=chunk_rows)
-    assert sum(sizes) == n
+    assert sum(sizes) == 1 + n
 
 
 def test_no_gradient_where_none_is_wanted() -> None:
@@ -225,7 +226,7 @@ def test_a_method_of_a_module() -> None:
             {"task": TaskRows(torch.zeros(5, dtype=torch.long), 1)},
             "task: expected 2 tasks, one per hyperparameter, got 1",
         ),
-        ({"features": nn.Flatten(0)}, r"features: expected 0 x D .* got \(0,\)"),
+        ({"features": nn.Flatten(0)}, r"features: expected 1 x D .* got \(2,\)"),
         ({"features": nn.Dropout()}, r"features: .* Dropout \(itself\) in training"),
         (
             {"features": nn.Sequential(nn.BatchNorm1d(2))},

@@ -77,10 +77,15 @@ def test_without_data_it_is_the_prior() -> None:
 
 
 def test_some_tasks_only() -> None:
+    """And not the rows of all others."""
     problem = make_problem(RAGGED)
-    every, some = ours(problem), ours(problem, tasks=[4, 1])
-    assert torch.equal(some.mean, every.mean[[4, 1]])
-    assert torch.equal(some.root, every.root[[4, 1]])
+    every = ours(problem, chunk_rows=5)
+    seen: list[int] = []
+    problem.features.register_forward_hook(lambda _, x, __: seen.append(len(x[0])))
+    some = ours(problem, chunk_rows=5, tasks=[5, 1])
+    assert sum(seen) == 1 + 5
+    assert torch.equal(some.mean, every.mean[[5, 1]])
+    assert torch.equal(some.root, every.root[[5, 1]])
 
 
 @given(st.integers(0, 10), st.integers(0, 10), st.integers(0, 1000))
