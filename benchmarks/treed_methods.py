@@ -8,6 +8,8 @@ over the rows of a table or on the paper's adaptive Sobol grid. There the treed 
 go far from known points where no improvement is worth an evaluation, ``bo`` and
 ``bo_warp`` keep a small distance always; ``bo_refine`` is ``bo`` with the rule of the
 treed methods, and ``bo_acqf`` with BoTorch's own maximiser as a user would call it.
+``bo_exact`` and ``htbo_exact`` are ``bo_refine`` and ``htbo`` told that there is no
+noise: how much of the difference is the tree's, and how much the noise's.
 """
 
 from __future__ import annotations
@@ -52,8 +54,10 @@ _WORTH = 1e-3
 _SPREAD = 0.4
 
 
-def standard(problem: Any, X: Tensor, Y: Tensor, warp: bool = False) -> SingleTaskGP:
-    """One GP for all of the space."""
+def standard(
+    problem: Any, X: Tensor, Y: Tensor, warp: bool = False, exact: bool = False
+) -> SingleTaskGP:
+    """One GP for all of the space; ``exact`` if it is told that there is no noise."""
     d = X.shape[-1]
     transform = Normalize(d, bounds=problem.bounds.to(X))
     if warp:
@@ -65,24 +69,36 @@ def standard(problem: Any, X: Tensor, Y: Tensor, warp: bool = False) -> SingleTa
             concentration1_prior=prior,
         )
         transform = ChainedInputTransform(normalize=transform, warp=warping)
-    return SingleTaskGP(X, Y, input_transform=transform)
+    return SingleTaskGP(
+        X, Y, _no_noise(Y) if exact else None, input_transform=transform
+    )
 
 
-def treed(problem: Any, X: Tensor, Y: Tensor, **arguments: Any) -> TreedGP:
+def treed(
+    problem: Any, X: Tensor, Y: Tensor, exact: bool = False, **arguments: Any
+) -> TreedGP:
     """A tree of GPs, grown anew at each step."""
     transform = Normalize(X.shape[-1], bounds=problem.bounds.to(X))
-    return TreedGP(X, Y, input_transform=transform, **arguments)
+    noise = _no_noise(Y) if exact else None
+    return TreedGP(X, Y, noise, input_transform=transform, **arguments)
+
+
+def _no_noise(Y: Tensor) -> Tensor:
+    """As good as none, in units of the variance of the outcomes."""
+    return torch.full_like(Y, 1e-6 * max(float(Y.var()), 1e-12))
 
 
 MODELS: dict[str, Callable[[Any, Tensor, Tensor], SingleTaskGP]] = {
     "htbo": partial(treed, split_criterion="variance"),
     "htbo_warp": partial(treed, split_criterion="variance", warp=True),
+    "htbo_exact": partial(treed, split_criterion="variance", exact=True),
     "htbo_default": treed,
     "htbo_paper": partial(treed, **_PAPER),
     "htbo_paper_warp": partial(treed, warp=True, **_PAPER),
     "bo": standard,
     "bo_acqf": standard,
     "bo_refine": standard,
+    "bo_exact": partial(standard, exact=True),
     "bo_warp": partial(standard, warp=True),
 }
 """The model of each method, given a problem and data."""

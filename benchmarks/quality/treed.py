@@ -102,8 +102,8 @@ def area_test(
     seeds = sorted(set(mine) & set(other))
     if not seeds:
         return None
-    difference = np.array([(mine[s] - other[s])[:length].mean() for s in seeds])
-    scale = max(float(np.mean([other[s][:length].mean() for s in seeds])), 1e-300)
+    a, b = (np.array([r[s][:length].mean() for s in seeds]) for r in (mine, other))
+    difference, scale = a - b, max(float(b.mean()), 1e-300)
     difference[np.abs(difference) < 1e-12 * scale] = 0.0  # rounding does not decide
     if not difference.any():
         return 0.0, 1.0

@@ -23,13 +23,14 @@ from benchmarks.harness import RunKey, read_records
 from benchmarks.summary import Run
 from benchmarks.treed_methods import METHODS, fitted_model
 from botorch_structured.plots import plot_partition
-from botorch_structured.plots.style import COLOURS, RED, tidy
+from botorch_structured.plots.style import COLOURS, GREY, RED, tidy
 from botorch_structured.test_functions import RKHS1D
 
 _STEPS = (9, 16, 25)  # evaluations that a panel of Figure 3 knows
 _COMPARED = ("bo", "htbo")
-_POINTS = 401
-_DIGITS = 5
+_POINTS = 301
+_DIGITS = 4
+_SHOWN = 25.0  # of the logarithm of the expected improvement, down from its maximum
 
 
 def write_figures(folder: Path, out: Path, runs: Sequence[Run]) -> None:
@@ -87,10 +88,13 @@ def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
             above, below = axes[2 * row, column], axes[2 * row + 1, column]
             plot_partition(model, above, bounds=problem.bounds)
             above.plot(grid.squeeze(-1), truth, color=RED, linewidth=0.8)
-            above.set_title(f"{method}, {step} evaluations")
+            above.set_title(f"{method}, {step} evaluations", pad=14)
+            above.set_xlabel("")
             panel = _panel(model, grid, X, Y, step)
             below.plot(grid.squeeze(-1), panel["log_ei"], color=COLOURS[2])
             below.axvline(float(X[step]), color=COLOURS[3], linestyle=":")
+            top = max(panel["log_ei"])
+            below.set_ylim(top - _SHOWN, top + 0.1 * _SHOWN)
             tidy(below)
             panels.append({"method": method, **panel})
     axes[1, 0].set_ylabel("log expected improvement")
@@ -132,7 +136,7 @@ def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
     curves: dict[str, dict[str, Any]] = {}
     for ax, problem in zip(axes, problems, strict=True):
         curves[problem] = {}
-        for k, method in enumerate(METHODS):
+        for method in METHODS:
             traces = [
                 run.trace() - run.optimum
                 for run in runs
@@ -146,8 +150,9 @@ def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
             mean = values.mean(0)
             error = values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
             steps = np.arange(1, length + 1)
-            colour = COLOURS[k % len(COLOURS)]
-            ax.plot(steps, mean, color=colour, label=f"{method} ({len(traces)})")
+            colour, line = _style(method)
+            label = f"{method} ({len(traces)})"
+            ax.plot(steps, mean, color=colour, linestyle=line, label=label)
             ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15)
             curves[problem][method] = {
                 "runs": len(traces),
@@ -158,11 +163,20 @@ def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
         ax.set_title(problem)
         ax.set_xlabel("evaluations")
         ax.set_ylim(bottom=0.0)
+        ax.legend(fontsize="x-small")
         tidy(ax)
     axes[0].set_ylabel("mean regret, with standard error")
-    axes[-1].legend(fontsize="small")
     figure.savefig(folder / "figure4.png", dpi=80)
     (folder / "figure4.json").write_text(json.dumps(curves) + "\n")
+
+
+def _style(method: str) -> tuple[str, str]:
+    """A colour for each method of a family, and a line for each family."""
+    for prefix, line in (("htbo", "-"), ("bo", "--")):
+        family = [name for name in METHODS if name.startswith(prefix)]
+        if method in family:
+            return COLOURS[family.index(method) % len(COLOURS)], line
+    return GREY, ":"
 
 
 def _rounded(values: Tensor) -> list[float]:

@@ -153,6 +153,7 @@ def test_treed_tests_are_paired() -> None:
     curve = np.linspace(1.0, 0.5, 40)
     other = {s: curve + 0.01 * s for s in range(10)}
     mine = {s: v - 0.2 - 0.001 * s for s, v in other.items()}
+    mine[3] = np.append(mine[3], 0.0)  # ran longer
     mine[99] = curve + 100.0  # has no pair
     area, p = treed.area_test(mine, other, 40) or (0.0, 1.0)
     assert area == pytest.approx(-0.2 - 0.0045)
