@@ -10,6 +10,7 @@ _JENATTON = "Jenatton2017tree"
 _LEVESQUE = "Levesque2017conditional"
 _BALOG = "Balog2016mondrian"
 _ASSAEL = "Assael2014treed"
+_WANG = "Wang2018monotonicity"
 _PERRONE = "Perrone2017multiple"
 
 BIBTEX: dict[str, str] = {
@@ -85,6 +86,7 @@ _PAPER_OF: dict[str, str] = {
     "JenattonTree": _JENATTON,
     "LaplaceKernel": _LEVESQUE,
     "MondrianKernel": _BALOG,
+    "MonotoneGP": _WANG,
     "MultiTaskABLR": _PERRONE,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,

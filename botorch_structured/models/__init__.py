@@ -10,6 +10,8 @@
   number, or signals that are observed beside the objective (Perrone et al. 2017).
 * ``DecomposedGP``: the objective is a sum whose parts are observed, or known, each with
   a model of its own (Wang and Welch 2018).
+* ``MonotoneGP``: the outcome rises, or falls, with some columns, and is known to (Wang
+  and Welch 2018, Riihimaki and Vehtari 2010).
 * ``SampledGP``: what ``fit_slice_sampling`` returns, an average over hyperparameters.
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 __all__ = [
     "ConditionalGP",
     "DecomposedGP",
+    "MonotoneGP",
     "MultiTaskABLR",
     "SampledGP",
     "TreeStructuredGP",
@@ -27,6 +30,7 @@ __all__ = [
 from botorch_structured.models.ablr import MultiTaskABLR
 from botorch_structured.models.conditional_gp import ConditionalGP
 from botorch_structured.models.decomposed_gp import DecomposedGP
+from botorch_structured.models.monotone_gp import MonotoneGP
 from botorch_structured.models.sampled import SampledGP
 from botorch_structured.models.tree_structured_gp import TreeStructuredGP
 from botorch_structured.models.treed_gp import TreedGP

@@ -13,7 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from model_test_case import StructuredModelTestCase, sampler
 from torch import Tensor
 
-from botorch_structured.models.monotone_gp import MonotoneGP
+from botorch_structured.models import MonotoneGP
 
 
 class TestContract(StructuredModelTestCase):

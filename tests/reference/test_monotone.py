@@ -17,7 +17,7 @@ from gpytorch.means import ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from botorch_structured.models.monotone_gp import MonotoneGP
+from botorch_structured.models import MonotoneGP
 
 TOLERANCE = 1e-7
 GRADIENT_TOLERANCE = 1e-6
