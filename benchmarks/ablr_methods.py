@@ -1,0 +1,319 @@
+"""The methods of Perrone et al. (2017), section 3, for the harness.
+
+All maximise LogEI in the same way, over the rows of a table or by ``optimize_acqf``,
+and see the same columns: numbers on [0, 1], categories one-hot. They differ in the
+model, and in whether it knows a problem's ``history``:
+
+* `gp`: BoTorch's ``SingleTaskGP`` as it comes; `ablr`: ``MultiTaskABLR`` of the one
+  task, or of its signals. Neither knows of other tasks.
+* `warm`: ``MultiTaskABLR`` of all tasks, by default with a network; optionally with the
+  tasks' contexts as further columns, or random Fourier features for a network.
+* `gp_stacked`: ``SingleTaskGP`` on all rows of all tasks, contexts as columns;
+  hyperparameters from the history.
+
+Features are learnt at first from the history (or, without one, from the starts), once
+for all seeds of a task; and again, from where they are, whenever the run has
+``refit_every`` more rows. In between they are held: the regression on them, with the
+task's own noise and weight precision, is fitted at every step. What the other tasks'
+precisions are is the prior of its own. All of this is a function of the problem and of
+the run's rows; what is remembered from call to call only saves time.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ablr", "columns", "gp", "gp_stacked", "random", "suggest", "warm"]
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.model import Model
+from botorch.optim import optimize_acqf
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor, nn
+
+from benchmarks.treed_methods import random
+from botorch_structured.kernels import RandomFourierFeatures
+from botorch_structured.models import MultiTaskABLR
+from botorch_structured.models.ablr_hyperparameters import (
+    ExchangeableLogNormalPrior,
+    WeightPrecision,
+)
+from botorch_structured.spaces.columns import CategoricalColumn
+from botorch_structured.test_functions import TableProblem
+
+# Steps of L-BFGS: from a random network, and from one fitted to nearly as much.
+_FIRST_STEPS, _FURTHER_STEPS = 100, 5
+# How far the usual precision of 30 or more tasks is known, on the scale of logarithms.
+_KNOWN_LEVEL = 0.1
+_NUM_FOURIER = 100
+_KEPT = 128
+
+
+def columns(problem: Any, X: Tensor) -> Tensor:
+    """``... x d`` points as models see them: ``... x d'`` within [0, 1]."""
+    lower, upper = problem.space.bounds.to(X)
+    parts = []
+    for j, column in enumerate(problem.space.columns):
+        x = X[..., j]
+        if isinstance(column, CategoricalColumn) and len(column.codes) > 2:
+            parts += [(x == code).to(X) for code in column.codes]
+        else:
+            parts.append((x - lower[j]) / (upper[j] - lower[j]))
+    return torch.stack(parts, -1)
+
+
+def suggest(
+    problem: Any,
+    model: Model,
+    X: Tensor,
+    best: float,
+    context: Tensor | None = None,
+    posterior_transform: Any = None,
+) -> Tensor:
+    """The point of largest LogEI: never a known row of a table.
+
+    Args:
+        problem: A table, or a box.
+        model: Of `columns`, and a context behind them.
+        X: ``n x d``, what was evaluated.
+        best: The best value.
+        context: ``c`` numbers, the same everywhere.
+        posterior_transform: Of several outputs to one.
+    """
+    acqf = LogExpectedImprovement(model, best, posterior_transform=posterior_transform)
+    if isinstance(problem, TableProblem):
+        candidates = problem.candidates.to(X)
+        rows = _with(columns(problem, candidates), context)
+        with torch.no_grad():
+            values = acqf(rows.unsqueeze(-2))
+        known = (candidates.unsqueeze(1) == X).all(-1).any(-1)
+        return candidates[values.masked_fill(known, -torch.inf).argmax()]
+    d = X.shape[-1]
+    size = d if context is None else d + len(context)
+    unit = torch.stack([X.new_zeros(size), X.new_ones(size)])
+    fixed = {} if context is None else dict(enumerate(context.tolist(), d))
+    x, _ = optimize_acqf(
+        acqf, unit, 1, num_restarts=4, raw_samples=128, fixed_features=fixed or None
+    )
+    lower, upper = problem.bounds.to(X)
+    return lower + (upper - lower) * x[0, :d]
+
+
+def gp(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """BoTorch's ``SingleTaskGP`` on the task's own rows."""
+    model = SingleTaskGP(columns(problem, X), Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return suggest(problem, model, X, Y.max())
+
+
+def gp_stacked(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """One GP on all rows of all tasks, told apart by their contexts [Krause 2011].
+
+    Its hyperparameters are those of the history, as a fit is cubic in all rows.
+    """
+    old_X, old_Y, _, contexts = _history(problem, X)
+
+    def fit() -> dict[str, Any]:
+        model = SingleTaskGP(old_X, old_Y)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        return dict(model.named_parameters())
+
+    fitted = _remember(("stacked", _digest(old_X, old_Y)), fit)
+    context = contexts[problem.history.task]
+    model = SingleTaskGP(
+        torch.cat([old_X, _with(columns(problem, X), context)]), torch.cat([old_Y, Y])
+    )
+    model.load_state_dict(fitted, strict=False)
+    return suggest(problem, model.eval(), X, Y.max(), context)
+
+
+def ablr(
+    problem: Any,
+    X: Tensor,
+    Y: Tensor,
+    seed: int,
+    refit_every: int = 10,
+    signals: bool = False,
+) -> Tensor:
+    """A regression on features learnt from the task's own rows.
+
+    Args:
+        problem: With ``signals(X)``, ``n x m``, the target first, if they are wanted.
+        X: ``n x d``.
+        Y: ``n x 1``.
+        seed: Not used.
+        refit_every: Rows between two fits of the features.
+        signals: Whether features are learnt from all signals, or from the target only.
+    """
+    known = problem.signals(X) if signals else Y
+    rows = columns(problem, X)
+    num_starts = len(problem.starts(0))
+    num_learnt = max(num_starts, len(X) - len(X) % refit_every)
+    first_X, first_Y = rows[:num_learnt], known[:num_learnt]
+
+    def fit() -> nn.Module:
+        model = MultiTaskABLR(first_X, first_Y, task_feature=None)
+        _fit(model, _FIRST_STEPS)
+        return _held(model.feature_map)
+
+    features = _remember(("ablr", _digest(first_X, first_Y)), fit)
+    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=features)
+    _fit(model, _FIRST_STEPS)
+    return suggest(problem, model, X, Y.max())
+
+
+def warm(
+    problem: Any,
+    X: Tensor,
+    Y: Tensor,
+    seed: int,
+    refit_every: int = 10,
+    context: bool = False,
+    fourier: bool = False,
+) -> Tensor:
+    """A regression on features learnt from all tasks.
+
+    Args:
+        problem: With a ``history``.
+        X: ``n x d``.
+        Y: ``n x 1``.
+        seed: Not used.
+        refit_every: Rows between two fits of the features.
+        context: Whether contexts are further columns.
+        fourier: Whether the features are ``RandomFourierFeatures``.
+    """
+    num_learnt = len(X) - len(X) % refit_every
+    features, noise, weights = _learnt(
+        problem, X[:num_learnt], Y[:num_learnt], refit_every, context, fourier
+    )
+    own = _own_context(problem, X) if context else None
+    rows = _with(columns(problem, X), own)
+    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=features)
+    for _, module, prior, _, setting in model.named_priors():
+        if isinstance(prior, ExchangeableLogNormalPrior):
+            usual = weights if isinstance(module, WeightPrecision) else noise
+            prior.loc, prior.spread = usual.log(), usual.new_tensor(_KNOWN_LEVEL)
+            setting(module, usual)
+    _fit(model, _FIRST_STEPS)
+    return suggest(problem, model, X, Y.max(), own)
+
+
+def _learnt(
+    problem: Any, X: Tensor, Y: Tensor, refit_every: int, context: bool, fourier: bool
+) -> tuple[nn.Module, Tensor, Tensor]:
+    """Features, and the usual noise and weight precision of tasks, from so many rows.
+
+    By going on from what was learnt with ``refit_every`` rows fewer.
+    """
+    old_X, old_Y, task, contexts = _history(problem, X)
+    if not context:
+        old_X = old_X[:, : old_X.shape[1] - contexts.shape[1]]
+
+    def fit() -> tuple[nn.Module, Tensor, Tensor]:
+        own = contexts[problem.history.task] if context else None
+        rows = torch.cat([old_X, _with(columns(problem, X), own)])
+        number = torch.cat([task, task.new_full((len(X),), problem.history.task)])
+        features = None
+        if fourier:
+            features = RandomFourierFeatures(_NUM_FOURIER, seed=0)
+        if len(X):
+            before = len(X) - refit_every
+            features = deepcopy(
+                _learnt(problem, X[:before], Y[:before], refit_every, context, fourier)[
+                    0
+                ].module
+            ).requires_grad_(True)
+        model = MultiTaskABLR(
+            torch.cat([rows, number.unsqueeze(-1)], -1),
+            torch.cat([old_Y, Y]),
+            task_feature=-1,
+            feature_map=features,
+        )
+        _fit(model, _FURTHER_STEPS if len(X) else _FIRST_STEPS)
+        usual = [
+            values.detach().log().mean().exp()
+            for values in (model.noise_precision.reciprocal(), model.weight_precision)
+        ]
+        return _held(model.feature_map), *usual
+
+    key = _digest(old_X, old_Y, columns(problem, X), Y)
+    return _remember(("warm", context, fourier, refit_every, key), fit)
+
+
+def _fit(model: MultiTaskABLR, steps: int) -> None:
+    fit_gpytorch_mll(
+        ExactMarginalLogLikelihood(model.likelihood, model),
+        optimizer_kwargs={"options": {"maxiter": steps}},
+        progress=False,
+    )
+
+
+class _Held(nn.Module):
+    """Features that are not learnt any more."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.requires_grad_(False)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.module(X)
+
+
+def _held(module: nn.Module) -> _Held:
+    return _Held(deepcopy(module))
+
+
+def _history(problem: Any, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Columns with the context, values (larger is better), tasks, contexts."""
+    history = problem.history
+    task = history.X[:, -1].to(like)
+    contexts = like.new_zeros(history.num_tasks, 0)
+    if history.contexts is not None:
+        contexts = history.contexts.to(like)
+        width = contexts.amax(0) - contexts.amin(0)
+        contexts = (contexts - contexts.amin(0)) / torch.where(width > 0, width, 1.0)
+    rows = columns(problem, history.X[:, :-1].to(like))
+    return (
+        torch.cat([rows, contexts[task.long()]], -1),
+        -history.Y.to(like),
+        task,
+        contexts,
+    )
+
+
+def _own_context(problem: Any, like: Tensor) -> Tensor:
+    return _history(problem, like)[3][problem.history.task]
+
+
+def _with(rows: Tensor, context: Tensor | None) -> Tensor:
+    if context is None:
+        return rows
+    return torch.cat([rows, context.expand(*rows.shape[:-1], -1)], -1)
+
+
+_memory: OrderedDict[Any, Any] = OrderedDict()
+
+
+def _remember(key: Any, make: Callable[[], Any]) -> Any:
+    """What was made for this key before; of the latest ``_KEPT`` keys."""
+    if key not in _memory:
+        _memory[key] = make()
+        if len(_memory) > _KEPT:
+            _memory.popitem(last=False)
+    _memory.move_to_end(key)
+    return _memory[key]
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha1()
+    for tensor in tensors:
+        digest.update(repr(tuple(tensor.shape)).encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

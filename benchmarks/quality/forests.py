@@ -1,0 +1,227 @@
+"""A new data set's random forest, tuned with 46,500 old runs. Perrone et al. (2017).
+
+    python -m benchmarks.quality.forests --data DIR --out results/forests --figures DIR
+
+Section 3.2 and Figure 2, left: 94 data sets of OpenML with 500 random forests each
+(``random_forest_tables``); 20 of them are left out in turn, and tuned with all runs of
+the other 93 as history. Evaluations are looked up, so a method chooses among the 500
+forests; two random starts count as evaluations. Networks are fitted again after every
+tenth evaluation. Which data sets: a random permutation of those whose forests are not
+all alike; the ten after the first 20 were used during development (``--development``),
+as were seeds below 100. ``--table svm``: the same with 50 data sets and 288 support
+vector machines, whose parameters are conditional (``support_vector_tables``).
+
+Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance
+to the data set's best forest (of the range of its forests); and, for the warm start
+against each other method, the smallest p over budgets of a one-sided Wilcoxon test
+*against* it, that it has found worse forests, on means over the seeds of each data set:
+below 0.05 it is somewhere significantly worse. Likewise that it is better, at the
+budget where it shows most, and for the mean over all budgets.
+
+DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
+repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
+(wistuba/TST). ``--figures DIR`` writes ``ablr_forests.json`` and ``.png``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["METHODS", "held_out", "main", "make"]
+
+import argparse
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import ablr_methods
+from benchmarks.harness import Method, run
+from benchmarks.summary import Run, load, markdown_table
+from benchmarks.transfer_report import mean_rank_curve, one_sided, pair, write_figure
+from botorch_structured.test_functions import (
+    TransferTable,
+    TransferTables,
+    random_forest_tables,
+    support_vector_tables,
+)
+
+_FILES = {
+    "forests": ("openml_flow6969_random_forest.arff.gz", random_forest_tables),
+    "svm": ("tst_svm_50datasets_288configs.csv.gz", support_vector_tables),
+}
+_HELD_OUT, _DEVELOPMENT = 20, 10
+METHODS: dict[str, Method] = {
+    "warm": ablr_methods.warm,
+    "gp": ablr_methods.gp,
+    "ablr": ablr_methods.ablr,
+    "random": ablr_methods.random,
+}
+"""All, by name; the first is the one that knows the other data sets."""
+_LABELS = {
+    "warm": "ABLR, 93 other data sets",
+    "ablr": "ABLR, no history",
+    "gp": "GP, no history",
+}
+
+
+@lru_cache(maxsize=2)
+def _tables(path: Path, table: str) -> TransferTables:
+    return _FILES[table][1](path)
+
+
+def find(data: Path, table: str) -> Path:
+    """The file of a table in a folder.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    name = _FILES[table][0]
+    path = next(iter(sorted(data.rglob(name))), None)
+    if path is None:
+        raise FileNotFoundError(f"Expected {name} in {data}. Got none.")
+    return path
+
+
+@lru_cache(maxsize=64)
+def make(seed: int, path: Path, table: str, task: str) -> TransferTable:
+    """The same data set for every seed, which decides the starts."""
+    return _tables(path, table).leave_out(task)
+
+
+def held_out(tables: TransferTables, development: bool = False) -> list[str]:
+    """The data sets that are left out in turn."""
+    spread = tables.spread()
+    order = np.random.default_rng(0).permutation(tables.num_tasks)
+    names = [tables.names[t] for t in order if spread[t] > 0]
+    first = _HELD_OUT if development else 0
+    return names[first : first + (_DEVELOPMENT if development else _HELD_OUT)]
+
+
+def figure(
+    runs: Sequence[Run], methods: Sequence[str], budget: int, ranges: dict[str, float]
+) -> dict[str, Any]:
+    """The numbers behind Figure 2, left."""
+    paired = pair(runs, methods, budget)
+    ranks = mean_rank_curve(paired.traces)
+    scale = np.array([ranges[name] for name in paired.problems])[:, None, None]
+    gaps = (paired.traces - paired.optima[:, None, None]) / scale
+    means = paired.by_problem(gaps)  # ``P x M x budget``
+    mine = means[:, 0]
+    tests = {}
+    for k, other in enumerate(methods[1:], 1):
+        worse = [one_sided(means[:, k, n], mine[:, n]) for n in range(budget)]
+        better = [one_sided(mine[:, n], means[:, k, n]) for n in range(budget)]
+        tests[other] = {
+            "worse_smallest_p": min(worse),
+            "worse_at": 1 + int(np.argmin(worse)),
+            "better_smallest_p": min(better),
+            "better_at": 1 + int(np.argmin(better)),
+            "better_on_average_p": one_sided(mine.mean(-1), means[:, k].mean(-1)),
+            "better_p_at": [round(p, 6) for p in better],
+            "worse_p_at": [round(p, 6) for p in worse],
+        }
+    return {
+        "budget": budget,
+        "data_sets": len(means),
+        "runs": len(gaps),
+        "methods": {
+            name: {
+                "mean_rank": float(ranks[k].mean()),
+                "ranks": ranks[k].round(4).tolist(),
+                "gaps": gaps[:, k].mean(0).round(6).tolist(),
+            }
+            for k, name in enumerate(methods)
+        },
+        "budgets_with_the_best_rank": int((ranks.argmin(0)[2:] == 0).sum()),
+        f"{methods[0]}_against": tests,
+    }
+
+
+def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
+    """What ``main`` prints."""
+    (against,) = [v for k, v in numbers.items() if k.endswith("_against")]
+    at = [n for n in at if n <= numbers["budget"]]
+    rows = []
+    for name, of in numbers["methods"].items():
+        row = [name, f"{of['mean_rank']:.2f}"]
+        row += [f"{of['gaps'][n - 1]:.4f}" for n in at]
+        test = against.get(name)
+        if test is None:
+            rows.append([*row, "", "", ""])
+            continue
+        row.append(f"{test['worse_smallest_p']:.2g} (at {test['worse_at']})")
+        row.append(f"{test['better_smallest_p']:.2g} (at {test['better_at']})")
+        rows.append([*row, f"{test['better_on_average_p']:.2g}"])
+    header = ["method", "mean rank", *(f"gap at {n}" for n in at)]
+    header += ["p: warm worse", "p: warm better", "p: better, all budgets"]
+    title = (
+        f"{numbers['runs']} runs on {numbers['data_sets']} data sets, budget "
+        f"{numbers['budget']}"
+    )
+    return f"{title}\n\n" + markdown_table(header, rows)
+
+
+def draw(numbers: dict[str, Any], canvas: Any) -> None:
+    """Mean ranks and gaps at each budget."""
+    left, right = canvas.subplots(1, 2)
+    steps = np.arange(1, numbers["budget"] + 1)
+    for name, of in numbers["methods"].items():
+        style = "-" if name == "warm" else "--"
+        label = _LABELS.get(name, name)
+        left.plot(steps, of["ranks"], style, label=label)
+        # a gap of nothing is not on a logarithmic axis
+        gaps = np.maximum(of["gaps"], 1e-5)
+        right.semilogy(steps, gaps, style, label=label)
+    for ax in (left, right):
+        ax.set_xlabel("evaluations, two starts included")
+    left.set_ylabel("mean rank")
+    right.set_ylabel("mean distance to the best, of the range")
+    right.legend()
+    canvas.suptitle(f"{numbers['data_sets']} data sets, each as if it were new")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the table")
+    parser.add_argument("--table", default="forests", choices=_FILES)
+    parser.add_argument("--development", action="store_true")
+    parser.add_argument("--tasks", type=int, help="only the first so many data sets")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=int, default=2, help="how many")
+    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--budget", type=int, default=50, help="starts included")
+    parser.add_argument("--out", type=Path, default=Path("results/forests"))
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
+    options = parser.parse_args(arguments)
+    path = find(options.data, options.table)
+    known = _tables(path, options.table)
+    tasks = held_out(known, options.development)[: options.tasks]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    kind = options.table
+    run(
+        methods={name: METHODS[name] for name in options.methods},
+        problems={
+            f"{kind}-{task}": partial(make, path=path, table=kind, task=task)
+            for task in tasks
+        },
+        seeds=seeds,
+        budget=options.budget,
+        out=options.out,
+        processes=options.processes,
+    )
+    spread = dict(zip(known.names, known.spread().tolist(), strict=True))
+    ranges = {f"{kind}-{task}": spread[task] for task in tasks}
+    runs = [
+        one for one in load(options.out) if one.problem in ranges and one.seed in seeds
+    ]
+    numbers = figure(runs, options.methods, options.budget, ranges)
+    print(tables(numbers, at=(5, 10, 20, 30, 50)))
+    if options.figures:
+        write_figure(options.figures, f"ablr_{kind}", numbers, partial(draw, numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import gzip
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import ablr_methods, network_tables
+from benchmarks.harness import read_records
+from benchmarks.quality import forests, quadratics, signals
+from benchmarks.speed import ablr_against_gp
+from benchmarks.summary import Run
+from benchmarks.transfer_report import (
+    evaluations_to,
+    mean_rank_curve,
+    one_sided,
+    pair,
+)
+from botorch_structured.test_functions import (
+    QuadraticTasks,
+    TransferTables,
+    random_forest_tables,
+    support_vector_tables,
+)
+
+
+def forest_file(folder: Path, tasks: int = 4, rows: int = 12) -> Path:
+    """Forests of a few tasks; the last task is constant."""
+    rng = np.random.default_rng(0)
+    names = ["bootstrap", "criterion", "max_features", "min_samples_leaf"]
+    names = [f"randomforestclassifier__{n}" for n in (*names, "min_samples_split")]
+    names += ["columntransformer__numeric__imputer__strategy"]
+    text = [f"@ATTRIBUTE {n} X" for n in (*names, "predictive_accuracy", "task_id")]
+    text.append("@DATA")
+    for task in range(tasks):
+        for _ in range(rows):
+            x, leaf, split = rng.uniform(0.1, 0.9), rng.integers(1, 21), 2
+            y = 0.5 if task == tasks - 1 else 0.9 - (x - 0.5) ** 2 - 0.01 * leaf
+            kinds = [rng.choice(["True", "False"]), rng.choice(["gini", "entropy"])]
+            fill = rng.choice(["mean", "median", "most_frequent"])
+            text.append(f"{kinds[0]},{kinds[1]},{x},{leaf},{split},{fill},{y},{task}")
+    path = folder / "openml_flow6969_random_forest.arff.gz"
+    plain = path.with_suffix("")
+    plain.write_text("\n".join(text))
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    return path
+
+
+def svm_tables(folder: Path) -> TransferTables:
+    path = folder / "svm.csv"
+    lines = ["dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled"]
+    for k, name in enumerate("abc"):
+        for c in (-1.0, 0.0, 1.0):
+            lines += [f"{name},{0.5 + 0.1 * c + 0.01 * k},linear,{c},,"]
+            lines += [f"{name},{0.6 - 0.1 * c},rbf,{c},{c / 2},"]
+            lines += [f"{name},{0.7 - 0.1 * c * c},poly,{c},,{0.3 + c / 10}"]
+    path.write_text("\n".join(lines))
+    return support_vector_tables(path)
+
+
+METHODS = {
+    "gp": ablr_methods.gp,
+    "ablr": ablr_methods.ablr,
+    "warm": ablr_methods.warm,
+    "warm_context": partial(ablr_methods.warm, context=True),
+    "warm_fourier": partial(ablr_methods.warm, fourier=True),
+    "gp_stacked": ablr_methods.gp_stacked,
+    "random": ablr_methods.random,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_functions_of_the_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is remembered, and whatever their order was."""
+    monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
+    problem = QuadraticTasks(4).leave_out(1, 5)
+    X = problem.starts(0)
+    points = []
+    for _ in range(2):
+        ablr_methods._memory.clear()
+        torch.manual_seed(5)
+        points.append(METHODS[name](problem, X, -problem(X)[:, None], 5))
+    torch.manual_seed(5)
+    points.append(METHODS[name](problem, X, -problem(X)[:, None], 5))
+    assert torch.equal(points[0], points[1]) and torch.equal(points[0], points[2])
+    assert problem.space.feasible(points[0].reshape(1, -1)).all()
+    assert not (points[0] == X).all(-1).any()
+
+
+def test_refits_go_on_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
+    fits: list[tuple[int, int, bool]] = []
+    fit = ablr_methods._fit
+
+    def spy(model, steps):
+        learnt = any(p.requires_grad for p in model.feature_map.parameters())
+        fits.append((len(model.train_targets), steps, learnt))
+        fit(model, steps)
+
+    monkeypatch.setattr(ablr_methods, "_fit", spy)
+    problem = QuadraticTasks(3).leave_out(1, 5, seed=7)
+    X = problem.starts(0, 7)
+    Y = -problem(X).unsqueeze(-1)
+    for n in (2, 3, 4, 7):
+        ablr_methods.warm(problem, X[:n], Y[:n], 0, refit_every=3)
+    assert [f for f in fits if f[2]] == [(10, 10, True), (13, 5, True), (16, 5, True)]
+    assert [f[0] for f in fits if not f[2]] == [2, 3, 4, 7]
+
+
+def test_columns_of_a_conditional_table(tmp_path: Path) -> None:
+    problem = svm_tables(tmp_path).leave_out("b")
+    rows = ablr_methods.columns(problem, problem.candidates)
+    assert rows.shape == (9, 6)  # three kernels, C, gamma, degree
+    assert rows.min() == 0.0 and rows.max() == 1.0
+    assert torch.equal(rows[:, :3].sum(-1), torch.ones(9, dtype=torch.double))
+    X = problem.starts(0)
+    x = ablr_methods.warm(problem, X, -problem(X)[:, None], 0)
+    assert problem.space.feasible(x.unsqueeze(0)).all()
+    assert not (x == X).all(-1).any()
+
+
+def test_quadratics_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--tasks", "2", "--seeds", "1", "--budget", "5", "--processes", "0"]
+    arguments += ["--methods", "warm", "gp", "random", "--out", str(tmp_path)]
+    quadratics.main([*arguments, "--figures", str(tmp_path / "figures")])
+    assert "Evaluations to a gap of 0.01" in capsys.readouterr().out
+    numbers = json.loads((tmp_path / "figures/ablr_quadratics.json").read_text())
+    assert (tmp_path / "figures/ablr_quadratics.png").stat().st_size > 1000
+    assert numbers["runs"] == 2
+    # with 29 tasks known, three values say which quadratic it is
+    assert numbers["methods"]["warm"]["mean"] <= 4.5
+    assert set(numbers["fewer_than_p_holm"]["warm"]) == {"gp", "random"}
+    for path in tmp_path.glob("quadratic-*/*/*.jsonl"):
+        records = read_records(path)
+        assert len(records) == 5 and not any("error" in r for r in records)
+
+
+def test_a_run_stops_where_the_gap_is_reached() -> None:
+    problem = QuadraticTasks(3).leave_out(0)
+    best = problem.optimizers
+    X = torch.cat([problem.starts(0), best])
+    Y = -problem(X).unsqueeze(-1)
+
+    def never(*_):
+        raise AssertionError("asked for a point")
+
+    x = quadratics.until(problem, X, Y, 0, never)
+    assert torch.equal(x, best[0])
+    with pytest.raises(AssertionError, match="asked for a point"):
+        quadratics.until(problem, X[:2], Y[:2], 0, never)
+
+
+def test_forests_script(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
+    path = forest_file(tmp_path)
+    known = random_forest_tables(path)
+    assert sorted(forests.held_out(known)) == ["0", "1", "2"]  # 3 is constant
+    assert forests.held_out(known, development=True) == []
+    out = tmp_path / "out"
+    arguments = ["--data", str(tmp_path), "--seeds", "1", "--budget", "6"]
+    arguments += ["--processes", "0", "--out", str(out), "--tasks", "2"]
+    forests.main([*arguments, "--figures", str(tmp_path / "figures")])
+    assert "2 runs on 2 data sets" in capsys.readouterr().out
+    numbers = json.loads((tmp_path / "figures/ablr_forests.json").read_text())
+    assert set(numbers["methods"]) == set(forests.METHODS)
+    assert len(numbers["methods"]["warm"]["ranks"]) == 6
+    assert set(numbers["warm_against"]) == {"gp", "ablr", "random"}
+    for method in forests.METHODS:
+        for records in map(read_records, out.glob(f"*/{method}/*.jsonl")):
+            assert len(records) == 6 and not any("error" in r for r in records)
+            assert len({str(r["x"]) for r in records}) == 6  # no row twice
+    with pytest.raises(FileNotFoundError, match="tst_svm"):
+        forests.main(["--data", str(tmp_path), "--table", "svm"])
+
+
+def test_signals_scripts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((60, 3))
+    lines = [f"{1 if x[0] * x[1] > 0 else -1} 1:{x[0]} 2:{x[1]} 3:{x[2]}" for x in rows]
+    (tmp_path / "sonar_scale").write_text("\n".join(lines))
+    arguments = ["--data", str(tmp_path), "--datasets", "sonar"]
+    arguments += ["--out", str(tmp_path / "tables"), "--rows"]
+    network_tables.main([*arguments, "5"])
+    table = tmp_path / "tables/sonar.jsonl"
+    first = table.read_text()
+    network_tables.main([*arguments, "12"])  # goes on
+    assert table.read_text().startswith(first)
+    problem = network_tables.NetworkTable(table)
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    assert len(problem.candidates) == len(lines) == 12
+    for line in lines:
+        x = [line[name] for name in problem.space.names]
+        expected = [line["validation"], line["training"], np.log(line["cpu_s"])]
+        X = torch.tensor([x], dtype=torch.double)
+        assert problem.signals(X)[0].tolist() == expected
+        assert float(problem(X)) == 1 - line["validation"]
+    with pytest.raises(FileNotFoundError, match="australian"):
+        network_tables.build(tmp_path, "australian", tmp_path / "x.jsonl")
+    arguments = ["--tables", str(table.parent), "--datasets", "sonar", "w8a"]
+    arguments += ["--seeds", "2", "--budget", "7", "--processes", "0"]
+    arguments += ["--out", str(tmp_path / "out")]
+    signals.main([*arguments, "--figures", str(tmp_path / "figures")])
+    shown, errors = capsys.readouterr()
+    assert "w8a is left out" in errors and "wins, ties, losses" in shown
+    numbers = json.loads((tmp_path / "figures/ablr_signals.json").read_text())
+    assert numbers["runs"] == 2 and len(numbers["side_less_plain"]["interval_95"]) == 2
+    for method in signals.METHODS:
+        path = tmp_path / "out" / "sonar" / method / "100.jsonl"
+        records = read_records(path)
+        assert len(records) == 7 and not any("error" in r for r in records)
+
+
+def test_time_against_evaluations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--largest", "720", "--largest-gp", "720"]
+    ablr_against_gp.main([*arguments, "--figures", str(tmp_path)])
+    assert "exponent" in capsys.readouterr().out
+    numbers = json.loads((tmp_path / "ablr_against_gp.json").read_text())
+    for of in numbers["models"].values():
+        assert list(of["seconds"]) == ["360", "720"]
+        assert all(seconds > 0 for seconds in of["seconds"].values())
+
+
+def test_what_pairs_say() -> None:
+    values = {
+        ("p", "a", 0): [3.0, 1.0, 2.0],
+        ("p", "b", 0): [2.0, 2.0, 1.0],
+        ("p", "a", 1): [3.0, 3.0, 3.0],
+        ("p", "b", 1): [3.0, 2.0, 0.0],
+        ("q", "a", 0): [1.0, 1.0, 0.0],
+        ("q", "b", 0): [1.0, 0.0, 0.0],
+        ("q", "a", 1): [1.0, 1.0, 0.0],  # without a partner
+    }
+    runs = [
+        Run(problem, method, seed, np.array(v), 0.0, 0, 0.0)
+        for (problem, method, seed), v in values.items()
+    ]
+    paired = pair(runs, ["a", "b"], 3)
+    assert paired.problems == ["p", "p", "q"]
+    assert paired.traces[0].tolist() == [[3, 1, 1], [2, 2, 1]]
+    assert paired.by_problem(paired.traces[:, 0, -1]).tolist() == [2.0, 0.0]
+    assert evaluations_to(paired.traces, 1.0).tolist() == [[2, 3], [4, 3], [1, 1]]
+    ranks = mean_rank_curve(paired.traces)
+    np.testing.assert_allclose(ranks[0], [(2 + 1.5 + 1.5) / 3, 5 / 3, 5 / 3])
+    np.testing.assert_allclose(ranks.sum(0), 3.0)
+    with pytest.raises(ValueError, match="with 4 values"):
+        pair(runs, ["a", "b"], 4)
+    ones = np.ones(6)
+    assert one_sided(ones, ones + 1e-15) == 1.0
+    assert one_sided(ones, ones + np.arange(1, 7)) == pytest.approx(1 / 64)
+    assert one_sided(ones + np.arange(1, 7), ones) == pytest.approx(1.0)
