@@ -53,7 +53,7 @@ from botorch_structured.models.ablr_posterior import AblrPosterior
 from botorch_structured.models.ablr_rows import AblrRows
 from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
-from botorch_structured.models.ablr_tasks import TaskColumn
+from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
 from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
 
 _CHUNK_ROWS = 4_096
@@ -94,9 +94,10 @@ class MultiTaskABLR(
     *Differences from the paper*, each of which needs an argument to be undone. Outcomes
     are standardised, task by task (``outcome_transform=None``). Networks are not fitted
     by evidence alone, which five evaluations do not survive: weights have a prior
-    around random ones (``feature_map=TanhNetwork(d, prior_scale=None)``), and alpha_t
-    and beta_t have exchangeable ones around a level common to all tasks
-    (``priors=False``). The fit starts from the most promising of several networks.
+    around random ones, narrower below 300 rows
+    (``feature_map=TanhNetwork(d, prior_scale=None)``), and alpha_t and beta_t have
+    exchangeable ones around a level common to all tasks (``priors=False``). The fit
+    starts from the most promising of several networks.
 
     Args:
         train_X: ``n x d``, or ``n x (d + 1)`` with a task column. Columns within [0, 1]
@@ -180,7 +181,7 @@ class MultiTaskABLR(
             values = _task_values(X[:, column], all_tasks, group)
             outputs = values if output_tasks is None else list(output_tasks)
             if set(outputs) - set(values):
-                raise ValueError(
+                raise UnknownTaskError(
                     f"output_tasks: expected tasks among {values}, got {outputs}."
                 )
             default = None if validate_task_values else outputs[0]

@@ -100,11 +100,7 @@ class AblrPosterior(_Base):
                     f"{output}."
                 )
             return output % self.num_tasks
-        return int(self.tasks.index(torch.tensor([output], device=self._device)))
-
-    @property
-    def _device(self) -> torch.device:
-        return self.covar_module.weight_precision.raw_value.device
+        return self.tasks.index_of(output)
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -170,7 +166,8 @@ class AblrPosterior(_Base):
         Raises:
             ValueError: For unknown tasks, or the wrong number of columns.
         """
-        self.eval()
+        if self.training:
+            self.eval()
         if self.tasks is not None and X.shape[-1] == self._num_columns:
             if output_indices is not None:
                 raise ValueError(
@@ -224,7 +221,7 @@ class AblrPosterior(_Base):
         mean, root, task = self._at_rows(self.transform_inputs(X))
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = observation_noise.squeeze(-1)
+            noise = _checked_noise(observation_noise, X.shape[-2], 1).squeeze(-1)
         elif observation_noise:
             noise = self._noise_levels()[task]
         scales = self._scales()
@@ -277,7 +274,7 @@ class AblrPosterior(_Base):
         mean, root = self._at_outputs(inputs, phi, which)
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = observation_noise.mT
+            noise = _checked_noise(observation_noise, X.shape[-2], len(which)).mT
         elif observation_noise:
             noise = self._noise_levels()[which].unsqueeze(-1)
         scales = self._scales()
@@ -364,6 +361,15 @@ def _covariance_of_rows(
     return _with_noise(
         with_variance_floor(torch.where(same, root @ root.mT, 0.0)), noise
     )
+
+
+def _checked_noise(noise: Tensor, q: int, m: int) -> Tensor:
+    if noise.ndim < 2 or noise.shape[-1] != m or noise.shape[-2] not in (1, q):
+        raise ValueError(
+            f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, got "
+            f"shape {tuple(noise.shape)}."
+        )
+    return noise
 
 
 def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:

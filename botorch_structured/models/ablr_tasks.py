@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["TaskColumn"]
+__all__ = ["TaskColumn", "UnknownTaskError"]
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+
+class UnknownTaskError(ValueError, RuntimeError):
+    """An output task that is none of the tasks: ``MultiTaskGP``'s is a RuntimeError."""
 
 
 class TaskColumn(nn.Module):
@@ -36,6 +40,7 @@ class TaskColumn(nn.Module):
         super().__init__()
         self.column = column
         self.default = default
+        self._index_of = {value: i for i, value in enumerate(sorted(values))}
         others = [j for j in range(num_columns) if j != column]
         # not part of the state: a state belongs to a model that has these tasks
         self.register_buffer("values", torch.tensor(sorted(values)), persistent=False)
@@ -59,18 +64,33 @@ class TaskColumn(nn.Module):
             wrong = wrong | (values != rounded)
         if wrong.any():
             if self.default is None:
-                unexpected = sorted(set(values[wrong].tolist()))
-                raise ValueError(
-                    "Received invalid raw task values. Expected raw value to be in "
-                    f"{set(known.tolist())}, but got unexpected task values: "
-                    f"{ {int(v) if v == int(v) else v for v in unexpected} }."
-                )
+                raise ValueError(self._message(values[wrong].tolist()))
             place = place.masked_fill(wrong, self.index_of(self.default))
         return place
 
+    def _message(self, unexpected: list[float]) -> str:
+        known = self.values.tolist()
+        got = {int(v) if v == int(v) else v for v in unexpected[:10]}
+        if known == list(range(len(known))):
+            return (
+                "Expected all task features in `X` to be between 0 and "
+                f"{len(known) - 1}, but got unexpected task values: {got}."
+            )
+        return (
+            "Received invalid raw task values. Expected raw value to be in "
+            f"{set(known)}, but got unexpected task values: {got}."
+        )
+
     def index_of(self, value: int) -> int:
-        """The index of one known task value."""
-        return self.values.tolist().index(value)
+        """The index of one task value.
+
+        Raises:
+            ValueError: If no task has it; there is no default here.
+        """
+        index = self._index_of.get(value)
+        if index is None:
+            raise ValueError(self._message([value]))
+        return index
 
     def split(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Rows without the column, and their task indices.
