@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from botorch_structured.inference.ablr_evidence import summed_log_evidence
 from botorch_structured.inference.ablr_posterior import (
     WeightPosterior,
+    update_weights,
     weight_posterior,
 )
 
@@ -34,7 +35,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Problem:
-    """One task among others: the first is without data, the last has other data."""
+    """A reference case in this package's terms: one task, its features as inputs."""
 
     def __init__(self, case: dict[str, Any], device: torch.device) -> None:
         def tensor(value: Any) -> Tensor:
@@ -83,10 +84,21 @@ def test_evidence_and_gradient(
     assert relative_error(d_beta, d_beta_expected) < GRADIENT_TOLERANCE
 
 
-def check_posterior(
-    case: dict[str, Any], problem: Problem, posterior: WeightPosterior
-) -> None:
-    mean, root = posterior
+def test_known_noise(case: dict[str, Any], device: torch.device) -> None:
+    """The same noise, said as a variance."""
+    problem = Problem(case, device)
+    noise = torch.full_like(problem.y, 1.0 / case["alpha"])
+    arguments = (*problem.arguments[:4], None, problem.log_beta)
+    value = summed_log_evidence(*arguments, noise_variance=noise)
+    (d_beta,) = torch.autograd.grad(value, problem.log_beta)
+    assert relative_error(value.detach(), case["log_evidence"]) < TOLERANCE
+    expected = case["grad_log_evidence_wrt_log_beta"]
+    assert relative_error(d_beta, expected) < GRADIENT_TOLERANCE
+
+
+def test_posterior(case: dict[str, Any], device: torch.device) -> None:
+    problem = Problem(case, device)
+    mean, root = (p[0] for p in weight_posterior(*problem.arguments))
     variance = (problem.test @ root).square().sum(-1)
     with_noise = variance + 1.0 / case["alpha"]
     assert relative_error(mean, case["w_mean"]) < TOLERANCE
@@ -95,7 +107,22 @@ def check_posterior(
     assert relative_error(with_noise, case["pred_var_with_noise"]) < TOLERANCE
 
 
-def test_posterior(case: dict[str, Any], device: torch.device) -> None:
+def test_updates(case: dict[str, Any], device: torch.device) -> None:
+    """From the prior, one row after the other.
+
+    There is nothing to refine with once rows are gone: of columns 1e-7 apart, means
+    keep eight digits.
+    """
     problem = Problem(case, device)
-    posterior = weight_posterior(*problem.arguments)
-    check_posterior(case, problem, WeightPosterior(*(p[0] for p in posterior)))
+    log_alpha, log_beta = problem.arguments[4:]
+    nothing = (problem.Phi[:0], problem.y[:0], problem.task[:0])
+    prior = weight_posterior(nn.Identity(), *nothing, log_alpha, log_beta)
+    prior = WeightPosterior(*(p[0] for p in prior))
+    noise = torch.full_like(problem.y, 1.0 / case["alpha"])
+    mean, root = update_weights(prior, problem.Phi, problem.y, noise)
+    predicted = problem.test @ mean
+    expected = torch.as_tensor(case["pred_mean"], device=device).to(predicted)
+    error = (predicted - expected).abs().max() / expected.abs().max()
+    assert float(error) < 1e-7
+    variance = (problem.test @ root).square().sum(-1)
+    assert relative_error(variance, case["pred_var_latent"]) < TOLERANCE
