@@ -12,8 +12,9 @@ follow; the second computes the features again and sends the derivative of each 
 
 .. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
 
-back through the feature map. Time is linear in the number of rows, and memory does not
-depend on it. Rows that fit into one chunk are passed once.
+back through the feature map. Time is linear in the number of rows. Memory beyond the
+data does not depend on it: the activations of a chunk, and a few matrices of D x D per
+task. Rows that fit into one chunk are passed once.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class _Evaluation:
         sums = [torch.zeros_like(p) for p in data.parameters]
         d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
         d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-        for chunk in data.rows.chunks:
+        row_by_row = bool(data.parameters) or d_x is not None or d_y is not None
+        for chunk in data.rows.chunks if row_by_row else []:
             x, phi = self._kept or self._features(chunk, with_graph=True)
             d_phi, d_outcome = self.solutions.slopes(
                 chunk, *data.observed(chunk, phi.detach())

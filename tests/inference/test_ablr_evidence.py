@@ -150,6 +150,18 @@ def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     assert sum(sizes) == 1 + n
 
 
+def test_held_features_are_computed_once() -> None:
+    problem = make_problem(RAGGED)
+    for p in problem.features.parameters():
+        p.requires_grad_(False)
+    problem.X, problem.Y = problem.X.detach(), problem.Y.detach()
+    sizes: list[int] = []
+    problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
+    value = ours(problem, chunk_rows=5)
+    assert sum(sizes) == 1 + sum(RAGGED)
+    check(problem, value, dense_log_evidence(problem), 1e-11)
+
+
 def test_no_gradient_where_none_is_wanted() -> None:
     problem = make_problem(RAGGED)
     with torch.no_grad():
