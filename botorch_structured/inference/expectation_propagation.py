@@ -104,12 +104,13 @@ def expectation_propagation(
     """
     _check(mean, covariance, nu, damping)
     batch_shape, m = mean.shape[:-1], mean.shape[-1]
-    means = _array(mean).reshape(-1, m)
-    covariances = _array(covariance).reshape(-1, m, m)
-    x = np.zeros((len(means), 2, m))
+    count = batch_shape.numel()
+    means = _array(mean).reshape(count, m)
+    covariances = _array(covariance).reshape(count, m, m)
+    x = np.zeros((count, 2, m))
     if start is not None:
         for i, values in enumerate((start.precision, start.shift)):
-            x[:, i] = _array(values.expand(mean.shape)).reshape(-1, m)
+            x[:, i] = _array(values.expand(mean.shape)).reshape(count, m)
     runs = []
     with one_blas_thread(m):
         for mean_i, covariance_i, x_i in zip(means, covariances, x, strict=True):
@@ -136,6 +137,8 @@ def _run(
 ) -> tuple[np.ndarray, float, int, float]:
     """One element of a batch: sites (precisions, then shifts) and a report."""
     m = len(x) // 2
+    if m == 0:
+        return x, 0.0, 0, 0.0
     step = _FIRST_STEP if damping is None else damping
     memory = AndersonAcceleration()
     last: np.ndarray | None = None

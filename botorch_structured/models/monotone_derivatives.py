@@ -130,7 +130,8 @@ class DerivativePosterior(SiteInference):
             )
         was_training = self.training
         self.eval()
-        candidates = default_virtual_points(self._box, _CANDIDATES)
+        box = self._box.to(self.covar_module.sites.points)
+        candidates = default_virtual_points(box, _CANDIDATES)
         chosen: list[int] = []
         while len(chosen) < count:
             doubt = self._least_probable(candidates)

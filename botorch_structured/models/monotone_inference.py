@@ -295,8 +295,10 @@ class SiteInference(_Base):
         current = self._sites_are_current()
         result = super()._apply(fn)
         after = next(self.parameters())
-        if current and (after.dtype, after.device) != kept:
-            self._accept_sites()
+        if (after.dtype, after.device) != kept:
+            self._clear_cache()
+            if current:
+                self._accept_sites()
         return result
 
 
