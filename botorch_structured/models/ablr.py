@@ -17,13 +17,11 @@ from __future__ import annotations
 
 __all__ = ["MultiTaskABLR"]
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.gpytorch import MultiTaskGPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
@@ -31,36 +29,30 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
-from gpytorch.likelihoods import (
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    HadamardGaussianLikelihood,
-    Likelihood,
-)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
+from botorch_structured.models.ablr_build import (
+    check_untouched,
+    default_network,
+    noise_model,
+    task_column,
+    task_values,
+    weight_level,
+)
 from botorch_structured.models.ablr_conditioning import AblrConditioning
 from botorch_structured.models.ablr_fit import AblrFit
 from botorch_structured.models.ablr_group import ProcessGroup
-from botorch_structured.models.ablr_hyperparameters import (
-    TaskLikelihood,
-    WeightPrecision,
-)
+from botorch_structured.models.ablr_hyperparameters import WeightPrecision
 from botorch_structured.models.ablr_kernel import TaskFeatureKernel
 from botorch_structured.models.ablr_posterior import AblrPosterior
 from botorch_structured.models.ablr_rows import AblrRows
 from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
-from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
-
-_CHUNK_ROWS = 4_096
-# With fewer rows the prior of the network's weights is narrower than what they were
-# drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
-# one do not.
-_ROWS_FOR_A_NETWORK = 300
+from botorch_structured.models.feature_maps import as_feature_map
 
 
 class MultiTaskABLR(
@@ -173,12 +165,12 @@ class MultiTaskABLR(
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
-        column = _task_column(task_feature, X, train_Y, output_tasks, all_tasks)
+        column = task_column(task_feature, X, train_Y, output_tasks, all_tasks)
         group = ProcessGroup(process_group)
         tasks, count = None, train_Y.shape[-1]
         if column is not None:
-            _check_untouched(train_X, X, column)
-            values = _task_values(X[:, column], all_tasks, group)
+            check_untouched(train_X, X, column)
+            values = task_values(X[:, column], all_tasks, group)
             outputs = values if output_tasks is None else list(output_tasks)
             if set(outputs) - set(values):
                 raise UnknownTaskError(
@@ -191,35 +183,16 @@ class MultiTaskABLR(
             outputs = list(range(count))
         plain = X if tasks is None else tasks.without(X)
         made = as_feature_map(
-            feature_map, covar_module, lambda: _network(plain, seed, group)
+            feature_map, covar_module, lambda: default_network(plain, seed, group)
         ).to(train_X)
-        level = _level(made, plain, group)
+        level = weight_level(made, plain, group)
         if outcome_transform is DEFAULT:
             outcome_transform = StandardizeTasks(count, tasks, group.sum).to(train_X)
         if outcome_transform is not None:
             outcome_transform.train()
             train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
         targets = train_Y.mT if train_Y.shape[-1] > 1 else train_Y.squeeze(-1)
-        if likelihood is None:
-            if train_Yvar is None:
-                likelihood = TaskLikelihood(count, tasks, prior=priors)
-            else:
-                noise = train_Yvar.mT.reshape(targets.shape)
-                # what is not observed has no noise either, but GPyTorch wants a number
-                noise = torch.where(targets.isnan(), 1.0, noise)
-                likelihood = FixedNoiseGaussianLikelihood(noise=noise)
-        elif not isinstance(
-            likelihood,
-            (
-                GaussianLikelihood,
-                FixedNoiseGaussianLikelihood,
-                HadamardGaussianLikelihood,
-            ),
-        ):
-            raise ValueError(
-                "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood "
-                f"or FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
-            )
+        likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
         object.__setattr__(self, "_appended", [])
         object.__setattr__(self, "_conditioned_batch", torch.Size())
         object.__setattr__(self, "_weights", {})
@@ -322,110 +295,3 @@ def _draw_matheron_paths(
 ) -> WeightPath:
     """BoTorch's hook: exact draws here, whatever the strategies."""
     return model._draw_path(sample_shape, None)
-
-
-def _task_column(
-    task_feature: int | None,
-    X: Tensor,
-    Y: Tensor,
-    output_tasks: list[int] | None,
-    all_tasks: list[int] | None,
-) -> int | None:
-    """The index of the task column, not negative; None for signals."""
-    if task_feature is None:
-        for name, value in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
-            if value is not None:
-                raise ValueError(
-                    f"{name}: expected None without a task_feature, got {value}."
-                )
-        return None
-    if Y.shape[-1] != 1:
-        raise ValueError(
-            "train_Y: expected one column with a task_feature, got "
-            f"{Y.shape[-1]}: several tasks and several signals at once are not built. "
-            "Make one model for each signal (ModelListGP), or each pair of task and "
-            "signal a task."
-        )
-    d = X.shape[-1] - 1
-    if not -d - 1 <= task_feature <= d:
-        raise ValueError(
-            f"task_feature: expected a column from {-d - 1} to {d}, got {task_feature}."
-        )
-    if d == 0:
-        raise ValueError("train_X: expected columns beside the task's, got none.")
-    return task_feature % (d + 1)
-
-
-def _check_untouched(before: Tensor, after: Tensor, column: int) -> None:
-    if not (
-        before.shape[-1] > column and torch.equal(before[:, column], after[:, column])
-    ):
-        raise ValueError(
-            "input_transform: expected one that leaves the task column "
-            f"({column}) as it is, such as Normalize(..., indices=[...])."
-        )
-
-
-def _task_values(
-    column: Tensor, all_tasks: list[int] | None, group: ProcessGroup
-) -> list[int]:
-    found = column.unique().tolist()
-    if any(value != int(value) for value in found):
-        raise ValueError(
-            f"train_X: expected integers in the task column, got {found[:10]}."
-        )
-    inferred = [int(value) for value in found]
-    if all_tasks is None:
-        if group.is_shared:
-            raise ValueError(
-                "all_tasks: expected all task values with a process_group, since one "
-                "process may have no row of a task; got None."
-            )
-        return inferred
-    if not set(inferred).issubset(all_tasks):
-        raise UnsupportedError(
-            f"The provided {all_tasks=} does not contain all the task features "
-            f"inferred from the training data {inferred=}."
-        )
-    return sorted(int(value) for value in set(all_tasks))
-
-
-def _network(X: Tensor, seed: int, group: ProcessGroup) -> TanhNetwork:
-    """The default network; columns outside [0, 1] are scaled by their range."""
-    d = X.shape[-1]
-    far = X.new_full((1, d), torch.inf)
-    low = group.min(torch.cat([X, far]).amin(0)).double()
-    high = -group.min(torch.cat([-X, far]).amin(0)).double()
-    unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
-    low, high = torch.where(unit, 0.0, low), torch.where(unit, 1.0, high)
-    rows = group.sum_of_int(len(X), X.device)
-    scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
-    bounds = torch.stack([low, high]).cpu()
-    return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
-
-
-def _level(feature_map: nn.Module, X: Tensor, group: ProcessGroup) -> float:
-    """The weight precision under which functions have a variance of one."""
-    squares = X.new_zeros((), dtype=torch.float64)
-    with torch.no_grad():
-        for rows in (X if len(X) else X.new_zeros(1, X.shape[-1])).split(_CHUNK_ROWS):
-            phi = feature_map(rows)
-            if (
-                phi.ndim != 2
-                or len(phi) != len(rows)
-                or not phi.shape[-1]
-                or not phi.isfinite().all()
-            ):
-                raise ValueError(
-                    "feature_map: expected finite features ``n x D`` of inputs "
-                    f"``n x d``, got shape {tuple(phi.shape)}, finite: "
-                    f"{bool(phi.isfinite().all())}."
-                )
-            squares += phi.double().square().sum()
-    count = group.sum_of_int(max(len(X), 1), X.device)
-    level = float(group.sum(squares)) / count
-    if not level > 0.0:
-        raise ValueError(
-            "feature_map: expected features that are not all zero at the training rows."
-        )
-    return level

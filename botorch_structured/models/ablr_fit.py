@@ -77,7 +77,8 @@ class AblrFit(_Base):
             return fitted
         settings = dict(optimizer_kwargs or {})
         options = {**_FIT_OPTIONS, **(settings.pop("options", None) or {})}
-        with _Steps(mll, settings.pop("callback", None), progress) as steps:
+        shown = progress if self._group.is_first else False
+        with _Steps(mll, settings.pop("callback", None), shown) as steps:
 
             def fit(maxiter: int) -> None:
                 _fit_fallback(

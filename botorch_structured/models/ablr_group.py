@@ -30,6 +30,11 @@ class ProcessGroup:
         return self.process_group is not None
 
     @property
+    def is_first(self) -> bool:
+        """Whether this process is the one to talk to the user."""
+        return Processes(self.process_group).rank == 0
+
+    @property
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments for the functions of ``inference``."""
         return {"process_group": self.process_group} if self.is_shared else {}

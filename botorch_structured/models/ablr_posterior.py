@@ -11,20 +11,23 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from linear_operator import to_linear_operator
-from linear_operator.operators import (
-    BlockDiagLinearOperator,
-    LinearOperator,
-    RootLinearOperator,
-)
+from linear_operator.operators import RootLinearOperator
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import (
     WeightPosterior,
     weight_posterior,
 )
+from botorch_structured.models.ablr_normals import (
+    apply_weights,
+    checked_noise,
+    covariance_of_points,
+    covariance_of_rows,
+    joint,
+    normal,
+    stacked,
+)
 from botorch_structured.models.ablr_standardize import StandardizeTasks
-from botorch_structured.models.structured_inference import with_variance_floor
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_rows import AblrRows as _Base
@@ -111,9 +114,9 @@ class AblrPosterior(_Base):
         self.eval()
         found = self._weights_of([self._index_of(t) for t in self._output_tasks])
         if len(found) == 1:
-            return _normal(found[0].mean, RootLinearOperator(found[0].root))
-        mean, root = _stacked(found)
-        return _normal(mean, RootLinearOperator(root))
+            return normal(found[0].mean, RootLinearOperator(found[0].root))
+        mean, root = stacked(found)
+        return normal(mean, RootLinearOperator(root))
 
     # -- noise and scales -----------------------------------------------------------
 
@@ -191,12 +194,12 @@ class AblrPosterior(_Base):
         """On the standardised scale at transformed inputs: ``model(X)``."""
         if self.tasks is not None:
             mean, root, task = self._at_rows(X)
-            return _normal(mean, _covariance_of_rows(root, task))
+            return normal(mean, covariance_of_rows(root, task))
         which = list(range(self.num_tasks))
         mean, root = self._at_outputs([X], self.feature_map(X), which)
         if self.num_tasks == 1:
             mean, root = mean.squeeze(-2), root.squeeze(-3)
-        return _normal(mean, _covariance(root))
+        return normal(mean, covariance_of_points(root))
 
     def _at_rows(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means, roots ``... x q x D`` and tasks of transformed rows with tasks."""
@@ -207,7 +210,7 @@ class AblrPosterior(_Base):
         prior = self._prior_means(X).gather(-1, task.unsqueeze(-1)).squeeze(-1)
         mean = root = None
         for t, weights in zip(which, self._weights_of(which), strict=True):
-            m, r = _apply_weights(phi, weights)
+            m, r = apply_weights(phi, weights)
             if mean is None or root is None:
                 mean, root = m, r
             else:
@@ -221,7 +224,7 @@ class AblrPosterior(_Base):
         mean, root, task = self._at_rows(self.transform_inputs(X))
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = _checked_noise(observation_noise, X.shape[-2], 1).squeeze(-1)
+            noise = checked_noise(observation_noise, X.shape[-2], 1).squeeze(-1)
         elif observation_noise:
             noise = self._noise_levels()[task]
         scales = self._scales()
@@ -229,8 +232,8 @@ class AblrPosterior(_Base):
             shift, scale = scales[0][task], scales[1][task]
             mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
             noise = None if noise is None else noise * scale**2
-        covariance = _covariance_of_rows(root, task, noise)
-        posterior = GPyTorchPosterior(_normal(mean, covariance))
+        covariance = covariance_of_rows(root, task, noise)
+        posterior = GPyTorchPosterior(normal(mean, covariance))
         if scales is None and hasattr(self, "outcome_transform"):
             return self.outcome_transform.untransform_posterior(posterior, X=X)
         return posterior
@@ -252,7 +255,7 @@ class AblrPosterior(_Base):
         else:
             each = zip(inputs, which, strict=True)
             prior = torch.stack([self._prior_means(x)[..., t] for x, t in each], -2)
-        mean, root = _apply_weights(phi, _stacked(found))
+        mean, root = apply_weights(phi, stacked(found))
         return prior + mean, root
 
     def _output_posterior(
@@ -274,7 +277,7 @@ class AblrPosterior(_Base):
         mean, root = self._at_outputs(inputs, phi, which)
         noise = None
         if torch.is_tensor(observation_noise):
-            noise = _checked_noise(observation_noise, X.shape[-2], len(which)).mT
+            noise = checked_noise(observation_noise, X.shape[-2], len(which)).mT
         elif observation_noise:
             noise = self._noise_levels()[which].unsqueeze(-1)
         scales = self._scales()
@@ -282,7 +285,7 @@ class AblrPosterior(_Base):
             shift, scale = (s[which].unsqueeze(-1) for s in scales)
             mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
             noise = None if noise is None else noise * scale**2
-        posterior: Any = _joint(mean, _covariance(root, noise))
+        posterior: Any = joint(mean, covariance_of_points(root, noise))
         if scales is None and hasattr(self, "outcome_transform"):
             return self._untransformed(posterior, X, outputs)
         return posterior
@@ -315,77 +318,3 @@ class AblrPosterior(_Base):
                 mean, mvn.lazy_covariance_matrix, interleaved=False
             )
         )
-
-
-def _stacked(weights: list[WeightPosterior]) -> WeightPosterior:
-    """Of several tasks, ``... x W x D`` and ``... x W x D x D``.
-
-    Some may have been conditioned on a batch of outcomes, and others not.
-    """
-    means = torch.broadcast_tensors(*[w.mean for w in weights])
-    roots = torch.broadcast_tensors(*[w.root for w in weights])
-    return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
-
-
-def _normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
-    """Fantasies at the same points differ in their means only."""
-    if covariance.shape[:-1] != mean.shape:
-        covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    return MultivariateNormal(mean, covariance)
-
-
-def _apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
-    """Mean and root of ``phi' w``, ``... x q`` and ``... x q x D``."""
-    mean = (phi @ weights.mean.unsqueeze(-1)).squeeze(-1)
-    return mean, phi @ weights.root
-
-
-def _covariance(root: Tensor, noise: Tensor | None = None) -> LinearOperator:
-    """The covariance of ``root root'`` and noise, ``... x q x q``.
-
-    With more points than features it is singular, and is sampled through the weights;
-    a Cholesky factorisation would need jitter.
-    """
-    if noise is None and root.shape[-2] >= root.shape[-1]:
-        return RootLinearOperator(root)
-    return _with_noise(with_variance_floor(root @ root.mT), noise)
-
-
-def _covariance_of_rows(
-    root: Tensor, task: Tensor, noise: Tensor | None = None
-) -> LinearOperator:
-    """The same for rows of tasks, which are independent of each other."""
-    if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
-        return _covariance(root, noise)
-    same = task.unsqueeze(-1) == task.unsqueeze(-2)
-    return _with_noise(
-        with_variance_floor(torch.where(same, root @ root.mT, 0.0)), noise
-    )
-
-
-def _checked_noise(noise: Tensor, q: int, m: int) -> Tensor:
-    if noise.ndim < 2 or noise.shape[-1] != m or noise.shape[-2] not in (1, q):
-        raise ValueError(
-            f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, got "
-            f"shape {tuple(noise.shape)}."
-        )
-    return noise
-
-
-def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:
-    if noise is not None:
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        covariance = covariance + torch.diag_embed(noise.expand(shape))
-    # a bare tensor would get no jitter when it is factorised for sampling
-    return to_linear_operator(covariance)
-
-
-def _joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
-    """One posterior of independent outputs ``... x W x q``."""
-    if mean.shape[-2] == 1:
-        return GPyTorchPosterior(_normal(mean.squeeze(-2), covariance.squeeze(-3)))
-    covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    blocks = BlockDiagLinearOperator(covariance, block_dim=-3)
-    return GPyTorchPosterior(
-        MultitaskMultivariateNormal(mean.mT, blocks, interleaved=False)
-    )

@@ -1,0 +1,136 @@
+"""Normal distributions of functions, from those of their weights."""
+
+from __future__ import annotations
+
+__all__ = [
+    "apply_weights",
+    "checked_noise",
+    "covariance_of_points",
+    "covariance_of_rows",
+    "joint",
+    "normal",
+    "stacked",
+]
+
+import torch
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    LinearOperator,
+    RootLinearOperator,
+)
+from torch import Tensor
+
+from botorch_structured.inference.ablr_posterior import WeightPosterior
+from botorch_structured.models.structured_inference import with_variance_floor
+
+
+def stacked(weights: list[WeightPosterior]) -> WeightPosterior:
+    """Of several tasks, ``... x W x D`` and ``... x W x D x D``.
+
+    Some may have been conditioned on a batch of outcomes, and others not.
+
+    Args:
+        weights: Of each task.
+    """
+    means = torch.broadcast_tensors(*[w.mean for w in weights])
+    roots = torch.broadcast_tensors(*[w.root for w in weights])
+    return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
+
+
+def normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
+    """A distribution whose covariance may lack dimensions of the mean.
+
+    Fantasies at the same points differ in their means only.
+
+    Args:
+        mean: ``... x n``.
+        covariance: ``... x n x n``.
+    """
+    if covariance.shape[:-1] != mean.shape:
+        covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    return MultivariateNormal(mean, covariance)
+
+
+def apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
+    """Mean and root of ``phi' w``, ``... x q`` and ``... x q x D``.
+
+    Args:
+        phi: Features, ``... x q x D``.
+        weights: ``... x D`` and ``... x D x D``.
+    """
+    mean = (phi @ weights.mean.unsqueeze(-1)).squeeze(-1)
+    return mean, phi @ weights.root
+
+
+def covariance_of_points(root: Tensor, noise: Tensor | None = None) -> LinearOperator:
+    """The covariance of ``root root'`` and noise, ``... x q x q``.
+
+    With more points than features it is singular, and is sampled through the weights;
+    a Cholesky factorisation would need jitter.
+
+    Args:
+        root: ``... x q x D``.
+        noise: Variances that broadcast to ``... x q``.
+    """
+    if noise is None and root.shape[-2] >= root.shape[-1]:
+        return RootLinearOperator(root)
+    return _with_noise(with_variance_floor(root @ root.mT), noise)
+
+
+def covariance_of_rows(
+    root: Tensor, task: Tensor, noise: Tensor | None = None
+) -> LinearOperator:
+    """The same for rows of tasks, which are independent of each other.
+
+    Args:
+        root: ``... x q x D``.
+        task: The task of each row, ``... x q``.
+        noise: Variances that broadcast to ``... x q``.
+    """
+    if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
+        return covariance_of_points(root, noise)
+    same = task.unsqueeze(-1) == task.unsqueeze(-2)
+    return _with_noise(
+        with_variance_floor(torch.where(same, root @ root.mT, 0.0)), noise
+    )
+
+
+def checked_noise(noise: Tensor, q: int, m: int) -> Tensor:
+    """Noise variances of ``q`` points and ``m`` outputs, ``... x q x m``.
+
+    Raises:
+        ValueError: If they have another shape.
+    """
+    if noise.ndim < 2 or noise.shape[-1] != m or noise.shape[-2] not in (1, q):
+        raise ValueError(
+            f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, got "
+            f"shape {tuple(noise.shape)}."
+        )
+    return noise
+
+
+def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:
+    if noise is not None:
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        covariance = covariance + torch.diag_embed(noise.expand(shape))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(covariance)
+
+
+def joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
+    """One posterior of independent outputs.
+
+    Args:
+        mean: ``... x m x q``.
+        covariance: ``... x m x q x q``.
+    """
+    if mean.shape[-2] == 1:
+        return GPyTorchPosterior(normal(mean.squeeze(-2), covariance.squeeze(-3)))
+    covariance = covariance.expand(*mean.shape, mean.shape[-1])
+    blocks = BlockDiagLinearOperator(covariance, block_dim=-3)
+    return GPyTorchPosterior(
+        MultitaskMultivariateNormal(mean.mT, blocks, interleaved=False)
+    )
