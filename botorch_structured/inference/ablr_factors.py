@@ -24,6 +24,7 @@ from torch import Tensor
 
 from botorch_structured.inference.across_processes import Processes
 from botorch_structured.inference.row_chunks import Chunk
+from botorch_structured.inference.triangular_factor import triangular_factor
 
 
 class TaskFactors:
@@ -119,7 +120,7 @@ class TaskFactors:
 
     def _replace(self, task: int, data: Tensor) -> None:
         if len(data) > self.num_features:
-            data = torch.linalg.qr(data, mode="r").R
+            data = triangular_factor(data)
         self.rows[task, : len(data)] = data
         self.filled[task] = len(data)
 

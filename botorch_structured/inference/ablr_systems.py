@@ -54,6 +54,17 @@ class Solution:
     slope: Tensor
     residual: Tensor | None
 
+    def to(self, device: torch.device) -> Solution:
+        """The same on a device."""
+        return Solution(
+            self.value.to(device),
+            self.d_log_alpha.to(device),
+            self.d_log_beta.to(device),
+            self.mean.to(device),
+            self.slope.to(device),
+            None if self.residual is None else self.residual.to(device),
+        )
+
 
 def solve_large(factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor) -> Solution:
     """Tasks with more observations than features.
@@ -208,12 +219,15 @@ class TaskSolutions:
             )
             if len(tasks) == 0:
                 continue
-            rows, n = factors.rows[tasks], count[tasks]
+            # on the CPU: a GPU is slower at many small factorisations
+            rows, n, alpha, beta = (
+                v[tasks].cpu() for v in (factors.rows, count, self.alpha, self.beta)
+            )
             solve = solve_large
             if small:
                 rows = rows[:, : max(1, int(n.max()))]
                 solve = solve_small
-            batch = solve(rows, n, self.alpha[tasks], self.beta[tasks])
+            batch = solve(rows, n, alpha, beta).to(device)
             for name in ("value", "d_log_alpha", "d_log_beta", "mean"):
                 getattr(self, name)[tasks] = getattr(batch, name)
             self._batch[small] = batch

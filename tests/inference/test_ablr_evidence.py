@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError
 from torch import Tensor, nn
 
+from botorch_structured.inference import ablr_factors
 from botorch_structured.inference.ablr_evidence import summed_log_evidence
 from botorch_structured.inference.row_chunks import TaskRows
+from botorch_structured.inference.triangular_factor import (
+    cholesky_qr,
+    triangular_factor,
+)
 
 #: no data, one row, fewer than, as many as and more than the six features
 RAGGED = [3, 0, 6, 7, 30, 1, 12]
@@ -98,8 +103,11 @@ def test_no_data_at_all() -> None:
         assert not g.any()
 
 
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
 @pytest.mark.parametrize("num_features", [6, 12])
-def test_chunks_change_nothing_where_ratios_are_extreme(num_features: int) -> None:
+def test_chunks_change_nothing_where_ratios_are_extreme(
+    num_features: int, as_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of alpha / beta = 1e10, products of features would keep half of the digits.
 
     Twelve features of five hidden units and a constant are of rank six. (Derivatives to
@@ -114,7 +122,20 @@ def test_chunks_change_nothing_where_ratios_are_extreme(num_features: int) -> No
     weights = torch.linspace(-1.0, 1.0, num_features, dtype=torch.float64)
     signal = problem.features(problem.X.detach()).detach() @ weights
     problem.Y.data.mul_(math.exp(-9.0)).add_(signal)
-    whole, chunked = ours(problem), ours(problem, chunk_rows=50)
+    whole = ours(problem)
+    if as_on_a_gpu:
+        by_products = []
+
+        def factor(data: Tensor) -> Tensor:
+            by_products.append(cholesky_qr(data))
+            return (
+                triangular_factor(data) if by_products[-1] is None else by_products[-1]
+            )
+
+        monkeypatch.setattr(ablr_factors, "triangular_factor", factor)
+    chunked = ours(problem, chunk_rows=50)
+    if as_on_a_gpu:  # of dependent features, none
+        assert (by_products[-1] is None) == (num_features == 12)
     torch.testing.assert_close(whole, chunked, rtol=1e-12, atol=0.0)
     learnt = [problem.log_alpha, problem.log_beta]
     for a, b in zip(
