@@ -73,7 +73,8 @@ def weight_posterior(
         noise_variance: Known noise variances, ``m``.
         chunk_rows: Rows that are computed at once.
         process_group: The processes that have rows.
-        tasks: The tasks to return, each of ``D x D``. Default: all.
+        tasks: The tasks to return, each of ``D x D``, the same in all processes; chunks
+            without their rows are passed over. Default: all.
 
     Returns:
         Means ``T x D`` and roots ``T x D x D`` in float64, without gradients.
