@@ -26,8 +26,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
 from benchmarks.harness import Method
-from botorch_structured.models import DecomposedGP
-from botorch_structured.models.monotone_gp import MonotoneGP
+from botorch_structured.models import DecomposedGP, MonotoneGP
 
 _RESTARTS, _RAW = 4, 256
 

@@ -35,7 +35,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models.decomposed_gp import DecomposedGP
+from botorch_structured.models.monotone_gp import MonotoneGP
 from botorch_structured.models.sampled import SampledGP
+from botorch_structured.test_functions import MonotoneMixture1D
 
 D = 2
 BOUNDS = torch.tensor([[0.0] * D, [10.0] * D], dtype=torch.double)
@@ -422,6 +424,39 @@ class TestLifeOfAModel:
         assert model.subset_output([0]) is model
         with pytest.raises(ValueError, match="one output, the sum"):
             model.subset_output([1])
+
+
+def test_monotone_components() -> None:
+    """Fit, sum, acquisition, fantasies and state with EP inside the components."""
+    problem = MonotoneMixture1D(negate=True)
+    X = problem.starts(1)
+    parts = problem.components(X)
+
+    def build() -> DecomposedGP:
+        virtual_X = torch.linspace(0, 1, 5, dtype=torch.double).unsqueeze(-1)
+        return DecomposedGP(
+            *(
+                MonotoneGP(X, parts[:, i : i + 1], signs, virtual_X=virtual_X)
+                for i, signs in enumerate(problem.monotone)
+            )
+        )
+
+    model = build()
+    fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+    for one in model.models:
+        assert bool(one.ep_result.converged.all())
+    x = torch.linspace(0, 1, 9, dtype=torch.double).unsqueeze(-1)
+    falling, rising = (one.posterior(x).mean for one in model.models)
+    assert falling.diff(dim=0).max() < 0 < rising.diff(dim=0).min()
+    close(model.posterior(x).mean, falling + rising)
+    acqf = LogExpectedImprovement(model, best_f=parts.sum(-1).max())
+    assert acqf(x.unsqueeze(1)).isfinite().all()
+    sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
+    fantasies = model.fantasize(x[4:5], sampler)
+    assert fantasies.posterior(x).mean.shape == (4, 9, 1)
+    fresh = build()
+    fresh.load_state_dict(model.state_dict())
+    close(fresh.posterior(x).mean, model.posterior(x).mean, 1e-8)
 
 
 def test_wrong_arguments() -> None:

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from torch import Tensor
 
-from botorch_structured.models import DecomposedGP
-from botorch_structured.models.monotone_gp import MonotoneGP
+from botorch_structured.models import DecomposedGP, MonotoneGP
 from botorch_structured.plots import plot_monotone_components
 
 
