@@ -42,6 +42,7 @@ from gpytorch.likelihoods import (
 from gpytorch.means import Mean
 from torch import Tensor
 
+import botorch_structured.kernels.derivative_features  # noqa: F401 (registers itself)
 from botorch_structured.kernels.derivative_sites import (
     DerivativeSites,
     SiteConditionedKernel,
