@@ -53,6 +53,12 @@ def fitted(X: Tensor, Y: Tensor, steps: int, process_group: object) -> MultiTask
     return model
 
 
+def prediction(model: MultiTaskABLR) -> float:
+    """The mean of the last task in the middle of the box; all processes ask for it."""
+    X = torch.full((1, DIM), 0.5, dtype=torch.float64)
+    return model.posterior(X, output_indices=[NUM_TASKS - 1]).mean.item()
+
+
 def main() -> None:
     """Fit on all processes, then on the first alone, and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -71,13 +77,16 @@ def main() -> None:
         print(f"process {rank} ends here, as it was told to", flush=True)
         os._exit(3)
     model = fitted(X[rank::size], Y[rank::size], arguments.steps, dist.group.WORLD)
-    shared = model.log_evidence().item()
+    shared, predicted = model.log_evidence().item(), prediction(model)
     print(f"process {rank} of {size}: log evidence {shared:.12e}", flush=True)
+    print(f"process {rank} of {size}: prediction {predicted:.12e}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        alone = fitted(X, Y, arguments.steps, None).log_evidence().item()
+        model = fitted(X, Y, arguments.steps, None)
+        alone, predicted = model.log_evidence().item(), prediction(model)
         print(f"one process:  log evidence {alone:.12e}")
+        print(f"one process:  prediction {predicted:.12e}")
         print(f"relative difference {abs(shared / alone - 1.0):.1e}", flush=True)
 
 

@@ -265,7 +265,7 @@ class AblrRows(_Base):
             and mll.likelihood is self.likelihood
         ):
             evidence = mll._add_other_terms(self.log_evidence().clone(), ())
-            return -evidence / self._rows().total
+            return -evidence / max(1, self._rows().total)
         output = self(*self.train_inputs)
         transformed = (self.transform_inputs(t) for t in self.train_inputs)
         return -mll(output, self.train_targets, *transformed, **kwargs)

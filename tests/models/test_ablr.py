@@ -15,6 +15,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Normalize, Standardize
 from botorch.models.transforms.input import Warp
 from botorch.models.transforms.outcome import Log, StratifiedStandardize
+from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.posteriors import TransformedPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import get_matheron_path_model
@@ -651,3 +652,42 @@ def test_unnormalised_inputs_are_scaled_by_the_network() -> None:
     model = MultiTaskABLR(scaled, Y, -1)
     inside = (scaled[:, :2] - model.feature_map.center) / model.feature_map.half_range
     torch.testing.assert_close(inside, 2.0 * unit - 1.0)
+
+
+def test_a_model_without_rows_is_its_prior() -> None:
+    X, Y = task_data()
+    model = MultiTaskABLR(X[:0], Y[:0], -1, all_tasks=TASKS, feature_map=network())
+    fitted(model, steps=2)
+    points = torch.rand(4, 2)
+    assert (model.posterior(points).mean == 0.0).all()
+    updated = model.condition_on_observations(X, Y)
+    assert torch.isfinite(updated.posterior(points).mean).all()
+
+
+def test_other_optimisers_and_missing_outcomes() -> None:
+    X, Y = task_data()
+    Y[[1, 8]] = torch.nan
+    model = MultiTaskABLR(X, Y, -1, feature_map=network())
+    kept = ~Y[:, 0].isnan()
+    same = MultiTaskABLR(X[kept], Y[kept], -1, feature_map=network())
+    same.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.log_evidence(), same.log_evidence())
+    before = objective(model)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(
+        mll, optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 10}
+    )
+    assert not model.training and objective(model) > before
+
+
+def test_a_conditioned_model_is_fitted_on_from_where_it_is() -> None:
+    model = fitted(task_model(output_tasks=[2]), steps=10)
+    weights = model.feature_map.weights[0].detach().clone()
+    updated = model.condition_on_observations(torch.rand(3, 2), 30.0 + torch.rand(3, 1))
+    before = objective(updated)
+    mll = ExactMarginalLogLikelihood(updated.likelihood, updated)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
+    assert objective(updated) > before and len(updated.train_targets) == 24
+    # not from another network, and without a trace in the model it comes from
+    assert (updated.feature_map.weights[0] - weights).abs().max() < 1.0
+    assert torch.equal(model.feature_map.weights[0], weights)

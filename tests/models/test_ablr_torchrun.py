@@ -43,11 +43,12 @@ def torchrun(*arguments: str) -> tuple[int, str]:
 def test_two_processes_fit_what_one_does() -> None:
     status, output = torchrun("--steps", "4")
     assert status == 0, output
-    values = re.findall(r"log evidence (\S+)", output)
-    assert len(values) == 3, output
-    first, second, alone = (float(v) for v in values)
-    assert first == second
-    assert first == pytest.approx(alone, rel=1e-9)
+    for what in ("log evidence", "prediction"):
+        values = re.findall(rf"{what} (\S+)", output)
+        assert len(values) == 3, output
+        first, second, alone = (float(v) for v in values)
+        assert first == second
+        assert first == pytest.approx(alone, rel=1e-9)
 
 
 def test_a_process_that_ends_is_an_error_and_no_hang() -> None:
