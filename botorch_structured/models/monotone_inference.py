@@ -109,8 +109,13 @@ class SiteInference(_Base):
 
     def _sites_are_current(self) -> bool:
         now, then = self._state(), self._sites_at
+        if then is not None and len(now) != len(then):  # other modules
+            return False
         return then is not None and all(
-            a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+            a.shape == b.shape
+            and a.dtype == b.dtype
+            and a.device == b.device
+            and torch.equal(a, b)
             for a, b in zip(now, then, strict=True)
         )
 
@@ -147,8 +152,7 @@ class SiteInference(_Base):
         result = expectation_propagation(sign * mean, signed, self.nu, start=start)
         if not bool(result.converged.all()):  # perhaps the start was a bad one
             again = expectation_propagation(sign * mean, signed, self.nu)
-            if int(again.converged.sum()) > int(result.converged.sum()):
-                result = again
+            result = _where(again.converged & ~result.converged, again, result)
         s = result.sites
         sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
         self.covar_module.sites.set(sites)
@@ -300,6 +304,17 @@ class SiteInference(_Base):
             if current:
                 self._accept_sites()
         return result
+
+
+def _where(better: Tensor, a: EPResult, b: EPResult) -> EPResult:
+    """Elements of a batch from one of two runs."""
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        mask = better.unsqueeze(-1) if x.ndim > better.ndim else better
+        return torch.where(mask, x, y)
+
+    sites = GaussianSites(*map(pick, a.sites, b.sites))
+    return EPResult(sites, *map(pick, a[1:], b[1:]))
 
 
 def keep_sites_as_loaded(module: SiteInference, incompatible_keys: Any) -> None:

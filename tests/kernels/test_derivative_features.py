@@ -36,7 +36,7 @@ def test_products_are_covariances(matern: bool, batch: tuple[int, ...]) -> None:
     base = ScaleKernel(inner, batch_shape=shape)
     base.outputscale = 1.5
     sites = DerivativeSites(torch.rand(5, 2, generator=g), [1, 0], shape)
-    precision = torch.rand(*shape, 10, generator=g)
+    precision = 10.0 * torch.rand(*shape, 10, generator=g)
     sites.set(GaussianSites(precision, precision, torch.zeros(shape)))
     kernel = SiteConditionedKernel(base, sites)
     X = torch.rand(6, 2, generator=g)
@@ -44,8 +44,8 @@ def test_products_are_covariances(matern: bool, batch: tuple[int, ...]) -> None:
     assert phi.shape == (*shape, 6, 2048)
     K = kernel(X.expand(*shape, 6, 2)).to_dense()
     # 1024 random frequencies; those of Matern, with their heavy tails, less even
-    torch.testing.assert_close(phi @ phi.mT, K, rtol=0.0, atol=0.05)
-    assert (K - base(X).to_dense()).abs().max() > 0.1  # the sites say something
+    torch.testing.assert_close(phi @ phi.mT, K, rtol=0.0, atol=0.1)
+    assert (K - base(X).to_dense()).abs().max() > 0.5  # the sites say something
 
 
 def test_paths_are_samples_of_the_posterior() -> None:

@@ -621,3 +621,27 @@ def test_the_paper_configuration() -> None:
     )
     assert model.ep_result.converged
     assert (model.probability_monotone(GRID, 0) > 0.8).all()
+
+
+def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements that do not converge from the old sites start anew, the others not."""
+    X, Y = make_data(10)
+    model = MonotoneGP(X, torch.cat([Y, Y + X[:, 1:]], -1), {0: 1}, virtual_X=GRID)
+    calls: list[bool] = []
+
+    def run(*args: Any, start: Any = None, **kwargs: Any) -> Any:
+        result = expectation_propagation(*args, start=start, **kwargs)
+        calls.append(start is not None)
+        if start is not None:
+            wrong = result.sites._replace(shift=result.sites.shift + 1.0)
+            converged = torch.tensor([True, False])
+            result = result._replace(sites=wrong, converged=converged)
+        return result
+
+    before = model.covar_module.sites.shift.clone()
+    monkeypatch.setattr(monotone_inference, "expectation_propagation", run)
+    result = model.update_sites()
+    assert calls == [True, False] and result.converged.all()
+    after = model.covar_module.sites.shift
+    torch.testing.assert_close(after[0], before[0] + 1.0)
+    torch.testing.assert_close(after[1], before[1])
