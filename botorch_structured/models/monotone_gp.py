@@ -107,8 +107,8 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         virtual_X: ``v x d`` virtual points in the space of ``train_X``. Default: the
             paper's grids, 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol points beyond
             three columns. "adaptive": in ``bounds``, one by one where the sign is least
-            probable ([WangBerger2016shape]_), before the fit; see
-            ``add_virtual_points``.
+            probable ([WangBerger2016shape]_), at construction, and again between the
+            two rounds in which such a model is fitted; see ``add_virtual_points``.
         bounds: ``2 x d``, the box for virtual points in the space of ``train_X``.
             Default: [0, 1] on the axes of the model, after ``input_transform``; where
             data are outside, their range.
