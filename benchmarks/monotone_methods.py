@@ -3,8 +3,10 @@
 ``standard`` models the objective with BoTorch's ``SingleTaskGP``; ``decomposed`` models
 its two parts with one each (``DecomposedGP``), and ``monotone`` tells each in addition
 which way it bends (``MonotoneGP``, on the paper's grids of virtual points). The three
-with ``_paper`` have the paper's GPs: zero mean, isotropic squared exponential. All
-maximise LogEI of the (sum's) posterior in the same way.
+with ``_paper`` have the paper's GPs: zero mean, isotropic squared exponential.
+``monotone_held`` keeps the hyperparameters that its parts have without signs: signs are
+most probable of nearly straight functions, and four points do not object. All maximise
+LogEI of the (sum's) posterior in the same way.
 """
 
 from __future__ import annotations
@@ -37,14 +39,18 @@ def _component(
     Y: Tensor,
     signs: Mapping[int, int] | None = None,
     paper: bool = False,
+    like: SingleTaskGP | None = None,
 ) -> SingleTaskGP:
-    """A GP for ``n x 1`` outcomes, told the signs unless None."""
+    """A GP for ``n x 1`` outcomes, told the signs unless None; modules of ``like``."""
     arguments: dict[str, Any] = {
         "input_transform": Normalize(X.shape[-1], bounds=problem.bounds.to(X))
     }
     if paper:
         arguments["covar_module"] = ScaleKernel(RBFKernel())
         arguments["mean_module"] = ZeroMean()
+    if like is not None:
+        for name in ("likelihood", "covar_module", "mean_module"):
+            arguments[name] = getattr(like, name)
     if signs is None:
         return SingleTaskGP(X, Y, **arguments)
     return MonotoneGP(X, Y, signs, bounds=problem.bounds.to(X), **arguments)
@@ -66,22 +72,54 @@ def standard(
 
 
 def decomposed(
+    problem: Any, X: Tensor, Y: Tensor, seed: int, paper: bool = False
+) -> Tensor:
+    """A GP for each part; problems remember the parts of what they have evaluated."""
+    return _next(problem, _fitted_parts(problem, X, None, paper), Y.max())
+
+
+def monotone(
     problem: Any,
     X: Tensor,
     Y: Tensor,
     seed: int,
-    monotone: bool = False,
     paper: bool = False,
+    held: bool = False,
 ) -> Tensor:
-    """A GP for each part; problems remember the parts of what they have evaluated."""
-    parts = -problem.components(X)  # larger is better, as in Y
-    models = []
-    for i, signs in enumerate(problem.monotone):
-        own = {column: -sign for column, sign in signs.items()} if monotone else None
-        models.append(_component(problem, X, parts[:, i : i + 1], own, paper))
-    model = DecomposedGP(*models)
+    """As ``decomposed``, with signs; ``held``: at the hyperparameters of that one."""
+    signs = [
+        {column: -sign for column, sign in one.items()} for one in problem.monotone
+    ]
+    if not held:
+        return _next(problem, _fitted_parts(problem, X, signs, paper), Y.max())
+    plain = _fitted_parts(problem, X, None, paper)
+    told = [
+        _component(problem, X, part, sign, like=model)
+        for part, sign, model in zip(
+            _parts(problem, X), signs, plain.models, strict=True
+        )
+    ]
+    return _next(problem, DecomposedGP(*told), Y.max())
+
+
+def _parts(problem: Any, X: Tensor) -> tuple[Tensor, ...]:
+    """``n x 1`` each, larger is better, as in Y."""
+    return (-problem.components(X)).split(1, dim=-1)
+
+
+def _fitted_parts(
+    problem: Any, X: Tensor, signs: list[dict[int, int]] | None, paper: bool
+) -> DecomposedGP:
+    parts = _parts(problem, X)
+    own = [None] * len(parts) if signs is None else signs
+    model = DecomposedGP(
+        *(
+            _component(problem, X, part, sign, paper)
+            for part, sign in zip(parts, own, strict=True)
+        )
+    )
     fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
-    return _next(problem, model, Y.max())
+    return model
 
 
 def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -90,10 +128,11 @@ def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 METHODS: dict[str, Method] = {
-    "monotone": partial(decomposed, monotone=True),
+    "monotone": monotone,
+    "monotone_held": partial(monotone, held=True),
     "decomposed": decomposed,
     "standard": standard,
-    "monotone_paper": partial(decomposed, monotone=True, paper=True),
+    "monotone_paper": partial(monotone, paper=True),
     "decomposed_paper": partial(decomposed, paper=True),
     "standard_paper": partial(standard, paper=True),
     "random": random,

@@ -8,9 +8,9 @@ out without it) and a network on digits. Seeds decide the starts and, of the las
 the data. The score of an elastic net is its rank among 100 random points; of the
 mixture, the distance to the optimum; of the others, the error itself. Printed: the mean
 area under the curve of the best score so far, and for the elastic net and the forest
-the paired one-sided Wilcoxon tests that the area of ``monotone`` is the smaller, with
-Holm's correction over all of them. ``--figures`` writes the paper's Figures 2, 4, 5 and
-6 as JSON and PNG. Seeds below 100 were used during development.
+the paired one-sided Wilcoxon tests that the area of ``--reference`` is the smaller,
+with Holm's correction over all of them. ``--figures`` writes the paper's Figures 2, 4,
+5 and 6 as JSON and PNG. Seeds below 100 were used during development.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from botorch_structured.test_functions import (
 
 FIGURES = {"mixture": 2, "elastic_net": 4, "forest": 5, "network": 6}
 PROBLEMS = list(FIGURES)
-_CLAIMED = ("elastic_net", "forest")  # where `monotone` has to have the smaller area
+_CLAIMED = ("elastic_net", "forest")  # where signs have to have the smaller area
 _RIVALS = ("standard", "decomposed")
 _ADULT = ("adult-train.csv.gz", "adult.data")
 _SCORES = {
@@ -50,11 +50,7 @@ _SCORES = {
     "forest": "misclassification rate",
     "network": "cross-entropy",
 }
-_TITLES = {
-    "standard": "standard",
-    "monotone": "decomposition and monotonicity",
-    "decomposed": "decomposition without monotonicity",
-}
+_TITLES = ("standard", "decomposition and monotonicity", "decomposition alone")
 
 
 def make(seed: int, name: str, data: Path | None = None) -> Any:
@@ -94,7 +90,7 @@ def scores(one: Run, budget: int) -> np.ndarray:
     return best
 
 
-def tables(runs: Sequence[Run], budget: int) -> str:
+def tables(runs: Sequence[Run], budget: int, reference: str = "monotone") -> str:
     """What ``main`` prints."""
     curves: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     for one in runs:
@@ -105,9 +101,9 @@ def tables(runs: Sequence[Run], budget: int) -> str:
         (problem, rival)
         for problem in _CLAIMED
         for rival in _RIVALS
-        if {"monotone", rival} <= set(curves.get(problem, {}))
+        if {reference, rival} <= set(curves.get(problem, {}))
     ]
-    raw = [_smaller_area(curves[p]["monotone"], curves[p][rival]) for p, rival in tests]
+    raw = [_smaller_area(curves[p][reference], curves[p][rival]) for p, rival in tests]
     corrected = dict(zip(tests, zip(raw, holm(raw), strict=True), strict=True))
     parts = []
     for problem in [p for p in PROBLEMS if p in curves]:
@@ -120,7 +116,7 @@ def tables(runs: Sequence[Run], budget: int) -> str:
             p = corrected.get((problem, method))
             rows.append(row + ([""] * 2 if p is None else [f"{x:.2g}" for x in p]))
         header = ["method", "runs", "area", f"mean at {budget}", f"median at {budget}"]
-        header += ["monotone smaller: p", "p (Holm)"]
+        header += [f"{reference} smaller: p", "p (Holm)"]
         parts.append(f"## {problem}\n\n" + markdown_table(header, rows))
     return "\n\n".join(parts)
 
@@ -134,16 +130,21 @@ def _smaller_area(mine: dict[int, np.ndarray], other: dict[int, np.ndarray]) -> 
 
 
 def write_figure(
-    runs: Sequence[Run], problem: str, budget: int, folder: Path
+    runs: Sequence[Run],
+    problem: str,
+    budget: int,
+    folder: Path,
+    reference: str = "monotone",
 ) -> list[Path]:
     """One of the paper's figures, ``figure_N.json`` and ``figure_N.png``.
 
     A panel for each method with every run and their mean, and one with the mean of the
     squared scores (not for the mixture, which is maximised).
     """
+    shown = dict(zip(("standard", reference, "decomposed"), _TITLES, strict=True))
     traces = {
         method: np.stack([scores(one, budget) for one in chosen])
-        for method in _TITLES
+        for method in shown
         if (
             chosen := [
                 one
@@ -169,7 +170,7 @@ def write_figure(
     }
     written = [path.with_suffix(".json"), path.with_suffix(".png")]
     written[0].write_text(json.dumps(content) + "\n")
-    _draw(traces, problem, budget, written[1])
+    _draw({shown[m]: t for m, t in traces.items()}, problem, budget, written[1])
     return written
 
 
@@ -182,18 +183,18 @@ def _draw(traces: dict[str, np.ndarray], problem: str, budget: int, path: Path) 
     figure = Figure(figsize=(3.6 * (len(traces) + squares), 3.2), layout="constrained")
     panels = figure.subplots(1, len(traces) + squares, squeeze=False)[0]
     steps = np.arange(1, budget + 1)
-    for k, (method, trace) in enumerate(traces.items()):
+    for k, (title, trace) in enumerate(traces.items()):
         ax, colour = panels[k], COLOURS[k]
         ax.plot(steps, trace.T, color=GREY, linestyle="--", linewidth=0.7, alpha=0.6)
         ax.plot(steps, trace.mean(0), color=colour, linewidth=2.5)
-        ax.set_title(_TITLES[method], fontsize="medium")
+        ax.set_title(title, fontsize="medium")
         ax.sharey(panels[0])
         if squares:
-            panels[-1].plot(steps, (trace**2).mean(0), color=colour, label=method)
+            panels[-1].plot(steps, (trace**2).mean(0), color=colour, label=title)
     panels[0].set_ylabel(f"best {_SCORES[problem]}")
     if squares:
         panels[-1].set_title("mean squares", fontsize="medium")
-        panels[-1].legend(frameon=False)
+        panels[-1].legend(frameon=False, fontsize="small")
     for ax in panels:
         ax.set_xlabel("evaluations")
         tidy(ax)
@@ -211,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=12, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/wang"))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--reference", default="monotone", choices=METHODS)
     parser.add_argument("--figures", type=Path, help="write the figures to this folder")
     options = parser.parse_args(arguments)
     names = []
@@ -233,10 +235,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for one in load(options.out)
         if one.problem in names and one.method in options.methods and one.seed in seeds
     ]
-    print(tables(runs, options.budget))
+    print(tables(runs, options.budget, options.reference))
     for name in names if options.figures else ():
-        for path in write_figure(runs, name, options.budget, options.figures):
-            print(path)
+        paths = write_figure(
+            runs, name, options.budget, options.figures, options.reference
+        )
+        print(*paths, sep="\n")
 
 
 if __name__ == "__main__":
