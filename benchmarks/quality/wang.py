@@ -197,6 +197,7 @@ def _draw(traces: dict[str, np.ndarray], problem: str, budget: int, path: Path) 
         panels[-1].legend(frameon=False, fontsize="small")
     for ax in panels:
         ax.set_xlabel("evaluations")
+        ax.xaxis.get_major_locator().set_params(integer=True)
         tidy(ax)
     figure.savefig(path, dpi=120)
 
