@@ -27,7 +27,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -190,69 +190,20 @@ def warm(
         fourier: Whether the features are ``RandomFourierFeatures``.
     """
     num_learnt = len(X) - len(X) % refit_every
-    features, noise, weights = _learnt(
+    learnt = _learnt(
         problem, X[:num_learnt], Y[:num_learnt], refit_every, context, fourier
     )
     own = _own_context(problem, X) if context else None
     rows = _with(columns(problem, X), own)
-    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=features)
+    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=learnt.features)
     for _, module, prior, _, setting in model.named_priors():
         if isinstance(prior, ExchangeableLogNormalPrior):
-            usual = weights if isinstance(module, WeightPrecision) else noise
+            of_weights = isinstance(module, WeightPrecision)
+            usual = learnt.weights if of_weights else learnt.noise
             prior.loc, prior.spread = usual.log(), usual.new_tensor(_KNOWN_LEVEL)
             setting(module, usual)
     _fit(model, _FIRST_STEPS)
     return suggest(problem, model, X, Y.max(), own)
-
-
-def _learnt(
-    problem: Any, X: Tensor, Y: Tensor, refit_every: int, context: bool, fourier: bool
-) -> tuple[nn.Module, Tensor, Tensor]:
-    """Features, and the usual noise and weight precision of tasks, from so many rows.
-
-    By going on from what was learnt with ``refit_every`` rows fewer.
-    """
-    old_X, old_Y, task, contexts = _history(problem, X)
-    if not context:
-        old_X = old_X[:, : old_X.shape[1] - contexts.shape[1]]
-
-    def fit() -> tuple[nn.Module, Tensor, Tensor]:
-        own = contexts[problem.history.task] if context else None
-        rows = torch.cat([old_X, _with(columns(problem, X), own)])
-        number = torch.cat([task, task.new_full((len(X),), problem.history.task)])
-        features = None
-        if fourier:
-            features = RandomFourierFeatures(_NUM_FOURIER, seed=0)
-        if len(X):
-            before = len(X) - refit_every
-            features = deepcopy(
-                _learnt(problem, X[:before], Y[:before], refit_every, context, fourier)[
-                    0
-                ].module
-            ).requires_grad_(True)
-        model = MultiTaskABLR(
-            torch.cat([rows, number.unsqueeze(-1)], -1),
-            torch.cat([old_Y, Y]),
-            task_feature=-1,
-            feature_map=features,
-        )
-        _fit(model, _FURTHER_STEPS if len(X) else _FIRST_STEPS)
-        usual = [
-            values.detach().log().mean().exp()
-            for values in (model.noise_precision.reciprocal(), model.weight_precision)
-        ]
-        return _held(model.feature_map), *usual
-
-    key = _digest(old_X, old_Y, columns(problem, X), Y)
-    return _remember(("warm", context, fourier, refit_every, key), fit)
-
-
-def _fit(model: MultiTaskABLR, steps: int) -> None:
-    fit_gpytorch_mll(
-        ExactMarginalLogLikelihood(model.likelihood, model),
-        optimizer_kwargs={"options": {"maxiter": steps}},
-        progress=False,
-    )
 
 
 class _Held(nn.Module):
@@ -264,6 +215,70 @@ class _Held(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         return self.module(X)
+
+
+class _Learnt(NamedTuple):
+    """Features that are held, and usual precisions; parameters to go on from."""
+
+    features: _Held
+    noise: Tensor
+    weights: Tensor
+    parameters: dict[str, Tensor]
+
+
+def _learnt(
+    problem: Any, X: Tensor, Y: Tensor, refit_every: int, context: bool, fourier: bool
+) -> _Learnt:
+    """What is learnt from the history and so many rows of the task.
+
+    By going on from what was learnt with ``refit_every`` rows fewer.
+    """
+    old_X, old_Y, task, contexts = _history(problem, X)
+    if not context:
+        old_X = old_X[:, : old_X.shape[1] - contexts.shape[1]]
+
+    def fit() -> _Learnt:
+        own = contexts[problem.history.task] if context else None
+        rows = torch.cat([old_X, _with(columns(problem, X), own)])
+        number = torch.cat([task, task.new_full((len(X),), problem.history.task)])
+        before, features = None, None
+        if fourier:
+            features = RandomFourierFeatures(_NUM_FOURIER, seed=0)
+        if len(X):
+            n = len(X) - refit_every
+            before = _learnt(problem, X[:n], Y[:n], refit_every, context, fourier)
+            features = deepcopy(before.features.module).requires_grad_(True)
+        model = MultiTaskABLR(
+            torch.cat([rows, number.unsqueeze(-1)], -1),
+            torch.cat([old_Y, Y]),
+            task_feature=-1,
+            all_tasks=list(range(problem.history.num_tasks)),
+            feature_map=features,
+        )
+        if before is not None:
+            # parameters only: the task's outcomes have a scale of their own by now
+            model.load_state_dict(before.parameters, strict=False)
+        # so many rows outweigh where a network starts: one start
+        _fit(model, _FIRST_STEPS if before is None else _FURTHER_STEPS, num_starts=1)
+        noise = model.noise_precision.detach().reciprocal()
+        return _Learnt(
+            _held(model.feature_map),
+            noise.log().mean().exp(),
+            model.weight_precision.detach().log().mean().exp(),
+            {name: value.detach().clone() for name, value in model.named_parameters()},
+        )
+
+    key = _digest(old_X, old_Y, columns(problem, X), Y)
+    return _remember(("warm", context, fourier, refit_every, key), fit)
+
+
+def _fit(model: MultiTaskABLR, steps: int, **how: Any) -> None:
+    fit_gpytorch_mll(
+        ExactMarginalLogLikelihood(model.likelihood, model),
+        optimizer_kwargs={"options": {"maxiter": steps}},
+        progress=False,
+        **how,
+    )
 
 
 def _held(module: nn.Module) -> _Held:

@@ -8,7 +8,7 @@ training accuracy and the CPU time that training took are observed as well.
 ``ablr_side`` learns its features from all three signals, ``ablr`` from the first only;
 with features given, both predict the first from itself. Ten seeds, each with three
 random starts, which count; the 500 networks of each data set are looked up (see
-``benchmarks.network_tables``: each was trained once, so all methods see the same).
+``benchmarks.network_tables``: they were trained before, all methods see the same).
 Seeds below 100 were used during development.
 
 Printed: the mean distance to the best network of the table (of its interquartile range

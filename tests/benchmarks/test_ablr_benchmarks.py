@@ -98,10 +98,10 @@ def test_refits_go_on_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> No
     fits: list[tuple[int, int, bool]] = []
     fit = ablr_methods._fit
 
-    def spy(model, steps):
+    def spy(model, steps, **how):
         learnt = any(p.requires_grad for p in model.feature_map.parameters())
         fits.append((len(model.train_targets), steps, learnt))
-        fit(model, steps)
+        fit(model, steps, **how)
 
     monkeypatch.setattr(ablr_methods, "_fit", spy)
     problem = QuadraticTasks(3).leave_out(1, 5, seed=7)
