@@ -16,7 +16,6 @@ from botorch_structured.inference.treed_growth import (
     fit_nodes,
     grow_by_evidence,
     grow_by_variance,
-    thinned,
     try_rbf,
 )
 from botorch_structured.inference.treed_leaf_fit import (
@@ -25,6 +24,7 @@ from botorch_structured.inference.treed_leaf_fit import (
     LeafTerm,
 )
 from botorch_structured.inference.treed_node import NodeEvidence, NodePrior
+from botorch_structured.inference.treed_splits import thinned
 
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8

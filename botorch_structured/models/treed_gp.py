@@ -18,17 +18,12 @@ __all__ = ["TreedGP"]
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils.gpytorch_modules import (
-    get_covar_module_with_dim_scaled_prior,
-    get_gaussian_likelihood_with_lognormal_prior,
-)
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
@@ -37,28 +32,16 @@ from gpytorch.likelihoods import (
     GaussianLikelihood,
     Likelihood,
 )
-from gpytorch.means import ConstantMean, Mean
+from gpytorch.means import Mean
 from torch import Tensor
 
 from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_partition import TreePartition
-from botorch_structured.models.treed_build import (
-    NOISE_FLOOR,
-    GrownTrees,
-    grow_trees,
-)
-from botorch_structured.models.treed_inference import TreedInference
-from botorch_structured.models.treed_kernel import TreedCopies, TreedStationary
-from botorch_structured.models.treed_modules import (
-    LeafNoise,
-    LeafNoiseLikelihood,
-    TreedMean,
-    TreedMeanCopies,
-    shared_noise_likelihood,
-)
+from botorch_structured.models.treed_assembly import TreedAssembly
+from botorch_structured.models.treed_build import grow_trees
 
 
-class TreedGP(TreedInference, SingleTaskGP):
+class TreedGP(TreedAssembly, SingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and violent in another, jumps, or
@@ -68,9 +51,9 @@ class TreedGP(TreedInference, SingleTaskGP):
     nodes on the path from the root to it, weighted (equation (2)), so that a leaf with
     five points has sensible ones.
 
-    The default is not the method as published, which is no better a density than one
-    GP. That is ``split_criterion="variance", path_sharing="all", condition_on="all",
-    leaf_noise=False``; each of the four has a meaning of its own.
+    Which mode for what: ``TreedGP.as_published``, the method of the paper, for the
+    search of an optimum; the default, which differs from it in four arguments, for
+    predictions, as its densities are better than those of one GP and of the paper.
 
     Between leaves the covariance is zero by definition: an approximation near
     boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
@@ -104,9 +87,10 @@ class TreedGP(TreedInference, SingleTaskGP):
         split_criterion: "evidence": split where two GPs explain the data better than
             one, given a prior on trees: for predictions. "variance": CART, equation
             (1), as deep as ``min_leaf_size`` and ``max_leaves`` allow (the paper): for
-            optimisation. Evidence asks for points in the violent part, and while there
-            are none one GP expects nothing there (on `RKHS1D` it often was one leaf
-            until 30 evaluations); by variance, nine points make two leaves.
+            optimisation, best together with the rest of ``as_published``. Evidence asks
+            for points in the violent part, and while there are none one GP expects
+            nothing there (on ``RKHS1D`` it often was one leaf until 30 evaluations); by
+            variance, nine points make two leaves.
         path_sharing: What a leaf shares with the nodes above it in equation (2):
             "lengthscale" (and the warping), amplitude, mean and noise of those being
             their own, estimated before; or "all" (the paper). All of a
@@ -128,7 +112,7 @@ class TreedGP(TreedInference, SingleTaskGP):
             together with ``covar_module``.
 
     Example:
-        >>> model = TreedGP(train_X, train_Y)
+        >>> model = TreedGP(train_X, train_Y)  # or TreedGP.as_published(...)
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.partition.num_leaves, model.partition.leaf_index(train_X)
     """
@@ -223,6 +207,54 @@ class TreedGP(TreedInference, SingleTaskGP):
         self.to(train_X)
 
     @classmethod
+    def as_published(
+        cls,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        r"""The method as published: to search for an optimum, not for predictions.
+
+        That is ``TreedGP`` with ``split_criterion="variance"``, ``path_sharing="all"``,
+        ``condition_on="all"`` and ``leaf_noise=False`` (sections 3.1 to 3.3 of
+        [Assael2014treed]_): CART cuts wherever it may, all hyperparameters of a leaf
+        are estimated along its path, and it predicts from the data of all leaves.
+
+        Choose it inside Bayesian optimisation, with ``optimize_acqf_sobol``. On
+        ``RKHS1D``, 88 % of 25 runs had a regret below 0.01 after 30 evaluations and all
+        of them after 50; with ``split_criterion="variance"`` alone 64 and 96 %, with
+        the default 20 and 72 %, with a ``SingleTaskGP`` 12 and 40 %.
+
+        Do not choose it where variances count: it is over-confident. On a step with two
+        levels of noise (100 points) the mean log density of new points is -0.64, that
+        of the default 0.53, that of a ``SingleTaskGP`` -0.27.
+
+        Args:
+            train_X: ``batch_shape x n x d``, see the class.
+            train_Y: ``batch_shape x n x m``.
+            train_Yvar: ``batch_shape x n x m`` observed noise variances.
+            kwargs: Other arguments of the constructor.
+
+        Raises:
+            TypeError: If one of the four is given too: for a mode in between, call the
+                constructor.
+
+        Example:
+            >>> model = TreedGP.as_published(train_X, train_Y, max_leaves=8)
+        """
+        return cls(
+            train_X,
+            train_Y,
+            train_Yvar,
+            split_criterion="variance",
+            path_sharing="all",
+            condition_on="all",
+            leaf_noise=False,
+            **kwargs,
+        )
+
+    @classmethod
     def construct_inputs(
         cls,
         training_data: SupervisedDataset,
@@ -249,151 +281,6 @@ class TreedGP(TreedInference, SingleTaskGP):
         if categorical:
             inputs["categorical_features"] = categorical
         return inputs
-
-    # -- modules, which depend on the partition -----------------------------------
-
-    def _become_treed(self, dim: int) -> None:
-        """Modules for the leaves of the partition, at the modes of their priors."""
-        partition = self.partition
-        covar_module, mean_module = deepcopy(self._given)
-        if covar_module is None:
-            self.covar_module = TreedStationary(
-                partition, dim, categorical=self._categorical, warp=self._warp
-            )
-        else:
-            self.covar_module = TreedCopies(partition, covar_module)
-        if mean_module is None:
-            self.mean_module = TreedMean(partition)
-        else:
-            self.mean_module = TreedMeanCopies(partition, mean_module)
-        if self._own_noise and self._leaf_noise:
-            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
-            self.likelihood = LeafNoiseLikelihood(noise)
-        elif self._own_noise:
-            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
-        # (variance, mean, noise) of each node, for what is not shared with its leaves
-        shape = (*partition.column.shape, 3)
-        self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
-        self._subset_batch_dict = {
-            "levels": -3,
-            "covar_module.lengthscale_of_leaf.raw_value": -3,
-            "covar_module.variance_of_leaf.raw_value": -2,
-            "covar_module.kind": -1,
-            "covar_module.concentration0.raw_value": -3,
-            "covar_module.concentration1.raw_value": -3,
-            "mean_module.constant": -2,
-            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None or mean_module is not None:
-            del self._subset_batch_dict  # as in SingleTaskGP
-        self._add_partition_to_subset_dict()
-
-    def _become_single(self, dim: int) -> None:
-        """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._given)
-        batch_shape = self.partition.tree_shape
-        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
-            ard_num_dims=dim, batch_shape=batch_shape
-        )
-        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
-        if self._own_noise:
-            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
-                batch_shape=batch_shape
-            )
-        if "levels" in self._buffers:
-            del self._buffers["levels"]
-        self._subset_batch_dict = {
-            "mean_module.raw_constant": -1,
-            "covar_module.raw_lengthscale": -3,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None:
-            del self._subset_batch_dict
-        self._add_partition_to_subset_dict()
-
-    def _add_partition_to_subset_dict(self) -> None:
-        if hasattr(self, "_subset_batch_dict"):
-            self._subset_batch_dict |= {
-                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
-                for name, values in self.partition.named_buffers()
-            }
-
-    def _start_from(self, grown: GrownTrees) -> None:
-        """Hyperparameters from the fits of nodes that the trees were grown by."""
-        trees = self.partition.tree_shape
-        nodes, leaves = self.partition.column.shape[-1], self.partition.num_leaves
-        theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
-        values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
-        self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
-        theta = grown.theta(leaves, inner=False)
-        root = grown.theta(nodes, inner=True)[:, :1]
-        if self._share_all:
-            # what is shared with all nodes is nearer to that of the root
-            theta = torch.where(theta.isnan(), theta, root)
-        theta = theta.reshape(*trees, leaves, 4)
-        exists = ~theta[..., 0].isnan()
-        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
-        with torch.no_grad():
-            if isinstance(kernel, TreedStationary):
-                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
-                length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
-                scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
-                scale = scale.reshape(*trees, 1, -1)
-                start = theta[..., :1].exp() * scale
-                length.value = torch.where(exists[..., None], start, length.value)
-                start = theta[..., 1].exp()
-                variance.value = torch.where(exists, start, variance.value)
-            if isinstance(mean, TreedMean):
-                mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
-            if isinstance(likelihood, LeafNoiseLikelihood):
-                noise = likelihood.noise_covar.noise_of_leaf
-                start = theta[..., 3].exp() + NOISE_FLOOR
-                noise.value = torch.where(exists, start, noise.value)
-            elif self._own_noise:
-                start = root[..., 0, 3].exp() + NOISE_FLOOR
-                likelihood.noise = start.reshape(*trees, 1)
-
-    # -- state --------------------------------------------------------------------
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """Take over the partition of the state before its hyperparameters."""
-        name = f"{prefix}partition."
-        state = {
-            key.removeprefix(name): value
-            for key, value in state_dict.items()
-            if key.startswith(name)
-        }
-        if "column" in state:
-            self._adopt(state, treed=f"{prefix}levels" in state_dict)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _adopt(self, state: Mapping[str, Tensor], treed: bool) -> None:
-        partition = self.partition
-        before = (partition.column.shape[-1], partition.num_leaves, self._is_treed)
-        trees = state["column"].shape[:-1]
-        if trees != partition.tree_shape:
-            raise ValueError(
-                "state_dict: expected partitions of batch shape "
-                f"{tuple(partition.tree_shape)}, as this model has, got "
-                f"{tuple(trees)}."
-            )
-        partition.resize(state["column"].shape[-1])
-        partition.load_state_dict(state)
-        self._drop_caches()
-        if before == (partition.column.shape[-1], partition.num_leaves, treed):
-            return
-        with torch.no_grad():
-            X = self.train_inputs[0]
-            dim = (self.transform_inputs(X) if self.training else X).shape[-1]
-        if treed:
-            self._become_treed(dim)
-        else:
-            self._become_single(dim)
-        self.to(self.train_targets)
-        self.train(self.training)
 
 
 def _check_sizes(min_leaf_size: int, max_leaves: int | None) -> None:

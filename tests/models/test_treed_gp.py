@@ -471,6 +471,31 @@ def test_random_states_are_left_alone() -> None:
     assert other.partition.nodes == model.partition.nodes
 
 
+def test_the_published_mode_has_a_name() -> None:
+    X, Y = step_data()
+    points = step_data(20, seed=1)[0]
+    for Yvar in (None, torch.full_like(Y, 0.01)):
+        named = TreedGP.as_published(X, Y, Yvar, max_leaves=3)
+        explicit = TreedGP(X, Y, Yvar, max_leaves=3, **PUBLISHED)
+        assert named.partition.num_leaves == 3
+        torch.testing.assert_close(
+            named.state_dict(),
+            explicit.state_dict(),
+            rtol=0.0,
+            atol=0.0,
+            equal_nan=True,
+        )
+        for model in (named, explicit):
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        posterior, other = named.posterior(points), explicit.posterior(points)
+        assert torch.equal(posterior.mean, other.mean)
+        assert torch.equal(posterior.variance, other.variance)
+    # a mode in between has no name
+    for name, value in PUBLISHED.items():
+        with pytest.raises(TypeError, match=name):
+            TreedGP.as_published(X, Y, **{name: value})
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
