@@ -18,7 +18,6 @@ from __future__ import annotations
 __all__ = ["MultiTaskABLR"]
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr_build import (
+    check_data,
     check_untouched,
     default_network,
     noise_model,
@@ -122,8 +122,8 @@ class MultiTaskABLR(
             fit and first evaluate the model at the same time; all have the same result.
 
     Raises:
-        ValueError: For a batch of data, several signals with a task column, unknown
-            tasks, or modules that do not fit.
+        ValueError: For a batch of data, numbers that are not finite, several signals
+            with a task column, unknown tasks, or modules that do not fit.
         UnsupportedError: If ``all_tasks`` lacks a task that has rows.
 
     Example:
@@ -163,6 +163,9 @@ class MultiTaskABLR(
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        check_data(train_X, train_Y, train_Yvar)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         column = task_column(task_feature, X, train_Y, output_tasks, all_tasks)
@@ -195,6 +198,7 @@ class MultiTaskABLR(
         likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
         object.__setattr__(self, "_appended", [])
         object.__setattr__(self, "_conditioned_batch", torch.Size())
+        object.__setattr__(self, "_conditioned_tasks", frozenset())
         object.__setattr__(self, "_weights", {})
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
@@ -213,6 +217,7 @@ class MultiTaskABLR(
         if outcome_transform is not None:
             self.outcome_transform = outcome_transform
         self.to(train_X)
+        self._check_mean(X)
         self._rows()  # what a fit needs, made here rather than within its first step
 
     # -- what the model is made of ------------------------------------------------
@@ -252,7 +257,13 @@ class MultiTaskABLR(
         Args:
             idcs: Indices of outputs.
         """
-        new = deepcopy(self)
+        if not idcs or not all(
+            -len(self._output_tasks) <= i < self._num_outputs for i in idcs
+        ):
+            raise ValueError(
+                f"idcs: expected indices of {self._num_outputs} outputs, got {idcs}."
+            )
+        new = self._sharing_rows()
         new._output_tasks = [self._output_tasks[i] for i in idcs]
         new._num_outputs = len(idcs)
         return new

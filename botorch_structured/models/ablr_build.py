@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "check_data",
     "check_untouched",
     "default_network",
     "noise_model",
@@ -12,6 +13,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Sequence
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -33,6 +35,54 @@ _CHUNK_ROWS = 4_096
 # drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
 # one do not.
 _ROWS_FOR_A_NETWORK = 300
+
+
+def check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+    """Raise a ``ValueError`` for training data that no model can be made of.
+
+    Args:
+        X: Inputs, ``n x d``.
+        Y: Outcomes, ``n x m``; NaN is what was not observed.
+        Yvar: Noise variances, ``n x m``.
+    """
+    if not X.is_floating_point():
+        raise ValueError(f"train_X: expected floating-point numbers, got {X.dtype}.")
+    if len(X) != len(Y):
+        raise ValueError(
+            "train_X, train_Y: expected as many rows of one as of the other, got "
+            f"{len(X)} and {len(Y)}."
+        )
+    if not X.isfinite().all():
+        columns = (~X.isfinite()).any(0).nonzero()[:, 0].tolist()
+        raise ValueError(
+            "train_X: expected finite numbers, got NaN or infinity in columns "
+            f"{columns}."
+        )
+    if Y.isinf().any():
+        raise ValueError(
+            "train_Y: expected finite outcomes, or NaN for those that were not "
+            f"observed; got {int(Y.isinf().sum())} infinite ones."
+        )
+    if Yvar is not None:
+        bad = ~((Yvar >= 0.0) & Yvar.isfinite()) & ~Y.isnan()
+        if bad.any():
+            raise ValueError(
+                "train_Yvar: expected a finite variance, not negative, for each "
+                f"outcome, got {Yvar[bad][:5].tolist()}."
+            )
+
+
+def _check_task_list(name: str, values: object) -> None:
+    """Raise a ``ValueError`` unless a user's task values are a list of integers."""
+    if values is None:
+        return
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ValueError(f"{name}: expected a list of integers, got {values!r}.")
+    whole = [isinstance(v, int | float) and v == int(v) for v in values]
+    if not all(whole):
+        raise ValueError(f"{name}: expected a list of integers, got {values}.")
+    if not values:
+        raise ValueError(f"{name}: expected at least one task, got none.")
 
 
 def task_column(
@@ -61,6 +111,12 @@ def task_column(
                     f"{name}: expected None without a task_feature, got {value}."
                 )
         return None
+    if isinstance(task_feature, bool) or not isinstance(task_feature, int):
+        raise ValueError(
+            f"task_feature: expected an integer or None, got {task_feature!r}."
+        )
+    _check_task_list("output_tasks", output_tasks)
+    _check_task_list("all_tasks", all_tasks)
     if Y.shape[-1] != 1:
         raise ValueError(
             "train_Y: expected one column with a task_feature, got "
@@ -161,7 +217,14 @@ def weight_level(feature_map: nn.Module, X: Tensor, group: ProcessGroup) -> floa
     with torch.no_grad():
         some = X if len(X) else X.new_zeros(1, X.shape[-1])
         for rows in some.split(_CHUNK_ROWS):
-            phi = feature_map(rows)
+            try:
+                phi = feature_map(rows)
+            except RuntimeError as error:
+                raise ValueError(
+                    "feature_map: expected a map of inputs ``n x "
+                    f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
+                    f"fails with: {error}"
+                ) from error
             if (
                 phi.ndim != 2
                 or len(phi) != len(rows)
@@ -202,7 +265,7 @@ def noise_model(
         priors: Whether what is learnt has a prior.
 
     Raises:
-        ValueError: If the user's is not Gaussian.
+        ValueError: If the user's is not Gaussian, or has another number of variances.
     """
     if likelihood is None and noise is None:
         return TaskLikelihood(num_tasks, tasks, prior=priors)
@@ -220,5 +283,13 @@ def noise_model(
         raise ValueError(
             "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
             f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
+        )
+    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
+    expected = targets.shape if fixed else torch.Size([num_tasks])
+    shape = likelihood.noise.shape
+    if shape != expected and (fixed or shape != torch.Size([1])):
+        raise ValueError(
+            f"likelihood: expected noise variances of shape {tuple(expected)}, one for "
+            f"each {'outcome' if fixed else 'task'}, got {tuple(shape)}."
         )
     return likelihood

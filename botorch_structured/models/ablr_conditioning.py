@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.models.model import FantasizeMixin
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.sampling.base import MCSampler
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
@@ -47,6 +48,7 @@ class AblrConditioning(_Base):
 
     _appended: list[_Appended]
     _conditioned_batch: torch.Size
+    _conditioned_tasks: frozenset[int]
     _train_inputs: Any
     _train_targets: Any
     _original_train_inputs: Any
@@ -70,17 +72,37 @@ class AblrConditioning(_Base):
                 Default: the noise of each task.
             kwargs: Not used; BoTorch passes what its own models know.
 
+        With a ``process_group``, all processes are conditioned on the same data; the
+        first has the new rows.
+
         Raises:
-            ValueError: If shapes do not fit together.
+            ValueError: If shapes do not fit together, tasks are unknown, or numbers
+                are not finite or variances negative.
         """
         self.eval()
         with_task = self.tasks is not None and X.shape[-1] == self._num_columns
+        if not with_task and X.shape[-1] != self._num_columns - (
+            self.tasks is not None
+        ):
+            raise ValueError(
+                f"X: expected {self._num_columns} columns"
+                + (", or one less without tasks" if self.tasks is not None else "")
+                + f", got {X.shape[-1]}."
+            )
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
         if Y.shape[-1] != len(outputs) or Y.shape[-2] != X.shape[-2]:
             raise ValueError(
                 f"Y: expected ``batch_shape x {X.shape[-2]} x {len(outputs)}``, one "
                 f"column for each output, got {tuple(Y.shape)}."
             )
+        tasks = [self._index_of(t) for t in outputs]
+        if with_task:
+            assert self.tasks is not None
+            tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
+        if fantasize_flag.off():
+            self._check_new(X, Y, noise)
+        # made now, not in each of the models to come
+        self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
         new = self._sharing_rows()
         if self.tasks is None or with_task:
             new._condition(X, Y, noise, with_task)
@@ -90,6 +112,31 @@ class AblrConditioning(_Base):
                 rows = self.tasks.insert(X, value)
                 new._condition(rows, Y[..., i : i + 1], own_noise, True)
         return new
+
+    @staticmethod
+    def _check_new(X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
+        """Raise a ``ValueError`` for what would leave no number in the weights."""
+        if not X.isfinite().all():
+            raise ValueError("X: expected finite inputs, got NaN or infinity.")
+        if Y.isinf().any():
+            raise ValueError(
+                "Y: expected finite outcomes, or NaN for those that were not observed; "
+                "got infinity."
+            )
+        if noise is None:
+            return
+        try:
+            torch.broadcast_shapes(noise.shape, Y.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
+                f"{tuple(noise.shape)}."
+            ) from None
+        if not ((noise >= 0.0) & noise.isfinite() | Y.isnan()).all():
+            raise ValueError(
+                "noise: expected finite variances, not negative, got a minimum of "
+                f"{float(noise.min())} and a maximum of {float(noise.max())}."
+            )
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """See ``condition_on_observations``, which is to be used instead."""
@@ -186,6 +233,7 @@ class AblrConditioning(_Base):
             y.double(),
             self._without_fantasy_dimension(variance.double(), phi),
         )
+        self._conditioned_tasks |= {t}
         self._weights[t] = updated._replace(
             mean=updated.mean.to(dtype), root=updated.root.to(dtype)
         )
@@ -206,13 +254,19 @@ class AblrConditioning(_Base):
             self._conditioned_batch, lead, X.shape[:-2]
         )
         parts = (X, transformed, targets, noise)
+        if not self._group.is_first:  # the sum over processes has them from there
+            empty = slice(0, 0)
+            parts = (
+                X[..., empty, :],
+                transformed[..., empty, :],
+                targets[..., empty],
+                noise[..., empty],
+            )
         self._appended = [*self._appended, _Appended(*(p.detach() for p in parts))]
         self._rows_cache = None
 
     def _sharing_rows(self) -> Any:
         """A copy that has the same training data, not a copy of them."""
-        # made now, not in each of the models to come
-        self._weights_of([self._index_of(t) for t in self._output_tasks])
         shared = [
             *(self._train_inputs or ()),
             self._train_targets,
@@ -276,11 +330,16 @@ class AblrConditioning(_Base):
             old = self.likelihood.noise
             self.likelihood.noise_covar.noise = joined(old, noise, own, -1)
 
+    def _revert_to_original_inputs(self) -> None:
+        self._merge_appended()  # the original ones are read before they are set
+        super()._revert_to_original_inputs()
+
     def set_train_data(self, *args: Any, **kwargs: Any) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
         self._merge_appended()
         super().set_train_data(*args, **kwargs)
         self._conditioned_batch = self._train_inputs[0].shape[:-2]
+        self._conditioned_tasks = frozenset(range(self.num_tasks))
         self._drop_caches()
 
     def _drop_caches(self) -> None:
@@ -317,7 +376,7 @@ class AblrConditioning(_Base):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        # caches are cheap to rebuild, but for a batch, which has no other weights
+        # caches are cheap to rebuild, but for a batch, one model after the other
         kept = {}
         if self._conditioned_batch:
             kept = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = ["AblrPosterior"]
 
+from collections.abc import Callable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,7 @@ from botorch_structured.models.ablr_normals import (
     normal,
     stacked,
 )
+from botorch_structured.models.ablr_rows import RowData
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 
 if TYPE_CHECKING:  # what it is mixed into
@@ -41,6 +44,7 @@ class AblrPosterior(_Base):
     _output_tasks: list[int]
     _weights: dict[int, WeightPosterior]
     _noise_cache: Tensor | None = None
+    _conditioned_tasks: frozenset[int]
 
     # -- weights ------------------------------------------------------------------
 
@@ -51,11 +55,50 @@ class AblrPosterior(_Base):
             outputs = [self._index_of(t) for t in self._output_tasks]
             extra = [t for t in outputs if t not in (*self._weights, *missing)]
             self._compute_weights([*missing, *extra])
-        return [self._weights[t] for t in which]
+        found, batch = [self._weights[t] for t in which], self._conditioned_batch
+        if not batch:
+            return found
+        return [  # as many means as there are models, of tasks they have in common too
+            w._replace(
+                mean=w.mean.expand(
+                    *torch.broadcast_shapes(w.mean.shape[:-1], batch), -1
+                )
+            )
+            for w in found
+        ]
 
     @torch.no_grad()
     def _compute_weights(self, which: list[int]) -> None:
-        data = self._rows()
+        batch = self._conditioned_batch
+        if not batch:
+            found = self._weights_from(self._rows(), which)
+            self._weights.update(found)
+            return
+        # of tasks that none of them was conditioned on, all have the same rows
+        same = [t for t in which if t not in self._conditioned_tasks]
+        own = [t for t in which if t in self._conditioned_tasks]
+        places = list(product(*(range(n) for n in batch)))
+        if same and places:
+            self._weights.update(
+                self._weights_from(self._rows_of_batch(places[0]), same)
+            )
+        if own:
+            each = [
+                self._weights_from(self._rows_of_batch(place), own) for place in places
+            ]
+            for t in own:
+                mean, root = (
+                    torch.stack([getattr(weights[t], name) for weights in each])
+                    for name in ("mean", "root")
+                )
+                self._weights[t] = WeightPosterior(
+                    mean.unflatten(0, batch), root.unflatten(0, batch)
+                )
+
+    def _weights_from(
+        self, data: RowData, which: list[int]
+    ) -> dict[int, WeightPosterior]:
+        """Posteriors of the weights of (at least) some tasks, given some rows."""
         X, Y = data.X, data.Y - self._prior_mean_of_outcomes(data, data.inputs)
         arrangement: Any = data.rows
         noise = data.noise
@@ -87,8 +130,10 @@ class AblrPosterior(_Base):
             tasks=asked,
             **self._group.kwargs,
         )
-        for i, t in enumerate(which):
-            self._weights[t] = WeightPosterior(mean[i].to(X), root[i].to(X))
+        return {
+            t: WeightPosterior(mean[i].to(X), root[i].to(X))
+            for i, t in enumerate(which)
+        }
 
     def _index_of(self, output: int) -> int:
         """The index of a task value, or of a signal.
@@ -124,12 +169,13 @@ class AblrPosterior(_Base):
         """The noise variance of a new outcome of each task, ``T``.
 
         Where variances are given row by row: the mean over the task's rows; over all
-        rows for a task without any.
+        rows for a task without any. Of models conditioned on a batch: the first one's.
         """
         if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             return self.likelihood.noise.expand(self.num_tasks)
         if self._noise_cache is None:
-            data = self._rows()
+            batch = self._conditioned_batch
+            data = self._rows_of_batch((0,) * len(batch)) if batch else self._rows()
             assert data.noise is not None
             zeros = data.noise.new_zeros(self.num_tasks)
             total = self._group.sum(zeros.index_add(0, data.task, data.noise))
@@ -169,6 +215,10 @@ class AblrPosterior(_Base):
         Raises:
             ValueError: For unknown tasks, or the wrong number of columns.
         """
+        if X.ndim < 2:
+            raise ValueError(
+                f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
+            )
         if self.training:
             self.eval()
         if self.tasks is not None and X.shape[-1] == self._num_columns:
@@ -185,6 +235,8 @@ class AblrPosterior(_Base):
                     + f", got {X.shape[-1]}."
                 )
             outputs = self._output_tasks if output_indices is None else output_indices
+            if not len(outputs):
+                raise ValueError("output_indices: expected at least one, got none.")
             posterior = self._output_posterior(X, list(outputs), observation_noise)
         if posterior_transform is not None:
             return posterior_transform(posterior=posterior, X=X)
@@ -217,7 +269,8 @@ class AblrPosterior(_Base):
                 here = task == t
                 mean = torch.where(here, m, mean)
                 root = torch.where(here.unsqueeze(-1), r, root)
-        assert mean is not None and root is not None
+        if mean is None or root is None:  # no row at all
+            mean, root = prior, phi
         return prior + mean, root, task
 
     def _row_posterior(self, X: Tensor, observation_noise: bool | Tensor) -> Any:
@@ -308,13 +361,35 @@ class AblrPosterior(_Base):
         stacked = GPyTorchPosterior(
             MultivariateNormal(mean, mvn.lazy_covariance_matrix)
         )
-        done = transform.untransform_posterior(stacked, X=rows)
-        if type(done) is not GPyTorchPosterior:
-            return transform.untransform_posterior(posterior, X=X)
-        mvn = done.distribution
-        mean = mvn.mean.unflatten(-1, (len(outputs), X.shape[-2])).mT
-        return GPyTorchPosterior(
-            MultitaskMultivariateNormal(
-                mean, mvn.lazy_covariance_matrix, interleaved=False
-            )
+        return _columns(transform.untransform_posterior(stacked, X=rows), len(outputs))
+
+
+def _columns(posterior: Posterior, m: int) -> Posterior:
+    """One column for each of ``m`` outputs, which came one below the other."""
+
+    def columns(values: Tensor) -> Tensor:
+        return values.squeeze(-1).unflatten(-1, (m, -1)).mT
+
+    def rows(values: Tensor) -> Tensor:
+        return values.mT.flatten(-2).unsqueeze(-1)
+
+    def moment(of: Callable[[Tensor, Tensor], Tensor] | None) -> Any:
+        return None if of is None else lambda M, V: columns(of(rows(M), rows(V)))
+
+    if isinstance(posterior, TransformedPosterior):  # each value by its own row
+        transform = posterior._sample_transform
+        return TransformedPosterior(
+            _columns(posterior._posterior, m),
+            sample_transform=lambda values: columns(transform(rows(values))),
+            mean_transform=moment(posterior._mean_transform),
+            variance_transform=moment(posterior._variance_transform),
         )
+    assert isinstance(posterior, GPyTorchPosterior)
+    mvn = posterior.distribution
+    return GPyTorchPosterior(
+        MultitaskMultivariateNormal(
+            columns(mvn.mean.unsqueeze(-1)),
+            mvn.lazy_covariance_matrix,
+            interleaved=False,
+        )
+    )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # what it is mixed into
         mean_module: Any
         covar_module: Any
         _group: ProcessGroup
+        _conditioned_batch: torch.Size
 else:
     _Base = object
 
@@ -92,13 +93,36 @@ class AblrRows(_Base):
         """Everything that does not change with the hyperparameters, made once."""
         if self._rows_cache is None:
             with torch.no_grad():
-                self._rows_cache = self._made_rows(self._transformed_rows())
+                inputs, noise = self._transformed_rows(), self._given_noise()
+                self._rows_cache = self._made_rows(inputs, self.train_targets, noise)
         return self._rows_cache
 
-    def _made_rows(self, inputs: Tensor) -> RowData:
-        targets = self.train_targets
+    def _rows_of_batch(self, place: tuple[int, ...]) -> RowData:
+        """The same for one of the models that were conditioned on a batch of outcomes.
+
+        Args:
+            place: Its indices in the batch.
+        """
+        batch, own = self._conditioned_batch, 2 if self._has_signals else 1
+
+        def of_one(values: Tensor, own: int) -> Tensor:
+            each = values.expand(*batch, *values.shape[values.ndim - own :])
+            return each[place]
+
+        inputs = of_one(self.train_inputs[0], 2)
+        if not self._has_transformed_inputs:
+            inputs = self.transform_inputs(inputs)
+        noise = self._given_noise()
+        noise = None if noise is None else of_one(noise, own)
+        return self._made_rows(inputs, of_one(self.train_targets, own), noise)
+
+    def _given_noise(self) -> Tensor | None:
         given = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        noise = self.likelihood.noise if given else None
+        return self.likelihood.noise if given else None
+
+    def _made_rows(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> RowData:
         observed = ~targets.isnan()
         row: Tensor | None
         if targets.ndim > 1:  # signals, which share rows
@@ -126,9 +150,6 @@ class AblrRows(_Base):
             total=self._group.sum_of_int(targets.shape[-1], targets.device),
         )
 
-    def _set_rows_aside(self) -> None:
-        self._rows_cache = None
-
     # -- prior --------------------------------------------------------------------
 
     def _prior_means(self, X: Tensor) -> Tensor:
@@ -142,6 +163,20 @@ class AblrRows(_Base):
         if isinstance(self.mean_module, MultitaskMean):
             return self.mean_module(X if self.tasks is None else self.tasks.without(X))
         return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
+
+    def _check_mean(self, X: Tensor) -> None:
+        """Raise a ``ValueError`` if the user's mean is of another shape."""
+        some, expected = X[:1], (len(X[:1]), self.num_tasks)
+        try:
+            shape: object = tuple(self._prior_means(some).shape)
+        except RuntimeError as error:
+            shape = str(error)
+        if shape != expected:
+            raise ValueError(
+                "mean_module: expected one value for each row, or a MultitaskMean with "
+                f"{self.num_tasks} of them, got {type(self.mean_module).__name__}: "
+                f"{shape}."
+            )
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""

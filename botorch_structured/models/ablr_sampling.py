@@ -66,7 +66,7 @@ class WeightPath(SamplePath):
                     f"drawn for (output_tasks={outputs}), or without a task column."
                 )
             x = model.tasks.without(x)
-        values = []
+        values, inputs = [], []
         for i, (output, t) in enumerate(zip(outputs, which, strict=True)):
             rows = x if len(outputs) == 1 else x.squeeze(-3)
             full = rows if model.tasks is None else model.tasks.insert(rows, output)
@@ -76,22 +76,32 @@ class WeightPath(SamplePath):
             phi = model.feature_map(plain)
             f = (phi @ weights.unsqueeze(-1)).squeeze(-1)
             values.append(f + model._prior_means(full)[..., t])
+            inputs.append(full)
         stacked = torch.stack(values, dim=-2)
-        result = self._untransformed(stacked, which)
+        result = self._untransformed(stacked, which, inputs)
         return result.squeeze(-2) if len(outputs) == 1 else result
 
-    def _untransformed(self, values: Tensor, which: list[int]) -> Tensor:
-        """From ``... x m x n`` standardised values."""
+    def _untransformed(
+        self, values: Tensor, which: list[int], inputs: list[Tensor]
+    ) -> Tensor:
+        """From ``... x m x n`` standardised values at the inputs of each output."""
         transform = getattr(self.model, "outcome_transform", None)
         if transform is None:
             return values
         if isinstance(transform, StandardizeTasks):
             shift, scale = transform.means[which], transform.stdvs[which]
             return shift.unsqueeze(-1) + scale.unsqueeze(-1) * values
-        every = which == list(range(self.model.num_tasks))
-        if self.model.tasks is None and not every:
+        if self.model.tasks is not None:  # one by one: it may look at the task
+            return torch.cat(
+                [
+                    transform.untransform(v.unsqueeze(-1), X=X)[0].mT
+                    for v, X in zip(values.unbind(-2), inputs, strict=True)
+                ],
+                dim=-2,
+            )
+        if which != list(range(self.model.num_tasks)):
             transform = transform.subset_output(which)
-        return transform.untransform(values.mT)[0].mT
+        return transform.untransform(values.mT, X=inputs[0])[0].mT
 
 
 class AblrSampling(_Base):

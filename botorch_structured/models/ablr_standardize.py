@@ -106,6 +106,11 @@ class StandardizeTasks(OutcomeTransform):
         known = (count > 1) & (stdvs > _MIN_STDV) & (stdvs > _ROUNDING * means.abs())
         usual = stdvs[known].log().mean().exp() if known.any() else stdvs.new_tensor(1)
         average = means[some].mean() if some.any() else means.new_tensor(0.0)
+        if not (means.isfinite() & stdvs.isfinite()).all():
+            raise ValueError(
+                "Y: expected outcomes whose variance is a number, got magnitudes up to "
+                f"{float(y.abs().max()):.1e}. Rescale them."
+            )
         self.means = torch.where(some, means, average)
         self.stdvs = torch.where(known, stdvs, usual)
         self._is_trained = torch.tensor(True)

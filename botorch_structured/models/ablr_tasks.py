@@ -70,7 +70,7 @@ class TaskColumn(nn.Module):
 
     def _message(self, unexpected: list[float]) -> str:
         known = self.values.tolist()
-        got = {int(v) if v == int(v) else v for v in unexpected[:10]}
+        got = {int(v) if float(v).is_integer() else v for v in unexpected[:10]}
         if known == list(range(len(known))):
             return (
                 "Expected all task features in `X` to be between 0 and "
