@@ -42,7 +42,7 @@ _BOTORCH = {"ExpectedImprovement", "SingleTaskGP", "fit_gpytorch_mll"}
 
 
 def test_what_it_offers_exists() -> None:
-    """Every name in the table, outside the line of plans."""
+    """Every name in the table."""
     public = {"cite"}
     parts = ["acquisition", "fit", "kernels", "models", "optim", "spaces"]
     for part in [*parts, "transforms"]:
