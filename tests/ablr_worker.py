@@ -19,6 +19,8 @@ from torch import Tensor
 
 from botorch_structured.inference.ablr_evidence import summed_log_evidence
 from botorch_structured.inference.ablr_posterior import weight_posterior
+from botorch_structured.models import MultiTaskABLR
+from botorch_structured.models.feature_maps import TanhNetwork
 
 COUNTS = [40, 0, 3, 7, 25, 8, 6]
 
@@ -51,6 +53,40 @@ def evaluate(problem: Problem, **kwargs: object) -> dict[str, object]:
     }
 
 
+def conditioned(rank: int, size: int, process_group: object) -> Tensor:
+    """Evidence and predictions of a model that all processes gave the same new rows.
+
+    Args:
+        rank: Which rows to have, of
+        size: that many parts.
+        process_group: Who has the others.
+    """
+    g = torch.Generator().manual_seed(4)
+    X = torch.rand(33, 3, generator=g, dtype=torch.float64)
+    X[:, 2] = torch.arange(33) % 3
+    Y = torch.sin(4.0 * X[:, :1]) + X[:, 2:]
+    old, new = slice(rank, 30, size), slice(30, 33)
+    model = MultiTaskABLR(
+        X[old],
+        Y[old],
+        2,
+        all_tasks=[0, 1, 2],
+        outcome_transform=None,
+        feature_map=TanhNetwork(2, widths=(6,)),
+        process_group=process_group,
+    )
+    points = torch.linspace(0.0, 1.0, 8, dtype=torch.float64).reshape(4, 2)
+    found = []
+    for values in (Y[new], torch.stack([Y[new], Y[new] + 1.0])):  # one, and a batch
+        more = model.condition_on_observations(X[new], values)
+        for _ in range(2):  # updated, then from all rows
+            found.append(more.posterior(points).mean.detach().reshape(-1))
+            more.train()
+        if not more.batch_shape:
+            found.append(more.log_evidence().detach().reshape(1))
+    return torch.cat(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rank", type=int)
@@ -74,6 +110,7 @@ def main() -> None:
         part = problem.part((owner == args.rank).nonzero()[:, 0])
         noise = {"noise_variance": part.noise_variance}
         results[name] = evaluate(part, process_group=group, chunk_rows=9, **noise)
+    results["conditioned"] = conditioned(args.rank, args.size, group)
     part = problems()["any"][0]
     part.log_beta = part.log_beta.detach() + args.rank  # not the same everywhere
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ablr_worker import evaluate, problems
+from ablr_worker import conditioned, evaluate, problems
 
 from botorch_structured.inference.across_processes import Processes
 
@@ -100,6 +100,13 @@ def test_the_same_bits_in_each(two: list[dict[str, Any]], name: str) -> None:
         assert torch.equal(first[key], second[key])
     for ours, theirs in zip(first["gradient"], second["gradient"], strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_new_rows_that_all_were_given_count_once(two: list[dict[str, Any]]) -> None:
+    alone = conditioned(0, 1, None)
+    for result in two:
+        close(result["conditioned"], alone)
+    assert torch.equal(two[0]["conditioned"], two[1]["conditioned"])
 
 
 def test_other_hyperparameters_are_refused(two: list[dict[str, Any]]) -> None:
