@@ -53,7 +53,7 @@ class TreedGP(TreedAssembly, SingleTaskGP):
 
     Which mode for what: ``TreedGP.as_published``, the method of the paper, for the
     search of an optimum; the default, which differs from it in four arguments, for
-    predictions, as its densities are better than those of one GP and of the paper.
+    predictions. As a density the paper's is no better than one GP, the default is.
 
     Between leaves the covariance is zero by definition: an approximation near
     boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
