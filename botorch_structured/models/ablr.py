@@ -52,6 +52,7 @@ from botorch_structured.models.ablr_rows import AblrRows
 from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
+from botorch_structured.models.ablr_weights import AblrWeights
 from botorch_structured.models.feature_maps import as_feature_map
 
 
@@ -59,6 +60,7 @@ class MultiTaskABLR(
     AblrSampling,
     AblrConditioning,
     AblrPosterior,
+    AblrWeights,
     AblrFit,
     AblrRows,
     ExactGP,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "check_data",
+    "check_new_data",
     "check_untouched",
     "default_network",
     "noise_model",
@@ -70,6 +71,37 @@ def check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
                 "train_Yvar: expected a finite variance, not negative, for each "
                 f"outcome, got {Yvar[bad][:5].tolist()}."
             )
+
+
+def check_new_data(X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
+    """Raise a ``ValueError`` for new data that would leave no number in the weights.
+
+    Args:
+        X: Inputs, ``batch_shape x q x d``.
+        Y: Outcomes, ``batch_shape x q x m``; NaN is what was not observed.
+        noise: Noise variances that broadcast to ``Y``.
+    """
+    if not X.isfinite().all():
+        raise ValueError("X: expected finite inputs, got NaN or infinity.")
+    if Y.isinf().any():
+        raise ValueError(
+            "Y: expected finite outcomes, or NaN for those that were not observed; "
+            "got infinity."
+        )
+    if noise is None:
+        return
+    try:
+        torch.broadcast_shapes(noise.shape, Y.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
+            f"{tuple(noise.shape)}."
+        ) from None
+    if not ((noise >= 0.0) & noise.isfinite() | Y.isnan()).all():
+        raise ValueError(
+            "noise: expected finite variances, not negative, got a minimum of "
+            f"{float(noise.min())} and a maximum of {float(noise.max())}."
+        )
 
 
 def _check_task_list(name: str, values: object) -> None:

@@ -21,6 +21,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import update_weights
+from botorch_structured.models.ablr_build import check_new_data
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_posterior import AblrPosterior
@@ -61,7 +62,9 @@ class AblrConditioning(_Base):
         r"""A model with more data and the same hyperparameters.
 
         O(D^2) for each outcome, whatever the number of rows. Refit it, where Y is not a
-        batch, with ``fit_gpytorch_mll``: the fit goes on from here.
+        batch, with ``fit_gpytorch_mll``: the fit goes on from here. With a
+        ``process_group``, all processes are conditioned on the same data; the first
+        has the new rows.
 
         Args:
             X: ``batch_shape x q x d``, outcomes of ``output_tasks`` (or all signals);
@@ -72,23 +75,12 @@ class AblrConditioning(_Base):
                 Default: the noise of each task.
             kwargs: Not used; BoTorch passes what its own models know.
 
-        With a ``process_group``, all processes are conditioned on the same data; the
-        first has the new rows.
-
         Raises:
             ValueError: If shapes do not fit together, tasks are unknown, or numbers
                 are not finite or variances negative.
         """
         self.eval()
-        with_task = self.tasks is not None and X.shape[-1] == self._num_columns
-        if not with_task and X.shape[-1] != self._num_columns - (
-            self.tasks is not None
-        ):
-            raise ValueError(
-                f"X: expected {self._num_columns} columns"
-                + (", or one less without tasks" if self.tasks is not None else "")
-                + f", got {X.shape[-1]}."
-            )
+        with_task = self._has_task(X)
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
         if Y.shape[-1] != len(outputs) or Y.shape[-2] != X.shape[-2]:
             raise ValueError(
@@ -100,7 +92,7 @@ class AblrConditioning(_Base):
             assert self.tasks is not None
             tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
         if fantasize_flag.off():
-            self._check_new(X, Y, noise)
+            check_new_data(X, Y, noise)
         # made now, not in each of the models to come
         self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
         new = self._sharing_rows()
@@ -112,31 +104,6 @@ class AblrConditioning(_Base):
                 rows = self.tasks.insert(X, value)
                 new._condition(rows, Y[..., i : i + 1], own_noise, True)
         return new
-
-    @staticmethod
-    def _check_new(X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
-        """Raise a ``ValueError`` for what would leave no number in the weights."""
-        if not X.isfinite().all():
-            raise ValueError("X: expected finite inputs, got NaN or infinity.")
-        if Y.isinf().any():
-            raise ValueError(
-                "Y: expected finite outcomes, or NaN for those that were not observed; "
-                "got infinity."
-            )
-        if noise is None:
-            return
-        try:
-            torch.broadcast_shapes(noise.shape, Y.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
-                f"{tuple(noise.shape)}."
-            ) from None
-        if not ((noise >= 0.0) & noise.isfinite() | Y.isnan()).all():
-            raise ValueError(
-                "noise: expected finite variances, not negative, got a minimum of "
-                f"{float(noise.min())} and a maximum of {float(noise.max())}."
-            )
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """See ``condition_on_observations``, which is to be used instead."""
