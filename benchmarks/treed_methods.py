@@ -1,15 +1,14 @@
 """The methods of Assael et al. (2014), section 4, for the harness.
 
-``htbo`` and ``htbo_warp`` are ``TreedGP`` with splits by variance, which look for more
-than one regime from nine points on; ``htbo_default`` is ``TreedGP`` as it comes,
-``htbo_paper`` and ``htbo_paper_warp`` as published. ``bo`` and ``bo_warp`` are
-BoTorch's ``SingleTaskGP``, the second with learned input warping. All maximise LogEI,
-over the rows of a table or on the paper's adaptive Sobol grid. There the treed methods
-go far from known points where no improvement is worth an evaluation, ``bo`` and
-``bo_warp`` keep a small distance always; ``bo_refine`` is ``bo`` with the rule of the
-treed methods, and ``bo_acqf`` with BoTorch's own maximiser as a user would call it.
-``bo_exact`` and ``htbo_exact`` are ``bo_refine`` and ``htbo`` told that there is no
-noise: how much of the difference is the tree's, and how much the noise's.
+``htbo`` and ``htbo_warp`` are ``TreedGP.as_published``, the better one in a search;
+``htbo_default`` is ``TreedGP`` as it comes, ``htbo_variance`` the same with the
+published splits. ``bo`` and ``bo_warp`` are BoTorch's ``SingleTaskGP``, the second with
+learned input warping. All maximise LogEI, over the rows of a table or on the paper's
+adaptive Sobol grid. There the treed methods go far from known points where no
+improvement is worth an evaluation, ``bo`` and ``bo_warp`` keep a small distance always;
+``bo_refine`` is ``bo`` with the rule of the treed methods, ``bo_exact`` is that told
+that there is no noise, and ``bo_acqf`` is ``bo`` with BoTorch's own maximiser as a user
+would call it: how much of the difference is the tree's, and how much the search's.
 """
 
 from __future__ import annotations
@@ -36,12 +35,6 @@ from botorch_structured.models import TreedGP
 from botorch_structured.optim import optimize_acqf_sobol
 from botorch_structured.test_functions import TableProblem
 
-_PAPER: dict[str, Any] = {
-    "split_criterion": "variance",
-    "path_sharing": "all",
-    "condition_on": "all",
-    "leaf_noise": False,
-}
 # In widths of the box: a model that estimates its noise returns to one optimum.
 _MIN_DISTANCE = 2e-3
 _ALWAYS_DISTANT = ("bo", "bo_warp")
@@ -75,12 +68,12 @@ def standard(
 
 
 def treed(
-    problem: Any, X: Tensor, Y: Tensor, exact: bool = False, **arguments: Any
+    problem: Any, X: Tensor, Y: Tensor, published: bool = False, **arguments: Any
 ) -> TreedGP:
     """A tree of GPs, grown anew at each step."""
+    make = TreedGP.as_published if published else TreedGP
     transform = Normalize(X.shape[-1], bounds=problem.bounds.to(X))
-    noise = _no_noise(Y) if exact else None
-    return TreedGP(X, Y, noise, input_transform=transform, **arguments)
+    return make(X, Y, input_transform=transform, **arguments)
 
 
 def _no_noise(Y: Tensor) -> Tensor:
@@ -89,12 +82,10 @@ def _no_noise(Y: Tensor) -> Tensor:
 
 
 MODELS: dict[str, Callable[[Any, Tensor, Tensor], SingleTaskGP]] = {
-    "htbo": partial(treed, split_criterion="variance"),
-    "htbo_warp": partial(treed, split_criterion="variance", warp=True),
-    "htbo_exact": partial(treed, split_criterion="variance", exact=True),
+    "htbo": partial(treed, published=True),
+    "htbo_warp": partial(treed, published=True, warp=True),
+    "htbo_variance": partial(treed, split_criterion="variance"),
     "htbo_default": treed,
-    "htbo_paper": partial(treed, **_PAPER),
-    "htbo_paper_warp": partial(treed, warp=True, **_PAPER),
     "bo": standard,
     "bo_acqf": standard,
     "bo_refine": standard,

@@ -116,7 +116,7 @@ def test_treed_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     treed.main([*arguments, "--budget", "7"])
     shown, errors = capsys.readouterr()
     assert "## walker" in shown and "lda is left out" in errors
-    assert "none worse, three better" in shown
+    assert "| larger, p < 0.05 |" in shown
     for method in treed.METHODS:
         records = read_records(out / "walker" / method / "100.jsonl")
         assert len(records) == 7 and not any("error" in r for r in records)
@@ -174,7 +174,7 @@ def test_treed_tests_are_paired() -> None:
     }
     shown = treed.overall_table(found, 50).splitlines()[-1]
     assert [cell.strip() for cell in shown.split("|")[1:-1]] == [
-        *("htbo", "bo", "exp2d, lda, rkhs", "", "", "yes"),
+        *("htbo", "bo", "exp2d, lda, rkhs", "", "", ""),
     ]
 
 
