@@ -165,7 +165,9 @@ def build(folder: Path, name: str, path: Path, rows: int = _NUM_CONFIGURATIONS) 
         FileNotFoundError: The data are not in ``folder``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = path.read_text().splitlines() if path.exists() else []
+    done = path.read_text().splitlines(keepends=True) if path.exists() else []
+    if done and not done[-1].endswith("\n"):  # torn by a kill
+        path.write_text("".join(done := done[:-1]))
     if len(done) >= rows:
         return
     grid = space().sample(4 * rows, seed=0).tolist()
