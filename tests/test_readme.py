@@ -38,7 +38,12 @@ def test_links_lead_somewhere() -> None:
     assert "@@" not in README
 
 
-_BOTORCH = {"ExpectedImprovement", "SingleTaskGP", "fit_gpytorch_mll"}
+_BOTORCH = {
+    "ExpectedImprovement",
+    "SingleTaskGP",
+    "fit_gpytorch_mll",
+    "optimize_acqf",
+}
 
 
 def test_what_it_offers_exists() -> None:
@@ -61,6 +66,6 @@ def test_tutorials_are_committed_with_outputs(notebook: Path) -> None:
     outputs = [out for cell in cells for out in cell.get("outputs", [])]
     assert all(out["output_type"] != "error" for out in outputs)
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
-    assert len(pictures) >= 3
+    assert len(pictures) >= 2
     text = json.dumps(outputs)
     assert "/tmp/" not in text and "site-packages" not in text

@@ -29,6 +29,7 @@ from botorch_structured.test_functions import RKHS1D
 _STEPS = (9, 16, 25)  # evaluations that a panel of Figure 3 knows
 _COMPARED = ("bo", "htbo")
 _POINTS = 301
+_STARTS = 5
 _DIGITS = 4
 _SHOWN = 25.0  # of the logarithm of the expected improvement, down from its maximum
 
@@ -131,11 +132,16 @@ def _panel(model: Any, grid: Tensor, X: Tensor, Y: Tensor, step: int) -> dict[st
 
 def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
     problems = sorted({r.problem for r in runs})
-    figure = figure_class(figsize=(4.5 * len(problems), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(problems), squeeze=False)[0]
+    columns = min(3, len(problems))
+    rows = -(-len(problems) // columns)
+    figure = figure_class(figsize=(4.2 * columns, 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for ax in axes[len(problems) :]:
+        ax.set_axis_off()
     curves: dict[str, dict[str, Any]] = {}
-    for ax, problem in zip(axes, problems, strict=True):
+    for ax, problem in zip(axes, problems, strict=False):  # the last row has gaps
         curves[problem] = {}
+        top = 0.0
         for method in METHODS:
             traces = [
                 run.trace() - run.optimum
@@ -154,6 +160,7 @@ def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
             label = f"{method} ({len(traces)})"
             ax.plot(steps, mean, color=colour, linestyle=line, label=label)
             ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15)
+            top = max(top, mean[min(_STARTS, length) - 1])
             curves[problem][method] = {
                 "runs": len(traces),
                 "mean_regret": _rounded(torch.as_tensor(mean)),
@@ -162,7 +169,7 @@ def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
             }
         ax.set_title(problem)
         ax.set_xlabel("evaluations")
-        ax.set_ylim(bottom=0.0)
+        ax.set_ylim(0.0, 1.1 * top)  # all methods have the same starts
         ax.legend(fontsize="x-small")
         tidy(ax)
     axes[0].set_ylabel("mean regret, with standard error")
