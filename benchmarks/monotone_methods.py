@@ -3,7 +3,12 @@
 ``standard`` models the objective with BoTorch's ``SingleTaskGP``; ``decomposed`` models
 its two parts with one each (``DecomposedGP``), and ``monotone`` tells each in addition
 which way it bends (``MonotoneGP``, on the paper's grids of virtual points). The three
-with ``_paper`` have the paper's GPs: zero mean, isotropic squared exponential.
+with ``_paper`` have the paper's GPs: the outcomes' own zero as mean, a variance, an
+isotropic squared exponential. Zero is less than any error, so that such a GP hopes for
+the best wherever it has seen nothing, and corners come first; signs rule some out.
+Standardised outcomes revert to their average instead. What the paper leaves open is the
+same for all three: BoTorch's prior of the lengthscale, a wide one of the variance in
+units of the mean square, and noise of 1e-4 of it, as errors are repeatable.
 ``monotone_held`` keeps the hyperparameters that its parts have without signs: signs are
 most probable of nearly straight functions, and four points do not object. All maximise
 LogEI of the (sum's) posterior in the same way.
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 __all__ = ["METHODS"]
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,16 +27,45 @@ from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
+from botorch.models.transforms.outcome import Standardize
 from botorch.optim import optimize_acqf
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.means import ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from benchmarks.harness import Method
 from botorch_structured.models import DecomposedGP, MonotoneGP
 
 _RESTARTS, _RAW = 4, 256
+_NOISE = 1e-4  # of the mean square, in the paper's GPs
+
+
+class _Scale(Standardize):
+    """Outcomes in units of their root mean square: zero stays zero."""
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.training:
+            super().forward(Y, Yvar, X)  # its checks
+            self._stdvs_sq = Y.square().mean(dim=-2, keepdim=True).clamp_min(1e-16)
+            self.stdvs = self._stdvs_sq.sqrt()
+            self.means = Y.new_zeros(self.stdvs.shape)
+        return Y / self.stdvs, None if Yvar is None else Yvar / self._stdvs_sq
+
+
+def _papers_kernel(d: int) -> ScaleKernel:
+    prior = LogNormalPrior(math.sqrt(2.0) + 0.5 * math.log(d), math.sqrt(3.0))
+    kernel = RBFKernel(
+        lengthscale_prior=prior,
+        lengthscale_constraint=GreaterThan(
+            2.5e-2, transform=None, initial_value=prior.mode
+        ),
+    )
+    return ScaleKernel(kernel, outputscale_prior=LogNormalPrior(0.0, 1.0))
 
 
 def _component(
@@ -46,8 +81,11 @@ def _component(
         "input_transform": Normalize(X.shape[-1], bounds=problem.bounds.to(X))
     }
     if paper:
-        arguments["covar_module"] = ScaleKernel(RBFKernel())
+        arguments["covar_module"] = _papers_kernel(X.shape[-1])
         arguments["mean_module"] = ZeroMean()
+        arguments["outcome_transform"] = _Scale(1)
+        noise = _NOISE * Y.square().mean()
+        arguments["train_Yvar"] = noise.expand(Y.shape)
     if like is not None:
         for name in ("likelihood", "covar_module", "mean_module"):
             arguments[name] = getattr(like, name)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import wilcoxon
 
+from benchmarks import monotone_methods
 from benchmarks.harness import read_records
 from benchmarks.monotone_methods import METHODS
 from benchmarks.quality import wang
@@ -38,6 +39,26 @@ def test_methods_maximise_the_negative_of_the_problem() -> None:
         torch.manual_seed(0)
         x = METHODS[name](problem, X, -problem(X)[:, None], 0).reshape(-1)
         assert -7.5 < x[1] < -1.5
+
+
+def test_the_papers_gps_revert_to_the_zero_of_the_outcomes() -> None:
+    """Not to their average, which is -11 here and would keep a search in the middle."""
+    problem = MonotoneMixture1D()
+    X = torch.tensor([[0.0], [0.001], [0.002]]).double()
+    Y = torch.tensor([[-10.0], [-11.0], [-12.0]]).double()
+    for paper, far in ((True, 0.0), (False, -11.0)):
+        model = monotone_methods._component(problem, X, Y, paper=paper)
+        kernel = model.covar_module.base_kernel if paper else model.covar_module
+        kernel.lengthscale = 0.05
+        model.eval()
+        mean = model.posterior(torch.ones(1, 1).double()).mean
+        assert mean.item() == pytest.approx(far, abs=1e-6)
+        assert torch.allclose(model.posterior(X).mean, Y, atol=1.0)
+
+
+def test_signs_are_tested_against_the_same_kind_of_gp() -> None:
+    assert wang._rivals("monotone_held") == ["standard", "decomposed"]
+    assert wang._rivals("monotone_paper") == ["standard_paper", "decomposed_paper"]
 
 
 def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
