@@ -295,9 +295,13 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     with torch.enable_grad():
         x = points.expand(*mean(points).shape, points.shape[-1])
         x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
-        (slope,) = torch.autograd.grad(
-            mean(x).sum(), x, create_graph=graph, materialize_grads=True
-        )
+        total = mean(x).sum()
+        if not total.requires_grad:  # constant in x, and without parameters
+            slope = torch.zeros_like(x)
+        else:
+            (slope,) = torch.autograd.grad(
+                total, x, create_graph=graph, materialize_grads=True
+            )
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 

@@ -149,7 +149,14 @@ class StationaryDerivatives:
         return x if self.active is None else x[..., self.active]
 
     def _place(self, column: int) -> int:
-        return column if self.active is None else self.active.index(column)
+        if self.active is None:
+            return column
+        if column not in self.active:
+            raise ValueError(
+                f"covar_module: expected a kernel that sees column {column}, got one "
+                f"of columns {list(self.active)}."
+            )
+        return self.active.index(column)
 
     def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x n x m x e``."""

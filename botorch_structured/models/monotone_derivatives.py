@@ -27,6 +27,7 @@ from botorch_structured.models.virtual_points import (
 )
 
 _CANDIDATES = 256
+_SAME = 1e-6  # of the box
 
 
 class DerivativePosterior(SiteInference):
@@ -95,7 +96,7 @@ class DerivativePosterior(SiteInference):
         Y = self._in_columns(self.train_targets)
         transform = getattr(self, "outcome_transform", None)
         if transform is not None:
-            order = signs_of(Y, transform.untransform(Y)[0])
+            order = signs_of(transform.untransform(Y)[0], Y, transform)
             order = order if self._num_outputs == 1 else order.unsqueeze(-1)
             slope = slope * order
         sign = self.monotone.get(column, 1) * slope.sign()
@@ -106,9 +107,9 @@ class DerivativePosterior(SiteInference):
         r"""Ask for signs where they are least probable, one point at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): sites are estimated
-        anew after each point. It depends on the hyperparameters, so it pays to fit, add
-        points, and fit again; ``fit_gpytorch_mll`` does that for a model with
-        ``virtual_X="adaptive"``.
+        anew after each point, and no point is taken twice. It depends on the
+        hyperparameters, so it pays to fit, add points, and fit again;
+        ``fit_gpytorch_mll`` does that for a model with ``virtual_X="adaptive"``.
 
         Args:
             count: At most so many.
@@ -132,8 +133,9 @@ class DerivativePosterior(SiteInference):
         self.eval()
         box = self._box.to(self.covar_module.sites.points)
         candidates = default_virtual_points(box, _CANDIDATES)
-        chosen: list[int] = []
-        while len(chosen) < count:
+        chosen = _near(candidates, self.covar_module.sites.points, box).tolist()
+        before = len(chosen)
+        while len(chosen) < min(before + count, len(candidates)):
             doubt = self._least_probable(candidates)
             index = most_violated(doubt, chosen)
             if doubt[index] >= probability:
@@ -141,10 +143,10 @@ class DerivativePosterior(SiteInference):
             chosen.append(index)
             self.covar_module.sites.add_points(candidates[index : index + 1])
             self._run_ep()
-        if chosen:
+        if len(chosen) > before:
             self._warn_unless_converged()
         self.train(was_training)
-        return len(chosen)
+        return len(chosen) - before
 
     def custom_fit(
         self, mll: MarginalLogLikelihood, **kwargs: Any
@@ -170,6 +172,13 @@ class DerivativePosterior(SiteInference):
             worst = torch.minimum(worst, p.reshape(-1, len(points)).amin(0))
         return worst
 
+    @property
+    def _raw_columns(self) -> int:
+        """How many columns inputs have before they are transformed."""
+        if getattr(self, "_has_transformed_inputs", False):
+            return self._original_train_inputs.shape[-1]
+        return self.train_inputs[0].shape[-1]
+
     def _in_columns(self, targets: Tensor) -> Tensor:
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
         return targets.unsqueeze(-1) if self._num_outputs == 1 else targets.mT
@@ -182,7 +191,11 @@ class DerivativePosterior(SiteInference):
             ``batch_shape (x 1) x n``.
         """
         self.eval()
-        d = X.shape[-1]
+        d = self._raw_columns
+        if X.ndim < 2 or X.shape[-1] != d:
+            raise ValueError(
+                f"X: expected batch_shape x n x {d}, got {tuple(X.shape)}."
+            )
         if not 0 <= column < d:
             raise ValueError(f"column: expected 0 to {d - 1}, got {column}.")
         transform = getattr(self, "input_transform", None)
@@ -229,6 +242,13 @@ class DerivativePosterior(SiteInference):
         half = torch.linalg.solve_triangular(factor, cross.double().mT, upper=False)
         mean = mean + (half.mT @ white).squeeze(-1)
         return mean.to(x), (gram - half.mT @ half).to(x)
+
+
+def _near(candidates: Tensor, points: Tensor, box: Tensor) -> Tensor:
+    """Indices of candidates that are among the points, up to rounding."""
+    away = (candidates.unsqueeze(-2) - points).abs()
+    same = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
+    return same.nonzero().flatten()
 
 
 def _probability(mean: Tensor, covariance: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ from botorch_structured.models.virtual_points import (
     signs_of,
     transformed_box,
     transformed_columns,
+    transformed_points,
 )
 
 
@@ -83,6 +84,11 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
     whether that was reached; if not, there is a warning. Data that contradict a sign
     are weighed against it: noise grows, or the sign yields, the more so the larger
     ``nu`` is.
+
+    Virtual points stay where they are on the axes of the model. Where an input
+    transform learns (``Warp``), or learns anew from other data (``Normalize`` without
+    bounds), they then are elsewhere in the space of ``train_X`` than ``virtual_X`` and
+    ``bounds`` said at construction.
 
     The signs are soft: nothing is said between virtual points, and little of
     derivatives that are small against ``nu``. Without signs or virtual points the model
@@ -149,7 +155,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
             raise ValueError(f"nu: expected a positive number, got {nu}.")
         if isinstance(virtual_X, Tensor):
             check_virtual_points(virtual_X, d)
-        elif virtual_X not in (None, "adaptive"):
+        elif not (virtual_X is None or _is_adaptive(virtual_X)):
             raise ValueError(
                 f'virtual_X: expected a tensor, "adaptive" or None, got {virtual_X!r}.'
             )
@@ -180,7 +186,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         self._columns = {j: place for j, (place, _) in places.items()}
         self._box = transformed_box(bounds, X, input_transform)
         if isinstance(virtual_X, Tensor):
-            points = apply_transform(virtual_X.to(train_X), input_transform)
+            points = transformed_points(virtual_X, train_X, input_transform)
         elif self._adaptive:
             points = X.new_zeros(0, X.shape[-1])
         else:
@@ -205,7 +211,8 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         # order of outcomes under the transform, ``batch_shape x m``
         Y = self.train_targets
         Y = Y.unsqueeze(-1) if self.num_outputs == 1 else Y.mT
-        order = signs_of(train_Y, Y)
+        transform = getattr(self, "outcome_transform", None)
+        order = signs_of(train_Y, Y, transform)
         order = order.squeeze(-1) if self.num_outputs == 1 else order
         self.register_buffer("_column_signs", order.unsqueeze(-1) * per_column)
         if hasattr(self, "_subset_batch_dict"):
@@ -263,6 +270,10 @@ _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
     "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
+
+
+def _is_adaptive(virtual_X: object) -> bool:
+    return isinstance(virtual_X, str) and virtual_X == "adaptive"
 
 
 def _check_modules(covar_module: Kernel | None, likelihood: Likelihood | None) -> None:

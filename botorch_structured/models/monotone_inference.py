@@ -284,9 +284,11 @@ class SiteInference(_Base):
             model._accept_sites()
         return model
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """As in BoTorch. The sites are part of the state, and kept as loaded."""
-        result = super().load_state_dict(state_dict, **kwargs)
+        result = super().load_state_dict(state_dict, *args, **kwargs)
         if self.has_sites:
             self._accept_sites()
         return result

@@ -12,12 +12,14 @@ __all__ = [
     "signs_of",
     "transformed_box",
     "transformed_columns",
+    "transformed_points",
 ]
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -25,6 +27,7 @@ _GRID_SIDE = {1: 10, 2: 10, 3: 4}
 _SOBOL_POINTS = 64
 # Data that stick out of the unit cube by rounding are still in it.
 _ROUNDING = 1e-6
+_STEP = 1e-2
 
 
 def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
@@ -59,7 +62,8 @@ def transformed_box(
         transform: Of the inputs.
     """
     if bounds is not None:
-        corners = apply_transform(bounds.to(X), transform)
+        corners = bounds.to(X).expand(*X.shape[:-2], *bounds.shape)
+        corners = apply_transform(corners, transform)
         corners = corners.reshape(-1, corners.shape[-1])
         return torch.stack([corners.amin(0), corners.amax(0)])
     rows = X.reshape(-1, X.shape[-1])
@@ -74,6 +78,31 @@ def apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
         return X
     with torch.no_grad():
         return transform.preprocess_transform(X)
+
+
+def transformed_points(
+    virtual_X: Tensor, X: Tensor, transform: InputTransform | None
+) -> Tensor:
+    """Virtual points on the axes of the model, ``v x d``.
+
+    Args:
+        virtual_X: ``v x d`` in the space of the training inputs.
+        X: Training inputs, ``batch_shape x n x d``.
+        transform: Of the inputs.
+
+    Raises:
+        ValueError: If they are moved differently in the elements of a batch.
+    """
+    points = virtual_X.to(X).expand(*X.shape[:-2], *virtual_X.shape)
+    points = apply_transform(points, transform)
+    points = points.reshape(-1, *points.shape[-2:])
+    if not bool((points == points[:1]).all()):
+        raise ValueError(
+            "virtual_X: expected an input_transform that is the same for all elements "
+            f"of a batch, got a {type(transform).__name__} that is not: the points are "
+            "shared. Without virtual_X they are placed on the axes of the model."
+        )
+    return points[0]
 
 
 def transformed_columns(
@@ -119,12 +148,18 @@ def transformed_columns(
     return result
 
 
-def signs_of(Y: Tensor, transformed: Tensor) -> Tensor:
+def signs_of(
+    Y: Tensor, transformed: Tensor, transform: OutcomeTransform | None = None
+) -> Tensor:
     """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
+
+    Outcomes that are all the same have no order: there a step on the axis of the model
+    is undone.
 
     Args:
         Y: ``batch_shape x n x m``.
         transformed: The same, transformed.
+        transform: The transform; without it such outcomes count as kept.
 
     Returns:
         ``batch_shape x m``.
@@ -132,6 +167,11 @@ def signs_of(Y: Tensor, transformed: Tensor) -> Tensor:
     first = Y.argmin(dim=-2, keepdim=True)
     last = Y.argmax(dim=-2, keepdim=True)
     rise = transformed.gather(-2, last) - transformed.gather(-2, first)
+    if transform is not None and bool((rise == 0.0).any()):
+        here = transformed.detach()
+        there = transform.untransform(here + _STEP * (1.0 + here.abs()))[0]
+        step = (there - transform.untransform(here)[0])[..., :1, :]
+        rise = torch.where(rise == 0.0, step, rise)
     return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
 
 
@@ -148,6 +188,8 @@ def check_virtual_points(virtual_X: Tensor, d: int) -> None:
 
 def check_bounds(bounds: Tensor, d: int) -> None:
     """Raise a ``ValueError`` unless they are finite, ``2 x d``, and in order."""
+    if not isinstance(bounds, Tensor):
+        raise ValueError(f"bounds: expected a tensor, got {bounds!r}.")
     if bounds.shape != (2, d):
         raise ValueError(
             f"bounds: expected 2 x {d} like the columns of train_X, got "
@@ -166,6 +208,11 @@ def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
     Raises:
         ValueError: For other columns than those of the inputs, or other signs.
     """
+    if not isinstance(monotone, Mapping):
+        raise ValueError(
+            "monotone: expected {column: +1 or -1}, got a "
+            f"{type(monotone).__name__}: {monotone!r}."
+        )
     for column, sign in monotone.items():
         integer = isinstance(column, int) and not isinstance(column, bool)
         if not (integer and 0 <= column < d):
