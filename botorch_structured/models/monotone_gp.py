@@ -91,7 +91,11 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
     ``bounds`` said at construction.
 
     The signs are soft: nothing is said between virtual points, and little of
-    derivatives that are small against ``nu``. Without signs or virtual points the model
+    derivatives that are small against ``nu``. They also say more than is meant: a
+    Gaussian process that has the same sign at many points is steep at most of them, so
+    that with few data it is too sure about a function that is flat over part of the
+    box, and continues a slope to the corners. Fewer virtual points say less, and so
+    does a mean of zero where zero is the level that outcomes tend to. Without signs or virtual points the model
     *is* a ``SingleTaskGP``, its state dict included.
 
     Args:
