@@ -94,9 +94,10 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
     derivatives that are small against ``nu``. They also say more than is meant: a
     Gaussian process that has the same sign at many points is steep at most of them, so
     that with few data it is too sure about a function that is flat over part of the
-    box, and continues a slope to the corners. Fewer virtual points say less, and so
-    does a mean of zero where zero is the level that outcomes tend to. Without signs or virtual points the model
-    *is* a ``SingleTaskGP``, its state dict included.
+    box, and continues a slope to the corners. Fewer virtual points say less.
+
+    Without signs or virtual points the model *is* a ``SingleTaskGP``, its state dict
+    included.
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
