@@ -1,6 +1,13 @@
 from __future__ import annotations
 
 import os
+
+# Matrices are small, and files are tested side by side: threads of linear algebra would
+# only wait for each other. It has to be said before NumPy is loaded, and holds for the
+# tutorials and scripts that tests start.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
 import sys
 from collections.abc import Callable
 from pathlib import Path

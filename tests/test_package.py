@@ -115,7 +115,8 @@ def test_every_cited_name_exists() -> None:
 def test_ci_runs_the_commands_of_the_readme() -> None:
     """``.ci/run`` reads them from the README: one line each, as promised."""
     lines = (ROOT / "README.md").read_text().splitlines()
-    for extra, what in (("demo", "botorch_structured"), ("test", "pytest")):
+    tests = "pytest -n auto --dist loadfile"
+    for extra, what in (("demo", "botorch_structured"), ("test", tests)):
         command = (
             f'python -m pip install -c constraints.txt ".[{extra}]" && python -m {what}'
         )
