@@ -70,7 +70,7 @@ class DecomposedGP(ObservedComponents, ModelListGP):
     own ``condition_on_observations``, so that input transforms are applied.
 
     Args:
-        models: Two or more components, single-output GPs and ``DeterministicModel`` s,
+        models: Different components, single-output GPs and ``DeterministicModel`` s,
             at least one of them a GP. Outcome transforms must be linear (such as
             ``Standardize``): the sum of what a ``Log`` transform undoes is not
             Gaussian.
@@ -174,6 +174,12 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         known = iter(self._known_values(X, like))
         parts = [_certain(next(known)) if k else next(learned) for k in self._known]
         if output_indices is not None:
+            k = len(parts)
+            if not all(-k <= i < k for i in output_indices):
+                raise ValueError(
+                    f"output_indices: expected components 0 to {k - 1}, got "
+                    f"{list(output_indices)}."
+                )
             parts = [parts[i] for i in output_indices]
         return self._as_posterior(independent(parts))
 
@@ -259,6 +265,11 @@ def _check_components(models: Sequence[Model]) -> None:
                 "Expected linear outcome transforms, such as Standardize. Component "
                 f"{i} has a {type(transform).__name__}, whose sum with others is not "
                 "Gaussian: model the transformed values instead, and sum those."
+            )
+        if gp and any(model is other for other in models[:i]):
+            raise ValueError(
+                f"Expected different components, which are independent. Component {i} "
+                "was given twice: multiply its outcomes by two instead."
             )
     if all(isinstance(model, DeterministicModel) for model in models):
         raise ValueError(

@@ -472,6 +472,7 @@ def test_wrong_arguments() -> None:
         ((first, log), "has a Log"),
         ((first, DecomposedGP(first, second)), "a DecomposedGP at 1"),
         ((first, torch.nn.Linear(1, 1)), "a Linear at 1"),
+        ((first, known, first), "Component 2 was given twice"),
     ):
         with pytest.raises(ValueError, match=message):
             DecomposedGP(*models)
@@ -482,6 +483,7 @@ def test_wrong_arguments() -> None:
     mask = torch.ones(len(X), 3, dtype=torch.bool)
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
+        (lambda: model.component_posterior(X, [3]), r"components 0 to 2, got \[3\]"),
         (lambda: model.posterior(X, observation_noise=three), "expects 2 columns"),
         (lambda: model.condition_on_observations(X, three), "Y expects 2 columns"),
         (lambda: model.condition_on_observations([X], parts), "got 1"),
