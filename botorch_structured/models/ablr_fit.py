@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # what it is mixed into
 else:
     _Base = object
 
-# The objective is per outcome: finer tolerances change no prediction. On exact data it is
-# the cap that ends a fit; a second fit goes on from there.
+# The objective is per outcome: finer tolerances change no prediction. On exact data the
+# cap ends a fit; a second one goes on from there.
 _FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
 _NUM_STARTS = 3
 _STEPS_OF_A_START = 15
