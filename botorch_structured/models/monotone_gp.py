@@ -25,6 +25,7 @@ __all__ = ["MonotoneGP"]
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -156,8 +157,8 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        if not (math.isfinite(nu) and nu > 0.0):
-            raise ValueError(f"nu: expected a positive number, got {nu}.")
+        if not (isinstance(nu, Real) and math.isfinite(nu) and nu > 0.0):
+            raise ValueError(f"nu: expected a positive number, got {nu!r}.")
         if isinstance(virtual_X, Tensor):
             check_virtual_points(virtual_X, d)
         elif not (virtual_X is None or _is_adaptive(virtual_X)):

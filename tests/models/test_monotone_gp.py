@@ -589,6 +589,7 @@ def test_construct_inputs() -> None:
         ({"monotone": {0: 2}}, r"\+1 \(increasing\) or -1 .* column 0, got 2"),
         ({"nu": 0.0}, "nu: expected a positive number, got 0.0"),
         ({"nu": float("nan")}, "nu: expected a positive number, got nan"),
+        ({"nu": "small"}, "nu: expected a positive number, got 'small'"),
         ({"virtual_X": GRID[:, :1]}, r"virtual_X: expected v x 2 .*, got \(16, 1\)"),
         ({"virtual_X": GRID * float("nan")}, "virtual_X: expected finite"),
         ({"virtual_X": "grid"}, 'virtual_X: expected a tensor, "adaptive" or None'),
