@@ -12,7 +12,7 @@ import torch
 from botorch.models.deterministic import DeterministicModel
 from torch import Tensor
 
-from botorch_structured.plots.partition import _limits, _training_data
+from botorch_structured.plots.model_data import limits_of, training_data
 from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plot_monotone_components(
     for one in training:
         one.eval()  # or input transforms would learn from the points asked about
     try:
-        data = [None if _is_known(part) else _training_data(part) for part in parts]
+        data = [None if _is_known(part) else training_data(part) for part in parts]
         X = next(points for points in data if points is not None)[0]
         line = _line(X, column, at, bounds, resolution, data)
         titles = _titles(parts) if names is None else list(names)
@@ -129,7 +129,7 @@ def _line(
         raise ValueError(f"column expects one of 0 to {d - 1}, got {column}.")
     if resolution < 2:
         raise ValueError(f"resolution expects at least 2 points, got {resolution}.")
-    low, high = _limits(X, bounds)
+    low, high = limits_of(X, bounds)
     if at is None:
         total = _observed_sum(data)
         at = X[0 if total is None else int(total.argmax())]

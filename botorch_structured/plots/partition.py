@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.plots.model_data import limits_of, training_data
 from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def plot_partition(
     if training:
         model.eval()  # or input transforms would learn from the points asked about
     try:
-        X, Y = _training_data(model)
+        X, Y = training_data(model)
         d = X.shape[-1]
         if d not in _RESOLUTION:
             raise ValueError(f"model expects one or two inputs to draw, got {d}.")
@@ -85,7 +86,7 @@ def plot_partition(
         n = _RESOLUTION[d] if resolution is None else resolution
         if n < 2:
             raise ValueError(f"resolution expects at least 2 points, got {n}.")
-        low, high = _limits(X, bounds)
+        low, high = limits_of(X, bounds)
         regions = _Regions(model, X)
         if d == 1:
             ax = new_axes(ax, 6.4, 3.8)
@@ -267,46 +268,6 @@ def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:
         along[axis] = (grid[-1, -1, axis] - grid[0, 0, axis]) / (len(grid) - 1) / 2
         segments.append(np.stack([border - along, border + along], axis=1))
     return np.concatenate(segments)
-
-
-def _training_data(model: Any) -> tuple[Tensor, Tensor]:
-    """``n x d`` and ``n`` numbers as they were given, before any transform."""
-    inputs = getattr(model, "train_inputs", None)
-    targets = getattr(model, "train_targets", None)
-    if not inputs or not isinstance(targets, Tensor):
-        raise ValueError(
-            f"model expects a GP with training data, got {type(model).__name__}."
-        )
-    X = inputs[0]
-    original = getattr(model, "_original_train_inputs", None)
-    if isinstance(original, Tensor) and not model.training:
-        X = original
-    if X.dim() != 2 or targets.shape != X.shape[:1]:
-        raise ValueError(
-            "model expects n x d inputs and n outcomes, without a batch shape. Got "
-            f"shapes {tuple(X.shape)} and {tuple(targets.shape)}."
-        )
-    Y = targets.unsqueeze(-1)
-    transform = getattr(model, "outcome_transform", None)
-    if transform is not None:
-        Y = transform.untransform(Y)[0]
-    return X.detach(), Y.detach().squeeze(-1)
-
-
-def _limits(X: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    low, high = X.amin(0), X.amax(0)
-    if bounds is not None:
-        if not isinstance(bounds, Tensor) or bounds.shape != (2, X.shape[-1]):
-            raise ValueError(
-                f"bounds expects a 2 x {X.shape[-1]} tensor, got {bounds!r}."
-            )
-        low, high = bounds.to(X)
-    if not (low < high).all():
-        raise ValueError(
-            "bounds expects lower ones below the upper ones, got "
-            f"{low.tolist()} and {high.tolist()}."
-        )
-    return low, high
 
 
 def _colours() -> Any:

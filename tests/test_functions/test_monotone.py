@@ -39,7 +39,7 @@ def small_forest(**arguments: Any) -> ForestTuning:
     return ForestTuning(features, labels, **arguments)
 
 
-PROBLEMS = [MonotoneMixture1D, ElasticNetTuning, small_forest, NetworkTuning]
+PROBLEMS: list[Any] = [MonotoneMixture1D, ElasticNetTuning, small_forest, NetworkTuning]
 CHEAP = PROBLEMS[:3]
 
 
@@ -279,6 +279,9 @@ def test_noise() -> None:
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="not negative, got -1"):
         ElasticNetTuning(seed=-1)
+    for make in CHEAP:
+        with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
+            make(negate=3)
     with pytest.raises(ValueError, match="n at least 10"):
         ForestTuning(np.zeros((5, 2)), np.zeros(5))
     with pytest.raises(ValueError, match="n labels"):
