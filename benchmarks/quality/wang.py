@@ -23,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +62,26 @@ def make(seed: int, name: str, data: Path | None = None) -> Any:
     if name == "elastic_net":
         return _elastic_net(seed)
     if name == "network":
-        return NetworkTuning(seed)
+        return _network(seed)
     file = None if data is None else _find(data)
     if file is None:
         raise ValueError(f"data: expected a folder with one of {_ADULT}, got {data}.")
-    return ForestTuning(*_adult(file), seed=seed)
+    return _forest(seed, file)
 
 
 @cache  # the 100 points of its rank are evaluated once
 def _elastic_net(seed: int) -> ElasticNetTuning:
     return ElasticNetTuning(seed)
+
+
+@lru_cache(maxsize=1)  # the starts are trained once for all methods
+def _network(seed: int) -> NetworkTuning:
+    return NetworkTuning(seed)
+
+
+@lru_cache(maxsize=1)
+def _forest(seed: int, file: Path) -> ForestTuning:
+    return ForestTuning(*_adult(file), seed=seed)
 
 
 _adult = cache(read_adult)
