@@ -65,6 +65,7 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--problems", "mixture", "elastic_net", "forest", "--seeds", "2"]
     arguments += ["--methods", "decomposed", "standard", "random", "--budget", "5"]
     arguments += ["--processes", "0", "--out", str(tmp_path / "out")]
+    arguments += ["--reference", "monotone_held"]
     wang.main([*arguments, "--figures", str(tmp_path / "figures")])
     shown = capsys.readouterr()
     assert "forest is left out" in shown.err
@@ -84,6 +85,33 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads((tmp_path / "figures" / "figure_2.json").read_text())
     trace = np.array(values["best_so_far"]["decomposed"])  # maximised, as published
     assert (np.diff(trace) >= 0).all() and (trace <= 1.7178).all()
+    before = sorted((tmp_path / "out").rglob("*"))
+    wang.main([*arguments, "--seeds", "3", "--report"])  # of what is there
+    assert capsys.readouterr().out.strip() == shown.out.split(str(tmp_path))[0].strip()
+    assert sorted((tmp_path / "out").rglob("*")) == before
+
+
+def test_a_figure_shows_the_defaults_beside_the_papers_gps(tmp_path: Path) -> None:
+    runs = [
+        Run("forest", method, seed, np.full(6, 0.1 * k + 0.123456789), None, 0, 0.0)
+        for k, method in enumerate(
+            ["monotone_paper", "standard_paper", "decomposed_paper", "standard", "held"]
+        )
+        for seed in (101, 100)
+    ]
+    paths = wang.write_figure(runs, "forest", 6, tmp_path)
+    assert [path.name for path in paths] == ["figure_5.json", "figure_5.png"]
+    shown = json.loads(paths[0].read_text())
+    assert list(shown["mean"]) == [
+        "standard_paper",
+        "monotone_paper",
+        "decomposed_paper",
+        "standard",
+    ]
+    assert shown["mean"]["monotone_paper"] == [0.123457] * 6
+    assert paths[1].stat().st_size > 10_000
+    own = wang.write_figure(runs, "forest", 6, tmp_path, "held")
+    assert list(json.loads(own[0].read_text())["mean"]) == ["standard", "held"]
 
 
 def test_the_forest_finds_its_data(tmp_path: Path) -> None:
@@ -109,7 +137,7 @@ def test_tables_test_areas_and_correct_for_all_of_them() -> None:
             for seed in range(8):
                 values = 0.2 + shift + 0.01 * rng.random(12)
                 runs.append(Run(problem, method, seed, values, None, 0, 0.0))
-    shown = wang.tables(runs, 12)
+    shown = wang.tables(runs, 12, "monotone")
     areas = {
         method: np.array(
             [
