@@ -13,10 +13,10 @@ model, and in whether it knows a problem's ``history``:
 
 Features are learnt at first from the history (or, without one, from the starts), once
 for all seeds of a task; and again, from where they are, whenever the run has
-``refit_every`` more rows. In between they are held: the regression on them, with the
-task's own noise and weight precision, is fitted at every step. What the other tasks'
-precisions are is the prior of its own. All of this is a function of the problem and of
-the run's rows; what is remembered from call to call only saves time.
+``refit_every`` more rows. In between they are held: the regression on them
+(``MultiTaskABLR.new_task`` where there is a history), with the task's own noise and
+weight precision, is fitted at every step. All of this is a function of the problem and
+of the run's rows; what is remembered from call to call only saves time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -41,19 +41,13 @@ from torch import Tensor, nn
 from benchmarks.treed_methods import random
 from botorch_structured.kernels import RandomFourierFeatures
 from botorch_structured.models import MultiTaskABLR
-from botorch_structured.models.ablr_hyperparameters import (
-    ExchangeableLogNormalPrior,
-    WeightPrecision,
-)
 from botorch_structured.spaces.columns import CategoricalColumn
 from botorch_structured.test_functions import TableProblem
 
 # Steps of L-BFGS: from a random network, and from one fitted to nearly as much.
 _FIRST_STEPS, _FURTHER_STEPS = 100, 5
-# How far the usual precision of 30 or more tasks is known, on the scale of logarithms.
-_KNOWN_LEVEL = 0.1
 _NUM_FOURIER = 100
-_KEPT = 128
+_KEPT = 64
 
 
 def columns(problem: Any, X: Tensor) -> Tensor:
@@ -190,18 +184,12 @@ def warm(
         fourier: Whether the features are ``RandomFourierFeatures``.
     """
     num_learnt = len(X) - len(X) % refit_every
-    learnt = _learnt(
+    tasks = _learnt(
         problem, X[:num_learnt], Y[:num_learnt], refit_every, context, fourier
     )
     own = _own_context(problem, X) if context else None
     rows = _with(columns(problem, X), own)
-    model = MultiTaskABLR(rows, Y, task_feature=None, feature_map=learnt.features)
-    for _, module, prior, _, setting in model.named_priors():
-        if isinstance(prior, ExchangeableLogNormalPrior):
-            of_weights = isinstance(module, WeightPrecision)
-            usual = learnt.weights if of_weights else learnt.noise
-            prior.loc, prior.spread = usual.log(), usual.new_tensor(_KNOWN_LEVEL)
-            setting(module, usual)
+    model = tasks.new_task(rows, Y, exclude_tasks=[problem.history.task])
     _fit(model, _FIRST_STEPS)
     return suggest(problem, model, X, Y.max(), own)
 
@@ -217,27 +205,18 @@ class _Held(nn.Module):
         return self.module(X)
 
 
-class _Learnt(NamedTuple):
-    """Features that are held, and usual precisions; parameters to go on from."""
-
-    features: _Held
-    noise: Tensor
-    weights: Tensor
-    parameters: dict[str, Tensor]
-
-
 def _learnt(
     problem: Any, X: Tensor, Y: Tensor, refit_every: int, context: bool, fourier: bool
-) -> _Learnt:
-    """What is learnt from the history and so many rows of the task.
+) -> MultiTaskABLR:
+    """The model of the history and so many rows of the task.
 
-    By going on from what was learnt with ``refit_every`` rows fewer.
+    Its fit goes on from that with ``refit_every`` rows fewer.
     """
     old_X, old_Y, task, contexts = _history(problem, X)
     if not context:
         old_X = old_X[:, : old_X.shape[1] - contexts.shape[1]]
 
-    def fit() -> _Learnt:
+    def fit() -> MultiTaskABLR:
         own = contexts[problem.history.task] if context else None
         rows = torch.cat([old_X, _with(columns(problem, X), own)])
         number = torch.cat([task, task.new_full((len(X),), problem.history.task)])
@@ -247,7 +226,7 @@ def _learnt(
         if len(X):
             n = len(X) - refit_every
             before = _learnt(problem, X[:n], Y[:n], refit_every, context, fourier)
-            features = deepcopy(before.features.module).requires_grad_(True)
+            features = deepcopy(before.feature_map)
         model = MultiTaskABLR(
             torch.cat([rows, number.unsqueeze(-1)], -1),
             torch.cat([old_Y, Y]),
@@ -257,19 +236,15 @@ def _learnt(
         )
         if before is not None:
             # parameters only: the task's outcomes have a scale of their own by now
-            model.load_state_dict(before.parameters, strict=False)
+            known = dict(before.named_parameters())
+            model.load_state_dict(known, strict=False)
         # so many rows outweigh where a network starts: one start
         _fit(model, _FIRST_STEPS if before is None else _FURTHER_STEPS, num_starts=1)
-        noise = model.noise_precision.detach().reciprocal()
-        return _Learnt(
-            _held(model.feature_map),
-            noise.log().mean().exp(),
-            model.weight_precision.detach().log().mean().exp(),
-            {name: value.detach().clone() for name, value in model.named_parameters()},
-        )
+        return model
 
     key = _digest(old_X, old_Y, columns(problem, X), Y)
-    return _remember(("warm", context, fourier, refit_every, key), fit)
+    key = (context, fourier, refit_every, problem.history.task, key)
+    return _remember(("warm", *key), fit)
 
 
 def _fit(model: MultiTaskABLR, steps: int, **how: Any) -> None:

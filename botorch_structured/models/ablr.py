@@ -47,6 +47,7 @@ from botorch_structured.models.ablr_fit import AblrFit
 from botorch_structured.models.ablr_group import ProcessGroup
 from botorch_structured.models.ablr_hyperparameters import WeightPrecision
 from botorch_structured.models.ablr_kernel import TaskFeatureKernel
+from botorch_structured.models.ablr_new_task import AblrNewTask
 from botorch_structured.models.ablr_posterior import AblrPosterior
 from botorch_structured.models.ablr_rows import AblrRows
 from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
@@ -57,6 +58,7 @@ from botorch_structured.models.feature_maps import as_feature_map
 
 
 class MultiTaskABLR(
+    AblrNewTask,
     AblrSampling,
     AblrConditioning,
     AblrPosterior,
@@ -79,6 +81,8 @@ class MultiTaskABLR(
     *Tasks.* With a ``task_feature``, as in BoTorch's ``MultiTaskGP``: a column says
     which task a row is of. What a new task learns from the others is the features and
     how large noise and weights usually are, not values: without rows its mean is flat.
+    A task that comes after the fit starts from more, see ``new_task``: its prior is
+    what the tasks' weights, levels and scales have in common.
 
     *Signals.* With ``task_feature=None`` the m columns of ``train_Y`` are signals
     observed together (section 3.3), each a regression of its own; NaN is a signal that

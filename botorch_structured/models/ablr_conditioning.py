@@ -350,5 +350,5 @@ class AblrConditioning(_Base):
                 t: w._replace(mean=w.mean.detach(), root=w.root.detach())
                 for t, w in self._weights.items()
             }
-        caches = {"_rows_cache": None, "_noise_cache": None, "_weights": kept}
-        return {**self.__dict__, **caches}
+        caches = {"_rows_cache": None, "_noise_cache": None, "_common": None}
+        return {**self.__dict__, **caches, "_weights": kept}

@@ -123,6 +123,29 @@ class TransferTables:
         values = [self.y[self.task == t] for t in range(self.num_tasks)]
         return torch.stack([v.max() - v.min() for v in values])
 
+    def subset(self, names: Sequence[str]) -> TransferTables:
+        r"""Some of the tasks, in this order: a history that knows nothing of others.
+
+        Args:
+            names: Different names of tasks.
+
+        Raises:
+            ValueError: For no names, a name twice, or one that is not there.
+        """
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"names expects different tasks. Got {list(names)}.")
+        own = [(self.task == self._number(name)).nonzero()[:, 0] for name in names]
+        rows = torch.cat(own)
+        task = torch.repeat_interleave(
+            torch.arange(len(own)), torch.tensor([len(r) for r in own])
+        )
+        contexts = None
+        if self.contexts is not None:
+            contexts = self.contexts[[self._number(name) for name in names]]
+        return TransferTables(
+            self.X[rows], self.y[rows], task, names, self.space, contexts
+        )
+
     def leave_out(
         self, task: int | str, noise_std: float | None = None, negate: bool = False
     ) -> TransferTable:

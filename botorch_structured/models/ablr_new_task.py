@@ -1,0 +1,295 @@
+"""One more task for Bayesian linear regressions that have learnt from many."""
+
+from __future__ import annotations
+
+__all__ = ["AblrNewTask", "LearntFeatures", "LearntMean", "UsualScale"]
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.means import Mean, ZeroMean
+from torch import Tensor, nn
+
+from botorch_structured.inference.ablr_population import Population, population
+from botorch_structured.inference.ablr_posterior import WeightPosterior
+from botorch_structured.inference.ablr_scale import (
+    UsualOutcomes,
+    most_probable_scale,
+    usual,
+)
+from botorch_structured.models.ablr_build import check_data
+from botorch_structured.models.ablr_hyperparameters import ExchangeableLogNormalPrior
+from botorch_structured.models.ablr_standardize import StandardizeTasks
+
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch_structured.models.ablr_weights import AblrWeights as _Base
+else:
+    _Base = object
+
+# Standard deviations, where few tasks tell: of logarithms of scales and noise, and of
+# levels in units of the usual scale.
+_GUESSED_SPREAD = 1.0
+_GUESSED_LEVELS = 3.0
+_USUAL_NOISE = 1e-3  # of tasks whose noise was given
+# How far weights are from mu is in Sigma: what a task's own precision adds to that.
+_PRECISION_SPREAD = 0.5
+
+
+class AblrNewTask(_Base):
+    """Models of new tasks, from a ``MultiTaskABLR`` that was fitted to many."""
+
+    _common: tuple[list[WeightPosterior], Population] | None = None
+
+    def new_task(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        exclude_tasks: Sequence[int] = (),
+    ) -> Any:
+        r"""A regression for one more task whose prior is what the tasks have in common.
+
+        Beside the features, which are held, it knows their usual *values*: with the
+        weights of the T tasks a sample of ``N(mu, Sigma)`` (empirical Bayes, see
+        ``inference.ablr_population``),
+
+        .. math:: y = o + s \, (\phi_z(x)' w + \epsilon), \quad w \sim N(\mu, \Sigma),
+
+        and level o, scale s and noise distributed as theirs. Its mean without any row
+        of the new task is the average task; two rows need not tell their own scale.
+        Costs O(T D^3) once and O(n D^2): make it anew for each evaluation of a search,
+        and fit the features again (``fit_gpytorch_mll`` of the model of all tasks) now
+        and then. Fitting the new model is for its noise and weight precision.
+
+        This goes beyond Perrone et al. (2017), where tasks share features only.
+
+        Args:
+            train_X: ``n x d``, without a task column; n may be 0.
+            train_Y: ``n x 1``, not standardised.
+            train_Yvar: ``n x 1`` observed noise variances; inferred if None.
+            exclude_tasks: Task values that are not taken for a sample, such as that of
+                earlier rows of the new task.
+
+        Returns:
+            A ``MultiTaskABLR`` of one task, ready to predict, to fit and to condition.
+            It is a copy: it does not change with this model.
+
+        Raises:
+            ValueError: For signals, fantasies, a mean or an outcome transform of one's
+                own, if no task is left that has rows, or if data do not fit.
+        """
+        self._check_can_share()
+        with torch.no_grad():
+            some = self._tasks_with_rows(exclude_tasks)
+            check_data(train_X, train_Y, train_Yvar)
+            d = self._num_columns - 1
+            if train_X.shape[-1:] != (d,) or train_Y.shape[1:] != (1,):
+                raise ValueError(
+                    f"train_X, train_Y: expected ``n x {d}``, without the task column, "
+                    f"and ``n x 1``, got {tuple(train_X.shape)} and "
+                    f"{tuple(train_Y.shape)}."
+                )
+            common = self._population(some)
+            outcomes = self._usual_outcomes(some)
+            features = LearntFeatures(self, common.root)
+            known = ~train_Y.squeeze(-1).isnan()
+            phi = features(train_X[known]).double()
+            curve = common.root.inverse() @ common.mean
+            own = most_probable_scale(
+                phi[:, :-1],
+                phi[:, :-1] @ curve,
+                train_Y[known].squeeze(-1).double(),
+                outcomes,
+                None if train_Yvar is None else train_Yvar[known].squeeze(-1).double(),
+            )
+            features.level.fill_(outcomes.level[1] / own)
+        new = type(self)(
+            train_X,
+            train_Y,
+            task_feature=None,
+            train_Yvar=train_Yvar,
+            mean_module=LearntMean(features, curve),
+            outcome_transform=UsualScale(outcomes.level[0], own),
+            feature_map=features,
+            priors=self._has_priors,
+        )
+        new._set_usual(outcomes)
+        return new.eval()
+
+    def _check_can_share(self) -> None:
+        if self.tasks is None:
+            raise ValueError(
+                "new_task: expected a model with a task column; signals are no sample "
+                "of tasks."
+            )
+        if self._conditioned_batch:
+            raise ValueError(
+                "new_task: expected a model without fantasies, got a batch of shape "
+                f"{tuple(self._conditioned_batch)}."
+            )
+        if not isinstance(self.mean_module, ZeroMean):
+            raise ValueError(
+                "mean_module: expected none where tasks share their weights, got "
+                f"{type(self.mean_module).__name__}."
+            )
+        transform = getattr(self, "outcome_transform", None)
+        if transform is not None and not isinstance(transform, StandardizeTasks):
+            raise ValueError(
+                "outcome_transform: expected the default or None where tasks share "
+                f"their scales, got {type(transform).__name__}."
+            )
+        self.eval()
+
+    def _tasks_with_rows(self, exclude_tasks: Sequence[int]) -> list[int]:
+        assert self.tasks is not None
+        without = {self.tasks.index_of(value) for value in exclude_tasks}
+        counts = torch.tensor(
+            self._rows().rows.counts, device=self.train_targets.device
+        )
+        rows = self._group.sum(counts).tolist()
+        some = [t for t, n in enumerate(rows) if n and t not in without]
+        if not some:
+            raise ValueError(
+                "new_task: expected at least one task that has rows and is not "
+                f"excluded, got none; exclude_tasks: {list(exclude_tasks)}."
+            )
+        return some
+
+    def _population(self, some: list[int]) -> Population:
+        """Computed once for a search: it is that of the same weights."""
+        weights, known = self._weights_of(some), self._common
+        if known is not None and len(known[0]) == len(weights):
+            if all(a is b for a, b in zip(known[0], weights, strict=True)):
+                return known[1]
+        common = population(
+            torch.stack([w.mean for w in weights]).double(),
+            torch.stack([w.root for w in weights]).double(),
+            self.covar_module.weight_precision.value[some].double(),
+        )
+        self._common = (weights, common)
+        return common
+
+    def _usual_outcomes(self, some: list[int]) -> UsualOutcomes:
+        transform = getattr(self, "outcome_transform", None)
+        like = self.covar_module.weight_precision.value
+        if transform is None:  # the outcomes are on one scale
+            level, log_scale = (0.0, 1.0), (0.0, _GUESSED_SPREAD)
+        else:
+            log_scale = usual(transform.stdvs[some].log(), _GUESSED_SPREAD)
+            guess = _GUESSED_LEVELS * math.exp(log_scale[0])
+            level = usual(transform.means[some], guess)
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            noise = like.new_tensor([_USUAL_NOISE]).log()
+        else:
+            noise = self.likelihood.noise.expand(self.num_tasks)[some].log()
+        return UsualOutcomes(level, log_scale, usual(noise, _GUESSED_SPREAD))
+
+    def _set_usual(self, outcomes: UsualOutcomes) -> None:
+        """Hyperparameters, and the priors of them, of a task that others tell about."""
+        precision = self.covar_module.weight_precision
+        precision.value = 1.0
+        prior = getattr(precision, "value_prior", None)
+        if prior is not None:
+            _center(prior, 0.0, _PRECISION_SPREAD)
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            return
+        center, spread = outcomes.log_noise
+        self.likelihood.noise = math.exp(center)
+        prior = getattr(self.likelihood.noise_covar, "noise_prior", None)
+        if prior is not None:
+            _center(prior, center, spread)
+
+
+def _center(prior: ExchangeableLogNormalPrior, center: float, spread: float) -> None:
+    """All of the spread is that of tasks: their level is known."""
+    with torch.no_grad():
+        prior.loc.fill_(center)
+        prior.task_spread.fill_(spread)
+        prior.spread.fill_(1e-3 * spread)
+
+
+class LearntFeatures(nn.Module):
+    r"""Features that are not learnt any more, ``phi(x)' L``, and a constant.
+
+    With weights ``N(0, I)`` of these, those of ``phi`` are ``N(0, L L')``.
+
+    Args:
+        model: A ``MultiTaskABLR`` with a task column.
+        root: L, ``D x D``.
+        level: The constant feature.
+    """
+
+    root: Tensor
+    level: Tensor
+
+    def __init__(self, model: Any, root: Tensor, level: float = 1.0) -> None:
+        super().__init__()
+        self.module = deepcopy(model.feature_map).requires_grad_(False)
+        self.input_transform = None
+        if getattr(model, "input_transform", None) is not None:
+            self.input_transform = deepcopy(model.input_transform)
+            self.input_transform.requires_grad_(False)
+            self.tasks = deepcopy(model.tasks)
+        self.register_buffer("root", root.detach().to(model.train_targets))
+        self.register_buffer("level", self.root.new_tensor(level))
+        self.eval()
+
+    def train(self, mode: bool = True) -> LearntFeatures:
+        """Always in evaluation mode: nothing here learns from the new task's rows."""
+        return super().train(False)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """``batch_shape x n x (D + 1)`` features of ``batch_shape x n x d`` inputs."""
+        if self.input_transform is not None:
+            rows = self.tasks.insert(X, int(self.tasks.values[0]))
+            X = self.tasks.without(self.input_transform(rows))
+        phi = self.module(X) @ self.root
+        return torch.cat([phi, self.level.expand(*phi.shape[:-1], 1)], dim=-1)
+
+
+class LearntMean(Mean):
+    """The curve that tasks have in common.
+
+    Args:
+        features: Of the new task, the last of which is a constant.
+        weights: Of all but the last, ``D``.
+    """
+
+    weights: Tensor
+
+    def __init__(self, features: LearntFeatures, weights: Tensor) -> None:
+        super().__init__()
+        self.features = features
+        self.register_buffer("weights", weights.detach().to(features.root))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``batch_shape x n`` means of ``batch_shape x n x d`` inputs."""
+        return self.features(x)[..., :-1] @ self.weights
+
+
+class UsualScale(Standardize):
+    """Outcomes less a level and in units of a scale that are not learnt from them.
+
+    Args:
+        level: What is subtracted.
+        scale: What they are divided by, positive.
+    """
+
+    def __init__(self, level: float, scale: float) -> None:
+        super().__init__(m=1)
+        self.means = torch.full((1, 1), level, dtype=torch.float64)
+        self.stdvs = torch.full((1, 1), scale, dtype=torch.float64)
+        self._stdvs_sq = self.stdvs.square()
+        self._is_trained = torch.tensor(True)
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transform, see ``Standardize.forward``; in training mode nothing changes."""
+        means, stdvs = self.means.to(Y), self.stdvs.to(Y)
+        return (Y - means) / stdvs, None if Yvar is None else Yvar / stdvs.square()
