@@ -51,7 +51,7 @@ def usual(values: Tensor, guess: float) -> tuple[float, float]:
         values: Of some tasks, ``T``.
         guess: What the standard deviation is without them.
     """
-    count = len(values)
+    values, count = values.detach(), len(values)
     squares = float((values - values.mean()).square().sum())
     variance = (squares + _GUESS_WEIGHT * guess**2) / (count - 1 + _GUESS_WEIGHT)
     return float(values.mean()), math.sqrt(variance * (1.0 + 1.0 / count))

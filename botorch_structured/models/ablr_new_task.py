@@ -68,6 +68,9 @@ class AblrNewTask(_Base):
 
         This goes beyond Perrone et al. (2017), where tasks share features only.
 
+        With a ``process_group`` all processes must call this, with the same rows; each
+        has a model of its own.
+
         Args:
             train_X: ``n x d``, without a task column; n may be 0.
             train_Y: ``n x 1``, not standardised.
@@ -86,14 +89,19 @@ class AblrNewTask(_Base):
         self._check_can_share()
         with torch.no_grad():
             some = self._tasks_with_rows(exclude_tasks)
-            check_data(train_X, train_Y, train_Yvar)
             d = self._num_columns - 1
-            if train_X.shape[-1:] != (d,) or train_Y.shape[1:] != (1,):
+            if train_X.shape[1:] != (d,) or train_Y.shape[1:] != (1,):
                 raise ValueError(
                     f"train_X, train_Y: expected ``n x {d}``, without the task column, "
                     f"and ``n x 1``, got {tuple(train_X.shape)} and "
                     f"{tuple(train_Y.shape)}."
                 )
+            if train_Yvar is not None and train_Yvar.shape != train_Y.shape:
+                raise ValueError(
+                    f"train_Yvar: expected the shape of train_Y, "
+                    f"{tuple(train_Y.shape)}, got {tuple(train_Yvar.shape)}."
+                )
+            check_data(train_X, train_Y, train_Yvar)
             common = self._population(some)
             outcomes = self._usual_outcomes(some)
             features = LearntFeatures(self, common.root)
@@ -235,7 +243,9 @@ class LearntFeatures(nn.Module):
             self.input_transform = deepcopy(model.input_transform)
             self.input_transform.requires_grad_(False)
             self.tasks = deepcopy(model.tasks)
-        self.register_buffer("root", root.detach().to(model.train_targets))
+        # not the population's own: a state may be loaded into this
+        root = root.detach().clone().to(model.train_targets)
+        self.register_buffer("root", root)
         self.register_buffer("level", self.root.new_tensor(level))
         self.eval()
 
@@ -265,7 +275,7 @@ class LearntMean(Mean):
     def __init__(self, features: LearntFeatures, weights: Tensor) -> None:
         super().__init__()
         self.features = features
-        self.register_buffer("weights", weights.detach().to(features.root))
+        self.register_buffer("weights", weights.detach().clone().to(features.root))
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n`` means of ``batch_shape x n x d`` inputs."""

@@ -79,6 +79,21 @@ def test_one_task_is_left_out(negate: bool) -> None:
     assert torch.equal(by_number.candidates, problem.candidates)
 
 
+def test_subset() -> None:
+    known = tables(contexts=True)
+    some = known.subset(["r", "p"])
+    assert some.names == ["r", "p"] and some.num_tasks == 2
+    assert torch.equal(some.X, torch.cat([known.X[known.task == t] for t in (2, 0)]))
+    assert torch.equal(some.y, torch.cat([known.y[known.task == t] for t in (2, 0)]))
+    assert some.task.tolist() == [0] * 4 + [1] * 6
+    assert some.contexts.tolist() == [[4.0, 5.0], [0.0, 1.0]]
+    problem = some.leave_out("p")
+    assert problem.history.task == 1 and len(problem.history.X) == 4
+    for names in ([], ["p", "p"], ["p", "nobody"]):
+        with pytest.raises(ValueError, match="expects"):
+            known.subset(names)
+
+
 def test_spread() -> None:
     known = tables()
     assert known.spread()[2] == 0.0
