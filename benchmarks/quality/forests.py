@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--development", action="store_true")
     parser.add_argument("--tasks", type=int, help="only the first so many data sets")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=2, help="how many")
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--budget", type=int, default=50, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/forests"))

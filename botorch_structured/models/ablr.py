@@ -133,12 +133,9 @@ class MultiTaskABLR(
         UnsupportedError: If ``all_tasks`` lacks a task that has rows.
 
     Example:
-        >>> model = MultiTaskABLR(
-        ...     old_X_and_task, old_Y, task_feature=-1, output_tasks=[7],
-        ...     all_tasks=list(range(8)),
-        ... )
-        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        >>> model = model.condition_on_observations(X, Y)  # of task 7
+        >>> old = MultiTaskABLR(old_X_and_task, old_Y, task_feature=-1)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(old.likelihood, old))
+        >>> model = old.new_task(X, Y)  # ``n x d`` and ``n x 1``, n may be 0
     """
 
     _supports_batched_models = False
