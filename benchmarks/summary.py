@@ -32,6 +32,7 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from benchmarks.harness import read_records
+from benchmarks.packed import groups
 
 _SMALLEST_GAP = 1e-16
 
@@ -66,10 +67,14 @@ class Run:
 
 
 def load(out: str | Path) -> list[Run]:
-    """All the runs in a folder of the harness, by problem, method and seed."""
-    runs = []
-    for path in Path(out).glob("*/*/*.jsonl"):
-        records = read_records(path)
+    """All the runs in a folder of the harness, by problem, method and seed.
+
+    Args:
+        out: The folder, or a file that `benchmarks.packed` wrote.
+    """
+    runs, out = [], Path(out)
+    known = map(read_records, out.glob("*/*/*.jsonl"))
+    for records in groups(out) if out.is_file() else known:
         if not records:
             continue
         first = records[0]
@@ -275,7 +280,9 @@ def report(
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("out", type=Path, help="a folder of the harness")
+    parser.add_argument(
+        "out", type=Path, help="a folder of the harness, or a packed file"
+    )
     parser.add_argument("--at", type=int, nargs="+", help="evaluations (default: all)")
     parser.add_argument("--above", type=float, default=1e-4, help="gap of failed runs")
     parser.add_argument("--reference", help="method to test against the others")

@@ -214,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=50, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/forests"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
     options = parser.parse_args(arguments)
     path = find(options.data, options.table)
@@ -222,19 +223,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     kind = options.table
     hidden = _HELD_OUT + _DEVELOPMENT if options.development else _HELD_OUT
-    run(
-        methods={name: METHODS[name] for name in options.methods},
-        problems={
-            f"{kind}-{task}": partial(
-                make, path=path, table=kind, task=task, hidden=hidden
-            )
-            for task in tasks
-        },
-        seeds=seeds,
-        budget=options.budget,
-        out=options.out,
-        processes=options.processes,
-    )
+    if not options.report:
+        run(
+            methods={name: METHODS[name] for name in options.methods},
+            problems={
+                f"{kind}-{task}": partial(
+                    make, path=path, table=kind, task=task, hidden=hidden
+                )
+                for task in tasks
+            },
+            seeds=seeds,
+            budget=options.budget,
+            out=options.out,
+            processes=options.processes,
+        )
     spread = dict(zip(known.names, known.spread().tolist(), strict=True))
     ranges = {f"{kind}-{task}": spread[task] for task in tasks}
     runs = [

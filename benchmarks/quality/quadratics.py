@@ -184,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=20, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/quadratics"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
     options = parser.parse_args(arguments)
     problems = {
@@ -193,14 +194,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for task in range(options.tasks)
     }
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    run(
-        methods={name: METHODS[name] for name in options.methods},
-        problems=problems,
-        seeds=seeds,
-        budget=options.budget,
-        out=options.out,
-        processes=options.processes,
-    )
+    if not options.report:
+        run(
+            methods={name: METHODS[name] for name in options.methods},
+            problems=problems,
+            seeds=seeds,
+            budget=options.budget,
+            out=options.out,
+            processes=options.processes,
+        )
     runs = [
         one
         for one in load(options.out)

@@ -160,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=30, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/signals"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
     options = parser.parse_args(arguments)
     paths = {name: options.tables / f"{name}.jsonl" for name in options.datasets}
@@ -168,14 +169,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name} is left out: no {path}", file=sys.stderr)
             del paths[name]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    run(
-        methods={name: METHODS[name] for name in options.methods},
-        problems={name: partial(make, path=path) for name, path in paths.items()},
-        seeds=seeds,
-        budget=options.budget,
-        out=options.out,
-        processes=options.processes,
-    )
+    if not options.report:
+        run(
+            methods={name: METHODS[name] for name in options.methods},
+            problems={name: partial(make, path=path) for name, path in paths.items()},
+            seeds=seeds,
+            budget=options.budget,
+            out=options.out,
+            processes=options.processes,
+        )
     runs = [
         one for one in load(options.out) if one.problem in paths and one.seed in seeds
     ]

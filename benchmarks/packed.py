@@ -1,0 +1,82 @@
+"""Thousands of runs in one file, to keep or to send.
+
+    python -m benchmarks.packed results/quadratics quadratics.jsonl.gz
+
+The file has the lines of all runs, one run after the other. `benchmarks.summary.load`
+and the scripts' ``--report`` read it in place of the folder; to go on with such runs,
+unpack them: `unpack`.
+"""
+
+from __future__ import annotations
+
+__all__ = ["groups", "main", "pack", "unpack"]
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import read_records
+
+
+def pack(out: str | Path, file: str | Path) -> int:
+    """Write all the runs in a folder of the harness to one file.
+
+    Args:
+        out: The folder.
+        file: Its name should end in ``.jsonl.gz``; the same runs give the same bytes.
+
+    Returns:
+        How many runs.
+
+    Raises:
+        ValueError: There are none.
+    """
+    paths = sorted(Path(out).glob("*/*/*.jsonl"))
+    if not paths:
+        raise ValueError(f"out: expected a folder with runs, got {out}.")
+    with open(file, "wb") as raw:
+        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+            for path in paths:
+                for record in read_records(path):
+                    packed.write(json.dumps(record).encode() + b"\n")
+    return len(paths)
+
+
+def groups(file: str | Path) -> Iterator[list[dict[str, Any]]]:
+    """The records of each run in a packed file."""
+    records: list[dict[str, Any]] = []
+    with gzip.open(file, "rt") as lines:
+        for line in lines:
+            record = json.loads(line)
+            if record["step"] == 0 and records:
+                yield records
+                records = []
+            records.append(record)
+    if records:
+        yield records
+
+
+def unpack(file: str | Path, out: str | Path) -> None:
+    """The folder that a file was made from; runs that are there are left alone."""
+    for records in groups(file):
+        first = records[0]
+        path = Path(out) / first["problem"] / first["method"] / f"{first['seed']}.jsonl"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("out", type=Path, help="a folder of the harness")
+    parser.add_argument("file", type=Path, help="to write, .jsonl.gz")
+    options = parser.parse_args(arguments)
+    print(f"{pack(options.out, options.file)} runs in {options.file}")
+
+
+if __name__ == "__main__":
+    main()
