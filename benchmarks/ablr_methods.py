@@ -47,7 +47,7 @@ from botorch_structured.test_functions import TableProblem
 # Steps of L-BFGS: from a random network, and from one fitted to nearly as much.
 _FIRST_STEPS, _FURTHER_STEPS = 100, 5
 _NUM_FOURIER = 100
-_KEPT = 64
+_KEPT = 256
 
 
 def columns(problem: Any, X: Tensor) -> Tensor:
