@@ -8,8 +8,8 @@ many tasks are solved it is known better: their weights have a mean and a covari
     \quad \Lambda = I / \bar\beta
 
 up to a constant (an inverse Wishart with its mode at Lambda). Their most probable
-values are found by expectation maximisation from the posteriors of the tasks, each a
-Gaussian likelihood of its weights times a prior that is known. The paper's prior is
+values are found by expectation maximisation (of Sigma; mu is exact for it) from the
+posteriors of the tasks, each a Gaussian likelihood of its weights times a known prior. The paper's prior is
 Lambda, where this starts and what it is without tasks.
 """
 
@@ -65,12 +65,15 @@ def population(mean: Tensor, root: Tensor, weight_precision: Tensor) -> Populati
         before = sigma
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(sigma))
         factor = torch.linalg.cholesky(precision + inverse)
-        each = torch.cholesky_solve((shift + inverse @ mu).unsqueeze(-1), factor)
-        each = each.squeeze(-1)
-        mu = torch.linalg.solve(T * inverse + eye / spread, inverse @ each.sum(0))
-        apart = each - mu
-        scatter = apart.mT @ apart + torch.cholesky_inverse(factor).sum(0)
-        sigma = (scatter + D * spread * eye) / (T + D)
+        covariance = torch.cholesky_inverse(factor)
+        each = torch.cholesky_solve(shift.unsqueeze(-1), factor).squeeze(-1)
+        # mu for this Sigma, weights integrated out: from their means, as in a plain EM
+        # step, it would take hundreds of steps where tasks have few rows
+        told = T * inverse - inverse @ covariance.sum(0) @ inverse
+        mu = torch.linalg.solve(told + eye / spread, inverse @ each.sum(0))
+        apart = each + covariance @ (inverse @ mu) - mu
+        sigma = apart.mT @ apart + covariance.sum(0) + D * spread * eye
+        sigma = sigma / (T + D)
         if (sigma - before).abs().max() < _TOLERANCE * sigma.diagonal().max():
             break
     return Population(mu, torch.linalg.cholesky(sigma))

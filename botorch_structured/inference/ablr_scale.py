@@ -24,6 +24,8 @@ from botorch_structured.inference.triangular_factor import triangular_factor
 
 _GRID = 161
 _SPREADS = 4.0
+_MAX_SPREADS = 1e3
+_TOLERANCE = 1e-3
 # How many tasks the guess of a spread counts for.
 _GUESS_WEIGHT = 3.0
 _MIN_NOISE = 1e-9
@@ -76,46 +78,64 @@ def most_probable_scale(
         outcomes: What is usual.
         noise_variance: Known noise variances, ``n``. Default: the usual noise.
     """
-    (center, level_spread), (log_scale, spread) = outcomes.level, outcomes.log_scale
-    t = torch.linspace(-_SPREADS, _SPREADS, _GRID, dtype=Y.dtype, device=Y.device)
-    log_s = log_scale + spread * t
-    penalty = -0.5 * t.square()
-    ones = torch.ones_like(Y)
-    rows = torch.cat([features, torch.stack([curve, ones, Y - center], dim=-1)], dim=-1)
-    if noise_variance is None:
-        floor = (2.0 * log_s).exp() * math.exp(outcomes.log_noise[0])
-    else:
-        floor = torch.ones_like(log_s)
-        tiny = _MIN_NOISE * math.exp(2.0 * log_scale)
-        rows = rows / noise_variance.clamp_min(tiny).sqrt().unsqueeze(-1)
-        floor = floor.clamp_min(_MIN_NOISE)
-    free = len(rows) - rows.shape[-1]
-    if free > 0:  # a rotation of the rows changes nothing
-        rows = triangular_factor(rows)
-    F, curve, one, y = rows[:, :-3], rows[:, -3], rows[:, -2], rows[:, -1]
-    s = log_s.exp().unsqueeze(-1)
-    covariance = s.unsqueeze(-1).square() * (F @ F.mT)
-    covariance = covariance + level_spread**2 * one.outer(one)
-    covariance.diagonal(dim1=-1, dim2=-2).add_(floor.unsqueeze(-1))
-    factor = torch.linalg.cholesky(covariance)
-    apart = torch.linalg.solve_triangular(
-        factor, (y - s * curve).unsqueeze(-1), upper=False
-    )
-    evidence = (
-        penalty
-        - 0.5 * apart.square().sum((-1, -2))
-        - factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
-        - 0.5 * max(free, 0) * floor.log()
-    )
-    return math.exp(float(log_s[_peak(evidence)[0]]) + _peak(evidence)[1] * spread)
+    log_scale, spread = outcomes.log_scale
+    density = _Density(features, curve, Y, outcomes, noise_variance)
+    grid = torch.linspace(-1.0, 1.0, _GRID, dtype=Y.dtype, device=Y.device)
+    # in units of the spread: wider while the mode is farther than expected, then finer
+    middle, width = 0.0, _SPREADS
+    while _TOLERANCE < width < _MAX_SPREADS:
+        t = middle + width * grid
+        place = int((density(log_scale + spread * t) - 0.5 * t.square()).argmax())
+        middle = float(t[place])
+        width *= 4.0 / (_GRID - 1) if 0 < place < _GRID - 1 else 2.0
+    return math.exp(log_scale + spread * middle)
 
 
-def _peak(values: Tensor) -> tuple[int, float]:
-    """The largest of values on the grid, and how far the parabola's top is from it."""
-    i = int(values.argmax())
-    if not 0 < i < len(values) - 1:
-        return i, 0.0
-    left, mid, right = (float(values[j]) for j in (i - 1, i, i + 1))
-    curvature = left - 2.0 * mid + right
-    offset = 0.0 if curvature >= 0.0 else 0.5 * (left - right) / curvature
-    return i, offset * 2.0 * _SPREADS / (_GRID - 1)
+class _Density:
+    """Log density of outcomes given their scale, up to a constant.
+
+    The rows are rotated until the covariance of all but the level is diagonal whatever
+    the scale. Nothing is factorised on the way: levels may be a million scales apart,
+    and the noise far below.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        curve: Tensor,
+        Y: Tensor,
+        outcomes: UsualOutcomes,
+        noise_variance: Tensor | None,
+    ) -> None:
+        center, level_spread = outcomes.level
+        level = torch.full_like(Y, level_spread)
+        rest = torch.stack([curve, level, Y - center], dim=-1)
+        rows = torch.cat([features, rest], dim=-1)
+        # what is added to the diagonal, in units of s^2 and as it is
+        self.noise = math.exp(outcomes.log_noise[0]), 0.0
+        if noise_variance is not None:
+            tiny = _MIN_NOISE * math.exp(2.0 * outcomes.log_scale[0])
+            rows = rows / noise_variance.clamp_min(tiny).sqrt().unsqueeze(-1)
+            self.noise = 0.0, 1.0
+        self.free = max(len(rows) - rows.shape[-1], 0)
+        if self.free:  # a rotation of the rows changes nothing
+            rows = triangular_factor(rows)
+        basis, values, _ = torch.linalg.svd(rows[:, :-3], full_matrices=True)
+        self.variances = Y.new_zeros(len(rows))
+        self.variances[: len(values)] = values.square()
+        self.curve, self.level, self.y = (basis.mT @ rows[:, -3:]).unbind(-1)
+
+    def __call__(self, log_s: Tensor) -> Tensor:
+        """Of some scales, ``G``."""
+        s = log_s.exp().unsqueeze(-1)
+        floor = s.square() * self.noise[0] + self.noise[1]
+        variances = s.square() * self.variances + floor
+        level = self.level / variances.sqrt()
+        apart = (self.y - s * self.curve) / variances.sqrt()
+        # along the level, which is uncertain, and across
+        squares = level.square().sum(-1)
+        along = (apart * level).sum(-1) / squares.clamp_min(1e-300)
+        across = (apart - along.unsqueeze(-1) * level).square().sum(-1)
+        quadratic = across + along.square() * squares / (1.0 + squares)
+        log_det = variances.log().sum(-1) + squares.log1p()
+        return -0.5 * (quadratic + log_det + self.free * floor.squeeze(-1).log())

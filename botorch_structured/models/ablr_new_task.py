@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["AblrNewTask", "LearntFeatures", "LearntMean", "UsualScale"]
+__all__ = ["AblrNewTask"]
 
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from botorch.models.transforms.outcome import Standardize
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
-from gpytorch.means import Mean, ZeroMean
-from torch import Tensor, nn
+from gpytorch.means import ZeroMean
+from torch import Tensor
 
 from botorch_structured.inference.ablr_population import Population, population
 from botorch_structured.inference.ablr_posterior import WeightPosterior
@@ -22,8 +20,18 @@ from botorch_structured.inference.ablr_scale import (
     most_probable_scale,
     usual,
 )
+from botorch_structured.kernels.hyperparameter import LogInterval
 from botorch_structured.models.ablr_build import check_data
-from botorch_structured.models.ablr_hyperparameters import ExchangeableLogNormalPrior
+from botorch_structured.models.ablr_hyperparameters import (
+    ExchangeableLogNormalPrior,
+    WeightPrecision,
+)
+from botorch_structured.models.ablr_learnt import (
+    LearntFeatures,
+    LearntInputs,
+    LearntMean,
+    UsualScale,
+)
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 
 if TYPE_CHECKING:  # what it is mixed into
@@ -38,6 +46,8 @@ _GUESSED_LEVELS = 3.0
 _USUAL_NOISE = 1e-3  # of tasks whose noise was given
 # How far weights are from mu is in Sigma: what a task's own precision adds to that.
 _PRECISION_SPREAD = 0.5
+# Bounds of a noise variance that is outside those of outcomes of variance one.
+_NOISE_FACTOR = 100.0
 
 
 class AblrNewTask(_Base):
@@ -62,6 +72,7 @@ class AblrNewTask(_Base):
 
         and level o, scale s and noise distributed as theirs. Its mean without any row
         of the new task is the average task; two rows need not tell their own scale.
+        Tasks of one row, which standardised is zero wherever it is, do not count.
         Costs O(T D^3) once and O(n D^2): make it anew for each evaluation of a search,
         and fit the features again (``fit_gpytorch_mll`` of the model of all tasks) now
         and then. Fitting the new model is for its noise and weight precision.
@@ -74,7 +85,8 @@ class AblrNewTask(_Base):
         Args:
             train_X: ``n x d``, without a task column; n may be 0.
             train_Y: ``n x 1``, not standardised.
-            train_Yvar: ``n x 1`` observed noise variances; inferred if None.
+            train_Yvar: ``n x 1`` observed noise variances; inferred if None, or without
+                an outcome.
             exclude_tasks: Task values that are not taken for a sample, such as that of
                 earlier rows of the new task.
 
@@ -84,7 +96,8 @@ class AblrNewTask(_Base):
 
         Raises:
             ValueError: For signals, fantasies, a mean or an outcome transform of one's
-                own, if no task is left that has rows, or if data do not fit.
+                own, if no task is left that has two rows (one, without an outcome
+                transform), or if data do not fit.
         """
         self._check_can_share()
         with torch.no_grad():
@@ -105,8 +118,12 @@ class AblrNewTask(_Base):
             common = self._population(some)
             outcomes = self._usual_outcomes(some)
             features = LearntFeatures(self, common.root)
+            inputs = LearntInputs(self) if hasattr(self, "input_transform") else None
             known = ~train_Y.squeeze(-1).isnan()
-            phi = features(train_X[known]).double()
+            if not known.any():  # which would say nothing of the noise of later ones
+                train_Yvar = None
+            X = train_X[known]
+            phi = features(X if inputs is None else inputs(X)).double()
             curve = common.root.inverse() @ common.mean
             own = most_probable_scale(
                 phi[:, :-1],
@@ -123,10 +140,12 @@ class AblrNewTask(_Base):
             train_Yvar=train_Yvar,
             mean_module=LearntMean(features, curve),
             outcome_transform=UsualScale(outcomes.level[0], own),
+            input_transform=inputs,
             feature_map=features,
             priors=self._has_priors,
         )
         new._set_usual(outcomes)
+        new.to(train_X)
         return new.eval()
 
     def _check_can_share(self) -> None:
@@ -160,11 +179,13 @@ class AblrNewTask(_Base):
             self._rows().rows.counts, device=self.train_targets.device
         )
         rows = self._group.sum(counts).tolist()
-        some = [t for t, n in enumerate(rows) if n and t not in without]
+        # standardised, one outcome is zero, and its scale that of the others
+        enough = 1 if getattr(self, "outcome_transform", None) is None else 2
+        some = [t for t, n in enumerate(rows) if n >= enough and t not in without]
         if not some:
             raise ValueError(
-                "new_task: expected at least one task that has rows and is not "
-                f"excluded, got none; exclude_tasks: {list(exclude_tasks)}."
+                f"new_task: expected at least one task that has {enough} rows and is "
+                f"not excluded, got none; exclude_tasks: {list(exclude_tasks)}."
             )
         return some
 
@@ -199,18 +220,23 @@ class AblrNewTask(_Base):
 
     def _set_usual(self, outcomes: UsualOutcomes) -> None:
         """Hyperparameters, and the priors of them, of a task that others tell about."""
-        precision = self.covar_module.weight_precision
-        precision.value = 1.0
-        prior = getattr(precision, "value_prior", None)
-        if prior is not None:
-            _center(prior, 0.0, _PRECISION_SPREAD)
+        # not the bounds that the size of the features suggests: that of the constant
+        # one says how far levels are apart
+        precision = WeightPrecision(1, 1.0, prior=self._has_priors)
+        self.covar_module.weight_precision = precision
+        if self._has_priors:
+            _center(precision.value_prior, 0.0, _PRECISION_SPREAD)
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             return
         center, spread = outcomes.log_noise
-        self.likelihood.noise = math.exp(center)
-        prior = getattr(self.likelihood.noise_covar, "noise_prior", None)
-        if prior is not None:
-            _center(prior, center, spread)
+        noise, noise_covar = math.exp(center), self.likelihood.noise_covar
+        low, high = (float(bound) for bound in noise_covar.raw_noise_constraint)
+        if not low <= noise <= high:  # of a likelihood of the user's
+            bounds = LogInterval(noise / _NOISE_FACTOR, noise * _NOISE_FACTOR)
+            noise_covar.register_constraint("raw_noise", bounds)
+        self.likelihood.noise = noise
+        if self._has_priors:
+            _center(noise_covar.noise_prior, center, spread)
 
 
 def _center(prior: ExchangeableLogNormalPrior, center: float, spread: float) -> None:
@@ -219,87 +245,3 @@ def _center(prior: ExchangeableLogNormalPrior, center: float, spread: float) -> 
         prior.loc.fill_(center)
         prior.task_spread.fill_(spread)
         prior.spread.fill_(1e-3 * spread)
-
-
-class LearntFeatures(nn.Module):
-    r"""Features that are not learnt any more, ``phi(x)' L``, and a constant.
-
-    With weights ``N(0, I)`` of these, those of ``phi`` are ``N(0, L L')``.
-
-    Args:
-        model: A ``MultiTaskABLR`` with a task column.
-        root: L, ``D x D``.
-        level: The constant feature.
-    """
-
-    root: Tensor
-    level: Tensor
-
-    def __init__(self, model: Any, root: Tensor, level: float = 1.0) -> None:
-        super().__init__()
-        self.module = deepcopy(model.feature_map).requires_grad_(False)
-        self.input_transform = None
-        if getattr(model, "input_transform", None) is not None:
-            self.input_transform = deepcopy(model.input_transform)
-            self.input_transform.requires_grad_(False)
-            self.tasks = deepcopy(model.tasks)
-        # not the population's own: a state may be loaded into this
-        root = root.detach().clone().to(model.train_targets)
-        self.register_buffer("root", root)
-        self.register_buffer("level", self.root.new_tensor(level))
-        self.eval()
-
-    def train(self, mode: bool = True) -> LearntFeatures:
-        """Always in evaluation mode: nothing here learns from the new task's rows."""
-        return super().train(False)
-
-    def forward(self, X: Tensor) -> Tensor:
-        """``batch_shape x n x (D + 1)`` features of ``batch_shape x n x d`` inputs."""
-        if self.input_transform is not None:
-            rows = self.tasks.insert(X, int(self.tasks.values[0]))
-            X = self.tasks.without(self.input_transform(rows))
-        phi = self.module(X) @ self.root
-        return torch.cat([phi, self.level.expand(*phi.shape[:-1], 1)], dim=-1)
-
-
-class LearntMean(Mean):
-    """The curve that tasks have in common.
-
-    Args:
-        features: Of the new task, the last of which is a constant.
-        weights: Of all but the last, ``D``.
-    """
-
-    weights: Tensor
-
-    def __init__(self, features: LearntFeatures, weights: Tensor) -> None:
-        super().__init__()
-        self.features = features
-        self.register_buffer("weights", weights.detach().clone().to(features.root))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``batch_shape x n`` means of ``batch_shape x n x d`` inputs."""
-        return self.features(x)[..., :-1] @ self.weights
-
-
-class UsualScale(Standardize):
-    """Outcomes less a level and in units of a scale that are not learnt from them.
-
-    Args:
-        level: What is subtracted.
-        scale: What they are divided by, positive.
-    """
-
-    def __init__(self, level: float, scale: float) -> None:
-        super().__init__(m=1)
-        self.means = torch.full((1, 1), level, dtype=torch.float64)
-        self.stdvs = torch.full((1, 1), scale, dtype=torch.float64)
-        self._stdvs_sq = self.stdvs.square()
-        self._is_trained = torch.tensor(True)
-
-    def forward(
-        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform, see ``Standardize.forward``; in training mode nothing changes."""
-        means, stdvs = self.means.to(Y), self.stdvs.to(Y)
-        return (Y - means) / stdvs, None if Yvar is None else Yvar / stdvs.square()

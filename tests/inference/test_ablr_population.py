@@ -75,6 +75,28 @@ def test_most_probable(T: int, D: int, rows: int, seed: int) -> None:
     assert loss(start)[0] - best.fun < 1e-2
 
 
+def test_mean_of_tasks_that_tell_little_of_some_weights() -> None:
+    """It is where the density has its top given Sigma, and not on the way there."""
+    T, D = 40, 8
+    g = torch.Generator().manual_seed(3)
+    phi = torch.randn(T, 2, D, generator=g, dtype=torch.float64)
+    phi = phi * torch.logspace(0, -2, D, dtype=torch.float64)
+    w = 1.0 + 0.1 * torch.randn(T, D, 1, generator=g, dtype=torch.float64)
+    A, b = 100.0 * phi.mT @ phi, 100.0 * (phi.mT @ (phi @ w)).squeeze(-1)
+    eye = torch.eye(D, dtype=torch.float64)
+    V = torch.linalg.inv(A + eye)
+    mean = (V @ b.unsqueeze(-1)).squeeze(-1)
+    found = population(mean, torch.linalg.cholesky(V), torch.ones_like(A[:, 0, 0]))
+    P = torch.linalg.inv(found.root @ found.root.mT)
+    told, shift = eye, torch.zeros_like(b[0])
+    for t in range(T):  # of each task, weights integrated out
+        told = told + A[t] @ torch.linalg.solve(A[t] + P, P)
+        shift = shift + P @ torch.linalg.solve(A[t] + P, b[t])
+    expected = torch.linalg.solve(told, shift)
+    # what the last step of Sigma, 1e-4, moves it by
+    assert torch.allclose(found.mean, expected, atol=1e-4)
+
+
 def test_many_tasks_tell_where_they_come_from() -> None:
     g = torch.Generator().manual_seed(0)
     mu = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

@@ -72,6 +72,37 @@ def test_exact_outcomes() -> None:
     assert 0.0 < found < math.inf
 
 
+@pytest.mark.parametrize("n", [6, 40])
+def test_levels_far_apart_and_little_noise(n: int) -> None:
+    """As if nothing were known of the level: against the density of differences."""
+    outcomes = UsualOutcomes((0.0, 1e5), (0.0, 3.0), (math.log(1e-9), 1.0))
+    features, curve, Y = data(n, 2.0)
+    found = most_probable_scale(features, curve, Y + 3e5, outcomes)
+    across = torch.eye(n)[1:].double() - torch.eye(n)[:1].double()
+    F, c, y = across @ features, across @ curve, across @ Y
+    noise = 1e-9 * across @ across.mT
+    log_s = torch.linspace(-2.0, 6.0, 801, dtype=torch.float64)
+    values = torch.stack(
+        [
+            MultivariateNormal(s.exp() * c, (2.0 * s).exp() * (F @ F.mT + noise))
+            .log_prob(y)
+            .sub(0.5 * (s / 3.0).square())
+            for s in log_s
+        ]
+    )
+    assert math.log(found) == pytest.approx(float(log_s[values.argmax()]), abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [0.05, 30.0])
+def test_mode_far_from_what_is_usual(scale: float) -> None:
+    """Many outcomes outweigh any number of tasks whose scales are all the same."""
+    outcomes = OUTCOMES._replace(log_scale=(0.0, 0.1))
+    features, curve, Y = data(400, scale)
+    found = math.log(most_probable_scale(features, curve, Y, outcomes))
+    assert abs(found) > 0.8  # eight spreads
+    assert found == pytest.approx(math.log(scale), abs=0.8)
+
+
 def test_usual() -> None:
     """One value: the guess; many: theirs."""
     one = usual(torch.tensor([2.0]), 0.7)

@@ -10,7 +10,9 @@ import torch
 from botorch.acquisition import LogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Log, Normalize
+from botorch.models.transforms.input import InputPerturbation, Log10, Warp
 from botorch.optim import optimize_acqf
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -339,3 +341,145 @@ def test_the_population_is_that_of_the_present_weights() -> None:
     assert longer._population(list(range(6))) is not first
     fitted(model, steps=2).eval()
     assert model._population(list(range(6))) is not first
+
+
+def test_levels_a_million_scales_apart() -> None:
+    """The level is as wide as it is; curves are no narrower for it."""
+    X, Y = history()
+    model = MultiTaskABLR(
+        X,
+        Y + 1e6 * (X[:, :1] - 12.0),
+        task_feature=0,
+        feature_map=TanhNetwork(2, widths=(6,)),
+    )
+    new_X, grid = draw(4, 3), draw(30, 4)
+    empty = model.new_task(new_X[:0], new_X[:0, :1]).posterior(grid[:1])
+    assert 1e6 < float(empty.variance.sqrt()) < 4e6
+    new = model.new_task(new_X, outcome(new_X, 2.0, 1e5))
+    assert float(new.weight_precision.detach()) == 1.0
+    posterior, truth = new.posterior(grid), outcome(grid, 2.0, 1e5)
+    error = (posterior.mean - truth) / posterior.variance.sqrt()
+    assert error.square().mean().sqrt() < 3.0
+    assert (posterior.mean - truth).std() < 0.5 * truth.std()
+    assert fitted(new).posterior(grid).mean.isfinite().all()
+
+
+def test_scales_far_apart() -> None:
+    """Tasks from data sets of any unit."""
+    X, Y = history()
+    unit = 10.0 ** (X[:, :1] - 12.0)
+    model = MultiTaskABLR(X, unit * Y, task_feature=0)
+    new_X, grid = draw(5, 3), draw(30, 4)
+    new = model.new_task(new_X, outcome(new_X, 50.0, 30.0))
+    truth = outcome(grid, 50.0, 30.0)
+    error = new.posterior(grid).mean - truth
+    assert error.square().mean().sqrt() < 0.5 * truth.std()
+
+
+def test_tasks_of_one_row_do_not_count(old: MultiTaskABLR) -> None:
+    """Standardised, their outcome is zero wherever it is."""
+    X, Y = history()
+    single = torch.cat(
+        [torch.arange(20.0, 60.0).double().unsqueeze(-1), draw(40, 5)], 1
+    )
+    model = MultiTaskABLR(
+        torch.cat([X, single]),
+        torch.cat([Y, outcome(single[:, 1:], 1.0, 0.0)]),
+        task_feature=0,
+        feature_map=TanhNetwork(2, widths=(10, 10)),
+    )
+    new_X, grid = draw(2, 6), draw(5, 7)
+    new_Y = outcome(new_X, 2.0, 0.0)
+    with_them = model.new_task(new_X, new_Y).posterior(grid)
+    without = model.new_task(new_X, new_Y, exclude_tasks=range(20, 60)).posterior(grid)
+    assert torch.equal(with_them.mean, without.mean)
+    with pytest.raises(ValueError, match="2 rows"):
+        model.new_task(new_X, new_Y, exclude_tasks=range(10, 16))
+    one_scale = made(outcome_transform=None)
+    assert one_scale._tasks_with_rows(range(11, 16)) == [0]
+
+
+def test_known_noise_of_no_outcome(old: MultiTaskABLR) -> None:
+    """The noise of later ones is a number all the same."""
+    X, grid = draw(3, 1), draw(4, 2)
+    Y = outcome(X, 2.0, 1.0)
+    for new in (
+        old.new_task(X[:0], Y[:0], Y[:0]),
+        old.new_task(X, Y * torch.nan, torch.ones_like(Y)),
+    ):
+        posterior = new.posterior(grid, observation_noise=True)
+        assert posterior.variance.isfinite().all()
+        assert new.condition_on_observations(X, Y).posterior(grid).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("noise", [1e-3, 100.0])
+def test_noise_of_a_likelihood_of_ones_own(noise: float) -> None:
+    likelihood = GaussianLikelihood()
+    likelihood.noise = noise
+    source = made(likelihood=likelihood, outcome_transform=None)
+    X = draw(3, 1)
+    new = source.new_task(X, outcome(X, 2.0, 0.0))
+    assert float(new.noise_precision.detach()) == pytest.approx(1.0 / noise, rel=1e-4)
+    fitted(new)
+
+
+def test_one_output_by_its_index(old: MultiTaskABLR) -> None:
+    X = draw(3, 1)
+    new = old.new_task(X, outcome(X, 2.0, 0.0))
+    expected = new.posterior(X).mean
+    for index in (0, -1):
+        assert torch.equal(new.posterior(X, output_indices=[index]).mean, expected)
+        assert torch.equal(new.subset_output([index]).posterior(X).mean, expected)
+    with pytest.raises(ValueError, match="idcs"):
+        new.outcome_transform.subset_output([1])
+
+
+def test_objective_of_a_fit_is_of_what_is_fitted(old: MultiTaskABLR) -> None:
+    X = draw(3, 1)
+    new = old.new_task(X, outcome(X, 2.0, 0.0))
+    names = [name for name, *_ in new.named_priors()]
+    assert sorted(names) == [
+        "covar_module.weight_precision.value_prior",
+        "likelihood.noise_covar.noise_prior",
+    ]
+
+
+@pytest.mark.parametrize("column", [0, 1, -1])
+def test_input_transforms(column: int) -> None:
+    """Those undefined at zero, of more rows, learnt; wherever the task stands."""
+    X, Y = history()
+    place = column % 3
+    X = torch.cat([X[:, 1 : place + 1], X[:, :1], X[:, place + 1 :]], dim=-1)
+    others = [j for j in range(3) if j != place]
+    near = torch.zeros(2, 3, dtype=torch.float64)
+    near[1, others] = 0.01
+    new_X = 0.1 + 0.8 * draw(4, 3)
+    new_Y = outcome(new_X, 2.0, 0.0)
+    for transform, rows in (
+        (Log10(indices=others), 4),
+        (Warp(d=3, indices=others), 4),
+        (InputPerturbation(near), 8),
+    ):
+        source = made_of(X, Y, column, transform)
+        learnt = {k: v.clone() for k, v in source.input_transform.state_dict().items()}
+        for n in (0, 4):
+            new = fitted(source.new_task(new_X[:n], new_Y[:n]), steps=3)
+            new = fitted(new, steps=3)  # from where it is
+            posterior = new.posterior(new_X)
+            assert posterior.mean.shape == (rows, 1)
+            assert posterior.mean.isfinite().all()
+            after = new.input_transform.inner.state_dict()
+            assert all(torch.equal(after[k], v) for k, v in learnt.items())
+            if n and rows == 4:
+                again = pickle.loads(pickle.dumps(new)).posterior(new_X).mean
+                assert torch.equal(again, posterior.mean)
+
+
+def made_of(X: Tensor, Y: Tensor, column: int, transform: Any) -> MultiTaskABLR:
+    return MultiTaskABLR(
+        X,
+        Y,
+        task_feature=column,
+        feature_map=TanhNetwork(2, widths=(6,)),
+        input_transform=transform,
+    )
