@@ -8,9 +8,10 @@ many tasks are solved it is known better: their weights have a mean and a covari
     \quad \Lambda = I / \bar\beta
 
 up to a constant (an inverse Wishart with its mode at Lambda). Their most probable
-values are found by expectation maximisation (of Sigma; mu is exact for it) from the
-posteriors of the tasks, each a Gaussian likelihood of its weights times a known prior. The paper's prior is
-Lambda, where this starts and what it is without tasks.
+values are found from the posteriors of the tasks, each a Gaussian likelihood of its
+weights times a prior that is known: Sigma by expectation maximisation, mu exactly for
+each Sigma on the way. The paper's prior is Lambda, where this starts and what it is
+without tasks.
 """
 
 from __future__ import annotations
