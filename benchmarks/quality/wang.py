@@ -158,9 +158,10 @@ def write_figure(
 ) -> list[Path]:
     """One of the paper's figures, ``figure_N.json`` and ``figure_N.png``.
 
-    A panel for each of the three methods with every run and their mean, and one with
-    the mean of the squared scores of all (of the mixture, which is maximised: the mean
-    of the scores). There, dashed, is what BoTorch's defaults make of the same starts.
+    A panel for each of the three methods with every run and their mean (the worst of
+    the starts are above it), and one with the mean of the squared scores of all (of the
+    mixture, which is maximised: the mean of the scores). There, dashed, is what
+    BoTorch's defaults make of the same starts, if they were run from all of them.
     """
     standard, decomposed = _rivals(reference)
     shown = dict(zip((standard, reference, decomposed), _TITLES, strict=True))
@@ -175,7 +176,8 @@ def write_figure(
             if (one.problem, one.method) == (problem, method)
             and len(one.values) >= budget
         }
-        if chosen:
+        others = len(next(iter(traces.values()), chosen))  # runs of the first method
+        if chosen and not (method == _BESIDE[0] != standard and len(chosen) < others):
             trace = np.stack([chosen[seed] for seed in sorted(chosen)])
             # as the authors have it: the mixture is maximised
             traces[method] = best - trace if problem == "mixture" else trace
@@ -228,6 +230,10 @@ def _draw(traces: dict[str, np.ndarray], problem: str, budget: int, path: Path) 
             style = {"color": COLOURS[_TITLES.index(title)], "linewidth": 2.0}
         mean = (trace**power).mean(0)
         panels[-1].plot(steps[later], mean[later], label=title, **style)
+    if problem != "mixture":
+        ends = np.concatenate([traces[title] for title in own])
+        usual = np.quantile(ends[:, starts - 1], 0.95)
+        panels[0].set_ylim(ends.min() - 0.05 * (usual - ends.min()), 1.02 * usual)
     panels[0].set_ylabel(f"best {_SCORES[problem]}")
     panels[-1].set_title(what, fontsize="medium")
     panels[-1].legend(frameon=False, fontsize="small")
