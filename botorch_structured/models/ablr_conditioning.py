@@ -160,12 +160,13 @@ class AblrConditioning(_Base):
         )
         phi = self.feature_map(features)
         prior = self._prior_means(transformed)
-        levels = self._noise_levels()
         if with_task:
             assert self.tasks is not None
             task = self.tasks.index(transformed[..., self.tasks.column])
             y = Y.squeeze(-1)
-            variance = levels[task] if noise is None else noise.squeeze(-1)
+            variance = (
+                self._noise_levels()[task] if noise is None else noise.squeeze(-1)
+            )
             variance = variance.expand_as(y)
             for t in task.unique().tolist():
                 mine = None if bool((task == t).all()) else task == t
@@ -173,7 +174,7 @@ class AblrConditioning(_Base):
             self._append(X, transformed, y, variance)
             return
         which = [self._index_of(t) for t in self._output_tasks]
-        variances = levels[which] if noise is None else noise
+        variances = self._noise_levels()[which] if noise is None else noise
         variances = variances.expand_as(Y)
         for i, t in enumerate(which):
             self._update(t, phi, Y[..., i] - prior[..., t], variances[..., i], None)

@@ -70,7 +70,8 @@ class AblrNewTask(_Base):
 
         .. math:: y = o + s \, (\phi_z(x)' w + \epsilon), \quad w \sim N(\mu, \Sigma),
 
-        and level o, scale s and noise distributed as theirs. Its mean without any row
+        and level o, scale s and noise distributed as theirs (o = 0 and s = 1 without
+        an outcome transform). Its mean without any row
         of the new task is the average task; two rows need not tell their own scale.
         Tasks of one row, which standardised is zero wherever it is, do not count.
         Costs O(T D^3) once and O(n D^2): make it anew for each evaluation of a search,
@@ -206,8 +207,8 @@ class AblrNewTask(_Base):
     def _usual_outcomes(self, some: list[int]) -> UsualOutcomes:
         transform = getattr(self, "outcome_transform", None)
         like = self.covar_module.weight_precision.value
-        if transform is None:  # the outcomes are on one scale
-            level, log_scale = (0.0, 1.0), (0.0, _GUESSED_SPREAD)
+        if transform is None:  # the outcomes are on one scale, levels in the weights
+            level = log_scale = (0.0, 0.0)
         else:
             log_scale = usual(transform.stdvs[some].log(), _GUESSED_SPREAD)
             guess = _GUESSED_LEVELS * math.exp(log_scale[0])

@@ -43,6 +43,9 @@ class AblrPosterior(_Base):
 
         Where variances are given row by row: the mean over the task's rows; over all
         rows for a task without any. Of models conditioned on a batch: the first one's.
+
+        Raises:
+            ValueError: If no row says what it is.
         """
         if not isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             return self.likelihood.noise.expand(self.num_tasks)
@@ -54,6 +57,11 @@ class AblrPosterior(_Base):
             total = self._group.sum(zeros.index_add(0, data.task, data.noise))
             ones = torch.ones_like(data.noise)
             count = self._group.sum(zeros.index_add(0, data.task, ones))
+            if not count.any():
+                raise ValueError(
+                    "noise: expected the noise variances of new outcomes, since none "
+                    "was given with a row; got None."
+                )
             usual = total.sum() / count.sum()
             self._noise_cache = torch.where(count > 0, total / count, usual)
         return self._noise_cache

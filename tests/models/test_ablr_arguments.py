@@ -161,3 +161,21 @@ def test_transforms_that_look_at_the_task(outputs: list[int], log: bool) -> None
     spread = functions.log().std(0) if log else functions.std(0)
     error = (medians.log() - middle[0].log()) if log else (medians - middle[0])
     assert (error.abs() < 0.15 * spread).all()
+
+
+def test_known_noise_without_rows() -> None:
+    """No number stands in for one that nobody has given."""
+    none = torch.zeros(0, 1)
+    model = MultiTaskABLR(torch.zeros(0, 2), none, None, train_Yvar=none)
+    points = torch.rand(3, 2)
+    assert model.posterior(points).variance.isfinite().all()
+    with pytest.raises(ValueError, match="noise: expected the noise variances"):
+        model.posterior(points, observation_noise=True)
+    with pytest.raises(ValueError, match="noise: expected the noise variances"):
+        model.condition_on_observations(points, points[:, :1])
+    new = model.condition_on_observations(
+        points, points[:, :1], noise=torch.full((3, 1), 1e-6)
+    )
+    torch.testing.assert_close(
+        new.posterior(points).mean, points[:, :1], atol=1e-2, rtol=0.0
+    )

@@ -278,9 +278,17 @@ def test_constant_history_and_outcomes() -> None:
 
 
 def test_one_scale_without_outcome_transform() -> None:
-    new = made(outcome_transform=None).new_task(draw(3, 1), draw(3, 2)[:, :1])
+    source = made(outcome_transform=None)
+    new = source.new_task(draw(3, 1), draw(3, 2)[:, :1])
     assert new.outcome_transform.means == 0.0
-    assert new.posterior(draw(2, 3)).mean.isfinite().all()
+    assert new.outcome_transform.stdvs == 1.0
+    assert new.feature_map.level == 0.0
+    test_X, empty = draw(2, 3), draw(0, 0)
+    prior = source.new_task(empty, empty[:, :1]).posterior(test_X)
+    phi, common = source.feature_map(test_X), source._population(list(range(6)))
+    assert torch.allclose(prior.mean.squeeze(-1), phi @ common.mean)
+    root = phi @ common.root
+    assert torch.allclose(prior.variance.squeeze(-1), root.square().sum(-1), atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
