@@ -99,7 +99,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
 
     In a search from four points (``benchmarks.quality.wang``), signs help the paper's
     GP, which hopes for the best wherever it has seen nothing: they say where not to.
-    A search with this model's default mean and kernel does better without them.
+    With this model's default mean and kernel they do not help, and may hurt.
 
     Without signs or virtual points the model *is* a ``SingleTaskGP``, its state dict
     included.
