@@ -99,7 +99,8 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
 
     In a search from four points (``benchmarks.quality.wang``), signs help the paper's
     GP, which hopes for the best wherever it has seen nothing: they say where not to.
-    With this model's default mean and kernel they do not help, and may hurt.
+    With this model's default mean and kernel it depends: of three problems they helped
+    on one, changed nothing on one and hurt on one.
 
     Without signs or virtual points the model *is* a ``SingleTaskGP``, its state dict
     included.
