@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from botorch.acquisition.multi_objective import logei
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # installed, is still found here.
 if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     sys.path[:] = [p for p in sys.path if p not in ("", str(ROOT))] + [str(ROOT)]
+
+# BoTorch compiles a C++ kernel for hypervolumes when one is first asked for, and waits
+# for ever for the lock of a process that was killed meanwhile. It has a fallback.
+logei._load_attempted = True
 
 settings.register_profile("local", deadline=None, max_examples=25)
 settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
