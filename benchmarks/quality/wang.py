@@ -14,9 +14,9 @@ against the other two with the paper's GPs, every other against those with BoTor
 ``--figures`` writes the paper's Figures 2, 4, 5 and 6 as JSON and PNG; with
 ``--report`` nothing is run.
 
-Tested is what the paper compares, three methods with its GP. In ``results/wang``, 25
-seeds, signs have the smaller area in all four tests (p < 0.012 with Holm's correction):
-on the elastic net 16.9 against 19.3 and 19.3, on the forest 0.1468 against 0.1474
+Tested is what the paper compares, three methods with its GP. With 25 seeds
+(``benchmarks/results/wang``) signs have the smaller area in all four tests (p < 0.012
+with Holm's correction): on the elastic net 16.9 against 19.3 and 19.3, on the forest 0.1468 against 0.1474
 (standard) and 0.1478. Not tested: the network 0.227 against 0.233 and 0.235, the
 mixture 0.231 against 0.274 and 0.233. That GP was chosen on seeds below 100, which were
 used during development. With BoTorch's defaults signs hurt on the elastic net (19.4;
