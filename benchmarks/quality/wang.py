@@ -16,13 +16,13 @@ against the other two with the paper's GPs, every other against those with BoTor
 
 Tested is what the paper compares, three methods with its GP. With 25 seeds
 (``benchmarks/results/wang``) signs have the smaller area in all four tests (p < 0.012
-with Holm's correction): on the elastic net 16.9 against 19.3 and 19.3, on the forest 0.1468 against 0.1474
-(standard) and 0.1478. Not tested: the network 0.227 against 0.233 and 0.235, the
-mixture 0.231 against 0.274 and 0.233. That GP was chosen on seeds below 100, which were
-used during development. With BoTorch's defaults signs hurt on the elastic net (19.4;
-standard 15.9, parts alone 15.0), change nothing on the forest (0.146 for all three) and
-help on the mixture (0.218; 0.247 and 0.263). On the elastic net and the forest
-BoTorch's standard is at least as good as the paper's GP with signs.
+with Holm's correction): on the elastic net 16.9 against 19.3 and 19.3, on the forest
+0.1468 against 0.1474 (standard) and 0.1478. Not tested: the network 0.227 against 0.233
+and 0.235, the mixture 0.231 against 0.274 and 0.233. That GP was chosen on seeds below
+100, which were used during development. With BoTorch's defaults signs hurt on the
+elastic net (19.4; standard 15.9, parts alone 15.0), change nothing on the forest (0.146
+for all three) and help on the mixture (0.218; 0.247 and 0.263). On the elastic net and
+the forest BoTorch's standard is at least as good as the paper's GP with signs.
 """
 
 from __future__ import annotations
