@@ -80,7 +80,10 @@ def find(data: Path, table: str) -> Path:
     name = _FILES[table][0]
     path = next(iter(sorted(data.rglob(name))), None)
     if path is None:
-        raise FileNotFoundError(f"Expected {name} in {data}. Got none.")
+        raise FileNotFoundError(
+            f"Expected {name} in {data}, see the head of benchmarks/quality/forests.py "
+            "for where it is from. Got none."
+        )
     return path
 
 

@@ -101,7 +101,7 @@ class MultiTaskABLR(
         train_X: ``n x d``, or ``n x (d + 1)`` with a task column. Columns within [0, 1]
             are taken to be normalised; the default network scales any others by their
             range.
-        train_Y: ``n x m``; ``n x 1`` with a task column.
+        train_Y: ``n x m``; ``n x 1`` with a task column. NaN: not observed.
         task_feature: The index of the task column; None for signals.
         train_Yvar: ``n x m`` observed noise variances; inferred if None.
         mean_module: Added to the regressions. Default: zero.
@@ -128,7 +128,7 @@ class MultiTaskABLR(
             fit and first evaluate the model at the same time; all have the same result.
 
     Raises:
-        ValueError: For a batch of data, numbers that are not finite, several signals
+        ValueError: For a batch of data, infinite numbers or NaN inputs, several signals
             with a task column, unknown tasks, or modules that do not fit.
         UnsupportedError: If ``all_tasks`` lacks a task that has rows.
 

@@ -14,10 +14,12 @@ __all__ = [
 ]
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -36,6 +38,8 @@ _CHUNK_ROWS = 4_096
 # drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
 # one do not.
 _ROWS_FOR_A_NETWORK = 300
+# Normalised columns of so many rows are not that narrow by chance.
+_NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
 
 
 def check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
@@ -226,8 +230,18 @@ def default_network(X: Tensor, seed: int, group: ProcessGroup) -> TanhNetwork:
     low = group.min(torch.cat([X, far]).amin(0)).double()
     high = -group.min(torch.cat([-X, far]).amin(0)).double()
     unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
+    narrow = unit & (low < high) & (high - low < _NARROW)
     low, high = torch.where(unit, 0.0, low), torch.where(unit, 1.0, high)
     rows = group.sum_of_int(len(X), X.device)
+    if rows >= _ROWS_TO_BE_NARROW and narrow.any():
+        warnings.warn(
+            f"train_X: columns {narrow.nonzero()[:, 0].tolist()} (without the task's) "
+            f"are within [0, 1], which is taken to be normalised, but span less than "
+            f"{_NARROW}: the network will hardly see them. Pass input_transform="
+            "Normalize(...), and logarithms of what is on a log scale.",
+            InputDataWarning,
+            stacklevel=5,
+        )
     scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
     bounds = torch.stack([low, high]).cpu()
     return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)

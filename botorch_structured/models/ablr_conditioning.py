@@ -82,7 +82,7 @@ class AblrConditioning(_Base):
         self.eval()
         with_task = self._has_task(X)
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
-        if Y.shape[-1] != len(outputs) or Y.shape[-2] != X.shape[-2]:
+        if Y.ndim < 2 or Y.shape[-1] != len(outputs) or Y.shape[-2] != X.shape[-2]:
             raise ValueError(
                 f"Y: expected ``batch_shape x {X.shape[-2]} x {len(outputs)}``, one "
                 f"column for each output, got {tuple(Y.shape)}."

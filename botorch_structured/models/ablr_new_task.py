@@ -101,6 +101,17 @@ class AblrNewTask(_Base):
                 transform), or if data do not fit.
         """
         self._check_can_share()
+        if isinstance(exclude_tasks, str) or not isinstance(exclude_tasks, Sequence):
+            raise ValueError(
+                "exclude_tasks: expected a list of task values, got "
+                f"{type(exclude_tasks).__name__}: {exclude_tasks!r}."
+            )
+        for name, rows in (("train_X", train_X), ("train_Y", train_Y)):
+            if rows.dtype != self.train_targets.dtype:
+                raise ValueError(
+                    f"{name}: expected the dtype of the old tasks' rows, "
+                    f"{self.train_targets.dtype}, got {rows.dtype}."
+                )
         with torch.no_grad():
             some = self._tasks_with_rows(exclude_tasks)
             d = self._num_columns - 1
@@ -152,8 +163,8 @@ class AblrNewTask(_Base):
     def _check_can_share(self) -> None:
         if self.tasks is None:
             raise ValueError(
-                "new_task: expected a model with a task column; signals are no sample "
-                "of tasks."
+                "new_task: expected the model of the old tasks, with a task column, "
+                "got one without: signals, or a single task, are no sample of tasks."
             )
         if self._conditioned_batch:
             raise ValueError(

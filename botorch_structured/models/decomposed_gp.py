@@ -80,15 +80,16 @@ class DecomposedGP(ObservedComponents, ModelListGP):
 
     Example:
         >>> # column 0: regularisation; parts: training error and gap, negated, n x 2
-        >>> error = MonotoneGP(X, parts[:, :1], {0: -1}, bounds=bounds)
-        >>> gap = MonotoneGP(X, parts[:, 1:], {0: 1}, bounds=bounds)
+        >>> box = {"bounds": bounds, "input_transform": Normalize(d, bounds=bounds)}
+        >>> error = MonotoneGP(X, parts[:, :1], {0: -1}, **box)
+        >>> gap = MonotoneGP(X, parts[:, 1:], {0: 1}, **box)
         >>> model = DecomposedGP(error, gap)
         >>> fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
         >>> acqf = LogExpectedImprovement(model, best_f=parts.sum(-1).max())
 
         >>> # profit = demand(price) * (price - cost): log-demand falls, the rest is
         >>> # known, and exp(sum) is the profit
-        >>> log_demand = MonotoneGP(price, demand.log(), {0: -1}, bounds=bounds)
+        >>> log_demand = MonotoneGP(price, demand.log(), {0: -1}, **box)
         >>> log_margin = GenericDeterministicModel(lambda X: (X - cost).log())
         >>> model = DecomposedGP(log_demand, log_margin)
     """

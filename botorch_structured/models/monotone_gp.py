@@ -99,8 +99,11 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
 
     In a search from four points (``benchmarks.quality.wang``), signs help the paper's
     GP, which hopes for the best wherever it has seen nothing: they say where not to.
-    With this model's default mean and kernel it depends: of three problems they helped
-    on one, changed nothing on one and hurt on one.
+    With this model's default mean and kernel they were not significantly better than
+    one GP without on any of three problems, and worse on one.
+
+    A sign that is wrong shows in the noise, which explains what the model may not, and
+    in the evidence; ``probability_monotone`` says what was put in.
 
     Without signs or virtual points the model *is* a ``SingleTaskGP``, its state dict
     included.

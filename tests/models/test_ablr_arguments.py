@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
     Log,
@@ -179,3 +181,21 @@ def test_known_noise_without_rows() -> None:
     torch.testing.assert_close(
         new.posterior(points).mean, points[:, :1], atol=1e-2, rtol=0.0
     )
+
+
+def test_columns_that_the_network_would_hardly_see() -> None:
+    """Normalised or not is a guess where a column is within [0, 1]; it may be wrong."""
+    X = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    narrow = X * torch.tensor([1.0, 0.01, 1.0])
+    with pytest.warns(InputDataWarning, match=r"columns \[1\].*span less than 0.1"):
+        MultiTaskABLR(narrow, X[:, :1], None)
+    for good in (X, 100.0 * X, narrow[:5], torch.where(X > 2.0, X, 0.5)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", InputDataWarning)
+            MultiTaskABLR(good, good[:, :1], None)
+
+
+def test_new_outcomes_without_columns() -> None:
+    model = make()
+    with pytest.raises(ValueError, match="Y: expected ``batch_shape x 1 x 1``"):
+        model.condition_on_observations(torch.tensor([[0.1, 0.2, 0.0]]), torch.ones(1))

@@ -323,6 +323,13 @@ def test_errors(old: MultiTaskABLR) -> None:
         old.new_task(X, Y, torch.ones(3))
     with pytest.raises(ValueError, match="77"):
         old.new_task(X, Y, exclude_tasks=[77])
+    for wrong in (15, "15", torch.tensor([15])):
+        with pytest.raises(ValueError, match="exclude_tasks: expected a list"):
+            old.new_task(X, Y, exclude_tasks=wrong)
+    with pytest.raises(ValueError, match="train_X: expected the dtype"):
+        old.new_task(X.float(), Y.float())
+    with pytest.raises(ValueError, match="train_Y: expected the dtype"):
+        old.new_task(X, Y.float())
     with pytest.raises(ValueError, match="exclude_tasks"):
         old.new_task(X, Y, exclude_tasks=range(10, 16))
     with pytest.raises(ValueError, match="task column"):
