@@ -296,6 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for one in load(options.out)
         if one.problem in names and one.method in options.methods and one.seed in seeds
     ]
+    if not runs:
+        parser.error(f"expected runs in {options.out}; there are none")
     print(tables(runs, options.budget, options.reference))
     for name in names if options.figures else ():
         paths = write_figure(

@@ -77,8 +77,8 @@ def plot_monotone_components(
         X = next(points for points in data if points is not None)[0]
         line = _line(X, column, at, bounds, resolution, data)
         titles = _titles(parts) if names is None else list(names)
-        if len(titles) != len(parts):
-            raise ValueError(f"names expects {len(parts)} names, got {titles}.")
+        if isinstance(names, str) or len(titles) != len(parts):
+            raise ValueError(f"names expects {len(parts)} names, got {names!r}.")
         if len(parts) > 1:
             parts, others = [*parts, model], [*others, without]
             titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
@@ -133,8 +133,9 @@ def _line(
     if at is None:
         total = _observed_sum(data)
         at = X[0 if total is None else int(total.argmax())]
-    elif at.shape != (d,):
-        raise ValueError(f"at expects {d} values, got shape {tuple(at.shape)}.")
+    elif not isinstance(at, Tensor) or at.shape != (d,):
+        got = f"shape {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
+        raise ValueError(f"at expects a tensor of {d} values, got {got}.")
     line = at.to(X).repeat(resolution, 1)
     steps = torch.linspace(0.0, 1.0, resolution).to(X)
     line[:, column] = low[column] + (high[column] - low[column]) * steps

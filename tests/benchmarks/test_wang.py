@@ -159,3 +159,9 @@ def test_tables_test_areas_and_correct_for_all_of_them() -> None:
     assert f"| {2 * raw['decomposed']:.2g}" in line  # of two tests, the smaller one
     assert f"{areas['decomposed'].mean():.5g}" in line
     assert "e-" not in network and "| 0.0" not in network.split("p (Holm)")[1]
+
+
+def test_nothing_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        wang.main(["--report", "--out", str(tmp_path), "--problems", "mixture"])
+    assert f"expected runs in {tmp_path}" in capsys.readouterr().err

@@ -180,7 +180,9 @@ def test_wrong_arguments() -> None:
         ({"column": 1}, "column expects one of 0 to 0"),
         ({"resolution": 1}, "resolution expects"),
         ({"names": ["a"]}, "names expects 3"),
-        ({"at": torch.zeros(2)}, "at expects 1 values"),
+        ({"names": "abc"}, "names expects 3 names, got 'abc'"),
+        ({"at": torch.zeros(2)}, "at expects a tensor of 1 values"),
+        ({"at": 0.5}, "at expects a tensor of 1 values, got 0.5"),
         ({"axes": [None]}, "axes expects 4"),
         ({"bounds": torch.zeros(2, 2)}, "bounds expects a 2 x 1"),
     ):
