@@ -72,10 +72,12 @@ from botorch_structured.test_functions.quadratic_tasks import (
 )
 from botorch_structured.test_functions.table import TableProblem
 from botorch_structured.test_functions.task_history import TaskHistory
+from botorch_structured.test_functions.transfer_files import (
+    random_forest_tables,
+    support_vector_tables,
+)
 from botorch_structured.test_functions.transfer_tables import (
     TransferTable,
     TransferTables,
-    random_forest_tables,
-    support_vector_tables,
 )
 from botorch_structured.test_functions.treed import RKHS1D, GramacyExponential2D

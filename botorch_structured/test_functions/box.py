@@ -38,7 +38,12 @@ class BoxTestFunction(SyntheticTestFunction):
             negate: Whether to negate the function.
             bounds: Other bounds than those of the paper, around an optimum.
             dtype: The dtype of ``bounds``.
+
+        Raises:
+            ValueError: For a ``negate`` that is not a bool.
         """
+        if not isinstance(negate, bool):
+            raise ValueError(f"negate: expected True or False, got {negate!r}.")
         super().__init__(noise_std, negate, bounds, dtype)
         names = [f"x{j + 1}" for j in range(self.dim)]
         limits = torch.tensor(self._bounds, dtype=torch.double).T

@@ -23,27 +23,6 @@ class DecomposedTestFunction(BoxTestFunction):
 
     _monotone: tuple[dict[int, int], ...]
 
-    def __init__(
-        self,
-        noise_std: float | None = None,
-        negate: bool = False,
-        bounds: list[tuple[float, float]] | None = None,
-        dtype: torch.dtype = torch.double,
-    ) -> None:
-        r"""
-        Args:
-            noise_std: Standard deviation of the observation noise.
-            negate: Whether to negate the function, its parts and their directions.
-            bounds: Other bounds than those of the paper, around an optimum.
-            dtype: The dtype of ``bounds``.
-
-        Raises:
-            ValueError: For a ``negate`` that is not a bool.
-        """
-        if not isinstance(negate, bool):
-            raise ValueError(f"negate: expected True or False, got {negate!r}.")
-        super().__init__(noise_std, negate, bounds, dtype)
-
     @property
     def monotone(self) -> tuple[dict[int, int], ...]:
         """For each component ``{column: 1 where it rises, -1 where it falls}``.
