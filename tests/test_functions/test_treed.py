@@ -123,6 +123,8 @@ def test_noise_and_bounds(make: type) -> None:
     with pytest.raises(ValueError, match="No global optimum"):
         make(bounds=[(x + 0.01, x + 0.02) for x in best])
     assert make(dtype=torch.float).starts(0).dtype == torch.float
+    with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
+        make(negate=3)
 
 
 class TestAsBoTorchTestsItsOwn(
