@@ -56,5 +56,7 @@ def test_a_process_that_ends_is_an_error_and_no_hang() -> None:
     status, output = torchrun("--end-rank", "1", "--timeout", "20")
     assert status != 0
     assert "as it was told to" in output
-    assert "got no answer from another one of its group" in output
+    # torchrun ends the others itself, sometimes before they have noticed
+    ends = ("got no answer from another one of its group", "closing signal SIGTERM")
+    assert any(end in output for end in ends)
     assert time.monotonic() - start < _LIMIT
