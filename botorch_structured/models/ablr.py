@@ -54,6 +54,10 @@ from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
 from botorch_structured.models.ablr_weights import AblrWeights
+from botorch_structured.models.dependent_inputs import (
+    dataset_task,
+    refuse_dependencies,
+)
 from botorch_structured.models.feature_maps import as_feature_map
 
 
@@ -287,17 +291,23 @@ class MultiTaskABLR(
 
         Args:
             training_data: A ``SupervisedDataset`` or a ``MultiTaskDataset``.
-            task_feature: The index of the task column.
+            task_feature: The index of the task column. Default: that of a
+                ``MultiTaskDataset``.
             output_tasks: Task values to answer for.
-            hierarchical_dependencies: Not used: to features, decisions are columns.
-            categorical_features: Not used, likewise.
+            hierarchical_dependencies: None or without inactive columns: features see
+                all columns.
+            categorical_features: Not used: to features they are columns like others.
             fidelity_features: Not used, likewise.
+
+        Raises:
+            ValueError: If a column depends on another.
         """
+        refuse_dependencies(cls, training_data, hierarchical_dependencies)
         inputs = super().construct_inputs(training_data=training_data)
         several = isinstance(training_data, MultiTaskDataset)
         if several and training_data.task_feature_index is None:
             inputs["all_tasks"] = list(range(len(training_data.datasets)))
-        inputs["task_feature"] = task_feature
+        inputs["task_feature"] = dataset_task(training_data, task_feature)
         if output_tasks is not None:
             inputs["output_tasks"] = output_tasks
         return inputs

@@ -1,13 +1,20 @@
-"""Constructor arguments of models on conditional spaces, as BoTorch and Ax ask."""
+"""Constructor arguments of models, as BoTorch and Ax ask for them.
+
+Ax hands over what its transforms left of a search space, and nothing where they left
+nothing: the same silence for a flat space and for a hierarchical one that was
+flattened. No model takes it for an answer.
+"""
 
 from __future__ import annotations
 
-__all__ = ["DependentInputs"]
+__all__ = ["DependentInputs", "dataset_task", "refuse_dependencies"]
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
+
+from botorch_structured.spaces import ParameterTree
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch.models import SingleTaskGP as _Base
@@ -23,8 +30,9 @@ class DependentInputs(_Base):
         cls,
         training_data: SupervisedDataset,
         *,
-        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
-        | None = None,
+        hierarchical_dependencies: (
+            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
+        ) = None,
         categorical_features: Sequence[int] | None = None,
         task_feature: int | None = None,
         fidelity_features: Sequence[int] | None = None,
@@ -33,16 +41,68 @@ class DependentInputs(_Base):
 
         Args:
             training_data: The data.
-            hierarchical_dependencies: Default: no dependencies.
+            hierarchical_dependencies: As in the constructor. It has to be given; ``{}``
+                says that there are no decisions.
             categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order.
+            task_feature: A task is one more column without an order. Default: that of
+                a ``MultiTaskDataset``.
             fidelity_features: Fidelities are ordinary columns of these models.
+
+        Raises:
+            ValueError: Without ``hierarchical_dependencies``. Ax gives none where its
+                ``Cast`` has flattened the space, which is what it does by default.
         """
+        if hierarchical_dependencies is None:
+            raise ValueError(
+                "hierarchical_dependencies: expected {column: {value: [columns]}}, "
+                "with {} for a space without decisions, got None. In Ax, keep the "
+                "hierarchy: give the generator transforms=Mixed_transforms + Y_trans "
+                "and transform_configs={'Cast': {'flatten_hss': False}}; where there "
+                "is none, give the ModelConfig "
+                "model_options={'hierarchical_dependencies': {}}."
+            )
         categorical = list(categorical_features or [])
-        if task_feature is not None:
-            categorical.append(task_feature)
+        task = dataset_task(training_data, task_feature)
+        if task is not None:
+            categorical.append(task)
         inputs = super().construct_inputs(training_data=training_data)
-        inputs["hierarchical_dependencies"] = hierarchical_dependencies or {}
+        inputs["hierarchical_dependencies"] = hierarchical_dependencies
         if categorical:
             inputs["categorical_features"] = categorical
         return inputs
+
+
+def dataset_task(
+    training_data: SupervisedDataset, task_feature: int | None
+) -> int | None:
+    """The task column, counted from the first; default: a ``MultiTaskDataset``'s."""
+    if task_feature is None:
+        if not isinstance(training_data, MultiTaskDataset):
+            return None
+        own = training_data.task_feature_index
+        task_feature = -1 if own is None else own  # BoTorch appends it
+    return task_feature + training_data.X.shape[-1] * (task_feature < 0)
+
+
+def refuse_dependencies(
+    model: type,
+    training_data: SupervisedDataset,
+    hierarchical_dependencies: (
+        ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
+    ),
+) -> None:
+    """Of models that would compare whatever stands in inactive columns.
+
+    Raises:
+        ValueError: If a column depends on another.
+    """
+    tree = ParameterTree.from_any(
+        hierarchical_dependencies or {}, training_data.X.shape[-1]
+    )
+    if tree.conditions:
+        raise ValueError(
+            f"hierarchical_dependencies: expected none, as {model.__name__} has no "
+            f"notion of inactive columns, got {hierarchical_dependencies!r}. Take a "
+            "TreeStructuredGP or a ConditionalGP; or fill inactive columns (an Impute "
+            "transform; in Ax, Cast with flatten_hss=True) and leave this argument out."
+        )

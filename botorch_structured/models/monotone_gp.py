@@ -50,6 +50,7 @@ from botorch_structured.kernels.derivative_sites import (
     SiteConditionedMean,
 )
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.dependent_inputs import refuse_dependencies
 from botorch_structured.models.monotone_derivatives import DerivativePosterior
 from botorch_structured.models.monotone_inference import (
     SiteInference,
@@ -268,16 +269,27 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
 
         Args:
             training_data: The data.
-            monotone: As in the constructor; none by default.
-            hierarchical_dependencies: Not used: every column is seen everywhere.
+            monotone: As in the constructor. It has to be given; ``{}`` says that no
+                sign is known.
+            hierarchical_dependencies: None or without inactive columns: every column
+                is seen everywhere.
             categorical_features: Not used: a column like others, as in
                 ``SingleTaskGP``.
             task_feature: Not used, as above.
             fidelity_features: Fidelities are ordinary columns of this model.
             kwargs: Other arguments of the constructor, passed on.
+
+        Raises:
+            ValueError: Without ``monotone``, or if a column depends on another.
         """
+        if monotone is None:
+            raise ValueError(
+                "monotone: expected {column: +1 or -1}, with {} where no sign is "
+                "known, got None. In Ax it is one of the ModelConfig's model_options."
+            )
+        refuse_dependencies(cls, training_data, hierarchical_dependencies)
         inputs = super().construct_inputs(training_data=training_data)
-        return {**inputs, "monotone": monotone or {}, **kwargs}
+        return {**inputs, "monotone": monotone, **kwargs}
 
 
 _WRAPPED = {

@@ -37,6 +37,10 @@ from torch import Tensor
 
 from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_partition import TreePartition
+from botorch_structured.models.dependent_inputs import (
+    dataset_task,
+    refuse_dependencies,
+)
 from botorch_structured.models.treed_assembly import TreedAssembly
 from botorch_structured.models.treed_build import grow_trees
 
@@ -269,14 +273,21 @@ class TreedGP(TreedAssembly, SingleTaskGP):
 
         Args:
             training_data: The data.
-            hierarchical_dependencies: Not used: this model finds its own regions.
+            hierarchical_dependencies: None or without inactive columns: this model
+                finds its own regions, in all columns.
             categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order.
+            task_feature: A task is one more column without an order. Default: that of
+                a ``MultiTaskDataset``.
             fidelity_features: Fidelities are ordinary columns of this model.
+
+        Raises:
+            ValueError: If a column depends on another.
         """
+        refuse_dependencies(cls, training_data, hierarchical_dependencies)
         categorical = list(categorical_features or [])
-        if task_feature is not None:
-            categorical.append(task_feature)
+        task = dataset_task(training_data, task_feature)
+        if task is not None:
+            categorical.append(task)
         inputs = super().construct_inputs(training_data=training_data)
         if categorical:
             inputs["categorical_features"] = categorical

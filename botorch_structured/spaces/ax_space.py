@@ -30,7 +30,8 @@ def read_ax(
 
     Raises:
         ImportError: Ax is not installed.
-        ValueError: Derived parameters, or something that is no search space.
+        ValueError: Derived parameters, tasks and fidelities, or something that is no
+            search space.
     """
     try:
         from ax.core.parameter import (  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -56,6 +57,11 @@ def read_ax(
     for name, p in search_space.parameters.items():
         if isinstance(p, FixedParameter):
             fixed[name] = native(p.value)
+        elif p.is_fidelity or getattr(p, "is_task", False):
+            raise ValueError(
+                f"Parameter {name!r}: expected one to search over, got a task or a "
+                "fidelity: fix it to its target value."
+            )
         elif isinstance(p, ChoiceParameter):
             columns[name] = CategoricalColumn(name, p.values, ordered=p.is_ordered)
         elif isinstance(p, RangeParameter) and p.parameter_type is ParameterType.INT:

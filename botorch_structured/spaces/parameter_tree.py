@@ -68,13 +68,18 @@ class ParameterTree(TreeStructure):
 
     @classmethod
     def from_any(
-        cls, x: ParameterTree | HierarchicalDependencies | None, dim: int
+        cls, x: ParameterTree | HierarchicalDependencies, dim: int
     ) -> ParameterTree:
         """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
 
         Raises:
-            ValueError: ``x`` is a tree over another number of columns.
+            ValueError: ``x`` is None, or a tree over another number of columns.
         """
+        if x is None:
+            raise ValueError(
+                "hierarchical_dependencies: expected a ParameterTree or {column: "
+                "{value: [columns]}}, with {} for a space without decisions, got None."
+            )
         if not isinstance(x, ParameterTree):
             return cls(dim, x)
         if x.dim != dim:

@@ -151,10 +151,11 @@ class SearchSpace(Codec):
 
         Args:
             search_space: Range, choice (also with ``dependents``) and fixed parameters.
+                A logit scale is read as a linear one.
 
         Raises:
             ImportError: Ax is not installed.
-            ValueError: A parameter of another kind.
+            ValueError: A parameter of another kind, a task or a fidelity.
         """
         from botorch_structured.spaces.ax_space import read_ax
 

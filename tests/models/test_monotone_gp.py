@@ -578,7 +578,8 @@ def test_construct_inputs() -> None:
     )
     model = MonotoneGP(**inputs)
     assert model.monotone == {0: 1} and model.nu == 0.2
-    assert not MonotoneGP(**MonotoneGP.construct_inputs(data)).has_sites
+    inputs = MonotoneGP.construct_inputs(data, monotone={})
+    assert not MonotoneGP(**inputs).has_sites
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,15 @@ def test_parameter_constraints() -> None:
 
 def test_spaces_that_cannot_be_read() -> None:
     ax = pytest.importorskip("ax.core.search_space")
-    from ax.core.parameter import FixedParameter, ParameterType
+    from ax.core.parameter import FixedParameter, ParameterType, RangeParameter
 
     with pytest.raises(ValueError, match="ax.core.SearchSpace, got dict"):
         SearchSpace.from_ax({})
+    fidelity = RangeParameter(
+        "x", ParameterType.FLOAT, 0, 1, is_fidelity=True, target_value=1.0
+    )
+    with pytest.raises(ValueError, match="'x': expected .* got a task or a fidelity"):
+        SearchSpace.from_ax(ax.SearchSpace([fidelity]))
     fixed = FixedParameter("x", ParameterType.INT, 1)
     with pytest.raises(ValueError, match="not fixed"):
         SearchSpace.from_ax(ax.SearchSpace([fixed]))

@@ -364,7 +364,9 @@ def test_from_any() -> None:
     tree = ParameterTree(2, {0: {0: [1]}})
     assert ParameterTree.from_any(tree, 2) is tree
     assert ParameterTree.from_any({0: {0: [1]}}, 2) == tree
-    assert ParameterTree.from_any(None, 2).num_paths == 1
+    assert ParameterTree.from_any({}, 2).num_paths == 1
+    with pytest.raises(ValueError, match="for a space without decisions, got None"):
+        ParameterTree.from_any(None, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="over 3 columns, got one over 2"):
         ParameterTree.from_any(tree, 3)
 
