@@ -56,6 +56,7 @@ from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
 from botorch_structured.models.ablr_weights import AblrWeights
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
+    refuse_categories,
     refuse_dependencies,
 )
 from botorch_structured.models.feature_maps import as_feature_map
@@ -296,13 +297,14 @@ class MultiTaskABLR(
             output_tasks: Task values to answer for.
             hierarchical_dependencies: None or without inactive columns: features see
                 all columns.
-            categorical_features: Not used: to features they are columns like others.
-            fidelity_features: Not used, likewise.
+            categorical_features: None or empty: to features, columns are numbers.
+            fidelity_features: Fidelities are ordinary columns of this model.
 
         Raises:
-            ValueError: If a column depends on another.
+            ValueError: If a column depends on another, or has no order.
         """
         refuse_dependencies(cls, training_data, hierarchical_dependencies)
+        refuse_categories(cls, *(categorical_features or ()))
         inputs = super().construct_inputs(training_data=training_data)
         several = isinstance(training_data, MultiTaskDataset)
         if several and training_data.task_feature_index is None:

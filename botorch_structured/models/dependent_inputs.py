@@ -7,7 +7,12 @@ flattened. No model takes it for an answer.
 
 from __future__ import annotations
 
-__all__ = ["DependentInputs", "dataset_task", "refuse_dependencies"]
+__all__ = [
+    "DependentInputs",
+    "dataset_task",
+    "refuse_categories",
+    "refuse_dependencies",
+]
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -82,6 +87,22 @@ def dataset_task(
         own = training_data.task_feature_index
         task_feature = -1 if own is None else own  # BoTorch appends it
     return task_feature + training_data.X.shape[-1] * (task_feature < 0)
+
+
+def refuse_categories(model: type, *columns: int | None) -> None:
+    """Of models that would take the codes of a column without an order for numbers.
+
+    Raises:
+        ValueError: If there is such a column.
+    """
+    given = [column for column in columns if column is not None]
+    if given:
+        raise ValueError(
+            f"categorical_features, task_feature: expected none, as {model.__name__} "
+            f"takes the values of every column for numbers, got columns {given}. "
+            "Encode them one-hot, as Ax does unless given other transforms, or leave "
+            "out this argument where the order of the values has a meaning."
+        )
 
 
 def refuse_dependencies(

@@ -50,7 +50,11 @@ from botorch_structured.kernels.derivative_sites import (
     SiteConditionedMean,
 )
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
-from botorch_structured.models.dependent_inputs import refuse_dependencies
+from botorch_structured.models.dependent_inputs import (
+    dataset_task,
+    refuse_categories,
+    refuse_dependencies,
+)
 from botorch_structured.models.monotone_derivatives import DerivativePosterior
 from botorch_structured.models.monotone_inference import (
     SiteInference,
@@ -273,14 +277,15 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
                 sign is known.
             hierarchical_dependencies: None or without inactive columns: every column
                 is seen everywhere.
-            categorical_features: Not used: a column like others, as in
+            categorical_features: None or empty: columns are numbers, as in
                 ``SingleTaskGP``.
-            task_feature: Not used, as above.
+            task_feature: None, likewise; nor may ``training_data`` have tasks.
             fidelity_features: Fidelities are ordinary columns of this model.
             kwargs: Other arguments of the constructor, passed on.
 
         Raises:
-            ValueError: Without ``monotone``, or if a column depends on another.
+            ValueError: Without ``monotone``, or if a column depends on another or has
+                no order.
         """
         if monotone is None:
             raise ValueError(
@@ -288,6 +293,8 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
                 "known, got None. In Ax it is one of the ModelConfig's model_options."
             )
         refuse_dependencies(cls, training_data, hierarchical_dependencies)
+        task = dataset_task(training_data, task_feature)
+        refuse_categories(cls, *(categorical_features or ()), task)
         inputs = super().construct_inputs(training_data=training_data)
         return {**inputs, "monotone": monotone, **kwargs}
 

@@ -88,6 +88,18 @@ def test_unknown_signs_have_to_be_said() -> None:
         MonotoneGP.construct_inputs(make_dataset())
 
 
+def test_codes_without_an_order_are_not_taken_for_numbers() -> None:
+    data = make_dataset()
+    for model_class, kwargs in ((MonotoneGP, {"monotone": {}}), (MultiTaskABLR, {})):
+        message = f"categorical_features.*{model_class.__name__}.*columns \\[0\\]"
+        with pytest.raises(ValueError, match=message):
+            model_class.construct_inputs(data, categorical_features=[0], **kwargs)
+    with pytest.raises(ValueError, match=r"task_feature.* columns \[0\]"):
+        MonotoneGP.construct_inputs(data, monotone={}, task_feature=-3)
+    with pytest.raises(ValueError, match=r"task_feature.* columns \[3\]"):
+        MonotoneGP.construct_inputs(two_tasks(None), monotone={})
+
+
 @pytest.mark.parametrize("index, column", [(0, 0), (None, 3)])
 def test_the_task_column_is_the_datasets(index: int | None, column: int) -> None:
     data = two_tasks(index)

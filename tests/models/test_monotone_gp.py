@@ -572,7 +572,7 @@ def test_construct_inputs() -> None:
         data,
         monotone={0: 1},
         nu=0.2,
-        categorical_features=[1],
+        categorical_features=[],
         fidelity_features=[0],
         hierarchical_dependencies={},
     )
