@@ -50,12 +50,17 @@ class TanhNetwork(Module):
 
     The state dict holds the weights, those they started from, and the bounds.
 
+    *As published* the network has weights only and sees its inputs as they are:
+    ``TanhNetwork(d, prior_scale=None, bias=False, bounds=torch.tensor([[-1.0] * d,
+    [1.0] * d]))``.
+
     Args:
         dim: The number d of inputs.
         widths: Units of each layer; the last is the number D of features.
         bounds: ``2 x d``: what is mapped to [-1, 1]; default: the unit cube.
         prior_scale: See above, positive; None for no prior.
         seed: The weights to start from, without a side effect on the global generator.
+        bias: Whether layers have the biases b_1, b_2, ...
 
     Raises:
         ValueError: If a number is out of range or ``bounds`` are not.
@@ -71,6 +76,7 @@ class TanhNetwork(Module):
         bounds: Tensor | None = None,
         prior_scale: float | None = 1.0,
         seed: int = 0,
+        bias: bool = True,
     ) -> None:
         if dim < 1:
             raise ValueError(f"dim: expected at least one input, got {dim}.")
@@ -103,7 +109,9 @@ class TanhNetwork(Module):
             for a, b in zip(fans[:-1], fans[1:], strict=True)
         )
         self.biases = nn.ParameterList(
-            nn.Parameter(torch.zeros(b, dtype=torch.float64)) for b in fans[1:]
+            nn.Parameter(torch.zeros(b, dtype=torch.float64))
+            for b in fans[1:]
+            if bias
         )
         if prior_scale is not None:
             for kind, parameters in self._groups():
@@ -178,7 +186,8 @@ class TanhNetwork(Module):
             ``batch_shape x n x D``.
         """
         values = (X - self.center) / self.half_range
-        for weight, bias in zip(self.weights, self.biases, strict=True):
+        biases = self.biases if len(self.biases) else [None] * len(self.weights)
+        for weight, bias in zip(self.weights, biases, strict=True):
             values = torch.tanh(nn.functional.linear(values, weight, bias))
         return values
 

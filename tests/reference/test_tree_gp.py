@@ -90,16 +90,12 @@ class Problem:
 
     def _model(self) -> TreeStructuredGP:
         problem = self.problem
-        model = TreeStructuredGP(
+        model = TreeStructuredGP.as_published(
             self.encode(problem["obs"]),
             self.y.unsqueeze(-1),
             self.tree,
             outcome_transform=None,
-            shared_features="linear",
-            leaf_hyperparameters="independent",
-            leaf_offset="fixed",
             weight_variances="independent",
-            leaf_kernel="matern",
         )
         leaf = model.covar_module.leaf_hyperparameters
         leaf_of_path = [
