@@ -109,9 +109,7 @@ class TanhNetwork(Module):
             for a, b in zip(fans[:-1], fans[1:], strict=True)
         )
         self.biases = nn.ParameterList(
-            nn.Parameter(torch.zeros(b, dtype=torch.float64))
-            for b in fans[1:]
-            if bias
+            nn.Parameter(torch.zeros(b, dtype=torch.float64)) for b in fans[1:] if bias
         )
         if prior_scale is not None:
             for kind, parameters in self._groups():

@@ -94,6 +94,9 @@ def test_jenattons_two_steps() -> None:
 # -- Levesque et al. (2017) --------------------------------------------------------
 
 
+@pytest.mark.filterwarnings(
+    "ignore::botorch_structured.inference.chain_diagnostics.ChainsWarning"
+)
 def test_levesques_kernel_priors_and_search() -> None:
     """Sections III-B and V: nothing but the default, sampled, one step, EI."""
     X, Y = data()
