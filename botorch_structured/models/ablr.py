@@ -37,6 +37,7 @@ from botorch_structured.models.ablr_build import (
     check_data,
     check_untouched,
     default_network,
+    in_evaluation,
     noise_model,
     task_column,
     task_values,
@@ -175,11 +176,12 @@ class MultiTaskABLR(
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
-        column = task_column(task_feature, X, train_Y, output_tasks, all_tasks)
+        column = task_column(task_feature, train_X, train_Y, output_tasks, all_tasks)
         group = ProcessGroup(process_group)
         tasks, count = None, train_Y.shape[-1]
         if column is not None:
             check_untouched(train_X, X, column)
+            check_untouched(*in_evaluation(input_transform, train_X), column)
             values = task_values(X[:, column], all_tasks, group)
             outputs = values if output_tasks is None else list(output_tasks)
             if set(outputs) - set(values):
@@ -209,6 +211,13 @@ class MultiTaskABLR(
         object.__setattr__(self, "_weights", {})
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
+        # what is predicted may be narrower than what is trained on, and rows to fantasise
+        # at may be either: ``AppendFeatures`` comes in all three modes
+        self._columns_of_mode = {
+            flag: X.shape[-1] - (after.shape[-1] - before.shape[-1])
+            for flag in (False, True)
+            for before, after in [in_evaluation(input_transform, train_X, flag)]
+        }
         self.tasks = tasks
         self.num_tasks = count
         self.num_non_task_features = X.shape[-1] - (tasks is not None)

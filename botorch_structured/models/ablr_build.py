@@ -7,6 +7,7 @@ __all__ = [
     "check_new_data",
     "check_untouched",
     "default_network",
+    "in_evaluation",
     "noise_model",
     "task_column",
     "task_values",
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
+from botorch.models.transforms.input import InputTransform
+from botorch.models.utils import fantasize as fantasize_flag
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -38,6 +41,8 @@ _CHUNK_ROWS = 4_096
 # drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
 # one do not.
 _ROWS_FOR_A_NETWORK = 300
+# On so many a transform shows what it does to columns.
+_SOME_ROWS = 100
 # Normalised columns of so many rows are not that narrow by chance.
 _NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
 
@@ -132,7 +137,8 @@ def task_column(
 
     Args:
         task_feature: What the user said.
-        X: Transformed inputs.
+        X: Inputs as the user has them: what a transform appends is no column to count
+            from.
         Y: Outcomes.
         output_tasks: What the user said.
         all_tasks: What the user said.
@@ -170,11 +176,40 @@ def task_column(
     return task_feature % (d + 1)
 
 
+def in_evaluation(
+    input_transform: InputTransform | None, train_X: Tensor, fantasize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Some rows, and what a transform makes of them where a model predicts.
+
+    Args:
+        input_transform: What the user gave, or None.
+        train_X: Training inputs, ``n x d``.
+        fantasize: Whether in a call of ``fantasize``.
+    """
+    rows = train_X[:_SOME_ROWS]
+    if not len(rows):
+        rows = train_X.new_zeros(1, train_X.shape[-1])
+    if input_transform is None:
+        return rows, rows
+    mode = input_transform.training
+    try:
+        with torch.no_grad(), fantasize_flag(fantasize):
+            return rows, input_transform.eval()(rows)
+    finally:
+        input_transform.train(mode)
+
+
 def check_untouched(before: Tensor, after: Tensor, column: int) -> None:
-    """Raise a ``ValueError`` if a transform has changed the task column."""
-    if not (
-        before.shape[-1] > column and torch.equal(before[:, column], after[:, column])
-    ):
+    """Raise a ``ValueError`` if a transform has changed the task column.
+
+    Args:
+        before: Rows, ``n x d``.
+        after: The same transformed, ``k n x e``: k rows of each, one after the other.
+        column: The index of the task column.
+    """
+    task, found = before[:, column], after[:, column : column + 1].squeeze(-1)
+    copies = len(after) // max(len(task), 1)
+    if not torch.equal(task.repeat_interleave(copies), found):
         raise ValueError(
             "input_transform: expected one that leaves the task column "
             f"({column}) as it is, such as Normalize(..., indices=[...])."

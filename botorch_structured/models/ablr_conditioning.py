@@ -76,8 +76,9 @@ class AblrConditioning(_Base):
             kwargs: Not used; BoTorch passes what its own models know.
 
         Raises:
-            ValueError: If shapes do not fit together, tasks are unknown, or numbers
-                are not finite or variances negative.
+            ValueError: If shapes do not fit together, tasks are unknown, numbers are
+                not finite or variances negative, or an input transform makes other or
+                more rows of observations than of training data.
         """
         self.eval()
         with_task = self._has_task(X)
@@ -129,7 +130,8 @@ class AblrConditioning(_Base):
             kwargs: See ``condition_on_observations``.
         """
         given = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        with_task = self.tasks is not None and X.shape[-1] == self._num_columns
+        with fantasize_flag():
+            with_task = self._has_task(X)
         if observation_noise is None and given:
             levels = self._noise_levels()
             if with_task:
@@ -150,6 +152,16 @@ class AblrConditioning(_Base):
     ) -> None:
         """Take in ``batch_shape x q`` rows, of one task each or of all signals."""
         transformed = self.transform_inputs(X)
+        rows = (*X.shape[:-1], self._num_columns)
+        if X.shape != rows or transformed.shape[:-1] != X.shape[:-1]:
+            raise ValueError(
+                "input_transform: expected one that treats new observations as it "
+                "treats training rows, got "
+                f"{type(self.input_transform).__name__}, which makes "
+                f"{tuple(transformed.shape)} of {tuple(X.shape)} where training rows "
+                f"have {self._num_columns} columns; use transform_on_train=True, or "
+                "construct the model anew."
+            )
         if hasattr(self, "outcome_transform"):
             transform, places = self.outcome_transform, self._output_tasks
             signals = not with_task and places != list(range(self.num_tasks))

@@ -58,7 +58,7 @@ class WeightPath(SamplePath):
         model.eval()
         outputs = model._output_tasks
         which = [model._index_of(t) for t in outputs]
-        if model.tasks is not None and x.shape[-1] == model._num_columns:
+        if model._has_task(x):
             task = x[..., model.tasks.column]
             if len(outputs) > 1 or not (task == outputs[0]).all():
                 raise ValueError(

@@ -61,7 +61,7 @@ class StandardizeTasks(OutcomeTransform):
         """The task of each outcome, broadcastable to ``batch_shape x n x m``."""
         if self.tasks is None:
             return torch.arange(len(self.means), device=Y.device)
-        if X is None or X.shape[-1] != len(self.tasks.others) + 1:
+        if X is None or X.shape[-1] != self.tasks.num_columns:
             raise ValueError(
                 "X: expected inputs with their task column, since each task is "
                 "standardised by itself, got "

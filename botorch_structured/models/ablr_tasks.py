@@ -28,7 +28,6 @@ class TaskColumn(nn.Module):
     """
 
     values: Tensor
-    others: Tensor
 
     def __init__(
         self,
@@ -39,12 +38,11 @@ class TaskColumn(nn.Module):
     ) -> None:
         super().__init__()
         self.column = column
+        self.num_columns = num_columns
         self.default = default
         self._index_of = {value: i for i, value in enumerate(sorted(values))}
-        others = [j for j in range(num_columns) if j != column]
         # not part of the state: a state belongs to a model that has these tasks
         self.register_buffer("values", torch.tensor(sorted(values)), persistent=False)
-        self.register_buffer("others", torch.tensor(others), persistent=False)
 
     def index(self, values: Tensor) -> Tensor:
         """The indices of task values.
@@ -105,9 +103,8 @@ class TaskColumn(nn.Module):
 
     def without(self, X: Tensor) -> Tensor:
         """Rows without the column, ``batch_shape x n x d``."""
-        if self.column == X.shape[-1] - 1:
-            return X[..., :-1]
-        return X.index_select(-1, self.others.to(X.device))
+        before, after = X[..., : self.column], X[..., self.column + 1 :]
+        return torch.cat([before, after], dim=-1) if after.shape[-1] else before
 
     def insert(self, X: Tensor, value: int) -> Tensor:
         """Rows with a task column that says ``value`` throughout.

@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.models.utils import fantasize as fantasize_flag
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.operators import RootLinearOperator
 from torch import Tensor
@@ -31,6 +32,7 @@ class AblrWeights(_Base):
     _output_tasks: list[int]
     _weights: dict[int, WeightPosterior]
     _conditioned_tasks: frozenset[int]
+    _columns_of_mode: dict[bool, int]
 
     def _weights_of(self, which: list[int]) -> list[WeightPosterior]:
         """The posterior of the weights of some tasks, by index; computed once."""
@@ -131,11 +133,12 @@ class AblrWeights(_Base):
             raise ValueError(
                 f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
             )
-        if self.tasks is not None and X.shape[-1] == self._num_columns:
+        columns = self._columns_of_mode[fantasize_flag.on()]
+        if self.tasks is not None and X.shape[-1] == columns:
             return True
-        if X.shape[-1] != self._num_columns - (self.tasks is not None):
+        if X.shape[-1] != columns - (self.tasks is not None):
             raise ValueError(
-                f"X: expected {self._num_columns} columns"
+                f"X: expected {columns} columns"
                 + (", or one less without tasks" if self.tasks is not None else "")
                 + f", got {X.shape[-1]}."
             )
