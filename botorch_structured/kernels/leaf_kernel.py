@@ -49,6 +49,15 @@ class LeafKernel(Kernel):
     tree: ParameterTree
 
     @property
+    def is_by_leaf(self) -> bool:
+        """Whether ``block_tensors`` say what ``forward`` does.
+
+        Of a subclass of a kernel they are what its parent says: it is evaluated by its
+        ``forward``, unless it has its own.
+        """
+        return "block_tensors" in vars(type(self))
+
+    @property
     def num_weights(self) -> int:
         """V, the number of weights."""
         return 0

@@ -37,7 +37,6 @@ from botorch_structured.models.ablr_build import (
     check_data,
     check_untouched,
     default_network,
-    in_evaluation,
     noise_model,
     task_column,
     task_values,
@@ -61,6 +60,9 @@ from botorch_structured.models.dependent_inputs import (
     refuse_dependencies,
 )
 from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
+from botorch_structured.models.input_transforms import in_evaluation
+
+_SOME_ROWS = 100
 
 
 class MultiTaskABLR(
@@ -113,7 +115,7 @@ class MultiTaskABLR(
         covar_module: A kernel with a method ``features`` in place of ``feature_map``,
             such as ``MondrianKernel``; another covariance is not possible.
         likelihood: Replaces the noise variances 1 / alpha_t: a ``GaussianLikelihood``
-            (one for all tasks) or a ``HadamardGaussianLikelihood``.
+            (one for all tasks) or a ``HadamardGaussianLikelihood``, not a subclass.
         output_tasks: Task values that ``posterior`` answers for where its inputs have
             no task column; default: all.
         all_tasks: All task values; default: those in ``train_X``.
@@ -176,12 +178,16 @@ class MultiTaskABLR(
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
+        # on some rows a transform shows what it does to columns
+        some = train_X[:_SOME_ROWS]
+        some = some if len(some) else train_X.new_zeros(1, train_X.shape[-1])
+        predicted = in_evaluation(input_transform, some, X.shape[-1])
         column = task_column(task_feature, train_X, train_Y, output_tasks, all_tasks)
         group = ProcessGroup(process_group)
         tasks, count = None, train_Y.shape[-1]
         if column is not None:
             check_untouched(train_X, X, column)
-            check_untouched(*in_evaluation(input_transform, train_X), column)
+            check_untouched(*predicted, column)
             values = task_values(X[:, column], all_tasks, group)
             outputs = values if output_tasks is None else list(output_tasks)
             if set(outputs) - set(values):
@@ -211,13 +217,7 @@ class MultiTaskABLR(
         object.__setattr__(self, "_weights", {})
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
-        # what is predicted may be narrower than what is trained on, and rows to fantasise
-        # at may be either: ``AppendFeatures`` comes in all three modes
-        self._columns_of_mode = {
-            flag: X.shape[-1] - (after.shape[-1] - before.shape[-1])
-            for flag in (False, True)
-            for before, after in [in_evaluation(input_transform, train_X, flag)]
-        }
+        self._columns_of_mode = {False: predicted[0].shape[-1]}
         self.tasks = tasks
         self.num_tasks = count
         self.num_non_task_features = X.shape[-1] - (tasks is not None)

@@ -7,7 +7,6 @@ __all__ = [
     "check_new_data",
     "check_untouched",
     "default_network",
-    "in_evaluation",
     "noise_model",
     "task_column",
     "task_values",
@@ -21,28 +20,21 @@ from collections.abc import Sequence
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
-from botorch.models.transforms.input import InputTransform
-from botorch.models.utils import fantasize as fantasize_flag
-from gpytorch.likelihoods import (
-    FixedNoiseGaussianLikelihood,
-    GaussianLikelihood,
-    HadamardGaussianLikelihood,
-    Likelihood,
-)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr_group import ProcessGroup
 from botorch_structured.models.ablr_hyperparameters import TaskLikelihood
 from botorch_structured.models.ablr_tasks import TaskColumn
 from botorch_structured.models.feature_maps import TanhNetwork
+from botorch_structured.models.gaussian_noise import noise_is_known
+from botorch_structured.models.input_transforms import leaves_alone
 
 _CHUNK_ROWS = 4_096
 # With fewer rows the prior of the network's weights is narrower than what they were
 # drawn from: 10 evaluations of each of 29 old tasks bear the full width, 20 of one new
 # one do not.
 _ROWS_FOR_A_NETWORK = 300
-# On so many a transform shows what it does to columns.
-_SOME_ROWS = 100
 # Normalised columns of so many rows are not that narrow by chance.
 _NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
 
@@ -176,40 +168,9 @@ def task_column(
     return task_feature % (d + 1)
 
 
-def in_evaluation(
-    input_transform: InputTransform | None, train_X: Tensor, fantasize: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Some rows, and what a transform makes of them where a model predicts.
-
-    Args:
-        input_transform: What the user gave, or None.
-        train_X: Training inputs, ``n x d``.
-        fantasize: Whether in a call of ``fantasize``.
-    """
-    rows = train_X[:_SOME_ROWS]
-    if not len(rows):
-        rows = train_X.new_zeros(1, train_X.shape[-1])
-    if input_transform is None:
-        return rows, rows
-    mode = input_transform.training
-    try:
-        with torch.no_grad(), fantasize_flag(fantasize):
-            return rows, input_transform.eval()(rows)
-    finally:
-        input_transform.train(mode)
-
-
 def check_untouched(before: Tensor, after: Tensor, column: int) -> None:
-    """Raise a ``ValueError`` if a transform has changed the task column.
-
-    Args:
-        before: Rows, ``n x d``.
-        after: The same transformed, ``k n x e``: k rows of each, one after the other.
-        column: The index of the task column.
-    """
-    task, found = before[:, column], after[:, column : column + 1].squeeze(-1)
-    copies = len(after) // max(len(task), 1)
-    if not torch.equal(task.repeat_interleave(copies), found):
+    """Raise a ``ValueError`` if a transform has changed the task column."""
+    if not leaves_alone([column], before, after):
         raise ValueError(
             "input_transform: expected one that leaves the task column "
             f"({column}) as it is, such as Normalize(..., indices=[...])."
@@ -346,7 +307,8 @@ def noise_model(
         priors: Whether what is learnt has a prior.
 
     Raises:
-        ValueError: If the user's is not Gaussian, or has another number of variances.
+        ValueError: If the user's is none of GPyTorch's own three, learns more noise
+            beside what is given, or has another number of variances.
     """
     if likelihood is None and noise is None:
         return TaskLikelihood(num_tasks, tasks, prior=priors)
@@ -355,15 +317,17 @@ def noise_model(
         # what is not observed has no noise either, but GPyTorch wants a number
         noise = torch.where(targets.isnan(), 1.0, noise.mT.reshape(targets.shape))
         return FixedNoiseGaussianLikelihood(noise=noise)
-    known = (
-        GaussianLikelihood,
-        FixedNoiseGaussianLikelihood,
-        HadamardGaussianLikelihood,
-    )
-    if not isinstance(likelihood, known):
+    learnt = type(likelihood) is TaskLikelihood  # of another model
+    if not (learnt or noise_is_known(likelihood, tasks=True)):
         raise ValueError(
             "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
-            f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
+            "FixedNoiseGaussianLikelihood, not a subclass, whose noise may be another, "
+            f"got {type(likelihood).__name__}."
+        )
+    if getattr(likelihood, "second_noise_covar", None) is not None:
+        raise ValueError(
+            "likelihood: expected learn_additional_noise=False, since variances that "
+            "are given row by row are not learnt here, got True."
         )
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
     expected = targets.shape if fixed else torch.Size([num_tasks])

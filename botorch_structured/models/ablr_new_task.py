@@ -171,13 +171,13 @@ class AblrNewTask(_Base):
                 "new_task: expected a model without fantasies, got a batch of shape "
                 f"{tuple(self._conditioned_batch)}."
             )
-        if not isinstance(self.mean_module, ZeroMean):
+        if type(self.mean_module) is not ZeroMean:
             raise ValueError(
                 "mean_module: expected none where tasks share their weights, got "
                 f"{type(self.mean_module).__name__}."
             )
         transform = getattr(self, "outcome_transform", None)
-        if transform is not None and not isinstance(transform, StandardizeTasks):
+        if transform is not None and type(transform) is not StandardizeTasks:
             raise ValueError(
                 "outcome_transform: expected the default or None where tasks share "
                 f"their scales, got {type(transform).__name__}."

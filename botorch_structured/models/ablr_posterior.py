@@ -69,7 +69,7 @@ class AblrPosterior(_Base):
     def _scales(self) -> tuple[Tensor, Tensor] | None:
         """Shift and scale of each task's outcomes; None if that is not what is done."""
         transform = getattr(self, "outcome_transform", None)
-        if isinstance(transform, StandardizeTasks):
+        if type(transform) is StandardizeTasks:
             return transform.means, transform.stdvs
         return None
 

@@ -158,7 +158,7 @@ class AblrRows(_Base):
         A ``MultitaskMean`` has one mean per task; of any other, rows with their task
         column have one value.
         """
-        if isinstance(self.mean_module, ZeroMean):
+        if type(self.mean_module) is ZeroMean:
             return X.new_zeros(1).expand(*X.shape[:-1], self.num_tasks)
         if isinstance(self.mean_module, MultitaskMean):
             return self.mean_module(X if self.tasks is None else self.tasks.without(X))
@@ -277,7 +277,7 @@ class AblrRows(_Base):
         )
 
     def _prior_mean_of_outcomes(self, data: RowData, inputs: Tensor) -> Tensor | float:
-        if isinstance(self.mean_module, ZeroMean):
+        if type(self.mean_module) is ZeroMean:
             return 0.0
         means = self._prior_means(inputs)
         if data.row is not None:

@@ -88,7 +88,7 @@ class WeightPath(SamplePath):
         transform = getattr(self.model, "outcome_transform", None)
         if transform is None:
             return values
-        if isinstance(transform, StandardizeTasks):
+        if type(transform) is StandardizeTasks:
             shift, scale = transform.means[which], transform.stdvs[which]
             return shift.unsqueeze(-1) + scale.unsqueeze(-1) * values
         if self.model.tasks is not None:  # one by one: it may look at the task

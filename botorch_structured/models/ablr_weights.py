@@ -19,6 +19,7 @@ from botorch_structured.inference.ablr_posterior import (
 )
 from botorch_structured.models.ablr_normals import normal, stacked
 from botorch_structured.models.ablr_rows import RowData
+from botorch_structured.models.input_transforms import in_evaluation
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_rows import AblrRows as _Base
@@ -33,6 +34,8 @@ class AblrWeights(_Base):
     _weights: dict[int, WeightPosterior]
     _conditioned_tasks: frozenset[int]
     _columns_of_mode: dict[bool, int]
+    _num_columns: int
+    num_non_task_features: int
 
     def _weights_of(self, which: list[int]) -> list[WeightPosterior]:
         """The posterior of the weights of some tasks, by index; computed once."""
@@ -133,7 +136,7 @@ class AblrWeights(_Base):
             raise ValueError(
                 f"X: expected ``batch_shape x q x d``, got shape {tuple(X.shape)}."
             )
-        columns = self._columns_of_mode[fantasize_flag.on()]
+        columns = self._columns_with_task()
         if self.tasks is not None and X.shape[-1] == columns:
             return True
         if X.shape[-1] != columns - (self.tasks is not None):
@@ -143,6 +146,20 @@ class AblrWeights(_Base):
                 + f", got {X.shape[-1]}."
             )
         return False
+
+    def _columns_with_task(self) -> int:
+        """How many an input has, the task's included: perhaps fewer than training rows.
+
+        In ``fantasize`` other transforms may apply than in ``posterior``.
+        """
+        mode = fantasize_flag.on()
+        if mode not in self._columns_of_mode:
+            rows = self.train_targets.new_zeros(1, self._num_columns)
+            transform = getattr(self, "input_transform", None)
+            seen = self.num_non_task_features + (self.tasks is not None)
+            before, _ = in_evaluation(transform, rows, seen, fantasize=mode)
+            self._columns_of_mode[mode] = before.shape[-1]
+        return self._columns_of_mode[mode]
 
     def _index_of(self, output: int) -> int:
         """The index of a task value, or of a signal.

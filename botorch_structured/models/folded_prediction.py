@@ -28,7 +28,6 @@ from botorch.models.transforms.outcome import (
 )
 from botorch.posteriors import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import (
     DefaultPredictionStrategy,
     prediction_strategy,
@@ -38,6 +37,7 @@ from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
+from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.module_stack import ModuleStack
 from botorch_structured.models.structured_inference import (
     StructuredInference,
@@ -85,7 +85,7 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
 def _is_plain(model: GPyTorchModel) -> bool:
     inputs, targets = model.train_inputs, model.train_targets
     return (
-        isinstance(model.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood))
+        noise_is_known(model.likelihood)
         and inputs is not None
         and len(inputs) == 1
         and inputs[0].ndim == 2

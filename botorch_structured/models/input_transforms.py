@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["protect_decisions"]
+__all__ = ["in_evaluation", "leaves_alone", "protect_decisions"]
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 
 import torch
+from botorch.exceptions.errors import BotorchError
 from botorch.models.transforms.input import (
     ChainedInputTransform,
     InputTransform,
     Normalize,
 )
+from botorch.models.utils import fantasize as fantasize_flag
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree
@@ -44,23 +46,42 @@ def protect_decisions(
         ValueError: If a transform other than ``Normalize`` changes such a column, or
             learns from data, inactive entries included.
     """
-    if input_transform is None or not tree.decision_columns:
-        return input_transform
     columns = sorted({*tree.decision_columns, *categorical})
-    if isinstance(input_transform, ChainedInputTransform):
+    if input_transform is None or not columns:
+        return input_transform
+    safe = _protect(input_transform, tree, train_X, columns)
+    if safe is None:
+        return None
+    probe = deepcopy(safe).to(train_X)
+    before, after = in_evaluation(probe, train_X, train_X.shape[-1])
+    # what the transform itself appends is not there before
+    if not leaves_alone([c for c in columns if c < before.shape[-1]], before, after):
+        raise _changes(columns, input_transform)
+    return safe
+
+
+def _protect(
+    input_transform: InputTransform,
+    tree: ParameterTree,
+    train_X: Tensor,
+    columns: list[int],
+) -> InputTransform | None:
+    """The same for training data; ``columns`` are those to be protected."""
+    # a subclass may transform in another way: it is what it does that counts
+    if type(input_transform) is ChainedInputTransform:
         parts = {}
         X = train_X
         for name, part in input_transform.items():
-            safe = protect_decisions(part, tree, X, categorical)
+            safe = _protect(part, tree, X, columns)
             if safe is None:
                 continue
             parts[name] = safe
             with torch.no_grad():
                 X = deepcopy(safe).to(X).preprocess_transform(X)
         return ChainedInputTransform(**parts) if parts else None
-    if isinstance(input_transform, Normalize):
+    if type(input_transform) is Normalize:
         return _restrict_normalize(input_transform, tree, train_X, columns)
-    if getattr(input_transform, "learn_coefficients", False):
+    if any(getattr(m, "learn_coefficients", False) for m in input_transform.modules()):
         raise ValueError(
             "input_transform: expected Normalize, whose bounds are learned from active "
             f"entries, or a fixed transform, got {type(input_transform).__name__}, "
@@ -69,15 +90,79 @@ def protect_decisions(
     with torch.no_grad():
         probe = deepcopy(input_transform).to(train_X)
         transformed = probe.preprocess_transform(train_X)
-    if transformed.shape[-1] != train_X.shape[-1] or not torch.equal(
-        transformed[..., columns], train_X[..., columns]
+    if transformed.shape[-1] != train_X.shape[-1] or not leaves_alone(
+        columns, train_X, transformed
     ):
-        raise ValueError(
-            "input_transform: expected a transform that leaves the decision and "
-            f"categorical columns {columns} unchanged (use its `indices`), got "
-            f"{type(input_transform).__name__}, which changes them."
-        )
+        raise _changes(columns, input_transform)
     return input_transform
+
+
+def _changes(columns: list[int], input_transform: InputTransform) -> ValueError:
+    return ValueError(
+        "input_transform: expected a transform that leaves the decision and "
+        f"categorical columns {columns} unchanged (use its `indices`), and training "
+        f"data as many columns as they have, got {type(input_transform).__name__}."
+    )
+
+
+def in_evaluation(
+    input_transform: InputTransform | None,
+    train_X: Tensor,
+    width: int,
+    fantasize: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Inputs as a model predicts from them, and what a transform makes of these.
+
+    They may have fewer columns than training data, of which the first are kept:
+    ``AppendFeatures`` adds the others, by default where a model predicts alone.
+
+    Args:
+        input_transform: What the user gave, or None.
+        train_X: Training inputs, ``batch_shape x n x d``.
+        width: How many columns the model sees.
+        fantasize: Whether in a call of ``fantasize``.
+
+    Raises:
+        ValueError: If no number of columns becomes that many.
+    """
+    if input_transform is None:
+        return train_X, train_X
+    mode = input_transform.training
+    try:
+        with torch.no_grad(), fantasize_flag(fantasize):
+            input_transform.eval()
+            for columns in range(train_X.shape[-1], 0, -1):
+                X = train_X[..., :columns]
+                try:
+                    after = input_transform(X)
+                except (BotorchError, IndexError, RuntimeError, ValueError):
+                    continue  # of a transform for another number of columns
+                if after.shape[-1] == width:
+                    return X, after
+    finally:
+        input_transform.train(mode)
+    where = "fantasise" if fantasize else "predict"
+    raise ValueError(
+        f"input_transform: expected one that makes {width} columns, as of training "
+        f"data, where the model is to {where}, got "
+        f"{type(input_transform).__name__}, which does not."
+    )
+
+
+def leaves_alone(columns: Sequence[int], before: Tensor, after: Tensor) -> bool:
+    """Whether a transform keeps what some columns hold, and where they are.
+
+    Args:
+        columns: Their indices.
+        before: ``batch_shape x n x d``.
+        after: ``batch_shape x (n k) x e``, k rows of each, one after the other, as of
+            ``AppendFeatures`` and ``InputPerturbation``.
+    """
+    if after.shape[-1] <= max(columns, default=-1):
+        return False
+    copies = after.shape[-2] // max(before.shape[-2], 1)
+    kept = before[..., columns].repeat_interleave(copies, dim=-2)
+    return torch.equal(kept, after[..., columns])
 
 
 def _restrict_normalize(

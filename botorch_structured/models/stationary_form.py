@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from numpy.typing import NDArray
 
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.prior_coordinates import PriorCoordinates
 from botorch_structured.models.structured_inference import StructuredInference
 
@@ -145,7 +146,7 @@ def is_plain(mll: MarginalLogLikelihood) -> bool:
         and isinstance(model, SingleTaskGP)
         and cls.forward is SingleTaskGP.forward
         and own in (None, StructuredInference.compute_custom_loss)
-        and type(mll.likelihood) in (GaussianLikelihood, FixedNoiseGaussianLikelihood)
+        and noise_is_known(mll.likelihood)
         and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())
         and (transform is None or not any(True for _ in transform.parameters()))

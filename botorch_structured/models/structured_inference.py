@@ -14,9 +14,9 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.models import SingleTaskGP
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
@@ -26,6 +26,7 @@ from botorch_structured.inference.prediction import LeafPredictor
 from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.structure import Structure
 from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.models.gaussian_noise import noise_is_known
 
 # Up to here a solve is cheaper than the bookkeeping around it.
 _SMALL = 200
@@ -52,9 +53,9 @@ class StructuredInference(_Base):
         """Whether the structured algebra applies to the training data at all."""
         return (
             isinstance(self.covar_module, LeafKernel)
-            and isinstance(
-                self.likelihood, (GaussianLikelihood, FixedNoiseGaussianLikelihood)
-            )
+            and self.covar_module.is_by_leaf
+            and noise_is_known(self.likelihood)
+            and type(self).forward is SingleTaskGP.forward
             and self.train_inputs is not None
             and self.train_inputs[0].ndim == 2
             and self.train_targets.ndim == 1

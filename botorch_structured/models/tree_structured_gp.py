@@ -40,6 +40,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.kernels.hyperparameter import Hyperparameter
+from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.stationary import CORRELATIONS
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.models.default_noise import (
@@ -377,8 +378,11 @@ class TreeStructuredGP(
 
     def _features(self, X: Tensor) -> Tensor:
         """Scaled weight features of transformed inputs, ``batch_shape x n x V``."""
-        if isinstance(self.covar_module, TreeStructuredKernel):
-            return self.covar_module.rows(X).features
+        kernel = self.covar_module
+        # a subclass with a covariance of its own has no weights that are known here
+        own = type(kernel).forward is not LeafKernel.forward
+        if isinstance(kernel, TreeStructuredKernel) and not own:
+            return kernel.rows(X).features
         if self.tree.decision_columns:
             raise ValueError(
                 "Paths and weights are those of a TreeStructuredKernel: expected one "

@@ -65,7 +65,7 @@ def climb_leaves(model: TreedObjective) -> None:
     if dim * len(data.y) ** 3 > _MAX_FLOPS:
         return
     noise = None if known else likelihood.noise_covar.noise_of_leaf
-    rows = _numpy(likelihood.noise) if known else None
+    rows = _numpy(model._known_noise()) if known else None
     prior = _prior(length, variance, mean, noise)
     rbf = kernel.correlation(0).name == "rbf"
     X, y = _numpy(data.X), _numpy(data.y)

@@ -41,6 +41,8 @@ from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_dependencies,
 )
+from botorch_structured.models.gaussian_noise import check_noise
+from botorch_structured.models.input_transforms import leaves_alone
 from botorch_structured.models.treed_assembly import TreedAssembly
 from botorch_structured.models.treed_build import grow_trees
 
@@ -111,8 +113,8 @@ class TreedGP(TreedAssembly, SingleTaskGP):
     Raises:
         ValueError: Unknown options, sizes or columns out of range, an
             ``input_transform`` with parameters to be learned (and more than one leaf
-            allowed), a likelihood that is not Gaussian,
-            inputs outside [0, 1] with ``warp``, or ``warp`` or ``categorical_features``
+            allowed) or that moves categorical columns, a likelihood that does not just
+            add Gaussian noise to each outcome, inputs outside [0, 1] with ``warp``, or ``warp`` or ``categorical_features``
             together with ``covar_module``.
 
     Example:
@@ -162,6 +164,13 @@ class TreedGP(TreedAssembly, SingleTaskGP):
         _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
+        if X.shape[-1] != train_X.shape[-1] and not leaves_alone(
+            categorical, train_X, X
+        ):
+            raise ValueError(
+                "input_transform: expected one that leaves the categorical columns "
+                f"{categorical} where they are, got {type(input_transform).__name__}."
+            )
         if warp and not ((X > -1e-6) & (X < 1.0 + 1e-6)).all():
             raise ValueError(
                 "train_X: expected (transformed) inputs in [0, 1] to warp, got values "
@@ -190,12 +199,14 @@ class TreedGP(TreedAssembly, SingleTaskGP):
         with torch.no_grad():
             X = self.transform_inputs(self.train_inputs[0])
         by_evidence = split_criterion == "evidence"
+        if likelihood is not None:
+            check_noise(likelihood, X, self.train_targets.shape)
         known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         with few_threads(X.shape[-2]):
             grown = grow_trees(
                 X,
                 self.train_targets,
-                self.likelihood.noise if known else None,
+                self._known_noise() if known else None,
                 by_evidence=by_evidence,
                 min_leaf_size=min_leaf_size,
                 max_leaves=max_leaves,

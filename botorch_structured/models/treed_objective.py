@@ -32,6 +32,7 @@ from botorch_structured.inference.treed_stationary import (
     StationaryTree,
     stationary_evidence,
 )
+from botorch_structured.models.gaussian_noise import noise_at
 from botorch_structured.models.treed_climb import climb_leaves
 from botorch_structured.models.treed_kernel import TreedKernel, TreedStationary
 from botorch_structured.models.treed_modules import LeafNoiseLikelihood
@@ -250,4 +251,6 @@ class TreedObjective(_Base):
 
     def _known_noise(self) -> Tensor:
         """Noise variances of the training data under a common likelihood."""
-        return self.likelihood.noise.expand(self.train_targets.shape)
+        X = self.train_inputs[0]
+        X = self.transform_inputs(X) if self.training else X
+        return noise_at(self.likelihood, X, self.train_targets.shape)

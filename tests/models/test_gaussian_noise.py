@@ -1,0 +1,282 @@
+"""A subclass is not its parent: what it does is computed, or it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.gpytorch import GPyTorchModel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    HadamardGaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+from treed_models import step_data
+
+from botorch_structured.fit import fit_slice_sampling
+from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
+from botorch_structured.models import (
+    ConditionalGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.spaces import ParameterTree
+
+TREE = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+NOISE = 3e-4
+LOUDER = 100.0
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Louder(GaussianLikelihood):
+    def _shaped_noise_covar(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._shaped_noise_covar(*args, **kwargs) * LOUDER
+
+
+class LouderMarginal(GaussianLikelihood):
+    def marginal(
+        self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> MultivariateNormal:
+        mean, covariance = function_dist.mean, function_dist.lazy_covariance_matrix
+        noise = LOUDER * self.noise.expand(mean.shape)
+        return MultivariateNormal(mean, covariance + DiagLinearOperator(noise))
+
+
+class LouderFixed(FixedNoiseGaussianLikelihood):
+    def _shaped_noise_covar(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._shaped_noise_covar(*args, **kwargs) * LOUDER
+
+
+class LouderHadamard(HadamardGaussianLikelihood):
+    def _shaped_noise_covar(self, *args: Any, **kwargs: Any) -> Any:
+        return super()._shaped_noise_covar(*args, **kwargs) * LOUDER
+
+
+class LouderNoise(HomoskedasticNoise):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs) * LOUDER
+
+
+def gaussian(kind: type[GaussianLikelihood], noise: float) -> GaussianLikelihood:
+    likelihood = kind()
+    likelihood.noise = noise
+    return likelihood
+
+
+def with_louder_noise() -> GaussianLikelihood:
+    """The class is GPyTorch's own: what it holds is not."""
+    likelihood = gaussian(GaussianLikelihood, NOISE)
+    likelihood.noise_covar = LouderNoise()
+    likelihood.noise = NOISE
+    return likelihood
+
+
+def fixed(kind: type[FixedNoiseGaussianLikelihood], factor: float) -> Likelihood:
+    return kind(factor * NOISE * torch.linspace(0.5, 2.0, 24))
+
+
+#: A likelihood, and one of GPyTorch's own that adds the same noise.
+PAIRS: dict[str, Callable[[], tuple[Likelihood, Likelihood]]] = {
+    "noise": lambda: (
+        gaussian(Louder, NOISE),
+        gaussian(GaussianLikelihood, LOUDER * NOISE),
+    ),
+    "marginal": lambda: (
+        gaussian(LouderMarginal, NOISE),
+        gaussian(GaussianLikelihood, LOUDER * NOISE),
+    ),
+    "part": lambda: (
+        with_louder_noise(),
+        gaussian(GaussianLikelihood, LOUDER * NOISE),
+    ),
+    "fixed": lambda: (
+        fixed(LouderFixed, 1.0),
+        fixed(FixedNoiseGaussianLikelihood, LOUDER),
+    ),
+}
+
+
+def tree_data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(24, 3, generator=g)
+    X[:, 0] = (X[:, 0] > 0.5).double()
+    Y = torch.sin(5.0 * X[:, 1:].sum(-1)) + X[:, 0]
+    return X, (Y + 0.3 * torch.randn(24, generator=g)).unsqueeze(-1)
+
+
+def treed(likelihood: Likelihood, **kwargs: Any) -> TreedGP:
+    X, Y = step_data(24)
+    model = TreedGP(X, Y, likelihood=likelihood, min_leaf_size=3, **kwargs)
+    assert model.partition.num_leaves > 1
+    return model
+
+
+MODELS: dict[str, Callable[[Likelihood], GPyTorchModel]] = {
+    "tree": lambda noise: TreeStructuredGP(*tree_data(), TREE, likelihood=noise),
+    "conditional": lambda noise: ConditionalGP(*tree_data(), TREE, likelihood=noise),
+    "treed": treed,
+    "treed, published": lambda noise: treed(
+        noise, split_criterion="variance", path_sharing="all", condition_on="all"
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_likelihood_is_asked_for_its_noise(name: str, pair: str) -> None:
+    own, known = (MODELS[name](likelihood) for likelihood in PAIRS[pair]())
+    points = own.train_inputs[0][:5] + 0.01
+    points[:, 0] = points[:, 0].round()
+    losses = []
+    for model in (own, known):
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        losses.append(model.compute_custom_loss(mll))
+    torch.testing.assert_close(losses[0], losses[1])
+    expected = known.posterior(points)
+    found = own.posterior(points)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
+class Doubled(GaussianLikelihood):
+    def marginal(
+        self, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
+    ) -> MultivariateNormal:
+        return super().marginal(function_dist * 2.0, *args, **kwargs)
+
+
+def test_what_is_more_than_noise_is_refused_where_leaves_are_apart() -> None:
+    with pytest.raises(ValueError, match="likelihood: expected one that adds noise"):
+        treed(Doubled())
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda: gaussian(Louder, NOISE),
+        with_louder_noise,
+        lambda: fixed(LouderFixed, 1.0),
+        lambda: LouderHadamard(2, task_feature_index=0),
+    ],
+)
+def test_regressions_take_none_but_known_likelihoods(likelihood: Any) -> None:
+    X, Y = tree_data()
+    with pytest.raises(ValueError, match="likelihood: expected .* not a subclass"):
+        MultiTaskABLR(X, Y, task_feature=0, likelihood=likelihood())
+
+
+def test_regressions_do_not_learn_noise_beside_what_is_given() -> None:
+    X, Y = tree_data()
+    more = FixedNoiseGaussianLikelihood(
+        torch.full((24,), NOISE), learn_additional_noise=True
+    )
+    with pytest.raises(ValueError, match="learn_additional_noise=False"):
+        MultiTaskABLR(X, Y, task_feature=0, likelihood=more)
+
+
+@pytest.mark.filterwarnings("ignore::botorch_structured.fit.ChainsWarning")
+def test_slice_sampling_asks_too() -> None:
+    """Held noise: the density of the same lengthscales is that of a louder one."""
+    chains = []
+    for likelihood in PAIRS["part"]():
+        likelihood.requires_grad_(False)
+        model = SingleTaskGP(*tree_data(), likelihood=likelihood)
+        model.mean_module.requires_grad_(False)
+        result = fit_slice_sampling(
+            model, num_samples=2, warmup=2, thinning=1, num_chains=1, seed=0
+        )
+        chains.append(result.chains)
+    assert torch.tensor(chains[0].log_density).isfinite().all()
+    for part in ("samples", "log_density"):
+        found, expected = (torch.as_tensor(getattr(c, part)) for c in chains)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+# -- kernels, means, models -----------------------------------------------------------
+
+
+class LouderConditional(ConditionalKernel):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return 4.0 * super().forward(*args, **kwargs)
+
+
+class LouderTree(TreeStructuredKernel):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return 4.0 * super().forward(*args, **kwargs)
+
+
+class Shifted(ConditionalGP):
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        prior = super().forward(x)
+        return MultivariateNormal(prior.mean + 1.0, prior.lazy_covariance_matrix)
+
+
+SUBCLASSES: dict[str, Callable[[], GPyTorchModel]] = {
+    "conditional kernel": lambda: ConditionalGP(
+        *tree_data(),
+        TREE,
+        covar_module=LouderConditional(
+            ConditionalGP(*tree_data(), TREE).covar_module.base_kernel, TREE
+        ),
+    ),
+    "tree kernel": lambda: TreeStructuredGP(
+        *tree_data(), TREE, covar_module=LouderTree(TREE)
+    ),
+    "model": lambda: Shifted(*tree_data(), TREE),
+}
+
+
+@pytest.mark.parametrize("name", SUBCLASSES)
+def test_a_subclass_is_evaluated_by_its_forward(name: str) -> None:
+    model = SUBCLASSES[name]()
+    X, y = model.train_inputs[0], model.train_targets
+    points = tree_data()[0][:5]
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    loss = model.compute_custom_loss(mll)
+    torch.testing.assert_close(loss, -mll(model(X), y, X))
+    model.eval()
+    expected = ExactGP.__call__(model, points)
+    found = model(points)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
+def test_a_subclass_of_the_tree_kernel_has_no_weights_that_are_known() -> None:
+    model = SUBCLASSES["tree kernel"]()
+    for call in (lambda: model.path_posterior(tree_data()[0]), model.weight_posterior):
+        with pytest.raises(ValueError, match="TreeStructuredKernel"):
+            call()
+
+
+class Three(ZeroMean):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (GPyTorch's name)
+        return super().forward(input) + 3.0
+
+
+def test_a_mean_is_what_it_says() -> None:
+    X, Y = tree_data()
+    constant = ConstantMean()
+    constant.initialize(constant=3.0)
+    own, known = (MultiTaskABLR(X, Y, 0, mean_module=m) for m in (Three(), constant))
+    torch.testing.assert_close(own.log_evidence(), known.log_evidence())
+    torch.testing.assert_close(own.posterior(X).mean, known.posterior(X).mean)
+    with pytest.raises(ValueError, match="mean_module"):
+        own.new_task(X[:3, 1:], Y[:3])
