@@ -114,8 +114,8 @@ class TreedGP(TreedAssembly, SingleTaskGP):
         ValueError: Unknown options, sizes or columns out of range, an
             ``input_transform`` with parameters to be learned (and more than one leaf
             allowed) or that moves categorical columns, a likelihood that does not just
-            add Gaussian noise to each outcome, inputs outside [0, 1] with ``warp``, or ``warp`` or ``categorical_features``
-            together with ``covar_module``.
+            add Gaussian noise to each outcome, inputs outside [0, 1] with ``warp``, or
+            ``warp`` or ``categorical_features`` together with ``covar_module``.
 
     Example:
         >>> model = TreedGP(train_X, train_Y)  # or TreedGP.as_published(...)
