@@ -81,7 +81,7 @@ def _protect(
         return ChainedInputTransform(**parts) if parts else None
     if type(input_transform) is Normalize:
         return _restrict_normalize(input_transform, tree, train_X, columns)
-    if any(getattr(m, "learn_coefficients", False) for m in input_transform.modules()):
+    if _learns(input_transform):
         raise ValueError(
             "input_transform: expected Normalize, whose bounds are learned from active "
             f"entries, or a fixed transform, got {type(input_transform).__name__}, "
@@ -95,6 +95,12 @@ def _protect(
     ):
         raise _changes(columns, input_transform)
     return input_transform
+
+
+def _learns(input_transform: InputTransform) -> bool:
+    """Whether it, or a part of it, takes coefficients from the training data."""
+    parts = [*input_transform.modules(), *getattr(input_transform, "transforms", ())]
+    return any(getattr(part, "learn_coefficients", False) for part in parts)
 
 
 def _changes(columns: list[int], input_transform: InputTransform) -> ValueError:
