@@ -111,6 +111,11 @@ class LeafKernel(Kernel):
         Returns:
             ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
         """
+        if params.get("last_dim_is_batch"):
+            raise ValueError(
+                f"{type(self).__name__}: expected last_dim_is_batch=False, since "
+                "leaves are a matter of all columns."
+            )
         a = self.rows(x1)
         if diag:
             return a.prior + a.features.square().sum(-1)

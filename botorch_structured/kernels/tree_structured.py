@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TreeStructuredKernel"]
+__all__ = ["TreeStructuredKernel", "check_choices"]
 
 import math
 from collections.abc import Mapping
@@ -88,19 +88,13 @@ class TreeStructuredKernel(LeafKernel):
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
     ) -> None:
-        _check_choice(
-            "shared_features",
-            shared_features,
-            ("additive", "linear", "fourier", "none"),
+        check_choices(
+            shared_features=shared_features,
+            leaf_inputs=leaf_inputs,
+            leaf_hyperparameters=leaf_hyperparameters,
+            weight_variances=weight_variances,
+            correlation=correlation,
         )
-        _check_choice("leaf_inputs", leaf_inputs, ("own", "active"))
-        _check_choice(
-            "leaf_hyperparameters",
-            leaf_hyperparameters,
-            ("hierarchical", "tied", "independent"),
-        )
-        _check_choice("weight_variances", weight_variances, ("tied", "independent"))
-        _check_choice("correlation", correlation, tuple(c.name for c in CORRELATIONS))
         super().__init__(batch_shape=batch_shape)
         self.tree = tree
         self.leaf_inputs = leaf_inputs
@@ -184,8 +178,8 @@ class TreeStructuredKernel(LeafKernel):
 
     def set_correlation(self, name: str) -> None:
         """Choose "matern" or "rbf"; hyperparameters are left as they are."""
+        check_choices(correlation=name)
         names = [c.name for c in CORRELATIONS]
-        _check_choice("correlation", name, tuple(names))
         self.correlation_index.fill_(names.index(name))
         self._correlation = CORRELATIONS[names.index(name)]
 
@@ -325,6 +319,19 @@ class TreeStructuredKernel(LeafKernel):
         return new
 
 
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "shared_features": ("additive", "linear", "fourier", "none"),
+    "leaf_inputs": ("own", "active"),
+    "leaf_hyperparameters": ("hierarchical", "tied", "independent"),
+    "weight_variances": ("tied", "independent"),
+    "correlation": tuple(c.name for c in CORRELATIONS),
+}
+
+
+def check_choices(**options: object) -> None:
+    """Raise a ``ValueError`` for a value that an option of the kernel does not have."""
+    for name, value in options.items():
+        if value not in _CHOICES[name]:
+            raise ValueError(
+                f"{name}: expected one of {_CHOICES[name]}, got {value!r}."
+            )

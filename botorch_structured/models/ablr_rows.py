@@ -18,6 +18,7 @@ from torch import Tensor
 
 from botorch_structured.inference.ablr_evidence import summed_log_evidence
 from botorch_structured.inference.row_chunks import TaskRows
+from botorch_structured.models.gaussian_noise import check_own_objective
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch.models.gpytorch import MultiTaskGPyTorchModel
@@ -294,11 +295,12 @@ class AblrRows(_Base):
             mll: Of this model. What is not an ``ExactMarginalLogLikelihood`` is
                 evaluated densely, as for any other model.
             kwargs: Passed to ``mll`` in that case.
+
+        Raises:
+            ValueError: If the likelihood of ``mll`` is not that of this model.
         """
-        if (
-            type(mll) is ExactMarginalLogLikelihood
-            and mll.likelihood is self.likelihood
-        ):
+        if type(mll) is ExactMarginalLogLikelihood:
+            check_own_objective(self, mll, kwargs)
             evidence = mll._add_other_terms(self.log_evidence().clone(), ())
             return -evidence / max(1, self._rows().total)
         output = self(*self.train_inputs)

@@ -7,7 +7,9 @@ other one the likelihood itself must be asked.
 
 from __future__ import annotations
 
-__all__ = ["check_noise", "noise_at", "noise_is_known"]
+__all__ = ["check_noise", "check_own_objective", "noise_at", "noise_is_known"]
+
+from typing import Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -22,6 +24,8 @@ from gpytorch.likelihoods.noise_models import (
     HomoskedasticNoise,
     MultitaskHomoskedasticNoise,
 )
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
@@ -57,6 +61,32 @@ def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
     nothing = ZeroLinearOperator(*shape, shape[-1], dtype=X.dtype, device=X.device)
     noisy = likelihood(MultivariateNormal(mean, nothing), X)
     return noisy.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2).expand(shape)
+
+
+def check_own_objective(
+    model: ExactGP, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+) -> None:
+    """Raise a ``ValueError`` if an objective asks for another noise than a model has.
+
+    For models whose evidence is their own business: a likelihood beside theirs, or
+    arguments to one, would go unheard.
+
+    Args:
+        model: The model.
+        mll: The objective.
+        kwargs: Arguments of a call.
+    """
+    if mll.likelihood is not model.likelihood:
+        raise ValueError(
+            "mll: expected the likelihood of the model itself, got another "
+            f"{type(mll.likelihood).__name__}; use "
+            "ExactMarginalLogLikelihood(model.likelihood, model)."
+        )
+    if kwargs:
+        raise ValueError(
+            f"kwargs: expected no arguments to the likelihood of "
+            f"{type(model).__name__}, got {sorted(kwargs)}."
+        )
 
 
 def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:

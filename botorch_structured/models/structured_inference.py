@@ -127,7 +127,8 @@ class StructuredInference(_Base):
         X = self.train_inputs[0]
         # A subclass, or leaving one out, is another objective.
         exact = type(mll) is ExactMarginalLogLikelihood
-        if exact and mll.likelihood is self.likelihood and self._is_structured():
+        own = mll.likelihood is self.likelihood and not kwargs
+        if exact and own and self._is_structured():
             # paths do not depend on the transform: decisions are left alone by it
             structure = self._structure(X)
             if self._evidence_pays(structure.layout):

@@ -42,7 +42,10 @@ from torch import Tensor
 from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.stationary import CORRELATIONS
-from botorch_structured.kernels.tree_structured import TreeStructuredKernel
+from botorch_structured.kernels.tree_structured import (
+    TreeStructuredKernel,
+    check_choices,
+)
 from botorch_structured.models.default_noise import (
     default_likelihood,
     set_noise_prior,
@@ -82,8 +85,8 @@ class TreeStructuredGP(
     leaf_hyperparameters="independent", leaf_offset="fixed"``; its dense baseline
     "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
 
-    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``, unless
-    there are ``categorical_features``.
+    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``, which
+    the options below do not change, unless there are ``categorical_features``.
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -172,6 +175,13 @@ class TreeStructuredGP(
             raise ValueError(
                 f"leaf_kernel: expected one of {kernels}, got {leaf_kernel!r}."
             )
+        # whether or not there is a tree that they configure
+        check_choices(
+            shared_features=shared_features,
+            leaf_inputs=leaf_inputs,
+            leaf_hyperparameters=leaf_hyperparameters,
+            weight_variances=weight_variances,
+        )
         options = {
             "categorical_features": categorical_features is not None,
             "shared_features": shared_features != "additive",

@@ -78,7 +78,7 @@ class TreedInference(TreedObjective):
             self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
         )
         if self.training:
-            return with_objective(prior, self._log_path_evidence)
+            return with_objective(prior, self._log_path_evidence, self.train_targets)
         return prior
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:

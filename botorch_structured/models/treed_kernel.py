@@ -109,6 +109,11 @@ class TreedKernel(Kernel):
         Returns:
             ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
         """
+        if params.get("last_dim_is_batch"):
+            raise ValueError(
+                f"{type(self).__name__}: expected last_dim_is_batch=False, since "
+                "leaves are a matter of all columns."
+            )
         (partition,) = self._partition
         trees = partition.tree_shape
         shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], trees)

@@ -32,7 +32,7 @@ from botorch_structured.inference.treed_stationary import (
     StationaryTree,
     stationary_evidence,
 )
-from botorch_structured.models.gaussian_noise import noise_at
+from botorch_structured.models.gaussian_noise import check_own_objective, noise_at
 from botorch_structured.models.treed_climb import climb_leaves
 from botorch_structured.models.treed_kernel import TreedKernel, TreedStationary
 from botorch_structured.models.treed_modules import LeafNoiseLikelihood
@@ -73,7 +73,7 @@ class TreeData:
 
 
 def with_objective(
-    prior: MultivariateNormal, objective: Callable[[], Tensor]
+    prior: MultivariateNormal, objective: Callable[[], Tensor], targets: Tensor
 ) -> MultivariateNormal:
     """The prior in a fit: its log density of the data is the objective.
 
@@ -83,10 +83,17 @@ def with_objective(
     Args:
         prior: Of the training data.
         objective: What takes the place of their log density.
+        targets: The training data, of which alone it is known.
     """
 
     class TrainingPrior(MultivariateNormal):
         def log_prob(self, value: Tensor) -> Tensor:
+            if value is not targets and not torch.equal(value, targets):
+                raise ValueError(
+                    "mll: expected the training targets, which the tree was grown on, "
+                    f"got other outcomes of shape {tuple(value.shape)}; construct the "
+                    "model anew, or use set_train_data."
+                )
             return objective()
 
     return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)
@@ -124,10 +131,14 @@ class TreedObjective(_Base):
 
         Returns:
             A scalar, or ``batch_shape`` for a batched model.
+
+        Raises:
+            ValueError: If the likelihood of ``mll`` is not that of this model.
         """
         # A subclass, or leaving one out, is another objective.
         exact = type(mll) is ExactMarginalLogLikelihood
-        if self._is_treed and exact and mll.likelihood is self.likelihood:
+        if self._is_treed and exact:
+            check_own_objective(self, mll, kwargs)
             objective = mll._add_other_terms(self._log_path_evidence(), ())
             return -objective / self.train_targets.shape[-1]
         output = self(*self.train_inputs)

@@ -280,3 +280,37 @@ def test_a_mean_is_what_it_says() -> None:
     torch.testing.assert_close(own.posterior(X).mean, known.posterior(X).mean)
     with pytest.raises(ValueError, match="mean_module"):
         own.new_task(X[:3, 1:], Y[:3])
+
+
+# -- what would go unheard ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: treed(gaussian(GaussianLikelihood, NOISE)),
+        lambda: MultiTaskABLR(*tree_data(), task_feature=0),
+    ],
+)
+def test_an_objective_of_another_noise(make: Callable[[], GPyTorchModel]) -> None:
+    model = make()
+    other = gaussian(GaussianLikelihood, LOUDER * NOISE)
+    mll = ExactMarginalLogLikelihood(other, model).train()
+    with pytest.raises(ValueError, match="mll: expected the likelihood of the model"):
+        model.compute_custom_loss(mll)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    with pytest.raises(ValueError, match=r"kwargs: .* got \['noise'\]"):
+        model.compute_custom_loss(mll, noise=torch.ones(24))
+
+
+def test_arguments_of_the_likelihood_are_passed_on() -> None:
+    louder = torch.linspace(0.1, 0.2, 24)
+    likelihood = FixedNoiseGaussianLikelihood(torch.full((24,), NOISE))
+    model = MODELS["conditional"](likelihood)
+    mll = ExactMarginalLogLikelihood(likelihood, model).train()
+    known = MODELS["conditional"](FixedNoiseGaussianLikelihood(louder))
+    expected = ExactMarginalLogLikelihood(known.likelihood, known).train()
+    torch.testing.assert_close(
+        model.compute_custom_loss(mll, noise=louder),
+        known.compute_custom_loss(expected),
+    )

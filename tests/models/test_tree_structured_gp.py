@@ -480,6 +480,16 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         TreeStructuredGP(X, X[:, :1], TREE, **options)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["shared_features", "leaf_inputs", "leaf_hyperparameters", "weight_variances"],
+)
+def test_bad_options_where_there_is_no_tree(name: str) -> None:
+    X = torch.rand(4, 2)
+    with pytest.raises(ValueError, match=f"{name}: expected one of"):
+        TreeStructuredGP(X, X[:, :1], {}, **{name: "bogus"})
+
+
 def test_bad_data() -> None:
     X = random_points(TREE, 4, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError):
@@ -591,6 +601,12 @@ def test_caches_follow_the_kernel() -> None:
     model.covar_module = TreeStructuredKernel(TREE, shared_features="none").double()
     assert torch.isfinite(model.posterior(test).mean).all()
     assert model.posterior(test[:0].unsqueeze(1)).mean.shape == (0, 1, 1)
+
+
+def test_leaves_are_a_matter_of_all_columns() -> None:
+    X = random_points(TREE, 4, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="last_dim_is_batch=False"):
+        TreeStructuredKernel(TREE).forward(X, X, last_dim_is_batch=True)
 
 
 def test_paths_need_a_tree_kernel() -> None:

@@ -359,6 +359,16 @@ def test_another_objective_is_not_equation_2() -> None:
     assert model.posterior(step_data(3)[0]).mean.isfinite().all()
 
 
+def test_the_objective_is_that_of_the_training_outcomes() -> None:
+    model = TreedGP(*step_data(24))
+    assert model.partition.num_leaves > 1
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    X, y = model.train_inputs[0], model.train_targets
+    torch.testing.assert_close(mll(model(X), y.clone(), X), mll(model(X), y, X))
+    with pytest.raises(ValueError, match="mll: expected the training targets"):
+        mll(model(X), y + 1.0, X)
+
+
 def test_slice_sampling() -> None:
     model = TreedGP(*step_data(24), max_leaves=2)
     sampled = fit_slice_sampling(
