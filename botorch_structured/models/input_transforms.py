@@ -52,8 +52,7 @@ def protect_decisions(
     safe = _protect(input_transform, tree, train_X, columns)
     if safe is None:
         return None
-    probe = deepcopy(safe).to(train_X)
-    before, after = in_evaluation(probe, train_X, train_X.shape[-1])
+    before, after = in_evaluation(safe, train_X, train_X.shape[-1])
     # what the transform itself appends is not there before
     if not leaves_alone([c for c in columns if c < before.shape[-1]], before, after):
         raise _changes(columns, input_transform)
@@ -133,20 +132,17 @@ def in_evaluation(
     """
     if input_transform is None:
         return train_X, train_X
-    mode = input_transform.training
-    try:
-        with torch.no_grad(), fantasize_flag(fantasize):
-            input_transform.eval()
-            for columns in range(train_X.shape[-1], 0, -1):
-                X = train_X[..., :columns]
-                try:
-                    after = input_transform(X)
-                except (BotorchError, IndexError, RuntimeError, ValueError):
-                    continue  # of a transform for another number of columns
-                if after.shape[-1] == width:
-                    return X, after
-    finally:
-        input_transform.train(mode)
+    # a copy: some keep what they last made in their state
+    probe = deepcopy(input_transform).to(train_X).eval()
+    with torch.no_grad(), fantasize_flag(fantasize):
+        for columns in range(train_X.shape[-1], 0, -1):
+            X = train_X[..., :columns]
+            try:
+                after = probe(X)
+            except (BotorchError, IndexError, RuntimeError, ValueError):
+                continue  # of a transform for another number of columns
+            if after.shape[-1] == width:
+                return X, after
     where = "fantasise" if fantasize else "predict"
     raise ValueError(
         f"input_transform: expected one that makes {width} columns, as of training "
