@@ -24,29 +24,17 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import as_integer, check_number
+
 
 def _column(col: object) -> int:
     """``col`` as a plain int; ValueError when it is not a column index."""
-    index = getattr(col, "__index__", None)
-    if isinstance(col, bool) or index is None or index() < 0:
+    index = as_integer(col)
+    if index is None or index < 0:
         raise ValueError(
-            f"A condition expects a column index (an integer >= 0), got {col!r}."
+            f"col: expected a column index (an integer >= 0), got {col!r}."
         )
-    return int(index())
-
-
-def _number(value: object, what: str, finite: bool = True) -> float:
-    """``value`` as a plain float; ValueError when it is no (finite) number."""
-    try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]  # refused just below
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} expects a number, got {value!r}.") from None
-    if math.isnan(number) or (finite and math.isinf(number)):
-        kind = "a finite number" if finite else "a number that is not NaN"
-        raise ValueError(f"{what} expects {kind}, got {value!r}.")
-    return number + 0.0  # -0.0 and 0.0 are one value
+    return index
 
 
 class Condition:
@@ -105,7 +93,7 @@ class Equals(_Atom):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "col", _column(self.col))
-        object.__setattr__(self, "value", _number(self.value, "Equals"))
+        object.__setattr__(self, "value", check_number("value", self.value))
 
     def _test(self, x: Tensor) -> Tensor:
         return (x - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
@@ -121,12 +109,12 @@ class In(_Atom):
     def __init__(self, col: int, values: Iterable[float]) -> None:
         object.__setattr__(self, "col", _column(col))
         if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
-            raise ValueError(f"In expects a list of values, got {values!r}.")
-        numbers = sorted(_number(v, "In") for v in values)
+            raise ValueError(f"values: expected a list of values, got {values!r}.")
+        numbers = sorted(check_number("values", v) for v in values)
         if not numbers:
-            raise ValueError(f"In({self.col}, ...) expects at least one value.")
+            raise ValueError(f"values: expected at least one value, got {values!r}.")
         if len(set(numbers)) < len(numbers):
-            raise ValueError(f"In expects distinct values, got {numbers}.")
+            raise ValueError(f"values: expected distinct values, got {numbers}.")
         object.__setattr__(self, "values", tuple(numbers))
 
     def _test(self, x: Tensor) -> Tensor:
@@ -144,10 +132,12 @@ class Between(_Atom):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "col", _column(self.col))
-        object.__setattr__(self, "lo", _number(self.lo, "Between", finite=False))
-        object.__setattr__(self, "hi", _number(self.hi, "Between", finite=False))
+        object.__setattr__(self, "lo", check_number("lo", self.lo, finite=False))
+        object.__setattr__(self, "hi", check_number("hi", self.hi, finite=False))
         if self.lo > self.hi or self.lo == math.inf or self.hi == -math.inf:
-            raise ValueError(f"Between expects lo <= hi, got {self.lo} and {self.hi}.")
+            raise ValueError(
+                f"lo: expected lo <= hi and a number between, got {self.lo}, {self.hi}."
+            )
 
     def _test(self, x: Tensor) -> Tensor:
         # In float64: a float32 point is compared with the very bounds that were given.

@@ -9,27 +9,18 @@ __all__ = [
     "normalise_values",
 ]
 
-from collections.abc import Mapping, Sequence
-from numbers import Integral
+from collections.abc import Iterable, Mapping, Sequence
 
-from botorch_structured.spaces.conditions import Condition, In, Or, _number
+from botorch_structured.spaces.arguments import check_column, check_number
+from botorch_structured.spaces.conditions import Condition, In, Or
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 
-def _check_column(col: object, dim: int, what: str) -> int:
-    integral = isinstance(col, Integral) and not isinstance(col, bool)
-    if not integral or not 0 <= int(col) < dim:  # type: ignore[call-overload]  # integral
-        raise ValueError(
-            f"{what} expects column indices in [0, {dim - 1}], got {col!r}."
-        )
-    return int(col)  # type: ignore[call-overload]  # integral
-
-
 def _check_mapping(value: object, what: str, form: str) -> None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{what} expects {form}, got {value!r}.")
+        raise ValueError(f"{what}: expected {form}, got {value!r}.")
 
 
 def normalise_conditions(
@@ -50,24 +41,24 @@ def normalise_conditions(
         dependencies = {}
     _check_mapping(dependencies, name, "{parent: {value: [children]}}")
     for parent, branches in dependencies.items():
-        parent = _check_column(parent, dim, name)
+        parent = check_column(name, parent, dim)
         _check_mapping(branches, f"{name}[{parent}]", "{value: [children]}")
         if not branches:
             raise ValueError(
-                f"{name}[{parent}] expects at least one value (a value without "
+                f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."
             )
         for value, children in branches.items():
-            number = _number(value, f"{name}[{parent}]")
+            number = check_number(f"{name}[{parent}]", value)
             named.setdefault(parent, set()).add(number)
             where = f"{name}[{parent}][{value}]"
-            if isinstance(children, (str, Integral)):
+            if isinstance(children, str) or not isinstance(children, Iterable):
                 raise ValueError(
-                    f"{where} expects a list of columns, got {children!r}."
+                    f"{where}: expected a list of columns, got {children!r}."
                 )
-            columns = [_check_column(c, dim, where) for c in children]
+            columns = [check_column(where, c, dim) for c in children]
             if len(set(columns)) < len(columns):
-                raise ValueError(f"{where} expects distinct columns, got {columns}.")
+                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
             for child in columns:
                 under.setdefault(child, {}).setdefault(parent, []).append(number)
     parts: dict[int, list[Condition]] = {
@@ -77,14 +68,14 @@ def normalise_conditions(
     given = {} if conditions is None else conditions
     _check_mapping(given, "conditions", "{child: condition}")
     for child, condition in given.items():
-        child = _check_column(child, dim, "conditions")
+        child = check_column("conditions", child, dim)
         if not isinstance(condition, Condition):
             raise ValueError(
-                f"conditions[{child}] expects Equals, In, Between or a combination of "
+                f"conditions[{child}]: expected Equals, In, Between or a combination of "
                 f"them by & and |, got {condition!r}."
             )
         for parent in sorted(condition.columns()):
-            _check_column(parent, dim, f"conditions[{child}]")
+            check_column(f"conditions[{child}]", parent, dim)
         parts.setdefault(child, []).append(condition)
     normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
     return dict(sorted(normal.items())), named
@@ -98,13 +89,15 @@ def normalise_values(
     _check_mapping(given, "values", "{decision: [all its values]}")
     normal = {}
     for col, listed in given.items():
-        col = _check_column(col, dim, "values")
-        if isinstance(listed, (str, bytes)) or not hasattr(listed, "__iter__"):
-            raise ValueError(f"values[{col}] expects a list of values, got {listed!r}.")
-        numbers = sorted(_number(v, f"values[{col}]") for v in listed)
+        col = check_column("values", col, dim)
+        if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
+            raise ValueError(
+                f"values[{col}]: expected a list of values, got {listed!r}."
+            )
+        numbers = sorted(check_number(f"values[{col}]", v) for v in listed)
         if not numbers or len(set(numbers)) < len(numbers):
             raise ValueError(
-                f"values[{col}] expects distinct values, at least one, got {numbers}."
+                f"values[{col}]: expected distinct values, at least one, got {numbers}."
             )
         normal[col] = tuple(numbers)
     return dict(sorted(normal.items()))
@@ -124,9 +117,10 @@ def check_acyclic(conditions: Mapping[int, Condition]) -> None:
                 done.add(trail.pop())
             elif col in trail:
                 cycle = [*trail[trail.index(col) :], col]
+                chain = " -> ".join(map(str, reversed(cycle)))
                 raise ValueError(
-                    "Expected dependencies without a cycle, got columns that wait for "
-                    f"each other: {' -> '.join(map(str, reversed(cycle)))}."
+                    "hierarchical_dependencies, conditions: expected no cycle, got "
+                    f"columns that wait for each other: {chain}."
                 )
             elif col not in done:
                 trail.append(col)

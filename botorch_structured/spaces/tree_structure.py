@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.conditions import (
     And,
     Atom,
@@ -49,10 +50,7 @@ class TreeStructure:
         conditions: Mapping[int, Condition] | None = None,
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
-        integral = hasattr(dim, "__index__") and not isinstance(dim, bool)
-        if not integral or int(dim) < 1:
-            raise ValueError(f"dim expects a positive integer, got {dim!r}.")
-        self.dim = dim = int(dim)
+        self.dim = dim = check_count("dim", dim)
         self.conditions, named = normalise_conditions(
             dim, hierarchical_dependencies, conditions
         )
@@ -94,8 +92,8 @@ class TreeStructure:
                 missing = sorted(points - set(declared))
                 if missing:
                     raise ValueError(
-                        f"values[{col}] expects all values of column {col}, those its "
-                        f"conditions name included; got {list(declared)} without "
+                        f"values[{col}]: expected all values of column {col}, those its "
+                        f"conditions name included, got {list(declared)} without "
                         f"{missing}."
                     )
                 outcomes.append(Outcomes.of_values(col, declared, strict=True))

@@ -1,0 +1,63 @@
+"""Checks of numbers that spaces and optimisers are given."""
+
+from __future__ import annotations
+
+__all__ = ["as_integer", "check_column", "check_count", "check_number", "check_seed"]
+
+import math
+import operator
+from typing import Any
+
+# What ``torch.Generator.manual_seed`` takes.
+_SEEDS = range(-(1 << 63), 1 << 64)
+
+
+def as_integer(value: Any) -> int | None:
+    """An integer of any library as Python's; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_column(name: str, col: Any, d: int, negative: bool = False) -> int:
+    """``col`` if it is one of ``d`` columns; ``negative`` ones count from the end."""
+    number = as_integer(col)
+    if number is None or not (-d if negative else 0) <= number < d:
+        raise ValueError(f"{name}: expected columns from 0 to {d - 1}, got {col!r}.")
+    return number % d
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """``value`` if it is an integer of at least ``least`` (0 or 1)."""
+    number = as_integer(value)
+    if number is None or number < least:
+        expected = "a positive integer" if least else "an integer from 0 on"
+        raise ValueError(f"{name}: expected {expected}, got {value!r}.")
+    return number
+
+
+def check_number(name: str, value: Any, finite: bool = True) -> float:
+    """``value`` as a plain float, if it is a number but not NaN (and finite)."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several
+        raise ValueError(f"{name}: expected a number, got {value!r}.") from None
+    if math.isnan(number) or (finite and math.isinf(number)):
+        kind = "a finite number" if finite else "a number that is not NaN"
+        raise ValueError(f"{name}: expected {kind}, got {value!r}.")
+    return number + 0.0  # -0.0 and 0.0 are one value
+
+
+def check_seed(seed: Any) -> int | None:
+    """``seed`` if it is one for `torch.Generator`, or None."""
+    number = as_integer(seed)
+    if seed is not None and (number is None or number not in _SEEDS):
+        raise ValueError(
+            f"seed: expected an integer of at most 64 bits, or None, got {seed!r}."
+        )
+    return number
