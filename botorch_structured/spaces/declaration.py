@@ -71,8 +71,8 @@ def normalise_conditions(
         child = check_column("conditions", child, dim)
         if not isinstance(condition, Condition):
             raise ValueError(
-                f"conditions[{child}]: expected Equals, In, Between or a combination of "
-                f"them by & and |, got {condition!r}."
+                f"conditions[{child}]: expected Equals, In, Between or a combination "
+                f"of them by & and |, got {condition!r}."
             )
         for parent in sorted(condition.columns()):
             check_column(f"conditions[{child}]", parent, dim)

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 __all__ = ["ParameterTree"]
 
+import copy
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.declaration import HierarchicalDependencies
 from botorch_structured.spaces.lookup import Lookup
 from botorch_structured.spaces.paths import Path
 from botorch_structured.spaces.tree_structure import TreeStructure
+
+if TYPE_CHECKING:
+    from botorch_structured.spaces.search_space import SearchSpace
 
 # Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
 _MAX_INDEXED = 1 << 62
@@ -51,6 +57,9 @@ class ParameterTree(TreeStructure):
     name values only, or if all its values are declared; it is *numeric* if a `Between`
     refers to it, and its outcomes are then the intervals that the conditions cut.
 
+    Columns that are inactive at a row may hold anything there, NaN included: nothing
+    depends on it. NaN in an active decision is an error.
+
     Args:
         dim: The number of columns ``d``.
         hierarchical_dependencies: ``{parent: {value: [children]}}``. Children may stand
@@ -65,6 +74,17 @@ class ParameterTree(TreeStructure):
             printed), values that are not finite numbers, listed twice or, where
             ``values`` is given, missing from it.
     """
+
+    def of_space(self, space: SearchSpace) -> ParameterTree:
+        """The same tree, as that of a space.
+
+        ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
+        given it ask ``tree.space`` which columns hold integers, which hold categories
+        and what is forbidden. Pickles of it hold the space, too.
+        """
+        tree = copy.copy(self)
+        tree.space = space
+        return tree
 
     @classmethod
     def from_any(
@@ -84,7 +104,8 @@ class ParameterTree(TreeStructure):
             return cls(dim, x)
         if x.dim != dim:
             raise ValueError(
-                f"Expected a ParameterTree over {dim} columns, got one over {x.dim}."
+                f"tree: expected a ParameterTree over {dim} columns, got one over "
+                f"{x.dim}."
             )
         return x
 
@@ -107,9 +128,9 @@ class ParameterTree(TreeStructure):
 
         Args:
             X: ``batch_shape x n x d`` points.
-            strict: Whether to raise where a strictly declared decision has another
-                value (on a GPU the host waits for that); otherwise it is a path of its
-                own on which nothing hangs.
+            strict: Whether to raise where an active decision is NaN or a strictly
+                declared one has another value (on a GPU the host waits for that);
+                otherwise it is a path of its own on which nothing hangs.
 
         Returns:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
@@ -138,8 +159,8 @@ class ParameterTree(TreeStructure):
 
         Args:
             X: ``batch_shape x n x d`` points.
-            strict: Whether to raise where a strictly declared decision has another
-                value; otherwise nothing hangs on such a value.
+            strict: Whether to raise where an active decision is NaN or a strictly
+                declared one has another value; otherwise nothing hangs on it.
 
         Returns:
             ``batch_shape x n x d`` booleans.
@@ -159,13 +180,14 @@ class ParameterTree(TreeStructure):
         Returns:
             ``batch_shape x n x d`` points.
         """
+        active = self.active_mask(X)
         value = torch.as_tensor(fill, dtype=X.dtype, device=X.device)
         if value.dim() > 1 or (value.dim() == 1 and value.shape[0] != self.dim):
             raise ValueError(
-                f"fill expects a number or {self.dim} numbers, got shape "
+                f"fill: expected a number or {self.dim} numbers, got shape "
                 f"{tuple(value.shape)}."
             )
-        return torch.where(self.active_mask(X), X, value)
+        return torch.where(active, X, value)
 
     def path_key(self, X: Tensor) -> Tensor:
         """Integers that are equal exactly where two rows are on the same path.
@@ -200,8 +222,8 @@ class ParameterTree(TreeStructure):
         """
         if self.num_paths > _MAX_INDEXED:
             raise ValueError(
-                f"path_index expects at most 2^62 paths, this tree has {self.num_paths}"
-                ": use path_key or decision_codes."
+                f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
+                "use path_key or decision_codes."
             )
         values, codes, active = self._checked(X)
         lookup = self._lookup(X.device)
@@ -240,7 +262,7 @@ class ParameterTree(TreeStructure):
         Args:
             x: ``d`` (or ``1 x d``) point.
         """
-        row = x.reshape(1, -1)
+        row = x.reshape(1, -1) if isinstance(x, Tensor) else x
         codes = self.decision_codes(row)[0].tolist()
         values = row[0].double().tolist()
         found = {k: code for k, code in enumerate(codes) if code >= 0}
@@ -271,6 +293,7 @@ class ParameterTree(TreeStructure):
         Returns:
             ``n x d`` float64 points.
         """
+        check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._outcomes:
             limits = None if bounds is None else bounds[:, o.col].tolist()
@@ -290,9 +313,14 @@ class ParameterTree(TreeStructure):
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
+        if not isinstance(X, Tensor):
+            raise ValueError(
+                f"X: expected a tensor with rows of {self.dim} columns, got "
+                f"{type(X).__name__} (torch.as_tensor makes one)."
+            )
         if X.dim() < 1 or X.shape[-1] != self.dim or not X.is_floating_point():
             raise ValueError(
-                f"X expects floating-point rows of {self.dim} columns, got shape "
+                f"X: expected floating-point rows of {self.dim} columns, got shape "
                 f"{tuple(X.shape)} of {X.dtype}."
             )
 
@@ -307,14 +335,18 @@ class ParameterTree(TreeStructure):
         lookup = self._lookup(X.device)
         values, codes = lookup.codes(X)
         active = lookup.active_decisions(codes)
-        if strict and lookup.any_strict:
-            bad = active & lookup.strict & (codes == lookup.sizes)
+        if strict and self._outcomes:
+            # NaN is no value of any decision; undeclared ones are where not strict.
+            odd = values.isnan()
+            if lookup.any_strict:
+                odd = odd | (lookup.strict & (codes == lookup.sizes))
+            bad = active & odd
             if bad.any():
                 k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
                 got = values[..., k][bad[..., k]].unique().tolist()
                 o = self._outcomes[k]
-                raise ValueError(
-                    f"Column {o.col} expects one of its declared values "
-                    f"{list(o.values)}, got {got}."
-                )
+                expected = f"one of its declared values {list(o.values)}"
+                if not o.strict:
+                    expected = "a number, as it decides which columns are active"
+                raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
         return values, codes, active

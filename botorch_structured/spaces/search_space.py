@@ -16,14 +16,11 @@ from botorch.models.transforms.input import (
 )
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.spaces.codec import Codec, Constant
-from botorch_structured.spaces.columns import (
-    CategoricalColumn,
-    Column,
-    FloatColumn,
-    IntegerColumn,
-)
+from botorch_structured.spaces.columns import Column, IntegerColumn
 from botorch_structured.spaces.forbidden import Clause
+from botorch_structured.spaces.numbers import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 if TYPE_CHECKING:
@@ -66,7 +63,8 @@ class SearchSpace(Codec):
         feasible: ``m x d`` points -> ``m`` booleans: a further constraint.
 
     Raises:
-        ValueError: Names are repeated, or arguments do not fit each other.
+        ValueError: Which argument, what was expected, what came: names that are
+            repeated, values outside of the bounds, arguments that do not fit.
     """
 
     def __init__(
@@ -80,37 +78,15 @@ class SearchSpace(Codec):
         log_features: Sequence[int] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        d = len(names)
-        bounds = torch.as_tensor(bounds, dtype=torch.double)
-        if bounds.shape != (2, d):
-            raise ValueError(
-                f"bounds expects 2 x {d} numbers for {d} names, got shape "
-                f"{tuple(bounds.shape)}."
-            )
-        tree = ParameterTree(d) if tree is None else tree
-        categorical: dict[int, Sequence[float]] = {
-            c: tree.decision_values[c]
-            for c in tree.decision_columns
-            if c not in tree.numeric_decisions and c not in integer_features
-        }
-        categorical.update(categorical_features or {})
-        given = [*integer_features, *categorical, *log_features, *(choices or {})]
-        if any(not 0 <= c < d for c in given):
-            raise ValueError(f"Expected columns in [0, {d - 1}], got {sorted(given)}.")
-        columns: list[Column] = []
-        for c, name in enumerate(names):
-            lo, hi = bounds[:, c].tolist()
-            if c in categorical:
-                codes = [float(v) for v in categorical[c]]
-                plain = [int(v) if v.is_integer() else v for v in codes]
-                values = (choices or {}).get(c, plain)
-                columns.append(CategoricalColumn(name, values, codes=codes))
-            elif c in integer_features:
-                columns.append(IntegerColumn(name, lo, hi, log=c in log_features))
-            elif c in log_features:
-                columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
-            else:
-                columns.append(FloatColumn(name, lo, hi))
+        columns, tree = read_numbers(
+            names,
+            bounds,
+            tree,
+            integer_features,
+            categorical_features,
+            choices,
+            log_features,
+        )
         self._setup(columns, tree, feasible=feasible)
 
     @classmethod
@@ -169,15 +145,24 @@ class SearchSpace(Codec):
         forbidden: Sequence[Clause] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        if feasible is not None and not callable(feasible):
+            raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
         Codec.__init__(self, columns, tree, constants)
+        self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
         self._feasible = feasible
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether a clause or a constraint forbids some points within the bounds."""
+        return bool(self._forbidden) or self._feasible is not None
 
     def feasible(self, X: Tensor) -> Tensor:
         """Which points are configurations of this space.
 
         Discrete columns are rounded first. A point is not feasible if an active column
-        is out of bounds, a decision between its values, or a combination forbidden.
+        is NaN or out of bounds, a decision between its values, or a combination
+        forbidden. Inactive columns may hold anything, NaN included.
 
         Args:
             X: ``batch_shape x m x d`` points.
@@ -185,13 +170,21 @@ class SearchSpace(Codec):
         Returns:
             ``batch_shape x m`` booleans.
         """
+        self.tree._check_points(X)
         points = self._snap(X.detach())
         active = self.tree.active_mask(points, strict=False)
         good = (self._inside(points) | ~active).all(-1) & self.tree.is_declared(points)
         for clause in self._forbidden:
             good = good & ~clause.holds(points, active)
         if self._feasible is not None:
-            good = good & self._feasible(points)
+            verdict = self._feasible(points)
+            shape = getattr(verdict, "shape", None)
+            if shape != good.shape:
+                raise ValueError(
+                    f"feasible: expected a function that returns {tuple(good.shape)} "
+                    f"booleans, got {verdict!r}."
+                )
+            good = good & verdict.bool()
         return good
 
     def impute(self, X: Tensor) -> Tensor:
@@ -209,10 +202,11 @@ class SearchSpace(Codec):
             ``n x d`` points.
 
         Raises:
-            ValueError: Next to nothing is feasible.
+            ValueError: An argument is not what it should be, or next to nothing is
+                feasible.
         """
-        if n < 0:
-            raise ValueError(f"n expects a number of points, got {n}.")
+        n = check_count("n", n, least=0)
+        seed = check_seed(seed)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         found: list[Tensor] = []
         missing, drawn, batch = n, 0, n
@@ -224,8 +218,8 @@ class SearchSpace(Codec):
             missing -= len(found[-1])
             if missing and drawn > _MAX_DRAWS:
                 raise ValueError(
-                    f"sample expects a space where some points are feasible, got "
-                    f"{n - missing} of {drawn} random draws that are."
+                    "feasible: expected some points that are, got "
+                    f"{n - missing} of {drawn} random draws."
                 )
             batch = max(64, min(2 * batch, 16384))
         return torch.cat(found) if found else self.bounds.new_zeros(0, self.dim)

@@ -6,7 +6,7 @@ __all__ = ["TreeStructure"]
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ from botorch_structured.spaces.drawing import draw
 from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
 from botorch_structured.spaces.paths import Path, Paths
 
+if TYPE_CHECKING:
+    from botorch_structured.spaces.search_space import SearchSpace
+
 
 class TreeStructure:
     """The part of `ParameterTree` that needs no points; see there."""
@@ -51,6 +54,8 @@ class TreeStructure:
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         self.dim = dim = check_count("dim", dim)
+        # The space that says what columns hold; see `ParameterTree.of_space`.
+        self.space: SearchSpace | None = None
         self.conditions, named = normalise_conditions(
             dim, hierarchical_dependencies, conditions
         )
@@ -92,8 +97,8 @@ class TreeStructure:
                 missing = sorted(points - set(declared))
                 if missing:
                     raise ValueError(
-                        f"values[{col}]: expected all values of column {col}, those its "
-                        f"conditions name included, got {list(declared)} without "
+                        f"values[{col}]: expected all values of column {col}, those "
+                        f"its conditions name included, got {list(declared)} without "
                         f"{missing}."
                     )
                 outcomes.append(Outcomes.of_values(col, declared, strict=True))
@@ -231,8 +236,11 @@ class TreeStructure:
 
     def __getstate__(self) -> dict[str, Any]:
         # What can be computed again is: tables live on devices, nodes are many.
-        keep = ("dim", "conditions", "_values", "_outcomes", "_exprs")
+        keep = ("dim", "conditions", "_values", "_outcomes", "_exprs", "space")
         return {k: self.__dict__[k] for k in keep}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TreeStructure:
+        return self  # nothing about it changes
 
     def __repr__(self) -> str:
         return draw(self.dim, self.num_paths, self.conditions, self.decision_values)

@@ -248,7 +248,7 @@ def test_strict_values() -> None:
     tree = ParameterTree(2, {0: {0: [1]}}, values={0: [0, 1]})
     X = torch.tensor([[0.0, 0.3], [2.0, 0.1]])
     for call in (tree.path_index, tree.active_mask, tree.impute, tree.decision_codes):
-        with pytest.raises(ValueError, match=r"Column 0 .*\[0.0, 1.0\], got \[2.0\]"):
+        with pytest.raises(ValueError, match=r"column 0: .*\[0.0, 1.0\], got \[2.0\]"):
             call(X)
     tree.path_key(X)
     assert tree.is_declared(X).tolist() == [True, False]
@@ -356,7 +356,7 @@ def test_impute_keeps_gradients_of_active_columns() -> None:
     assert X.grad is not None and X.grad.tolist() == [[1.0, 1.0, 0.0]]
     fill = torch.tensor([9.0, 8.0, 7.0])
     assert tree.impute(X, fill)[0, 2] == 7.0
-    with pytest.raises(ValueError, match="fill expects"):
+    with pytest.raises(ValueError, match="fill: expected"):
         tree.impute(X, torch.zeros(2))
 
 
@@ -418,3 +418,26 @@ def test_points_of_the_wrong_shape() -> None:
     tree = ParameterTree(2, {0: {0: [1]}})
     with pytest.raises(ValueError, match="rows of 2 columns"):
         tree.path_index(torch.zeros(3, 4))
+    for call in (tree.path_index, tree.active_mask, tree.impute, tree.path_of):
+        with pytest.raises(ValueError, match="X: expected a tensor .*got list"):
+            call([0.0, 0.0])
+    with pytest.raises(ValueError, match="n: expected an integer from 0 on, got 2.5"):
+        tree.random_paths(2.5)
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+def test_nan_means_nothing_where_inactive_and_is_refused_in_decisions(numeric) -> None:
+    """Column 1 decides about 2, and is active where column 0 is 0."""
+    second = Between(1, 0.5, math.inf) if numeric else Equals(1, 1)
+    tree = ParameterTree(3, {0: {0: [1], 1: []}}, conditions={2: second})
+    nan = math.nan
+    X = torch.tensor([[0.0, 1.0, nan], [1.0, nan, nan]], dtype=torch.double)
+    assert tree.path_index(X).tolist() == tree.path_index(X.nan_to_num(1.0)).tolist()
+    assert tree.active_mask(X).tolist() == [[True, True, True], [True, False, False]]
+    assert tree.impute(X)[1].tolist() == [1.0, 0.5, 0.5]
+    bad = torch.tensor([[0.0, nan, 1.0]], dtype=torch.double)
+    calls = (tree.path_index, tree.active_mask, tree.impute, tree.decision_codes)
+    for call in (*calls, tree.path_of):
+        with pytest.raises(ValueError, match="column 1: expected a number.*nan"):
+            call(bad)
+    assert not tree.is_declared(bad).any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from math import nan
 
 import ConfigSpace as CS
 import pytest
@@ -330,13 +331,67 @@ def test_a_space_of_numbers() -> None:
     for arguments, message in [
         ({"names": ["a", "a", "b"]}, "distinct names"),
         ({"bounds": torch.zeros(2, 2)}, "2 x 3 numbers"),
-        ({"tree": ParameterTree(2)}, "as many columns"),
-        ({"integer_features": [3]}, r"\[0, 2\]"),
-        ({"bounds": [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]}, "ascending order"),
+        ({"names": ["a", 3, "b"]}, "names: expected a list of strings"),
+        ({"names": "xab"}, "names: expected a list of strings"),
+        ({"names": []}, "names: expected a list of strings"),
+        ({"names": None}, "names: expected a list of strings"),
+        ({"tree": ParameterTree(2)}, "tree: .* over 3 columns, got one over 2"),
+        ({"tree": {0: {0: [1]}}}, "tree: expected a ParameterTree .*got dict"),
+        ({"integer_features": [3]}, "integer_features: .* from 0 to 2, got 3"),
+        ({"integer_features": 1}, "integer_features: expected a list"),
+        (
+            {"integer_features": [0], "bounds": [[0, 0, 0], [2, 1, 1]]},
+            "integer_features: .*all whole numbers from 0.0 to 2.0",
+        ),
+        ({"integer_features": [1.5]}, "integer_features: .*, got 1.5"),
+        ({"log_features": [-1]}, "log_features: .* from 0 to 2, got -1"),
+        ({"log_features": [0]}, "log_features: .*categorical"),
+        ({"categorical_features": {1: [0, 5]}}, r"_features\[1\]: .*got \[5.0\]"),
+        ({"categorical_features": {1: []}}, r"_features\[1\]: .* at least one"),
+        ({"categorical_features": {1: [1, 0]}}, r"_features\[1\]: .*ascending"),
+        ({"categorical_features": {1: ["a"]}}, r"_features\[1\]: expected a number"),
+        ({"categorical_features": {3: [0]}}, "categorical_features: .*got 3"),
+        ({"categorical_features": [1]}, "categorical_features: .*values"),
+        ({"categorical_features": {0: [0, 0.5]}}, r"declares, .*got \[0.5\]"),
+        ({"choices": {1: ["a", "b"]}}, "choices: expected categorical columns"),
+        ({"choices": {0: "ab"}}, r"choices\[0\]: expected a list"),
+        ({"choices": {0: ["a"]}}, "'x'.*as many"),
+        ({"bounds": [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]}, "bounds: .*ascending.*'x'"),
+        ({"bounds": [[0.0, nan, 0.0], [1.0, 1.0, 1.0]]}, "bounds: .*finite.*'a'"),
+        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, r"bounds: .*shape \(2, 2\)"),
+        ({"bounds": "unit"}, "bounds: expected 2 x 3 numbers, got 'unit'"),
+        ({"bounds": [[0.5, 0.0, 0.0], [1.0, 1.0, 1.0]]}, r"tree: .*got \[0.0\]"),
+        (
+            {"bounds": [[0.0, 0.5, 0.0], [1.0, 2.0, 1.0]], "integer_features": [1]},
+            "bounds: expected whole numbers .*'a'",
+        ),
+        (
+            {"bounds": [[0.0, 0.0, 0.0], [1.0, 1e3, 1.0]], "log_features": [1]},
+            "bounds: expected decimal logarithms .*'a'",
+        ),
+        ({"feasible": 3}, "feasible: expected a callable, got 3"),
     ]:
-        given = {"names": ["x", "a", "b"], "bounds": bounds, **arguments}
+        given = {"names": ["x", "a", "b"], "bounds": bounds, "tree": tree, **arguments}
         with pytest.raises(ValueError, match=message):
             SearchSpace(**given)
+
+
+def test_samples_that_cannot_be_drawn() -> None:
+    space = SearchSpace(["x"], [[0], [1]])
+    for arguments, message in [
+        ({"n": 2.5}, "n: expected an integer from 0 on, got 2.5"),
+        ({"n": -1}, "n: expected an integer from 0 on, got -1"),
+        ({"n": 1, "seed": 0.5}, "seed: expected an integer .*got 0.5"),
+        ({"n": 1, "seed": "a"}, "seed: expected an integer .*got 'a'"),
+        ({"n": 1, "seed": 1 << 64}, "seed: expected an integer of at most 64 bits"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            space.sample(**arguments)
+    odd = SearchSpace(["x"], [[0], [1]], feasible=lambda X: True)
+    with pytest.raises(ValueError, match=r"feasible: .* returns \(2,\) booleans"):
+        odd.sample(2)
+    with pytest.raises(ValueError, match="X: expected a tensor .*got list"):
+        space.feasible([[0.5]])
 
 
 def test_input_transform() -> None:
