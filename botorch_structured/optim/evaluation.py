@@ -12,6 +12,8 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_count
+
 # Numbers that one piece of a batch may need at once: points times training points
 # times Monte Carlo samples.
 _MAX_NUMBERS = 1 << 25
@@ -30,7 +32,11 @@ class Evaluator:
         self, acq_function: AcquisitionFunction, batch_limit: int | None = None
     ) -> None:
         self.acq_function = acq_function
-        self.batch_limit = batch_limit or self._default_limit()
+        self.batch_limit = (
+            self._default_limit()
+            if batch_limit is None
+            else check_count("batch_limit", batch_limit)
+        )
 
     def _default_limit(self) -> int:
         model = getattr(self.acq_function, "model", None)

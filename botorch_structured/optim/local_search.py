@@ -24,12 +24,12 @@ from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
     check_acquisition,
-    check_count,
     make_problem,
 )
 from botorch_structured.optim.proposals import good_points, greedily, make_generator
 from botorch_structured.optim.random_search import random_candidates
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_number
 
 # The next smaller step, relative to a step. On expected improvement 0.1 took 1.4 times
 # as many calls, 0.5 nine tenths, of 1.7 times as many rows.
@@ -38,8 +38,8 @@ _SHRINK = 0.25
 
 def optimize_acqf_local_search(
     acq_function: AcquisitionFunction,
-    bounds: Tensor,
-    tree: ParameterTree,
+    bounds: Tensor | None = None,
+    tree: ParameterTree | None = None,
     q: int = 1,
     num_restarts: int = 10,
     step: float = 0.2,
@@ -50,7 +50,7 @@ def optimize_acqf_local_search(
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
-    fill: float | Tensor = 0.5,
+    fill: float | Tensor | None = None,
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
@@ -58,6 +58,7 @@ def optimize_acqf_local_search(
     batch_limit: int | None = None,
     min_step: float = 1e-4,
     max_iter: int = 500,
+    space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Climb over one-exchange neighbours from the best of 1,000 random points.
 
@@ -111,6 +112,9 @@ def optimize_acqf_local_search(
         min_step: The smallest step of real columns, in widths of the bounds.
         max_iter: Iterations, each one call of the acquisition function (more where
             ``batch_limit`` splits it); then climbs end where they are.
+        space: A `SearchSpace` in place of ``bounds``, ``tree``,
+            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
+            what it forbids is never proposed.
 
     Returns:
         ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.
@@ -132,6 +136,8 @@ def optimize_acqf_local_search(
         fill,
         max_paths,
         min_distance,
+        space,
+        acq_function,
     )
     check_count("num_restarts", num_restarts)
     check_count("raw_samples", raw_samples)
@@ -148,7 +154,7 @@ def optimize_acqf_local_search(
         best = values.topk(min(num_restarts, len(values))).indices
         X, values = X[best], values[best]
         good = domain.project(good)[:num_restarts]
-        new = domain.is_new(good, tree.active_mask(good), known)
+        new = domain.is_new(good, problem.tree.active_mask(good), known)
         # What may not be proposed is left for any neighbour that may be.
         worth = values.new_full((len(good),), -math.inf)
         worth[new] = evaluator.values(good[new])
@@ -171,14 +177,14 @@ def optimize_acqf_local_search(
 
 def _steps(step: float, min_step: float) -> list[float]:
     """The steps of real columns, the largest first."""
-    if not 0.0 < step <= 1.0:
+    if not 0.0 < check_number("step", step, finite=False) <= 1.0:
         raise ValueError(
-            "step expects a share of the width of the bounds, above 0 and at most 1, "
+            "step: expected a share of the width of the bounds, above 0 and at most 1, "
             f"got {step!r}."
         )
-    if not 0.0 < min_step <= step:
+    if not 0.0 < check_number("min_step", min_step) <= step:
         raise ValueError(
-            f"min_step expects a number above 0 and at most step={step}, got "
+            f"min_step: expected a number above 0 and at most step={step}, got "
             f"{min_step!r}."
         )
     count = 1 + int(math.log(min_step / step) / math.log(_SHRINK) + 1e-9)

@@ -15,7 +15,6 @@ from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
     check_acquisition,
-    check_count,
     make_problem,
 )
 from botorch_structured.optim.proposals import (
@@ -27,13 +26,14 @@ from botorch_structured.optim.proposals import (
     nothing_left,
 )
 from botorch_structured.optim.search import search
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 
 
 def optimize_acqf_paths(
     acq_function: AcquisitionFunction,
-    bounds: Tensor,
-    tree: ParameterTree,
+    bounds: Tensor | None = None,
+    tree: ParameterTree | None = None,
     q: int = 1,
     num_restarts: int = 16,
     raw_samples: int | None = None,
@@ -43,12 +43,13 @@ def optimize_acqf_paths(
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
-    fill: float | Tensor = 0.5,
+    fill: float | Tensor | None = None,
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
     max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
+    space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
@@ -61,12 +62,20 @@ def optimize_acqf_paths(
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
         >>> X, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=train_X)
 
+    A space with names, integers or forbidden combinations is best given as a whole::
+
+        X, value = optimize_acqf_paths(acqf, space=space, X_avoid=train_X)
+        config = space.decode(X)[0]
+
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points: analytic ones,
             Monte Carlo ones, or those of this package. One-shot ones are refused.
         bounds: ``2 x d`` lower and upper bounds. Decision values outside of them are
             not proposed.
-        tree: Which columns are active where. Outcomes it does not declare are proposed
+        tree: Which columns are active where. The tree of a `SearchSpace`
+            (``space.tree``, and ``model.tree`` of a model that was given it) brings
+            along the integers, categories, fill values and restrictions of that space,
+            as far as they are not given here. Outcomes it does not declare are proposed
             if ``categorical_features``, ``fixed_features`` or a point of ``X_avoid``
             names them.
         q: The number of candidates. They are chosen one after the other, each with the
@@ -87,21 +96,25 @@ def optimize_acqf_paths(
             rejects are dropped: a climb follows its border along columns only, so what
             can be said by ``inequality_constraints`` should be.
         X_avoid: ``m x d`` known points. None is proposed again, compared on the
-            active columns; finite paths that are used up are skipped.
-        fill: What inactive columns hold in the candidates: a number or ``d`` of them.
+            active columns (the others may hold anything, NaN included); finite paths
+            that are used up are skipped.
+        fill: What inactive columns hold in the candidates: a number or ``d`` of them,
+            by default 0.5.
         X_start: ``k x d`` points to look around, the best first. By default the best
             training point of the model on every path.
         min_distance: Nearer than this to a point of ``X_avoid``, in widths of the
-        bounds
-            and in all continuous columns, nothing is proposed. Leave it at 0 for smooth
-            objectives; where outcomes are steps (error counts) 0.01 spares evaluations
-            that would land on a known step.
+            bounds and in all continuous columns, nothing is proposed. Leave it at 0 for
+            smooth objectives; where outcomes are steps (error counts) 0.01 spares
+            evaluations that would land on a known step.
         seed: By default drawn from torch's global generator, so ``torch.manual_seed``
             makes the answer repeatable, too.
         max_paths: Above this number of paths that many random ones are tried, and
             the decisions of the best candidates are then changed one or two at a time.
         batch_limit: Rows that the acquisition function gets at once, by default as many
             as memory allows.
+        space: A `SearchSpace` in place of ``bounds``, ``tree``,
+            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
+            what it forbids is never proposed.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -127,6 +140,8 @@ def optimize_acqf_paths(
         fill,
         max_paths,
         min_distance,
+        space,
+        acq_function,
     )
     settings = make_settings(num_restarts, raw_samples)
     generator = make_generator(seed)

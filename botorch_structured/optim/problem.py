@@ -7,13 +7,10 @@ __all__ = [
     "Feasible",
     "Problem",
     "check_acquisition",
-    "check_count",
     "check_points",
     "make_problem",
 ]
 
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +21,15 @@ from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from torch import Tensor
 
 from botorch_structured.optim.grids import Grid
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import (
+    check_by_column,
+    check_column,
+    check_columns,
+    check_count,
+    check_number,
+)
+from botorch_structured.spaces.columns import slack
 
 # All paths are searched up to this number of them.
 MAX_PATHS = 1024
@@ -113,8 +118,8 @@ class Problem:
             verdict = torch.as_tensor(self.feasible(X[rows]), device=X.device)
             if verdict.shape != rows.shape:
                 raise ValueError(
-                    f"feasible expects to return {len(rows)} booleans for as many "
-                    f"rows, got shape {tuple(verdict.shape)}."
+                    f"feasible: expected {len(rows)} booleans for as many rows, got "
+                    f"shape {tuple(verdict.shape)}."
                 )
             ok[rows] = verdict.bool()
         return ok
@@ -124,82 +129,86 @@ def check_acquisition(acq_function: Any, name: str) -> None:
     """Raise unless ``acq_function`` maps ``b x 1 x d`` points to ``b`` values."""
     if isinstance(acq_function, OneShotAcquisitionFunction):
         raise ValueError(
-            f"{name} expects an acquisition function of one point at a time, got the "
+            f"{name}: expected an acquisition function of one point at a time, got the "
             f"one-shot {type(acq_function).__name__}: use qLogNoisyExpectedImprovement "
             "here, or botorch.optim.optimize_acqf_mixed for this one."
         )
     if not isinstance(acq_function, AcquisitionFunction):
         raise ValueError(
-            f"{name} expects a BoTorch AcquisitionFunction, got "
+            f"{name}: expected a BoTorch AcquisitionFunction, got "
             f"{type(acq_function).__name__}."
         )
 
 
-def check_count(name: str, value: Any) -> int:
-    """``value`` if it is a positive integer."""
-    number = _integer(value)
-    if number is None or number < 1:
-        raise ValueError(f"{name} expects a positive integer, got {value!r}.")
-    return number
-
-
 def make_problem(
-    bounds: Tensor,
-    tree: ParameterTree,
+    bounds: Tensor | None,
+    tree: ParameterTree | None,
     integer_features: Sequence[int] | None,
     categorical_features: Mapping[int, Sequence[float]] | None,
     fixed_features: Mapping[int, float] | None,
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None,
     feasible: Feasible | None,
     X_avoid: Tensor | None,
-    fill: float | Tensor,
+    fill: float | Tensor | None,
     max_paths: int,
     min_distance: float = 0.0,
+    space: SearchSpace | None = None,
+    acq_function: AcquisitionFunction | None = None,
 ) -> Problem:
     """Check the arguments shared by all optimisers.
+
+    A ``space`` is its bounds and its tree; and a tree that belongs to a space brings
+    along what that says about columns, as far as it is not given. ``acq_function``
+    tells where the numbers of a space are to live.
 
     Raises:
         ValueError: Which argument, what was expected, what came.
     """
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree expects a ParameterTree (model.tree, ParameterTree(d, {...})), "
-            f"got {type(tree).__name__}."
-        )
+    if space is not None:
+        instead = {
+            "bounds": bounds,
+            "tree": tree,
+            "integer_features": integer_features,
+            "categorical_features": categorical_features,
+            "fill": fill,
+            "feasible": feasible,
+        }
+        _check_space(space, [k for k, v in instead.items() if v is not None])
+        bounds, tree = space.bounds.to(_like(space.bounds, acq_function)), space.tree
+    tree = _check_tree(bounds, tree)
     d = tree.dim
-    if (
-        not isinstance(bounds, Tensor)
-        or bounds.shape != (2, d)
-        or not bounds.is_floating_point()
-    ):
-        got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
-        raise ValueError(f"bounds expects a floating-point 2 x {d} tensor, got {got}.")
-    if not bounds.isfinite().all() or (bounds[0] > bounds[1]).any():
-        raise ValueError(
-            "bounds expects finite lower bounds at most as large as the upper ones, "
-            f"got {bounds.tolist()}."
-        )
-    bounds = bounds.detach()
-    fill_row = torch.as_tensor(fill, dtype=bounds.dtype, device=bounds.device)
-    if fill_row.dim() > 1 or fill_row.numel() not in (1, d):
-        raise ValueError(
-            f"fill expects a number or {d} numbers, got shape {tuple(fill_row.shape)}."
-        )
+    bounds = _check_bounds(bounds, d)
+    known_space = tree.space
+    if known_space is not None:
+        taken: set[int] = set()
+        if integer_features is None:
+            integer_features = known_space.integer_features
+            taken.update(integer_features)
+        if categorical_features is None:
+            categorical_features = known_space.categorical_features
+        if feasible is None and known_space.is_restricted:
+            feasible = known_space.feasible
+            taken.update(range(d))
+        fill = known_space.fill if fill is None else fill
+        _check_scale(bounds, known_space, taken)
+    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds)
     if feasible is not None and not callable(feasible):
-        raise ValueError(f"feasible expects a callable, got {feasible!r}.")
-    if not 0.0 <= min_distance < 1.0:
+        raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+    distance = check_number("min_distance", min_distance)
+    if not 0.0 <= distance < 1.0:
         raise ValueError(
-            "min_distance expects a share of the width of the bounds, from 0 to less "
+            "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    grids = _grids(d, integer_features, categorical_features)
-    fixed = _fixed(d, fixed_features, grids)
+    listed = check_by_column("categorical_features", categorical_features, d, True)
+    grids = _grids(d, integer_features, listed)
+    fixed = _fixed(d, fixed_features, grids, bounds)
     known = bounds.new_zeros(0, d)
     if X_avoid is not None:
-        known = check_points("X_avoid", X_avoid, d).to(bounds)
+        known = check_points("X_avoid", X_avoid, tree, bounds)
     return Problem(
         tree=tree,
-        listed=_with_outcomes(tree, categorical_features or {}, fixed),
+        listed=_with_outcomes(tree, listed, fixed),
         bounds=bounds,
         fill=fill_row.expand(d),
         grids=grids,
@@ -208,73 +217,165 @@ def make_problem(
         feasible=feasible,
         known=tree.impute(known, fill_row),
         max_paths=check_count("max_paths", max_paths),
-        min_distance=float(min_distance),
+        min_distance=distance,
     )
 
 
-def check_points(name: str, X: Any, d: int) -> Tensor:
-    """``X`` if it is ``m x d`` finite numbers."""
-    if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != d:
-        got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-        raise ValueError(f"{name} expects an m x {d} tensor, got {got}.")
-    if not X.isfinite().all():
-        raise ValueError(f"{name} expects finite numbers, got NaN or infinity.")
-    return X.detach()
+def _check_space(space: SearchSpace, also: list[str]) -> None:
+    if not isinstance(space, SearchSpace):
+        raise ValueError(
+            "space: expected a SearchSpace (SearchSpace.from_configspace(cs)), got "
+            f"{type(space).__name__}."
+        )
+    if also:
+        raise ValueError(
+            "space: expected in place of bounds, tree, integer_features, "
+            f"categorical_features, fill and feasible, got {', '.join(also)} as well."
+        )
 
 
-def _check_column(name: str, col: Any, d: int) -> int:
-    number = _integer(col)
-    if number is None or not -d <= number < d:
-        raise ValueError(f"{name} expects columns from 0 to {d - 1}, got {col!r}.")
-    return number % d
+def _like(numbers: Tensor, acq_function: AcquisitionFunction | None) -> Tensor:
+    """A tensor of the acquisition function's precision and device."""
+    parameters = () if acq_function is None else acq_function.parameters()
+    return next((p for p in parameters if p.is_floating_point()), numbers)
 
 
-def _integer(value: Any) -> int | None:
-    """An integer of any library as Python's; None for anything else."""
-    if isinstance(value, bool):
-        return None
+def _check_tree(bounds: Any, tree: Any) -> ParameterTree:
+    if bounds is None or tree is None:
+        got = f"{type(bounds).__name__} and {type(tree).__name__}"
+        raise ValueError(
+            "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
+            f"their place, got {got}."
+        )
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
+            f"got {type(tree).__name__}."
+        )
+    return tree
+
+
+def _check_bounds(bounds: Any, d: int) -> Tensor:
+    if (
+        not isinstance(bounds, Tensor)
+        or bounds.shape != (2, d)
+        or not bounds.is_floating_point()
+    ):
+        got: Any = type(bounds).__name__
+        if isinstance(bounds, Tensor):
+            got = f"shape {tuple(bounds.shape)} of {bounds.dtype}"
+        raise ValueError(
+            f"bounds: expected a floating-point 2 x {d} tensor, got {got}."
+        )
+    if not bounds.isfinite().all() or (bounds[0] > bounds[1]).any():
+        raise ValueError(
+            "bounds: expected finite lower bounds at most as large as the upper ones, "
+            f"got {bounds.tolist()}."
+        )
+    return bounds.detach()
+
+
+def _check_scale(bounds: Tensor, space: SearchSpace, columns: set[int]) -> None:
+    """What a space says about columns holds on its own scale only."""
+    # Categories are looked up whatever the bounds are.
+    for c in sorted(columns - space.categorical_features.keys()):
+        lo, hi = space.bounds[:, c].tolist()
+        room = slack((lo, hi))
+        here = bounds[:, c].tolist()
+        if here[0] < lo - room or here[1] > hi + room:
+            raise ValueError(
+                "bounds: expected those of the space that the tree belongs to, or "
+                f"narrower ones, {lo} to {hi} for column {c} ({space.names[c]!r}), got "
+                f"{here[0]} to {here[1]}. Another scale needs a tree of its own."
+            )
+
+
+def _check_fill(fill: Any, d: int, like: Tensor) -> Tensor:
     try:
-        return operator.index(value)
-    except TypeError:
-        return None
+        row = torch.as_tensor(fill, dtype=like.dtype, device=like.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
+    if row.dim() > 1 or row.numel() not in (1, d):
+        raise ValueError(
+            f"fill: expected a number or {d} numbers, got shape {tuple(row.shape)}."
+        )
+    if not row.isfinite().all():
+        raise ValueError(f"fill: expected finite numbers, got {row.tolist()}.")
+    return row
+
+
+def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
+    """``X`` if it is ``m x d`` numbers, finite where columns are active.
+
+    Args:
+        name: Of the argument.
+        X: What was given.
+        tree: Says which columns are active. What the others hold does not matter.
+        like: A tensor of the precision and on the device that is wanted.
+    """
+    if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != tree.dim:
+        got: Any = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+        raise ValueError(f"{name}: expected an m x {tree.dim} tensor, got {got}.")
+    X = X.detach().to(like)
+    try:
+        active = tree.active_mask(X)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).removeprefix('X: ')}") from None
+    bad = active & ~X.isfinite()
+    if bad.any():
+        row, col = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
+            f"row {row}, column {col}."
+        )
+    return X
 
 
 def _grids(
     d: int,
     integer_features: Sequence[int] | None,
-    categorical_features: Mapping[int, Sequence[float]] | None,
+    categorical_features: Mapping[int, list[Any]],
 ) -> dict[int, Grid]:
-    grids = {
-        _check_column("integer_features", c, d): Grid() for c in integer_features or ()
-    }
-    for c, values in (categorical_features or {}).items():
-        col = _check_column("categorical_features", c, d)
-        found = tuple(sorted({float(v) for v in values}))
-        if not found or not all(map(math.isfinite, found)):
-            raise ValueError(
-                f"categorical_features[{c}] expects at least one finite value, got "
-                f"{list(values)}."
-            )
+    whole = () if integer_features is None else integer_features
+    grids = {c: Grid() for c in check_columns("integer_features", whole, d, True)}
+    for col, values in categorical_features.items():
+        name = f"categorical_features[{col}]"
+        found = tuple(sorted({check_number(name, v) for v in values}))
+        if not found:
+            raise ValueError(f"{name}: expected at least one value, got {values}.")
         # A column named in both is an integer with gaps: neighbours are alike.
         grids[col] = Grid(found, ordered=col in grids)
     return grids
 
 
 def _fixed(
-    d: int, fixed_features: Mapping[int, float] | None, grids: Mapping[int, Grid]
+    d: int,
+    fixed_features: Mapping[int, float] | None,
+    grids: Mapping[int, Grid],
+    bounds: Tensor,
 ) -> dict[int, float]:
+    if fixed_features is not None and not isinstance(fixed_features, Mapping):
+        raise ValueError(
+            f"fixed_features: expected {{column: value}}, got {fixed_features!r}."
+        )
     fixed = {}
     for c, v in (fixed_features or {}).items():
-        col = _check_column("fixed_features", c, d)
-        value = float(v)
-        if not math.isfinite(value):
-            raise ValueError(f"fixed_features[{c}] expects a finite number, got {v}.")
+        col = check_column("fixed_features", c, d, True)
+        value = check_number(f"fixed_features[{c}]", v)
+        lo, hi = bounds[:, col].tolist()
+        room = slack((lo, hi))
+        if not lo - room <= value <= hi + room:
+            raise ValueError(
+                f"fixed_features[{c}]: expected a number within the bounds, {lo} to "
+                f"{hi}, got {v}."
+            )
         if col in grids:
             nearest = grids[col].snap(torch.tensor([value], dtype=torch.double))
             if abs(float(nearest) - value) > 1e-9:
-                expected = grids[col].values or "an integer"
-                raise ValueError(f"fixed_features[{c}] expects {expected}, got {v}.")
-        fixed[col] = value
+                values = grids[col].values
+                expected = f"one of {list(values)}" if values else "an integer"
+                raise ValueError(f"fixed_features[{c}]: expected {expected}, got {v}.")
+        fixed[col] = min(max(value, lo), hi)
     return fixed
 
 
@@ -284,17 +385,27 @@ def _constraints(
     like: Tensor,
 ) -> list[LinearConstraint]:
     found = []
-    for k, (indices, coefficients, rhs) in enumerate(inequality_constraints or ()):
+    for k, constraint in enumerate(inequality_constraints or ()):
         name = f"inequality_constraints[{k}]"
-        indices = torch.as_tensor(indices)
-        coefficients = torch.as_tensor(coefficients).to(like)
+        try:
+            indices, coefficients, rhs = constraint
+            indices = torch.as_tensor(indices)
+            coefficients = torch.as_tensor(coefficients).to(like)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"{name}: expected (indices, coefficients, rhs), got {constraint!r}."
+            ) from None
         if indices.dim() != 1 or indices.shape != coefficients.shape:
             raise ValueError(
-                f"{name} expects as many coefficients as columns of one point, got "
+                f"{name}: expected as many coefficients as columns of one point, got "
                 f"shapes {tuple(indices.shape)} and {tuple(coefficients.shape)}."
             )
-        columns = [_check_column(name, int(c), d) for c in indices]
-        found.append(LinearConstraint(columns, coefficients, float(rhs)))
+        if not coefficients.isfinite().all():
+            raise ValueError(
+                f"{name}: expected finite coefficients, got {coefficients.tolist()}."
+            )
+        columns = check_columns(name, indices.tolist(), d, True)
+        found.append(LinearConstraint(columns, coefficients, check_number(name, rhs)))
     return found
 
 
@@ -318,7 +429,7 @@ def _with_outcomes(
             new = [float(v) for v in values if v not in extended.get(col, declared)]
             if new and col in strict:
                 raise ValueError(
-                    f"{name} expects for column {col} one of the values that the tree "
+                    f"{name}[{col}]: expected among the values that the tree "
                     f"declares, {list(declared)}, got {new}."
                 )
             if new:

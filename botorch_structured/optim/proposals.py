@@ -23,9 +23,10 @@ from botorch.exceptions.warnings import OptimizationWarning
 from torch import Tensor
 
 from botorch_structured.optim.boxes import Boxes, boxes_at, path_rows
-from botorch_structured.optim.problem import Problem, check_count, check_points
+from botorch_structured.optim.problem import Problem, check_points
 from botorch_structured.optim.promising import promising_points
 from botorch_structured.optim.search import Settings
+from botorch_structured.spaces.arguments import check_count, check_seed
 
 
 def make_settings(num_restarts: int, raw_samples: int | None) -> Settings:
@@ -37,6 +38,7 @@ def make_settings(num_restarts: int, raw_samples: int | None) -> Settings:
 
 def make_generator(seed: int | None) -> torch.Generator:
     """A CPU generator; without a seed, seeded by torch's global one."""
+    seed = check_seed(seed)
     if seed is None:
         seed = int(torch.randint(1 << 31, (1,)))
     return torch.Generator().manual_seed(seed)
@@ -48,7 +50,7 @@ def good_points(
     """``k x d`` points to look around, the best first."""
     if X_start is None:
         return promising_points(problem, acq_function)
-    X_start = check_points("X_start", X_start, problem.tree.dim).to(problem.bounds)
+    X_start = check_points("X_start", X_start, problem.tree, problem.bounds)
     return problem.tree.impute(X_start, problem.fill)
 
 
@@ -63,7 +65,7 @@ def boxes_to_search(
     boxes, ok = boxes_at(problem, path_rows(problem, seen, generator))
     if not ok.any():
         raise ValueError(
-            "fixed_features, categorical_features and bounds expect to leave at least "
+            "fixed_features, categorical_features, bounds: expected to leave at least "
             f"one path of the tree, got fixed_features={problem.fixed}, "
             f"bounds={problem.bounds.tolist()} for decisions "
             f"{problem.tree.decision_values}."
@@ -113,8 +115,8 @@ def greedily(
     last = acq_functions[-1]
     if q > 1 and not hasattr(last, "X_pending"):
         raise ValueError(
-            f"q={q} expects an acquisition function that takes pending points, such as "
-            f"qLogExpectedImprovement, got {type(last).__name__}."
+            "acq_function: expected one that takes pending points, such as "
+            f"qLogExpectedImprovement, for q={q}, got {type(last).__name__}."
         )
     told = [a for a in acq_functions if hasattr(a, "X_pending")]
     before: list[Any] = [a.X_pending for a in told]

@@ -23,7 +23,6 @@ from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
     check_acquisition,
-    check_count,
     make_problem,
 )
 from botorch_structured.optim.proposals import (
@@ -34,7 +33,8 @@ from botorch_structured.optim.proposals import (
 )
 from botorch_structured.optim.raw import all_candidates, raw_candidates
 from botorch_structured.optim.search import Settings
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 
 # Draws thrown away because they are known or not admissible, in multiples of the
 # points wanted.
@@ -43,8 +43,8 @@ _MAX_DRAWS = 64
 
 def optimize_acqf_random(
     acq_function: AcquisitionFunction,
-    bounds: Tensor,
-    tree: ParameterTree,
+    bounds: Tensor | None = None,
+    tree: ParameterTree | None = None,
     q: int = 1,
     raw_samples: int = 1000,
     integer_features: Sequence[int] | None = None,
@@ -53,11 +53,12 @@ def optimize_acqf_random(
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
-    fill: float | Tensor = 0.5,
+    fill: float | Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
     max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
+    space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The best of 1,000 random points under an acquisition function.
 
@@ -94,6 +95,9 @@ def optimize_acqf_random(
         max_paths: So many paths are looked into one by one where no random point can
             be proposed.
         batch_limit: Rows that the acquisition function gets at once.
+        space: A `SearchSpace` in place of ``bounds``, ``tree``,
+            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
+            what it forbids is never proposed.
 
     Returns:
         ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.
@@ -115,6 +119,8 @@ def optimize_acqf_random(
         fill,
         max_paths,
         min_distance,
+        space,
+        acq_function,
     )
     check_count("raw_samples", raw_samples)
     generator = make_generator(seed)

@@ -27,7 +27,6 @@ from botorch_structured.optim.problem import (
     Feasible,
     Problem,
     check_acquisition,
-    check_count,
     check_points,
     make_problem,
 )
@@ -37,7 +36,8 @@ from botorch_structured.optim.proposals import (
     make_generator,
     nothing_left,
 )
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_number
 
 # One point in so many is near an incumbent.
 _LOCAL = 10
@@ -90,7 +90,7 @@ def adaptive_sobol_candidates(
 
 def optimize_acqf_sobol(
     acq_function: AcquisitionFunction,
-    bounds: Tensor,
+    bounds: Tensor | None = None,
     q: int = 1,
     num_points: int = 20_000,
     best_X: Tensor | None = None,
@@ -102,6 +102,7 @@ def optimize_acqf_sobol(
     refine_above: float | None = None,
     seed: int | None = None,
     batch_limit: int | None = None,
+    space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The best of `adaptive_sobol_candidates`, then the best near it.
 
@@ -157,6 +158,8 @@ def optimize_acqf_sobol(
             an evaluation. Default: ``min_distance`` always holds.
         seed: Makes the answer repeatable.
         batch_limit: Rows that the acquisition function gets at once.
+        space: A `SearchSpace` of real parameters without decisions, in place of
+            ``bounds`` and ``feasible``: what it forbids is never proposed.
 
     Returns:
         ``q x d`` candidates, and the value (``q=1``) or the ``q`` values.
@@ -166,15 +169,25 @@ def optimize_acqf_sobol(
         CandidateGenerationError: None of the points can be proposed.
     """
     check_acquisition(acq_function, "acq_function")
-    problem = _box(bounds, inequality_constraints, feasible, X_avoid, min_distance)
-    worth = math.inf if refine_above is None else float(refine_above)
-    if math.isnan(worth):
-        raise ValueError(f"refine_above expects a number, got {refine_above!r}.")
-    near = min(_REFINE_DISTANCE, min_distance)
-    closer = _box(bounds, inequality_constraints, feasible, X_avoid, near)
+    distance = check_number("min_distance", min_distance)
+    problem, closer = (
+        _box(
+            bounds,
+            inequality_constraints,
+            feasible,
+            X_avoid,
+            near,
+            space,
+            acq_function,
+        )
+        for near in (distance, min(_REFINE_DISTANCE, distance))
+    )
+    worth = math.inf
+    if refine_above is not None:
+        worth = check_number("refine_above", refine_above, finite=False)
     num_points = check_count("num_points", num_points)
-    if num_rounds != 0:
-        check_count("num_rounds", num_rounds)
+    num_rounds = check_count("num_rounds", num_rounds, least=0)
+    q = check_count("q", q)
     if best_X is None:
         best_X = good_points(problem, acq_function, None)
         best_X = best_X[_inside(best_X, problem.bounds)]
@@ -204,33 +217,49 @@ def optimize_acqf_sobol(
             raise nothing_left(problem, known)
         return x, value
 
-    return greedily(problem, [acq_function], check_count("q", q), propose)
+    return greedily(problem, [acq_function], q, propose)
 
 
 def _box(
-    bounds: Tensor,
+    bounds: Tensor | None,
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
     min_distance: float = 0.0,
+    space: SearchSpace | None = None,
+    acq_function: AcquisitionFunction | None = None,
 ) -> Problem:
     """The checked arguments: a tree without decisions."""
-    if not isinstance(bounds, Tensor) or bounds.dim() != 2 or not bounds.numel():
-        got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
-        raise ValueError(f"bounds expects a floating-point 2 x d tensor, got {got}.")
-    return make_problem(
+    tree = None
+    if space is None:
+        if not isinstance(bounds, Tensor) or bounds.dim() != 2 or not bounds.numel():
+            got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+            raise ValueError(
+                f"bounds: expected a floating-point 2 x d tensor, got {got}."
+            )
+        tree = ParameterTree(bounds.shape[-1])
+    problem = make_problem(
         bounds,
-        ParameterTree(bounds.shape[-1]),
+        tree,
         integer_features=None,
         categorical_features=None,
         fixed_features=None,
         inequality_constraints=inequality_constraints,
         feasible=feasible,
         X_avoid=X_avoid,
-        fill=0.5,
+        fill=None,
         max_paths=1,
         min_distance=min_distance,
+        space=space,
+        acq_function=acq_function,
     )
+    if problem.grids or problem.tree.decision_columns:
+        discrete = sorted({*problem.grids, *problem.tree.decision_columns})
+        raise ValueError(
+            "space: expected real parameters without decisions, got columns "
+            f"{discrete} of another kind: use optimize_acqf_local_search."
+        )
+    return problem
 
 
 def _best(
@@ -277,10 +306,10 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
         return bounds[:0]
     if isinstance(best_X, Tensor) and best_X.dim() == 1:
         best_X = best_X.unsqueeze(0)
-    centres = check_points("best_X", best_X, d).to(bounds)
+    centres = check_points("best_X", best_X, ParameterTree(d), bounds)
     if not _inside(centres, bounds).all():
         raise ValueError(
-            f"best_X expects points within the bounds {bounds.tolist()}, got "
+            f"best_X: expected points within the bounds {bounds.tolist()}, got "
             f"{centres[~_inside(centres, bounds)][0].tolist()}."
         )
     return centres

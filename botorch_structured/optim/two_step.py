@@ -17,7 +17,6 @@ from botorch_structured.optim.problem import (
     Feasible,
     Problem,
     check_acquisition,
-    check_count,
     make_problem,
 )
 from botorch_structured.optim.proposals import (
@@ -29,14 +28,15 @@ from botorch_structured.optim.proposals import (
     nothing_left,
 )
 from botorch_structured.optim.search import Found, search
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 
 
 def optimize_acqf_two_step(
     path_acq_function: AcquisitionFunction,
     acq_function: AcquisitionFunction,
-    bounds: Tensor,
-    tree: ParameterTree,
+    bounds: Tensor | None = None,
+    tree: ParameterTree | None = None,
     q: int = 1,
     num_restarts: int = 16,
     raw_samples: int | None = None,
@@ -47,13 +47,14 @@ def optimize_acqf_two_step(
     inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
     feasible: Feasible | None = None,
     X_avoid: Tensor | None = None,
-    fill: float | Tensor = 0.5,
+    fill: float | Tensor | None = None,
     X_start: Tensor | None = None,
     min_distance: float = 0.0,
     seed: int | None = None,
     max_paths: int = MAX_PATHS,
     batch_limit: int | None = None,
     fix_shared: bool = False,
+    space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Choose paths by one acquisition function, points on them by another.
 
@@ -95,6 +96,9 @@ def optimize_acqf_two_step(
         max_paths: Above it paths are sampled.
         batch_limit: Rows that an acquisition function gets at once.
         fix_shared: Keep the shared columns that the first step chose.
+        space: A `SearchSpace` in place of ``bounds``, ``tree``,
+            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
+            what it forbids is never proposed.
 
     Returns:
         ``q x d`` candidates and the values of ``acq_function``, shaped as by
@@ -119,6 +123,8 @@ def optimize_acqf_two_step(
         fill,
         max_paths,
         min_distance,
+        space,
+        acq_function,
     )
     settings = make_settings(num_restarts, raw_samples)
     generator = make_generator(seed)

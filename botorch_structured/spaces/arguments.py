@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["as_integer", "check_column", "check_count", "check_number", "check_seed"]
+__all__ = [
+    "as_integer",
+    "check_by_column",
+    "check_column",
+    "check_columns",
+    "check_count",
+    "check_number",
+    "check_seed",
+]
 
 import math
 import operator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # What ``torch.Generator.manual_seed`` takes.
@@ -28,6 +37,27 @@ def check_column(name: str, col: Any, d: int, negative: bool = False) -> int:
     if number is None or not (-d if negative else 0) <= number < d:
         raise ValueError(f"{name}: expected columns from 0 to {d - 1}, got {col!r}.")
     return number % d
+
+
+def check_columns(name: str, columns: Any, d: int, negative: bool = False) -> list[int]:
+    """``columns`` if they are a list of columns."""
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ValueError(f"{name}: expected a list of columns, got {columns!r}.")
+    return [check_column(name, c, d, negative) for c in columns]
+
+
+def check_by_column(
+    name: str, given: Any, d: int, negative: bool = False
+) -> dict[int, list[Any]]:
+    """``given`` if it is a list of values for each of some columns; None for none."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name}: expected {{column: [values]}}, got {given!r}.")
+    for c, values in given.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ValueError(f"{name}[{c}]: expected a list of values, got {values!r}.")
+    return {check_column(name, c, d, negative): list(v) for c, v in given.items()}
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:

@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_column, check_number
+from botorch_structured.spaces.arguments import (
+    check_by_column,
+    check_columns,
+    check_number,
+)
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
@@ -42,15 +46,15 @@ def read_numbers(
             f"{type(tree).__name__}."
         )
     tree = ParameterTree.from_any(tree, d)
-    whole = _columns("integer_features", integer_features, d)
-    logs = _columns("log_features", log_features, d)
-    labels = _by_column("choices", choices, d)
+    whole = set(check_columns("integer_features", integer_features, d))
+    logs = set(check_columns("log_features", log_features, d))
+    labels = check_by_column("choices", choices, d)
     codes = {
         c: tree.decision_values[c]
         for c in tree.decision_columns
         if c not in tree.numeric_decisions and c not in whole
     }
-    named = _by_column("categorical_features", categorical_features, d)
+    named = check_by_column("categorical_features", categorical_features, d)
     for c, values in named.items():
         what = f"categorical_features[{c}]"
         codes[c] = [check_number(what, v) for v in values]
@@ -133,23 +137,6 @@ def _bounds(bounds: Any, names: list[str]) -> Tensor:
                 f"{lo} and {hi} for {name!r}."
             )
     return limits.detach().cpu()
-
-
-def _columns(name: str, columns: Any, d: int) -> set[int]:
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise ValueError(f"{name}: expected a list of columns, got {columns!r}.")
-    return {check_column(name, c, d) for c in columns}
-
-
-def _by_column(name: str, given: Any, d: int) -> dict[int, list[Any]]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{name}: expected {{column: [values]}}, got {given!r}.")
-    for c, values in given.items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise ValueError(f"{name}[{c}]: expected a list of values, got {values!r}.")
-    return {check_column(name, c, d): list(values) for c, values in given.items()}
 
 
 def _check_among(

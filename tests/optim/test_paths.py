@@ -519,38 +519,37 @@ def test_errors_come_before_any_work(peak, small) -> None:
     X = torch.rand(4, 5, dtype=torch.double)
     model = SingleTaskGP(X, X[:, :1])
     refused("acq_function.*one-shot.*qLogNoisy", acq_function=qKnowledgeGradient(model))
-    refused("acq_function expects", acq_function=lambda X: X)
-    refused("tree expects a ParameterTree", tree={0: {0: [1]}})
-    refused("bounds expects a floating-point 2 x 5", bounds=bounds[:, :4])
-    refused("bounds expects finite lower", bounds=bounds.flip(0))
-    refused("q expects a positive integer", q=0)
-    refused("num_restarts expects", num_restarts=-1)
-    refused("raw_samples expects", raw_samples=0)
-    refused("max_paths expects", max_paths=0)
-    refused("q=2 expects.*pending", q=2)
-    refused("integer_features expects columns from 0 to 4", integer_features=[5])
-    refused(r"categorical_features\[1\] expects", categorical_features={1: []})
-    refused(r"fixed_features\[3\] expects a finite", fixed_features={3: math.nan})
+    refused("acq_function: expected", acq_function=lambda X: X)
+    refused("tree: expected a ParameterTree", tree={0: {0: [1]}})
+    refused("bounds: expected a floating-point 2 x 5", bounds=bounds[:, :4])
+    refused("bounds: expected finite lower", bounds=bounds.flip(0))
+    refused("q: expected a positive integer", q=0)
+    refused("num_restarts: expected", num_restarts=-1)
+    refused("raw_samples: expected", raw_samples=0)
+    refused("max_paths: expected", max_paths=0)
+    refused("pending.*q=2", q=2)
+    refused("integer_features: expected columns from 0 to 4", integer_features=[5])
+    refused(r"categorical_features\[1\]: expected", categorical_features={1: []})
+    refused(r"fixed_features\[3\]: expected a finite", fixed_features={3: math.nan})
     refused(
-        r"fixed_features\[1\] expects an integer",
+        r"fixed_features\[1\]: expected an integer",
         fixed_features={1: 0.5},
         integer_features=[1],
     )
-    refused("fixed_features expects for column 0", fixed_features={0: 7.0})
-    refused("categorical_features expects for col", categorical_features={0: [0, 7]})
+    refused("fixed_features", fixed_features={0: 7.0})
+    refused("categorical_features", categorical_features={0: [0, 7]})
     refused(
-        "expect to leave at least one path",
+        "expected to leave at least one path",
         categorical_features={0: [0]},
-        fixed_features={0: 0.0},
         bounds=bounds + 0.5,
     )
     pair = (torch.tensor([0, 1]), torch.tensor([1.0]), 0.0)
     refused(r"inequality_constraints\[0\]", inequality_constraints=[pair])
-    refused("feasible expects a callable", feasible=True)
-    refused("feasible expects to return", feasible=lambda X: torch.ones(1).bool())
-    refused("X_avoid expects an m x 5", X_avoid=X[:, :2])
-    refused("X_start expects finite", X_start=X * math.nan)
-    refused("fill expects a number or 5", fill=torch.zeros(3))
+    refused("feasible: expected a callable", feasible=True)
+    refused(r"feasible: expected \d+ booleans", feasible=lambda X: torch.ones(1).bool())
+    refused("X_avoid: expected an m x 5", X_avoid=X[:, :2])
+    refused("X_start: column 0: expected", X_start=X * math.nan)
+    refused("fill: expected a number or 5", fill=torch.zeros(3))
     assert acqf.calls == 0
 
 

@@ -157,7 +157,7 @@ def test_looks_around_the_best_training_point() -> None:
     # an incumbent outside of a region to look into is none
     outside = torch.stack([best + 0.01, best + 0.2])
     asked(bounds=outside)
-    with pytest.raises(ValueError, match="best_X expects points within"):
+    with pytest.raises(ValueError, match="best_X: expected points within"):
         asked(bounds=outside, best_X=best)
 
 
@@ -287,15 +287,15 @@ UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(bounds=[[0.0], [1.0]]), "bounds expects"),
-        (dict(bounds=torch.zeros(3, 2)), "bounds expects"),
-        (dict(bounds=torch.zeros(2, 0)), "bounds expects"),
-        (dict(bounds=UNIT.flip(0)), "bounds expects"),
-        (dict(bounds=UNIT * math.inf), "bounds expects"),
-        (dict(num_points=0), "num_points expects"),
-        (dict(best_X=torch.zeros(3)), "best_X expects"),
-        (dict(best_X=torch.full((2,), math.nan)), "best_X expects"),
-        (dict(best_X=UNIT + 0.5), "best_X expects"),
+        (dict(bounds=[[0.0], [1.0]]), "bounds: expected"),
+        (dict(bounds=torch.zeros(3, 2)), "bounds: expected"),
+        (dict(bounds=torch.zeros(2, 0)), "bounds: expected"),
+        (dict(bounds=UNIT.flip(0)), "bounds: expected"),
+        (dict(bounds=UNIT * math.inf), "bounds: expected"),
+        (dict(num_points=0), "num_points: expected"),
+        (dict(best_X=torch.zeros(3)), "best_X: expected"),
+        (dict(best_X=torch.full((2,), math.nan)), "best_X: expected"),
+        (dict(best_X=UNIT + 0.5), "best_X: expected"),
     ],
 )
 def test_says_what_it_expects(arguments: dict, message: str) -> None:
@@ -312,13 +312,13 @@ def test_the_maximiser_says_what_it_expects() -> None:
     model, X, Y = gp()
     acqf = LogExpectedImprovement(model, best_f=Y.max())
     for arguments, message in (
-        (dict(num_rounds=-1), "num_rounds expects"),
-        (dict(q=0), "q expects"),
+        (dict(num_rounds=-1), "num_rounds: expected"),
+        (dict(q=0), "q: expected"),
         (dict(q=2), "takes pending points"),
-        (dict(min_distance=2.0), "min_distance expects"),
-        (dict(refine_above=math.nan), "refine_above expects"),
-        (dict(X_avoid=X[:, :1]), "X_avoid expects"),
-        (dict(feasible=3), "feasible expects"),
+        (dict(min_distance=2.0), "min_distance: expected"),
+        (dict(refine_above=math.nan), "refine_above: expected"),
+        (dict(X_avoid=X[:, :1]), "X_avoid: expected"),
+        (dict(feasible=3), "feasible: expected"),
     ):
         with pytest.raises(ValueError, match=message):
             optimize_acqf_sobol(acqf, UNIT, **arguments)

@@ -126,10 +126,10 @@ def test_batches(space) -> None:
 def test_errors(peak, space) -> None:
     tree, bounds = space
     acqf = peak(tree, torch.zeros(5))
-    with pytest.raises(ValueError, match="path_acq_function expects"):
+    with pytest.raises(ValueError, match="path_acq_function: expected"):
         optimize_acqf_two_step(None, acqf, bounds, tree)
-    with pytest.raises(ValueError, match="top_k expects a positive integer, got 0"):
+    with pytest.raises(ValueError, match="top_k: expected a positive integer, got 0"):
         optimize_acqf_two_step(acqf, acqf, bounds, tree, top_k=0)
-    with pytest.raises(ValueError, match="q=2 expects"):
+    with pytest.raises(ValueError, match="pending.*q=2"):
         optimize_acqf_two_step(acqf, acqf, bounds, tree, q=2)
     assert acqf.calls == 0

@@ -1,0 +1,324 @@
+"""What all optimisers share: their arguments are refused, or a space gives them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import ConfigSpace as CS
+import pytest
+import torch
+from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
+from botorch.models import SingleTaskGP
+from hypothesis import given, settings
+from strategies import random_configspace, seeds
+
+from botorch_structured.acquisition import PathLogExpectedImprovement
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.optim import (
+    optimize_acqf_local_search,
+    optimize_acqf_paths,
+    optimize_acqf_random,
+    optimize_acqf_sobol,
+    optimize_acqf_two_step,
+)
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+
+def two_step(acq_function: AcquisitionFunction, *args: Any, **kwargs: Any) -> Any:
+    return optimize_acqf_two_step(acq_function, acq_function, *args, **kwargs)
+
+
+OVER_TREES = [
+    optimize_acqf_paths,
+    two_step,
+    optimize_acqf_local_search,
+    optimize_acqf_random,
+]
+OVER_BOXES = [optimize_acqf_sobol]
+
+
+class Sum(AcquisitionFunction):
+    """The sum of the active columns, so that optima lie on the upper bounds."""
+
+    def __init__(self, tree: ParameterTree) -> None:
+        super().__init__(model=torch.nn.Module())
+        self.tree, self.calls = tree, 0
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        X = X.squeeze(-2)
+        return (X * self.tree.active_mask(X)).sum(-1)
+
+
+def small() -> tuple[ParameterTree, torch.Tensor]:
+    """0: decision (0, 1)   1: integer, 2: categorical, both of 0   3: real of 1."""
+    tree = ParameterTree(4, {0: {0: [1, 2], 1: [3]}}, values={0: [0, 1]})
+    bounds = torch.tensor([[0.0, 1, 0, 0], [1, 9, 4, 1]], dtype=torch.double)
+    return tree, bounds
+
+
+nan = math.nan
+BAD = [
+    (
+        dict(fixed_features={3: 9.0}),
+        r"fixed_features\[3\]: .*bounds, 0.0 to 1.0, got 9",
+    ),
+    (dict(fixed_features={3: -1e-3}), r"fixed_features\[3\]: .*within the bounds"),
+    (dict(fixed_features={1: 2.5}), r"fixed_features\[1\]: .*an integer, got 2.5"),
+    (dict(fixed_features={2: 3.0}), r"fixed_features\[2\]: .*one of \[0.0, 1.0, 4.0\]"),
+    (dict(fixed_features={4: 0.0}), "fixed_features: .*columns from 0 to 3, got 4"),
+    (dict(fixed_features={0.5: 0.0}), "fixed_features: .*columns from 0 to 3, got 0.5"),
+    (dict(fixed_features={0: 0.5}), r"fixed_features\[0\]: .*declares, .*got \[0.5\]"),
+    (dict(fixed_features={0: 2.0}), r"fixed_features\[0\]: .*within the bounds"),
+    (dict(fixed_features={3: nan}), r"fixed_features\[3\]: .*finite"),
+    (dict(fixed_features={3: None}), r"fixed_features\[3\]: .*a number, got None"),
+    (dict(fixed_features=[3]), r"fixed_features: expected {column: value}"),
+    (dict(integer_features=[5]), "integer_features: .*columns from 0 to 3, got 5"),
+    (dict(integer_features=1), "integer_features: expected a list of columns, got 1"),
+    (dict(categorical_features={2: []}), r"categorical_features\[2\]: .*at least one"),
+    (dict(categorical_features={2: ["a"]}), r"categorical_features\[2\]: .*number"),
+    (dict(categorical_features={2: 1.0}), r"categorical_features\[2\]: .*a list"),
+    (dict(categorical_features=[2]), "categorical_features: .*got"),
+    (dict(X_avoid=torch.zeros(2, 3)), r"X_avoid: expected an m x 4 tensor, got \(2, 3"),
+    (dict(X_avoid=torch.zeros(4)), r"X_avoid: expected an m x 4 tensor, got \(4,\)"),
+    (dict(X_avoid=[[0.0] * 4]), "X_avoid: expected an m x 4 tensor, got list"),
+    (dict(X_avoid=torch.tensor([[1.0, 0, 0, nan]])), "X_avoid: .*row 0, column 3"),
+    (dict(X_avoid=torch.tensor([[nan, 0, 0, 0]])), r"X_avoid: column 0: .*got \[nan\]"),
+    (dict(X_avoid=torch.tensor([[2.0, 0, 0, 0]])), r"X_avoid: column 0: .*got \[2.0\]"),
+    (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
+    (dict(fill=nan), "fill: expected finite"),
+    (dict(feasible=3), "feasible: expected a callable"),
+    (dict(inequality_constraints=[3]), r"inequality_constraints\[0\]: .*got 3"),
+    (
+        dict(inequality_constraints=[(torch.tensor([4]), torch.ones(1), 0.0)]),
+        r"inequality_constraints\[0\]: .*got 4",
+    ),
+    (
+        dict(inequality_constraints=[(torch.tensor([3]), torch.ones(1), nan)]),
+        r"inequality_constraints\[0\]: .*finite",
+    ),
+    (dict(q=0), "q: expected a positive integer, got 0"),
+    (dict(q=1.5), "q: expected a positive integer, got 1.5"),
+    (dict(seed=0.5), "seed: expected an integer"),
+    (dict(batch_limit=0), "batch_limit: expected a positive integer, got 0"),
+    (dict(max_paths=0), "max_paths: expected a positive integer, got 0"),
+    (dict(raw_samples=0), "raw_samples: expected a positive integer, got 0"),
+    (dict(min_distance="a"), "min_distance: expected a number, got 'a'"),
+    (dict(bounds=torch.zeros(2, 4).long()), r"bounds: .*\(2, 4\) of torch.int64"),
+    (dict(bounds=[[0.0] * 4] * 2), "bounds: .*got list"),
+    (dict(bounds=torch.tensor([[1.0], [0.0]]).expand(2, 4)), "bounds: .*finite lower"),
+    (dict(bounds=None), "bounds, tree: expected both"),
+    (dict(tree=None), r"bounds, tree: expected both of them, or space="),
+    (dict(tree={0: {0: [1]}}), "tree: expected a ParameterTree"),
+    (dict(space=SearchSpace(["a"], [[0], [1]])), "space: .*got bounds, tree, integer"),
+    (dict(space=CS.ConfigurationSpace()), "space: .*got ConfigurationSpace"),
+]
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES)
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_arguments_are_refused_before_any_work(
+    optimize: Callable[..., Any], arguments: dict[str, Any], message: str
+) -> None:
+    tree, bounds = small()
+    acqf = Sum(tree)
+    given = {
+        "bounds": bounds,
+        "tree": tree,
+        "integer_features": [1],
+        "categorical_features": {2: [0, 1, 4]},
+    }
+    with pytest.raises(ValueError, match=message):
+        optimize(acqf, **{**given, **arguments})
+    assert acqf.calls == 0
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES + OVER_BOXES)
+def test_no_acquisition_function(optimize: Callable[..., Any]) -> None:
+    tree, bounds = small()
+    X = torch.rand(4, 4, dtype=torch.double)
+    for wrong in (None, lambda X: X, SingleTaskGP(X, X[:, :1])):
+        with pytest.raises(ValueError, match="acq_function: expected .*, got"):
+            optimize(wrong, bounds)
+
+
+def test_boxes_refuse_what_is_no_box() -> None:
+    space = SearchSpace(["a", "n"], [[0, 0], [1, 9]], integer_features=[1])
+    acqf = Sum(space.tree)
+    with pytest.raises(ValueError, match=r"space: expected real .*columns \[1\]"):
+        optimize_acqf_sobol(acqf, space=space)
+    with pytest.raises(ValueError, match="space: .*got bounds as well"):
+        optimize_acqf_sobol(acqf, space.bounds, space=space)
+    with pytest.raises(ValueError, match="bounds: expected a floating-point 2 x d"):
+        optimize_acqf_sobol(acqf)
+    unit = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
+    for arguments, message in (
+        (dict(num_rounds=1.5), "num_rounds: expected an integer from 0 on"),
+        (dict(batch_limit=-1), "batch_limit: expected"),
+        (dict(seed="a"), "seed: expected"),
+        (dict(min_distance=None), "min_distance: expected"),
+        (dict(refine_above="a"), "refine_above: expected a number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimize_acqf_sobol(acqf, unit, **arguments)
+    assert acqf.calls == 0
+
+
+def forbidding() -> SearchSpace:
+    """An integer, a categorical, an ordinal and a log scale under a decision."""
+    cs = CS.ConfigurationSpace(seed=0)
+    cs.add(
+        kind := CS.CategoricalHyperparameter("kind", ["a", "b"]),
+        units := CS.UniformIntegerHyperparameter("units", 16, 1000, log=True),
+        how := CS.CategoricalHyperparameter("how", ["x", "y", "z"]),
+        rate := CS.UniformFloatHyperparameter("rate", 1e-4, 1, log=True),
+    )
+    cs.add(CS.EqualsCondition(units, kind, "b"), CS.EqualsCondition(how, kind, "b"))
+    cs.add(
+        CS.ForbiddenAndConjunction(
+            CS.ForbiddenEqualsClause(kind, "b"), CS.ForbiddenEqualsClause(how, "z")
+        ),
+        CS.ForbiddenGreaterThanRelation(rate, units),
+        CS.ForbiddenGreaterThanClause(units, 512),
+    )
+    return SearchSpace.from_configspace(cs)
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES)
+@pytest.mark.parametrize("form", ["space", "tree", "copy"])
+def test_what_a_space_forbids_is_never_proposed(optimize, form: str) -> None:
+    """The optimum would be at the upper bounds, which are forbidden."""
+    space = forbidding()
+    tree = space.tree if form == "tree" else pickle.loads(pickle.dumps(space.tree))
+    acqf = Sum(space.tree)
+    where = (
+        {"space": space} if form == "space" else dict(bounds=space.bounds, tree=tree)
+    )
+    known = space.sample(3, seed=1)
+    X, value = optimize(acqf, **where, X_avoid=known, seed=0)
+    assert space.feasible(X).all()
+    config = space.decode(X)[0]
+    assert config["kind"] == "b" and config["how"] == "y"
+    if optimize not in (optimize_acqf_random, optimize_acqf_local_search):
+        assert config["units"] == 512
+    assert X[0, space.names.index("units")] == config["units"]
+    assert X.shape == (1, 4) and X.dtype == value.dtype == torch.double
+    assert value.shape == ()
+
+
+@settings(max_examples=10)
+@given(seeds)
+def test_random_spaces(seed: int) -> None:
+    space = SearchSpace.from_configspace(random_configspace(seed))
+    acqf = Sum(space.tree)
+    X, value = optimize_acqf_paths(
+        acqf, space=space, X_avoid=space.sample(3, seed=seed), seed=seed
+    )
+    assert space.feasible(X).all()
+    assert torch.equal(space.encode(space.decode(X)), X)
+    # The long form says the same.
+    same, other = optimize_acqf_paths(
+        acqf,
+        space.bounds,
+        ParameterTree(
+            space.dim, conditions=space.tree.conditions, values=space.tree._values
+        ),
+        integer_features=space.integer_features,
+        categorical_features=space.categorical_features,
+        fill=space.fill,
+        feasible=space.feasible,
+        X_avoid=space.sample(3, seed=seed),
+        seed=seed,
+    )
+    assert torch.equal(X, same) and torch.equal(value, other)
+
+
+def test_the_tree_of_a_space_is_equal_to_the_one_given() -> None:
+    tree, bounds = small()
+    space = SearchSpace(["a", "b", "c", "d"], bounds, tree, integer_features=[1])
+    assert tree.space is None and space.tree.space is space
+    assert space.tree == tree and hash(space.tree) == hash(tree)
+    assert copy.deepcopy(space.tree).space is space
+
+
+def test_what_is_given_wins_over_what_the_tree_brings() -> None:
+    tree, bounds = small()
+    space = SearchSpace(
+        ["a", "b", "c", "d"],
+        bounds,
+        tree,
+        integer_features=[1],
+        categorical_features={2: [0, 1]},
+        feasible=lambda X: X[..., 1] < 5,
+    )
+    acqf = Sum(tree)
+    X, _ = optimize_acqf_paths(acqf, bounds, space.tree, seed=0)
+    assert X.tolist() == [[0, 4, 1, space.fill[3]]]
+    X, _ = optimize_acqf_paths(
+        acqf,
+        bounds,
+        space.tree,
+        integer_features=[],
+        categorical_features={2: [0, 1, 2]},
+        feasible=lambda X: X[:, 1] < 6.5,
+        fill=-1.0,
+        seed=0,
+    )
+    assert X[0, [0, 2, 3]].tolist() == [0.0, 2.0, -1.0] and 6.4 < X[0, 1] < 6.5
+    # Whole numbers of another scale are none.
+    unit = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, 4)
+    with pytest.raises(ValueError, match="bounds: .*1.0 to 9.0 for column 1 .'b'"):
+        optimize_acqf_paths(acqf, unit, space.tree)
+
+
+def test_models_hand_on_what_the_space_says() -> None:
+    """A degree is a whole number although nobody said so to the optimiser."""
+    space = SearchSpace(
+        ["kernel", "degree", "C"],
+        [[0, 1, 0], [1, 5, 1]],
+        ParameterTree(3, {0: {0: [1], 1: []}}, values={0: [0, 1]}),
+        integer_features=[1],
+    )
+    X = space.sample(12, seed=0)
+    Y = -((X[:, 1:2] - 2.4) ** 2) - X[:, 2:]
+    model = TreeStructuredGP(X, Y, space.tree, input_transform=space.input_transform())
+    acqf = LogExpectedImprovement(model, best_f=Y.max())
+    path_acqf = PathLogExpectedImprovement(model, best_f=Y.max())
+    x, _ = optimize_acqf_paths(
+        acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
+    )
+    assert x[0, 1] == x[0, 1].round()
+    x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
+    assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+def test_spaces_follow_the_model(dtype: torch.dtype, device: torch.device) -> None:
+    space = SearchSpace(
+        ["a", "b"], [[0, 0], [1, 1]], feasible=lambda X: X[..., 0] < 0.5
+    )
+    X = space.sample(6, seed=0).to(device, dtype)
+    acqf = LogExpectedImprovement(SingleTaskGP(X, X.sum(-1, keepdim=True)), best_f=0.5)
+    for optimize in (optimize_acqf_paths, optimize_acqf_sobol):
+        x, value = optimize(acqf, space=space, X_avoid=X, seed=0)
+        assert x.dtype == value.dtype == dtype and x.device.type == device.type
+        assert space.feasible(x).all()
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES)
+def test_known_points_may_hold_anything_where_columns_are_inactive(optimize) -> None:
+    tree = ParameterTree(2, {0: {0: [1], 1: []}}, values={0: [0, 1]})
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 3.0]], dtype=torch.double)
+    known = torch.tensor([[1.0, nan], [0.0, 3.0]], dtype=torch.double)
+    left = []
+    for _ in range(3):
+        X, _ = optimize(
+            Sum(tree), bounds, tree, integer_features=[1], X_avoid=known, seed=0
+        )
+        left.append(X[0].tolist())
+        known = torch.cat([known, X])
+    assert left == [[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]
