@@ -5,10 +5,13 @@ Everything is a function of a seed: a failing example is repeated by its seed al
 
 from __future__ import annotations
 
-__all__ = ["random_configspace", "random_points", "random_tree", "seeds"]
+__all__ = ["as_read", "random_configspace", "random_points", "random_tree", "seeds"]
 
+import csv
+import io
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import ConfigSpace as CS
@@ -120,6 +123,18 @@ def random_configspace(
             # NotEquals leaves a child active under an inactive parent.
             last = error
     raise RuntimeError(f"Expected a legal space for seed {seed}.") from last
+
+
+def as_read(
+    configs: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[dict[str, str]]:
+    """Configurations once they were written to a CSV file: text, "" where inactive."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    writer.writerows(configs)
+    file.seek(0)
+    return list(csv.DictReader(file))
 
 
 def _build(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Codec", "Constant"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
-    native,
+    is_blank,
     slack,
 )
 from botorch_structured.spaces.conditions import Condition
@@ -55,10 +55,12 @@ class Codec:
     ) -> None:
         all_names = [c.name for c in columns] + [c.name for c in constants]
         if len(set(all_names)) < len(all_names):
-            raise ValueError(f"names expects distinct names, got {sorted(all_names)}.")
+            raise ValueError(
+                f"names: expected distinct names, got {sorted(all_names)}."
+            )
         if tree.dim != len(columns):
             raise ValueError(
-                f"tree expects as many columns as there are names ({len(columns)}), "
+                f"tree: expected as many columns as there are names ({len(columns)}), "
                 f"got {tree.dim}."
             )
         self.columns = tuple(columns)
@@ -100,9 +102,14 @@ class Codec:
     def encode(self, configs: Any) -> Tensor:
         """Configurations as points.
 
+        Rows of a table are taken as they are read: None, NaN or "" stand for a
+        parameter that is inactive, numbers may be text ("3", "0.5", also "3.0" for an
+        integer), and so may choices ("True").
+
         Args:
-            configs: A mapping of the active parameters, constants included, or a
-                ConfigSpace Configuration; or several of them.
+            configs: A mapping of the active parameters, constants included, such as a
+                dictionary, a row of ``csv.DictReader``, a ConfigSpace Configuration or
+                a pandas Series; or several of them; or a pandas DataFrame.
 
         Returns:
             ``n x d`` points without NaN.
@@ -111,29 +118,39 @@ class Codec:
             ValueError: Unknown names, active parameters that are missing, inactive ones
                 that are given, values a parameter cannot take.
         """
-        many = [configs] if isinstance(configs, Mapping) else list(configs)
-        rows = [dict(config) for config in many]
+        rows = _rows(configs)
         names = {*self.names, *(c.name for c in self.constants)}
         fill = self.fill.tolist()
         numbers: list[list[float]] = []
         marks: list[list[bool]] = []
+        blanks: list[list[bool]] = []
         for row in rows:
             if not row.keys() <= names:
                 raise ValueError(
-                    f"Expected parameters among {[c.name for c in self._ordered()]}, "
-                    f"got unknown ones {[k for k in row if k not in names]} in {row}."
+                    "configs: expected parameters among "
+                    f"{[c.name for c in self._ordered()]}, got unknown ones "
+                    f"{[k for k in row if k not in names]} in {row}."
                 )
             x, given = list(fill), [False] * self.dim
+            blank = [False] * self.dim
             for name, value in row.items():
                 c = self._position.get(name)
-                if c is not None:
-                    x[c], given[c] = self.columns[c].encode(value), True
+                if c is None:
+                    continue
+                column, blank[c] = self.columns[c], is_blank(value)
+                # Nothing may be a choice, too.
+                if not blank[c] or _has_blank(column):
+                    x[c], given[c] = column.encode(value), True
             numbers.append(x)
             marks.append(given)
+            blanks.append(blank)
         X = torch.tensor(numbers, dtype=torch.double).reshape(len(rows), self.dim)
         given_mask = torch.tensor(marks, dtype=torch.bool).reshape(X.shape)
-        self._check_given(rows, X, self.tree.active_mask(X), given_mask)
-        return X
+        blank_mask = torch.tensor(blanks, dtype=torch.bool).reshape(X.shape)
+        active = self.tree.active_mask(X)
+        given_mask &= active | ~blank_mask
+        self._check_given(rows, X, active, given_mask)
+        return torch.where(active, X, self.fill)
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""
@@ -162,13 +179,17 @@ class Codec:
         for i, row in enumerate(rows):
             pairs = zip(self.constants, present[i], strict=True)
             fixed = {c.name: c.value for c, on in pairs if on}
-            if wrong[i] or constants & row.keys() != fixed.keys():
+            stated = {k for k in constants & row.keys() if not is_blank(row[k])}
+            stated |= {k for k in fixed.keys() & row.keys() if is_blank(fixed[k])}
+            if wrong[i] or stated != fixed.keys():
                 raise ValueError(self._mismatch(row, active[i], given[i], fixed))
             for name, value in fixed.items():
-                if native(row[name]) != value:
+                try:
+                    CategoricalColumn(name, [value]).position(row[name])
+                except ValueError:
                     raise ValueError(
-                        f"{name!r} expects its constant {value!r}, got {row[name]!r}."
-                    )
+                        f"{name!r}: expected its constant {value!r}, got {row[name]!r}."
+                    ) from None
 
     def _mismatch(
         self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]
@@ -183,19 +204,31 @@ class Codec:
         ]
         expected = [self.names[c] for c in certain] + list(fixed)
         absent = [self.names[c] for c in certain if c in missing]
-        absent += [name for name in fixed if name not in row]
+        absent += [
+            n
+            for n, value in fixed.items()
+            if n not in row or (is_blank(row[n]) and not is_blank(value))
+        ]
         if absent:
+            if absent[0] in row and absent[0] in self._position:
+                column = self.columns[self._position[absent[0]]]
+                return (
+                    f"{column.name!r}: expected {column.expected()}, as it is active, "
+                    f"got {row[column.name]!r}."
+                )
             return (
-                f"Expected values for the active parameters {expected}, got {row} "
-                f"without {absent}."
+                f"configs: expected values for the active parameters {expected}, got "
+                f"{row} without {absent}."
             )
         extra = [self.names[c] for c in (given & ~active).nonzero().flatten().tolist()]
         extra += [
-            c.name for c in self.constants if c.name in row and c.name not in fixed
+            c.name
+            for c in self.constants
+            if not is_blank(row.get(c.name)) and c.name not in fixed
         ]
         return (
-            f"Expected the active parameters {expected} only, got {row} with {extra}, "
-            "inactive there."
+            f"configs: expected the active parameters {expected} only, got {row} with "
+            f"{extra}, inactive there."
         )
 
     def _above(self, col: int) -> set[int]:
@@ -224,11 +257,12 @@ class Codec:
         Raises:
             ValueError: A point beyond the bounds, or a decision between its values.
         """
-        X = X.unsqueeze(0) if X.dim() == 1 else X
-        if X.dim() != 2 or X.shape[-1] != self.dim:
-            raise ValueError(
-                f"X expects n x {self.dim} points, got shape {tuple(X.shape)}."
+        X = X.unsqueeze(0) if isinstance(X, Tensor) and X.dim() == 1 else X
+        if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != self.dim:
+            got = (
+                f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else type(X).__name__
             )
+            raise ValueError(f"X: expected n x {self.dim} points, got {got}.")
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
         outside = active & ~self._inside(X)
@@ -236,8 +270,8 @@ class Codec:
             i, c = outside.nonzero()[0].tolist()
             lo, hi = self.columns[c].bounds
             raise ValueError(
-                f"{self.names[c]!r} (column {c}) expects numbers in [{lo}, {hi}], got "
-                f"{X[i, c].item()} in row {i}."
+                f"X: expected numbers in [{lo}, {hi}] for {self.names[c]!r} (column {c}"
+                f"), got {X[i, c].item()} in row {i}."
             )
         present = self._constants_active(X, active).tolist()
         index = {c.name: k for k, c in enumerate(self.constants)}
@@ -275,6 +309,31 @@ class Codec:
         room = torch.tensor([slack(c.bounds) for c in self.columns])
         bounds, room = self.bounds.to(X), room.to(X)
         return (X >= bounds[0] - room) & (X <= bounds[1] + room)
+
+
+def _rows(configs: Any) -> list[dict[str, Any]]:
+    """Configurations as dictionaries, whatever they came in."""
+    if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
+        configs = configs.to_dict("records")  # a DataFrame
+    if hasattr(configs, "keys"):
+        configs = [configs]
+    many = (
+        [configs]
+        if isinstance(configs, str) or not hasattr(configs, "__iter__")
+        else list(configs)
+    )
+    for config in many:
+        if not hasattr(config, "keys"):
+            raise ValueError(
+                "configs: expected a mapping of names to values, or several of them, "
+                f"got {config!r}."
+            )
+    return [{name: config[name] for name in config.keys()} for config in many]
+
+
+def _has_blank(column: Column) -> bool:
+    """Whether nothing, or empty text, is one of the values of a parameter."""
+    return isinstance(column, CategoricalColumn) and any(map(is_blank, column.choices))
 
 
 def _is_categorical(column: Column) -> bool:

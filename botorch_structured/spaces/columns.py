@@ -6,8 +6,8 @@ __all__ = ["CategoricalColumn", "Column", "FloatColumn", "IntegerColumn"]
 
 import math
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -49,13 +49,48 @@ class Column(Protocol):
         """The values the parameter takes, in words."""
 
 
-def _check_number(column: Column, value: Any) -> None:
+def is_blank(value: Any) -> bool:
+    """Whether tables write ``value`` where there is none: None, NaN, empty text."""
+    if isinstance(value, str):
+        return not value.strip()
+    # pandas' own NA and NaT are told by their names: it is not imported here.
+    missing = type(value).__name__ in ("NAType", "NaTType")
+    return value is None or missing or (isinstance(value, Real) and value != value)
+
+
+def _number(column: Column, value: Any) -> float:
+    """``value`` as a number, read from text if it is one."""
+    value = native(value)
+    if isinstance(value, str):
+        number = _read(value)
+        return _refuse(column, value) if number is None else number
     if isinstance(value, bool) or not isinstance(value, Real):
-        _refuse(column, value)
+        return _refuse(column, value)
+    return value if isinstance(value, int) else float(value)
 
 
-def _refuse(column: Column, value: Any) -> None:
-    raise ValueError(f"{column.name!r} expects {column.expected()}, got {value!r}.")
+def _read(text: str) -> int | float | None:
+    """The number that a text is, None if it is none."""
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _written(value: Any) -> Any:
+    """What ``value`` is once it was text: its number, or the text itself."""
+    if isinstance(value, bool) or not isinstance(value, (str, Real)):
+        return str(value)
+    if not isinstance(value, str):
+        return float(value)
+    number = _read(value)
+    return value.strip() if number is None else float(number)
+
+
+def _refuse(column: Column, value: Any) -> NoReturn:
+    raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
 
 
 def slack(bounds: tuple[float, float]) -> float:
@@ -85,13 +120,13 @@ class FloatColumn:
         )
         if not (math.isfinite(lower) and math.isfinite(upper) and lower <= upper):
             raise ValueError(
-                f"{name!r} expects finite bounds in ascending order, got {lower} and "
+                f"{name!r}: expected finite bounds in ascending order, got {lower} and "
                 f"{upper}."
             )
         if log and lower <= 0:
             raise ValueError(
-                f"{name!r} is on a logarithmic scale and expects a positive lower "
-                f"bound, got {lower}."
+                f"{name!r}: expected a positive lower bound on a logarithmic scale, "
+                f"got {lower}."
             )
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = 0.5 * (self.bounds[0] + self.bounds[1])
@@ -104,12 +139,10 @@ class FloatColumn:
         return f"a number in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        value = native(value)
-        _check_number(self, value)
-        value = float(value)
+        given, value = value, float(_number(self, value))
         room = 1e-12 * max(abs(self.lower), abs(self.upper))
         if not self.lower - room <= value <= self.upper + room:
-            _refuse(self, value)
+            _refuse(self, given)
         if not self.log:
             return min(max(value, self.lower), self.upper)
         x = self._forward(min(max(value, self.lower), self.upper))
@@ -163,13 +196,13 @@ class IntegerColumn:
         self.name, self.lower, self.upper, self.log = name, int(lower), int(upper), log
         if self.lower > self.upper or max(abs(self.lower), abs(self.upper)) > 1 << 53:
             raise ValueError(
-                f"{name!r} expects bounds in ascending order within 2^53, got {lower} "
-                f"and {upper}."
+                f"{name!r}: expected bounds in ascending order within 2^53, got "
+                f"{lower} and {upper}."
             )
         if log and self.lower <= 0:
             raise ValueError(
-                f"{name!r} is on a logarithmic scale and expects a positive lower "
-                f"bound, got {lower}."
+                f"{name!r}: expected a positive lower bound on a logarithmic scale, "
+                f"got {lower}."
             )
         self.bounds = (float(self.lower), float(self.upper))
         self.fill = float((self.lower + self.upper) // 2)
@@ -178,12 +211,11 @@ class IntegerColumn:
         return f"an integer in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        value = native(value)
-        _check_number(self, value)
-        whole = isinstance(value, Integral) or float(value).is_integer()
-        if not whole or not self.lower <= value <= self.upper:
+        number = _number(self, value)
+        whole = isinstance(number, int) or number.is_integer()
+        if not whole or not self.lower <= number <= self.upper:
             _refuse(self, value)
-        return float(value)
+        return float(number)
 
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
@@ -226,7 +258,7 @@ class CategoricalColumn:
         ascending = all(a < b for a, b in zip(self.codes, self.codes[1:], strict=False))
         if not self.choices or len(self.codes) != len(self.choices) or not ascending:
             raise ValueError(
-                f"{name!r} expects at least one choice and as many ascending codes, "
+                f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
         self.weights = None if weights is None else tuple(float(w) for w in weights)
@@ -239,14 +271,23 @@ class CategoricalColumn:
     def position(self, value: Any) -> int:
         """The position of a choice; ValueError if it is none.
 
-        ``True``, ``1`` and ``1.0`` are told apart where all of them are choices.
+        ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
+        is none of them may be one that a table has written: as text, or a number that
+        was text, or nothing at all for None.
         """
         value = native(value)
         equal = [i for i, c in enumerate(self.choices) if c is value or c == value]
         same = [i for i in equal if type(self.choices[i]) is type(value)]
-        if not equal:
+        if equal:
+            return (same or equal)[0]
+        if is_blank(value):
+            alike = [i for i, c in enumerate(self.choices) if is_blank(c)]
+        else:
+            text = _written(value)
+            alike = [i for i, c in enumerate(self.choices) if _written(c) == text]
+        if len(alike) != 1:
             _refuse(self, value)
-        return (same or equal)[0]
+        return alike[0]
 
     def encode(self, value: Any) -> float:
         return self.codes[self.position(value)]

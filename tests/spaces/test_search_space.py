@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from math import nan
 
 import ConfigSpace as CS
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from strategies import random_configspace, seeds
+from hypothesis import assume, given
+from strategies import as_read, random_configspace, seeds
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -52,6 +54,106 @@ def test_random_spaces(seed: int) -> None:
         assert torch.equal(S[:, c], S[:, c].round())
     for c, values in space.categorical_features.items():
         assert torch.isin(S[:, c], torch.tensor(values, dtype=S.dtype)).all()
+
+
+@given(seeds)
+def test_tables_of_text_come_back(seed: int) -> None:
+    """A CSV file knows neither types nor what is inactive."""
+    space = SearchSpace.from_configspace(random_configspace(seed))
+    for column in space.columns:
+        written = [str(c) for c in getattr(column, "choices", ())]
+        assume(len(set(written)) == len(written))  # 1 and "1" cannot be told apart
+    configs = space.decode(space.sample(20, seed=seed))
+    names = [*space.names, *(c.name for c in space.constants)]
+    rows = as_read(configs, names)
+    X = space.encode(rows)
+    assert torch.equal(X, space.encode(configs))
+    assert space.decode(X) == configs
+    # ... nor does pandas, where a column of integers with a gap is one of floats.
+    loose = [
+        {name: nan if row[name] == "" else _as_number(row[name]) for name in names}
+        for row in rows
+    ]
+    assert torch.equal(space.encode(loose), X)
+    none = [{name: value or None for name, value in row.items()} for row in rows]
+    assert torch.equal(space.encode(none), X)
+
+
+def _as_number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def test_what_a_table_may_hold() -> None:
+    cs = CS.ConfigurationSpace()
+    cs.add(
+        on := CS.CategoricalHyperparameter("on", [True, False]),
+        CS.CategoricalHyperparameter("code", ["1", "2", None, (1, 2)]),
+        n := CS.UniformIntegerHyperparameter("n", 1, 9),
+        x := CS.UniformFloatHyperparameter("x", 0, 1),
+        k := CS.Constant("k", 3),
+        maybe := CS.CategoricalHyperparameter("maybe", [None, "yes"]),
+    )
+    cs.add(*(CS.EqualsCondition(child, on, True) for child in (n, x, k, maybe)))
+    space = SearchSpace.from_configspace(cs)
+    full = {"on": True, "code": "1", "n": 3, "x": 0.5, "k": 3, "maybe": None}
+    X = space.encode(full)
+    for change in (
+        {"on": "True"},
+        {"on": np.bool_(True)},
+        {"code": 1},
+        {"code": 1.0},
+        {"n": "3"},
+        {"n": " 3 "},
+        {"n": "3.0"},
+        {"n": 3.0},
+        {"n": np.int64(3)},
+        {"x": "0.5"},
+        {"x": "5e-1"},
+        {"x": np.float32(0.5)},
+        {"k": "3"},
+        {"k": 3.0},
+        {"maybe": ""},
+        {"maybe": nan},
+    ):
+        assert torch.equal(space.encode({**full, **change}), X), change
+    assert space.decode(space.encode({**full, "code": "(1, 2)"}))[0]["code"] == (1, 2)
+    off = {"on": False, "code": None}
+    for nothing in (None, nan, "", np.float64("nan")):
+        row = {**dict.fromkeys(full, nothing), "on": "False", "code": nothing}
+        assert space.decode(space.encode(row)) == [off]
+    with pytest.raises(ValueError, match="'code': expected one of .*got '3'"):
+        space.encode({**full, "code": "3"})
+    with pytest.raises(ValueError, match="'k': expected its constant 3, got '4'"):
+        space.encode({**full, "k": "4"})
+    with pytest.raises(ValueError, match=r"with \['maybe'\], inactive there"):
+        space.encode({**off, "maybe": "yes"})
+
+    class Series:
+        """As in pandas: a mapping of names, but iterating over its values."""
+
+        keys, __getitem__ = full.keys, full.__getitem__
+        __iter__ = staticmethod(lambda: iter(full.values()))
+
+    assert torch.equal(space.encode(Series()), X)
+    assert torch.equal(space.encode([Series(), full]), torch.cat([X, X]))
+    for wrong in (3, None, "on", ["on"], [3.0], [[full]]):
+        with pytest.raises(ValueError, match="configs: expected a mapping"):
+            space.encode(wrong)
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    space = SearchSpace.from_configspace(pipeline())
+    configs = space.decode(space.sample(20, seed=0))
+    text = pandas.DataFrame(configs).to_csv(index=False)
+    frame = pandas.read_csv(io.StringIO(text))
+    X = space.encode(configs)
+    assert torch.equal(space.encode(frame), X)
+    assert torch.equal(space.encode(frame.iloc[3]), X[3:4])
+    assert torch.equal(space.encode(frame.convert_dtypes()), X)
 
 
 @given(seeds)
@@ -259,16 +361,26 @@ def test_samples_follow_the_scales() -> None:
         ({"depth": ...}, r"without \['depth'\]"),
         ({"model": ...}, r"without \['model'\]"),
         ({"solver": ...}, r"without \['solver'\]"),
-        ({"layers": 51}, r"'layers' expects an integer in \[1, 50\], got 51"),
+        ({"layers": 51}, r"'layers': expected an integer in \[1, 50\], got 51"),
         ({"layers": 2.5}, "an integer"),
-        ({"layers": "7"}, "an integer"),
+        ({"layers": "2.5"}, r"'layers': expected an integer in \[1, 50\], got '2.5'"),
+        ({"layers": "seven"}, "an integer in .*got 'seven'"),
+        ({"layers": "51"}, "an integer in .*got '51'"),
+        ({"layers": None}, "'layers': expected an integer .*active, got None"),
+        ({"depth": " "}, "'depth': expected an integer .*active, got ' '"),
+        ({"model": "", "depth": ""}, "'depth': expected an integer .*active, got ''"),
+        ({"size": ""}, "'size': expected one of .*active, got ''"),
+        ({"scale": "0.25x"}, "'scale': expected a number in .*got '0.25x'"),
+        ({"scale": "inf"}, "'scale': expected a number in .*got 'inf'"),
+        ({"solver": ""}, r"without \['solver'\]"),
+        ({"C": "1.0"}, r"with \['C'\]"),
         ({"layers": True}, "an integer"),
         ({"scale": -1.1}, r"a number in \[-1.0, 1.0\], got -1.1"),
         ({"scale": float("nan")}, "a number in"),
         ({"size": "xl"}, r"one of \['s', 'm', 'l'\], got 'xl'"),
         ({"C": 1.0}, r"with \['C'\]"),
         ({"gamma": 1.0, "kernel": "rbf"}, "with .*'kernel'"),
-        ({"solver": "sgd"}, "its constant 'adam', got 'sgd'"),
+        ({"solver": "sgd"}, "'solver': expected its constant 'adam', got 'sgd'"),
         ({"layers": 5}, r"with \['width'\]"),
     ],
 )
@@ -298,7 +410,7 @@ def test_decode_clamps_rounding_and_refuses_more() -> None:
     for x in ([1.1, 2.0], [0.5, 5.6], [float("nan"), 2.0]):
         bad = torch.tensor([x], dtype=torch.double)
         assert not space.feasible(bad).any()
-        with pytest.raises(ValueError, match="expects numbers in"):
+        with pytest.raises(ValueError, match="X: expected numbers in"):
             space.decode(bad)
     with pytest.raises(ValueError, match="n x 2 points"):
         space.decode(torch.zeros(2, 3))
