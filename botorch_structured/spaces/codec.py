@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Codec", "Constant"]
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,16 @@ from torch import Tensor
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
+    FloatColumn,
     is_blank,
     slack,
 )
 from botorch_structured.spaces.conditions import Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
+
+# How far from a cut of a logarithmic scale a value is kept, in decades. ConfigSpace,
+# which rounds, does not tell values from the cut that are 1e-12 from it.
+_BESIDE_CUT = 1e-8
 
 
 @dataclass(frozen=True)
@@ -285,9 +291,31 @@ class Codec:
                         config[item.name] = item.value
                 elif on[self._position[item.name]]:
                     c = self._position[item.name]
-                    config[item.name] = self.columns[c].decode(row[c])
+                    config[item.name] = self._decode(c, row[c])
             configs.append(config)
         return configs
+
+    def _decode(self, c: int, x: float) -> Any:
+        """The value of a number, on the same side of the cuts of the tree.
+
+        Logarithms are denser than values: that of the number next to a cut may be the
+        value of the cut itself, where other parameters are active. A value of few
+        digits is meant as it is, and may be the cut.
+        """
+        column = self.columns[c]
+        value = column.decode(x)
+        if (
+            isinstance(column, FloatColumn)
+            and column.log
+            and c in self.tree.numeric_decisions
+            and not (float(f"{value:.12g}") == value and math.log10(value) == x)
+        ):
+            for lo, hi in self.tree.decision_values[c]:
+                if lo <= x <= hi and hi - lo > 2 * _BESIDE_CUT:
+                    return column.decode(
+                        min(max(x, lo + _BESIDE_CUT), hi - _BESIDE_CUT)
+                    )
+        return value
 
     def _snap(self, X: Tensor) -> Tensor:
         """Round what is discrete and not a decision by value."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
 from botorch.models import SingleTaskGP
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from strategies import random_configspace, seeds
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
@@ -212,14 +212,14 @@ def test_what_a_space_forbids_is_never_proposed(optimize, form: str) -> None:
 
 @settings(max_examples=10)
 @given(seeds)
+@example(7325452)  # the optimum lies just beyond a cut of a logarithmic scale
 def test_random_spaces(seed: int) -> None:
     space = SearchSpace.from_configspace(random_configspace(seed))
     acqf = Sum(space.tree)
-    X, value = optimize_acqf_paths(
-        acqf, space=space, X_avoid=space.sample(3, seed=seed), seed=seed
-    )
+    known = space.sample(1, seed=seed)
+    X, value = optimize_acqf_paths(acqf, space=space, X_avoid=known, seed=seed)
     assert space.feasible(X).all()
-    assert torch.equal(space.encode(space.decode(X)), X)
+    assert torch.allclose(space.encode(space.decode(X)), X, rtol=0, atol=2e-8)
     # The long form says the same.
     same, other = optimize_acqf_paths(
         acqf,
@@ -231,7 +231,7 @@ def test_random_spaces(seed: int) -> None:
         categorical_features=space.categorical_features,
         fill=space.fill,
         feasible=space.feasible,
-        X_avoid=space.sample(3, seed=seed),
+        X_avoid=known,
         seed=seed,
     )
     assert torch.equal(X, same) and torch.equal(value, other)

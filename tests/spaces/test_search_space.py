@@ -191,6 +191,29 @@ def test_awkward_logarithms_come_back_exactly(seed: int) -> None:
     assert fresh.decode(space.encode(short)) == short
 
 
+@pytest.mark.parametrize("value", [0.9818, 1e-4, 3e-3, 0.5])
+def test_values_stay_on_their_side_of_a_logarithmic_cut(value: float) -> None:
+    """An optimiser proposes the very ends of the intervals that conditions cut."""
+    cs = CS.ConfigurationSpace()
+    rate = CS.UniformFloatHyperparameter("rate", 1e-5, 1, log=True)
+    more, less = (CS.UniformFloatHyperparameter(name, 0, 1) for name in ("m", "l"))
+    cs.add(rate, more, less)
+    cs.add(
+        CS.GreaterThanCondition(more, rate, value),
+        CS.LessThanCondition(less, rate, value),
+    )
+    space = SearchSpace.from_configspace(cs)
+    column = space.names.index("rate")
+    ends = [x for span in space.tree.decision_values[column] for x in span][1:-1]
+    X = space.fill.repeat(len(ends), 1)
+    X[:, column] = torch.tensor(ends, dtype=torch.double)
+    configs = space.decode(X)
+    assert all(is_legal(cs, config) for config in configs)
+    again = space.encode(configs)
+    assert torch.equal(space.tree.path_key(again), space.tree.path_key(X))
+    assert torch.allclose(again, X, rtol=0, atol=2e-8)
+
+
 def pipeline() -> CS.ConfigurationSpace:
     cs = CS.ConfigurationSpace(seed=0)
     cs.add(
