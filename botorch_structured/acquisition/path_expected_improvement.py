@@ -38,6 +38,8 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import check_number
+
 # Standard deviations are kept above these. BoTorch's 1e-6 is larger than what remains
 # to be gained at the end of a noise-free run.
 _MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -55,14 +57,16 @@ class _PathImprovement(AnalyticAcquisitionFunction):
     ) -> None:
         if not callable(getattr(model, "path_posterior", None)):
             raise ValueError(
-                "model expects a model with a path_posterior, such as "
+                "model: expected one with a path_posterior, such as "
                 f"TreeStructuredGP, got {type(model).__name__}."
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
         if not isinstance(best_f, Tensor):
             # Not in torch's default precision: that would be off by more than what is
             # left to gain at the end of a run.
-            best_f = torch.tensor(best_f, dtype=torch.double)
+            best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
+        if not best_f.isfinite().all():
+            raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
         self.register_buffer("best_f", best_f)
         self.maximize = maximize
 
@@ -102,7 +106,7 @@ class PathExpectedImprovement(_PathImprovement):
         maximize: Whether larger outcomes are better.
 
     Raises:
-        ValueError: The model has no ``path_posterior``.
+        ValueError: The model has no ``path_posterior``, ``best_f`` is not finite.
     """
 
     @t_batch_mode_transform(expected_q=1)

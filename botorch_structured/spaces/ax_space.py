@@ -49,7 +49,7 @@ def read_ax(
         ) from error
     if not isinstance(search_space, SearchSpace):
         raise ValueError(
-            f"search_space expects ax.core.SearchSpace, got "
+            f"search_space: expected an ax.core.SearchSpace, got "
             f"{type(search_space).__name__}."
         )
     columns: dict[str, Column] = {}
@@ -70,12 +70,12 @@ def read_ax(
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
         else:
             raise ValueError(
-                f"Parameter {name!r}: expected a range, choice or fixed parameter, got "
-                f"{type(p).__name__}."
+                f"search_space: expected range, choice and fixed parameters, got {name!r}, "
+                f"a {type(p).__name__}."
             )
     if not columns:
         raise ValueError(
-            f"search_space expects at least one parameter that is not fixed, got "
+            "search_space: expected at least one parameter that is not fixed, got "
             f"{list(fixed)}."
         )
     position = {name: i for i, name in enumerate(columns)}

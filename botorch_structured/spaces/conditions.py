@@ -174,8 +174,8 @@ class _Combination(Condition):
         for part in self.parts:
             if not isinstance(part, Condition):
                 raise ValueError(
-                    f"{type(self).__name__} expects conditions (Equals, In, Between, "
-                    f"or their combinations), got {part!r}."
+                    "parts: expected conditions (Equals, In, Between, or their "
+                    f"combinations), got {part!r}."
                 )
             same = isinstance(part, _Combination) and type(part) is type(self)
             flat.update(dict.fromkeys(part.parts if same else (part,)))  # type: ignore[attr-defined]  # `same` says that it has parts

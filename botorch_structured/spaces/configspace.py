@@ -75,7 +75,7 @@ def read_configspace(
 ) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
     """The parts of a `SearchSpace`: columns, tree, constants and forbidden clauses."""
     if not isinstance(cs, ConfigSpace.ConfigurationSpace):
-        raise ValueError(f"cs expects a ConfigurationSpace, got {type(cs).__name__}.")
+        raise ValueError(f"cs: expected a ConfigurationSpace, got {type(cs).__name__}.")
     reader = _Reader(cs)
     clauses = [reader.clause(clause) for clause in cs.forbidden_clauses]
     return list(reader.columns.values()), reader.tree(), reader.constants(), clauses
@@ -91,8 +91,8 @@ def _column(hp: chp.Hyperparameter) -> Column:
     if isinstance(hp, chp.FloatHyperparameter):
         return FloatColumn(hp.name, hp.lower, hp.upper, log=hp.log)
     raise ValueError(
-        f"Hyperparameter {hp.name!r}: expected a float, integer, ordinal, categorical "
-        f"or constant, got {type(hp).__name__}."
+        "cs: expected floats, integers, ordinals, categoricals and constants, got "
+        f"{hp.name!r}, a {type(hp).__name__}."
     )
 
 
@@ -103,7 +103,7 @@ def _kind(statement: object) -> str:
         name = name.removesuffix(suffix)
     if name not in _COMPARISONS:
         raise ValueError(
-            f"Expected conditions and clauses of the kinds {list(_COMPARISONS)}, got "
+            f"cs: expected conditions and clauses of {list(_COMPARISONS)}, got "
             f"{type(statement).__name__}: {statement}."
         )
     return name
@@ -130,7 +130,7 @@ class _Reader:
                 self.columns[hp.name] = _column(hp)
         if not self.columns:
             raise ValueError(
-                "cs expects at least one hyperparameter that is not constant, got "
+                "cs: expected at least one hyperparameter that is not constant, got "
                 f"{self.names}."
             )
         self.position = {name: i for i, name in enumerate(self.columns)}
@@ -206,7 +206,9 @@ class _Reader:
                 return _NEVER if _NEVER in parts else And(tuple(parts))
             return _ALWAYS if _ALWAYS in parts else Or(tuple(parts))
         if not isinstance(condition, SimpleCondition):
-            raise ValueError(f"Expected a condition of ConfigSpace, got {condition!r}.")
+            raise ValueError(
+                f"cs: expected a condition of ConfigSpace, got {condition!r}."
+            )
         parent = condition.parent.name
         if parent in self.fixed:
             return self._on_constant(condition)
@@ -246,8 +248,8 @@ class _Reader:
             return self.condition(parent) if holds else _NEVER
         if parent in self.raw and not holds:
             raise ValueError(
-                f"Expected no child that is active only where the constant {parent!r} "
-                f"is inactive, got {condition}."
+                "cs: expected no child that is active only where the constant "
+                f"{parent!r} is inactive, got {condition}."
             )
         return _ALWAYS if holds else _NEVER
 
@@ -289,7 +291,7 @@ class _Reader:
         if isinstance(clause, ForbiddenRelation):
             return self._relation(clause)
         if not isinstance(clause, ForbiddenClause):
-            raise ValueError(f"Expected a forbidden clause, got {clause!r}.")
+            raise ValueError(f"cs: expected a forbidden clause, got {clause!r}.")
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
@@ -328,7 +330,7 @@ class _Reader:
             if _kind(relation) == "Equals":
                 return FixedClause(False)
             raise ValueError(
-                f"Expected a relation between values that can be compared, got "
+                "cs: expected a relation between values that can be compared, got "
                 f"{relation} ({error})."
             ) from None
         return Relation(left, right, compare)

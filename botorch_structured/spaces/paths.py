@@ -67,7 +67,7 @@ class Paths(Sequence[Path]):
         number = int(index)
         if not -self._num_paths <= number < self._num_paths:
             raise IndexError(
-                f"Expected a path number below {self._num_paths}, got {number} "
+                f"path: expected a number below {self._num_paths}, got {number} "
                 "(numbers from there on stand for undeclared values: use path_of)."
             )
         return self._build(number % self._num_paths)

@@ -12,6 +12,8 @@ from botorch.posteriors import Posterior
 from botorch.utils.transforms import normalize_indices
 from torch import Tensor
 
+from botorch_structured.spaces.arguments import as_integer
+
 
 class ClipTail(OutcomeTransform):
     r"""Flatten every outcome worse than ``median + (median - best)``.
@@ -59,8 +61,14 @@ class ClipTail(OutcomeTransform):
             maximize: Whether larger outcomes are better. Chain two transforms, each
                 with its own ``outputs``, for outcomes of both kinds.
             outputs: The outputs to clip; the others pass unchanged. If omitted, all.
+
+        Raises:
+            ValueError: ``outputs`` is no list of integers.
         """
         super().__init__()
+        whole = isinstance(outputs, list) and None not in map(as_integer, outputs)
+        if outputs is not None and not whole:
+            raise ValueError(f"outputs: expected a list of integers, got {outputs!r}.")
         self.maximize = maximize
         self._outputs = outputs
         # ``batch_shape x 1 x m`` once learned
@@ -107,9 +115,9 @@ class ClipTail(OutcomeTransform):
         bad = (Y.isnan() | (Y == -failed)) & own
         if bad.any():
             raise ValueError(
-                "Expected outcomes that are finite, or infinitely bad "
-                f"({failed} with maximize={self.maximize}) where an evaluation failed."
-                f" Got {int(bad.sum())} of {Y.numel()} that are NaN or {-failed}."
+                "Y: expected outcomes that are finite, or infinitely bad "
+                f"({failed} with maximize={self.maximize}) where an evaluation failed, "
+                f"got {int(bad.sum())} of {Y.numel()} that are NaN or {-failed}."
             )
         # From here on larger is better, and failed outcomes are NaN.
         Z = Y if self.maximize else -Y
@@ -136,8 +144,8 @@ class ClipTail(OutcomeTransform):
         if outputs is not None:
             if m is None and min(outputs + idcs) < 0:
                 raise ValueError(
-                    "Expected indices that are not negative before a cut is learned. "
-                    f"Got outputs={outputs} and idcs={idcs}."
+                    "idcs: expected indices that are not negative before a cut is "
+                    f"learned, got {idcs} for outputs={outputs}."
                 )
             kept = idcs if m is None else normalize_indices(idcs, d=m)
             own = outputs if m is None else normalize_indices(outputs, d=m)

@@ -18,6 +18,7 @@ from botorch.models.transforms.input import InputTransform
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces.arguments import check_column, check_number
 
 
 class Impute(InputTransform):
@@ -66,13 +67,10 @@ class Impute(InputTransform):
         else:
             fill = _numbers("bounds", bounds, (2, d)).mean(dim=0)
         if isinstance(defaults, Mapping):
-            unknown = [c for c in defaults if not 0 <= c < d]
-            if unknown:
-                raise ValueError(
-                    f"defaults: expected columns from 0 to {d - 1}, got {unknown}."
-                )
+            for column in defaults:
+                check_column("defaults", column, d)
             for column, value in defaults.items():
-                fill[column] = value
+                fill[column] = check_number(f"defaults[{column}]", value)
         elif defaults is not None:
             fill = _numbers("defaults", defaults, (d,)).clone()
         if not fill.isfinite().all():

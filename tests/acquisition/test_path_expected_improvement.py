@@ -135,8 +135,20 @@ def test_input_constructor(acqf: type[PathExpectedImprovement]) -> None:
 
 def test_refuses_a_model_without_paths() -> None:
     X = torch.rand(3, 2, dtype=torch.double)
-    with pytest.raises(ValueError, match="path_posterior.*got SingleTaskGP"):
+    with pytest.raises(ValueError, match="model: .*path_posterior.*got SingleTaskGP"):
         PathExpectedImprovement(SingleTaskGP(X, X[:, :1]), 0.0)
+    for wrong in (None, torch.nn.Module()):
+        with pytest.raises(ValueError, match="model: expected one with a path_post"):
+            PathExpectedImprovement(wrong, 0.0)
+
+
+@pytest.mark.parametrize("acqf", BOTH)
+@pytest.mark.parametrize(
+    "wrong", [None, "a", math.nan, math.inf, torch.tensor(math.nan)]
+)
+def test_refuses_what_is_no_best_value(acqf, wrong) -> None:
+    with pytest.raises(ValueError, match="best_f: expected"):
+        acqf(given_moments(), wrong)
 
 
 def tree_model(device: torch.device) -> TreeStructuredGP:

@@ -66,7 +66,7 @@ def test_expressions_are_values() -> None:
         (lambda: Between(0, 2, 1), "lo <= hi"),
         (lambda: Between(0, math.nan, 1), "lo: .*NaN"),
         (lambda: Between(0, math.inf, math.inf), "lo <= hi"),
-        (lambda: And((Equals(0, 1), 3)), "expects conditions"),
+        (lambda: And((Equals(0, 1), 3)), "parts: expected conditions"),
     ],
 )
 def test_errors(build, message: str) -> None:

@@ -11,7 +11,7 @@ import ConfigSpace as CS
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from strategies import as_read, random_configspace, seeds
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -26,6 +26,7 @@ def is_legal(cs: CS.ConfigurationSpace, config: dict) -> bool:
 
 
 @given(seeds)
+@example(16480901)
 def test_random_spaces(seed: int) -> None:
     cs = random_configspace(seed)
     state = cs.random.get_state()[1].copy()
@@ -33,8 +34,18 @@ def test_random_spaces(seed: int) -> None:
     assert (cs.random.get_state()[1] == state).all()
     lo, hi = space.bounds
 
-    # Under nested "or" ConfigSpace now and then draws what its own check refuses.
-    configs = [c for c in cs.sample_configuration(20) if is_legal(cs, dict(c))]
+    # Under nested "or" ConfigSpace now and then draws what its own check refuses, or
+    # leaves out what its own condition switches on.
+    configs = [
+        c
+        for c in cs.sample_configuration(20)
+        if is_legal(cs, dict(c))
+        and all(
+            condition.child.name in c
+            for condition in cs.conditions
+            if condition.satisfied_by_value(dict(c))
+        )
+    ]
     X = space.encode(configs)
     assert X.isfinite().all() and (X >= lo).all() and (X <= hi).all()
     assert space.decode(X) == [dict(c) for c in configs]

@@ -143,13 +143,18 @@ def test_eval_applies_the_stored_cut_and_noise_passes() -> None:
         assert other(column(-7.0))[0].item() == 1.0
     with pytest.raises(ValueError, match="not negative"):
         ClipTail(outputs=[-1]).subset_output([0])
+    for wrong in (1, "0", [0.5], [None]):
+        with pytest.raises(ValueError, match="outputs: expected a list of integers"):
+            ClipTail(outputs=wrong)
 
 
 @pytest.mark.parametrize("maximize", [True, False])
 def test_meaningless_outcomes_raise(maximize: bool) -> None:
     best = INF if maximize else -INF
     for wrong in (float("nan"), best):
-        with pytest.raises(ValueError, match="1 of 2 that are NaN or"):
+        with pytest.raises(
+            ValueError, match="Y: expected .* got 1 of 2 that are NaN or"
+        ):
             ClipTail(maximize=maximize)(column(1.0, wrong))
     # what another transform looks after is not looked at
     Y = torch.cat([column(1.0, 2.0), column(best, 0.0)], -1)

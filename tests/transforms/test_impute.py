@@ -92,6 +92,8 @@ def test_when_it_applies_and_copies() -> None:
         ({"defaults": torch.zeros(2)}, "3 numbers"),
         ({"defaults": [0.0, 1.0, 2.0]}, "a tensor"),
         ({"defaults": {1: float("nan")}}, "finite"),
+        ({"defaults": {1: "a"}}, r"defaults\[1\]: expected a number, got 'a'"),
+        ({"defaults": {0.5: 0.0}}, "columns from 0 to 2, got 0.5"),
     ],
 )
 def test_errors(arguments: dict[str, Any], message: str) -> None:
