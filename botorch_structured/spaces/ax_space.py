@@ -70,8 +70,8 @@ def read_ax(
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
         else:
             raise ValueError(
-                f"search_space: expected range, choice and fixed parameters, got {name!r}, "
-                f"a {type(p).__name__}."
+                "search_space: expected range, choice and fixed parameters, got "
+                f"{name!r}, a {type(p).__name__}."
             )
     if not columns:
         raise ValueError(
