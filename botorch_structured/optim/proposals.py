@@ -123,7 +123,8 @@ def greedily(
     known = problem.known
     for pending in before:
         if isinstance(pending, Tensor):
-            flat = pending.detach().reshape(-1, problem.tree.dim).to(known)
+            flat = pending.reshape(-1, pending.shape[-1])
+            flat = check_points("X_pending", flat, problem.tree, known)
             known = torch.cat([known, problem.tree.impute(flat, problem.fill)])
     if q == 1:
         return _told_if_worthless(*propose(known))

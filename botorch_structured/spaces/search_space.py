@@ -52,7 +52,8 @@ class SearchSpace(Codec):
     Args:
         names: The names of the ``d`` columns.
         bounds: ``2 x d`` bounds, those of the logarithm for ``log_features``.
-        tree: Which columns are active where. Default: all are, everywhere.
+        tree: Which columns are active where. Default: all are, everywhere. ``.tree`` is
+            equal to it and knows of this space, see `ParameterTree.of_space`.
         integer_features: The columns that hold whole numbers.
         categorical_features: ``{column: [its numbers]}``. Decisions of the tree whose
             values are declared need not be listed.

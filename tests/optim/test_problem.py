@@ -137,6 +137,16 @@ def test_arguments_are_refused_before_any_work(
     assert acqf.calls == 0
 
 
+def test_pending_points_of_another_width() -> None:
+    tree, bounds = small()
+    acqf = Sum(tree)
+    acqf.X_pending = torch.rand(4, 1, 3, dtype=torch.double)
+    for optimize in OVER_TREES:
+        with pytest.raises(ValueError, match=r"X_pending: .* m x 4 tensor, got \(4, 3"):
+            optimize(acqf, bounds, tree)
+    assert acqf.calls == 0
+
+
 @pytest.mark.parametrize("optimize", OVER_TREES + OVER_BOXES)
 def test_no_acquisition_function(optimize: Callable[..., Any]) -> None:
     tree, bounds = small()
