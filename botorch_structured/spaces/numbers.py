@@ -45,7 +45,7 @@ def read_numbers(
             f"tree: expected a ParameterTree (ParameterTree({d}, {{...}})), got "
             f"{type(tree).__name__}."
         )
-    tree = ParameterTree.from_any(tree, d)
+    tree = ParameterTree.from_any({} if tree is None else tree, d)
     whole = set(check_columns("integer_features", integer_features, d))
     logs = set(check_columns("log_features", log_features, d))
     labels = check_by_column("choices", choices, d)
