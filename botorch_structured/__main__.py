@@ -89,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser()
     chosen = options.parse_args(arguments)
     if chosen.budget is not None and chosen.budget < 1:
-        options.error(f"--budget expects a positive number, got {chosen.budget}")
+        options.error(f"--budget: expected a positive number, got {chosen.budget}")
     if chosen.seed is not None and chosen.seed < 0:
         options.error(
-            f"--seed expects a number that is not negative, got {chosen.seed}"
+            f"--seed: expected a number that is not negative, got {chosen.seed}"
         )
     if not chosen.timeout > 0:
-        options.error(f"--timeout expects a positive number, got {chosen.timeout}")
+        options.error(f"--timeout: expected a positive number, got {chosen.timeout}")
     missing = [m for m in ("sklearn", "matplotlib") if find_spec(m) is None]
     if missing:
         options.exit(
@@ -104,15 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'python -m pip install "botorch-structured[demo]"\n',
         )
     try:
-        log = _open_log(chosen)
+        study = _study(_open_log(chosen), chosen.timeout)
     except (OSError, ValueError) as error:
         options.error(str(error))
     try:
-        _run(log, chosen.timeout)
+        _run(study)
     except KeyboardInterrupt:
         print(
             "\nStopped. Nothing that finished is lost; to go on:\n"
-            f"    python -m botorch_structured --resume --out {log.path.parent}",
+            f"    python -m botorch_structured --resume --out {study.log.path.parent}",
             file=sys.stderr,
         )
         return 130
@@ -129,6 +129,9 @@ def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
     if not chosen.resume:
         settings = {"dataset": "breast_cancer", "seed": 0, "budget": 50, **asked}
         folder = chosen.out or _new_folder(settings)
+        for above in (folder, *folder.parents):
+            if above.exists() and not above.is_dir():
+                raise ValueError(f"--out: expected a folder, got {above}, a file")
         if (folder / _LOG).exists():
             raise ValueError(
                 f"{folder} holds a study already: add --resume to go on with it, or "
@@ -137,12 +140,10 @@ def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
         return EvaluationLog.create(folder / _LOG, settings)
     folder = chosen.out or _latest_folder()
     if not (folder / _LOG).exists():
-        raise ValueError(f"--resume expects {_LOG} in {folder}; there is none")
+        raise ValueError(f"--resume: expected {_LOG} in {folder}, got none")
     log = EvaluationLog.resume(folder / _LOG)
-    for key in ("dataset", "seed", "budget"):
-        if key not in log.settings:
-            raise ValueError(f"Expected {key} in the first line of {log.path}")
-        if key != "budget" and asked.get(key, log.settings[key]) != log.settings[key]:
+    for key in log.study:
+        if asked.get(key, log.settings[key]) != log.settings[key]:
             raise ValueError(
                 f"the study in {folder} has {key} {log.settings[key]}, not "
                 f"{asked[key]}: leave out --{key}, or name another folder with --out"
@@ -164,28 +165,33 @@ def _latest_folder() -> Path:
     logs = sorted(_FOLDER.glob(f"*/{_LOG}"), key=lambda log: log.stat().st_mtime)
     if not logs:
         raise ValueError(
-            f"--resume expects a study in {_FOLDER}, or a folder with --out; there is "
-            "none"
+            f"--resume: expected a study in {_FOLDER}, or a folder with --out, got none"
         )
     return logs[-1].parent
 
 
-def _run(log: EvaluationLog, timeout: float) -> None:
+def _study(log: EvaluationLog, timeout: float) -> Study:
+    from botorch_structured.demo.study import Study
+    from botorch_structured.test_functions import ScikitLearnCASH
+
+    seed = log.settings["seed"]
+    problem = ScikitLearnCASH(log.settings["dataset"], seed=seed, timeout=timeout)
+    return Study(problem, log, budget=log.settings["budget"], seed=seed)
+
+
+def _run(study: Study) -> None:
     import torch
 
     from botorch_structured.demo import report
-    from botorch_structured.demo.study import MODEL, RANDOM, Study
-    from botorch_structured.test_functions import ScikitLearnCASH
+    from botorch_structured.demo.study import MODEL, RANDOM
 
     torch.set_num_threads(1)  # many small matrices: threads would only wait
-    dataset, seed = log.settings["dataset"], log.settings["seed"]
+    log, dataset = study.log, study.log.settings["dataset"]
     folder = log.path.parent
-    problem = ScikitLearnCASH(dataset, seed=seed, timeout=timeout)
-    study = Study(problem, log, budget=log.settings["budget"], seed=seed)
     print(
         f"Which of nine classifiers, with which hyperparameters, for {dataset}? "
-        f"Seed {seed},\n{len(study.starts)} starts and {study.budget} choices of each "
-        f"method, error by 5-fold cross-validation.\nLog: {log.path}"
+        f"Seed {study.seed},\n{len(study.starts)} starts and {study.budget} choices of "
+        f"each method, error by 5-fold cross-validation.\nLog: {log.path}"
     )
     if log.records:
         print(f"Going on after {len(log.records)} evaluations.")
@@ -200,7 +206,7 @@ def _run(log: EvaluationLog, timeout: float) -> None:
         report.picture([study], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
     finally:
-        problem.close()
+        study.problem.close()
 
 
 def _advance(study: Study, method: str) -> None:

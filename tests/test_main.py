@@ -93,7 +93,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default each study has a new one, and the latest is the one to go on with."""
     monkeypatch.chdir(tmp_path)
     ran: list[Path] = []
-    monkeypatch.setattr(command, "_run", lambda log, timeout: ran.append(log.path))
+    monkeypatch.setattr(command, "_run", lambda study: ran.append(study.log.path))
     assert command.main([]) == command.main([]) == 0
     assert command.main(["--resume"]) == 0
     names = [path.parent.name for path in ran]
@@ -105,13 +105,17 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         (["--out", "{finished}"], "holds a study already: add --resume"),
-        (["--resume", "--out", "nowhere"], "--resume expects evaluations.jsonl in"),
-        (["--resume"], "--resume expects a study in botorch_structured_runs"),
+        (["--resume", "--out", "nowhere"], "--resume: expected evaluations.jsonl in"),
+        (["--resume"], "--resume: expected a study in botorch_structured_runs"),
         (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
         (["--dataset", "mnist"], "invalid choice: 'mnist'"),
-        (["--budget", "0"], "--budget expects a positive number, got 0"),
-        (["--seed", "-1"], "--seed expects a number that is not negative"),
-        (["--timeout", "0"], "--timeout expects a positive number"),
+        (["--budget", "0"], "--budget: expected a positive number, got 0"),
+        (["--seed", "-1"], "--seed: expected a number that is not negative"),
+        (
+            ["--out", "{finished}/best_model.py/below"],
+            "--out: expected a folder, got {finished}/best_model.py, a file",
+        ),
+        (["--timeout", "0"], "--timeout: expected a positive number"),
     ],
 )
 def test_wrong_options(
@@ -126,8 +130,45 @@ def test_wrong_options(
     with pytest.raises(SystemExit) as stopped:
         command.main([option.format(finished=finished) for option in options])
     assert stopped.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message.format(finished=finished) in shown
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "message"),
+    [
+        (
+            1,
+            '"seed": 3',
+            '"seed": "3"',
+            'seed: expected a whole number from 0, got "3"',
+        ),
+        (1, "iris", "mnist", "dataset: expected one of breast_cancer, digits, iris, "),
+        (1, ', "budget": 2', "", 'expected dataset, seed, budget, got "dataset, seed"'),
+        (5, '"error": null', '"error": 1', "error: expected a string or null, got 1"),
+        (7, '"x": [', '"x": [1.0, ', "x: expected 14 numbers, got 15"),
+    ],
+)
+def test_a_damaged_log_is_refused(
+    line: int,
+    old: str,
+    new: str,
+    message: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = (finished / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new, 1)
+    (tmp_path / "evaluations.jsonl").write_text("".join(lines))
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--resume", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"evaluations.jsonl line {line}: {message}" in shown
+    assert (tmp_path / "evaluations.jsonl").read_text() == "".join(lines)
 
 
 def test_without_the_extras(
@@ -145,7 +186,7 @@ def test_stopped_by_hand(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(log: EvaluationLog, timeout: float) -> None:
+    def stop(study: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "_run", stop)

@@ -27,6 +27,8 @@ START, MODEL, RANDOM = "start", "TreeStructuredGP", "random search"
 _STEP = 0.01
 # Two of nine learners have a single configuration: some draw of these is new.
 _TRIES = 200
+# Digits of an error rate: two that differ by the order of a sum are the same.
+_DIGITS = 12
 
 
 def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructuredGP:
@@ -87,16 +89,45 @@ class Study:
         log: Where evaluations go; those in it count as done.
         budget: How many evaluations each method chooses after the common starts.
         seed: Decides starts and random choices.
+
+    Raises:
+        ValueError: The budget is not positive, or the log has evaluations that are not
+            of this study.
     """
 
     def __init__(
         self, problem: ScikitLearnCASH, log: EvaluationLog, budget: int, seed: int
     ) -> None:
         if budget < 1:
-            raise ValueError(f"budget expects a positive number, got {budget}.")
+            raise ValueError(f"budget: expected a positive number, got {budget}.")
         self.problem, self.log, self.budget, self.seed = problem, log, budget, seed
         self.space = problem.space
         self.starts = problem.starts(seed)
+        self._check_log()
+
+    def _check_log(self) -> None:
+        """What the log alone cannot know: starts, methods and the space."""
+        methods, begun = (START, MODEL, RANDOM), 0
+        for number, record in enumerate(self.log.records, start=2):
+            where = f"{self.log.path} line {number}"
+            if record.method not in methods:
+                raise ValueError(
+                    f"{where}: method: expected one of {', '.join(methods)}, got "
+                    f"{record.method!r}."
+                )
+            if len(record.x) != self.space.dim:
+                raise ValueError(
+                    f"{where}: x: expected {self.space.dim} numbers, got "
+                    f"{len(record.x)}."
+                )
+            if record.method == START:
+                starts = self.starts[begun : begun + 1].tolist()
+                if [record.x] != starts:
+                    raise ValueError(
+                        f"{where}: x: expected start {begun + 1} of seed {self.seed}, "
+                        "got another point."
+                    )
+                begun += 1
 
     def records(self, method: str) -> list[Record]:
         """What a method has seen so far: the common starts and its own choices."""
@@ -130,7 +161,12 @@ class Study:
         config = self.space.decode(x.unsqueeze(0))[0]
         result = self.problem.evaluate(config)
         record = Record(
-            method, config, x.tolist(), result.value, result.error, result.seconds
+            method,
+            config,
+            x.tolist(),
+            round(result.value, _DIGITS),
+            result.error,
+            result.seconds,
         )
         self.log.append(record)
         return record

@@ -24,7 +24,7 @@ from botorch_structured.test_functions.killable import (
 )
 from botorch_structured.test_functions.learners import LEARNERS
 
-_DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
 _WORST = 1.0  # an error rate
 
 
@@ -253,9 +253,9 @@ def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.nda
             'python -m pip install "botorch-structured[demo]"'
         ) from error
     if isinstance(dataset, str):
-        if dataset not in _DATASETS:
+        if dataset not in DATASETS:
             raise ValueError(
-                f"Expected a dataset of {', '.join(_DATASETS)}, or a tuple (X, y). "
+                f"Expected a dataset of {', '.join(DATASETS)}, or a tuple (X, y). "
                 f"Got {dataset!r}."
             )
         if dataset == "moons":

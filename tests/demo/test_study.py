@@ -26,7 +26,7 @@ def make(path: Path, budget: int = 3, resume: bool = False) -> Study:
     log = (
         EvaluationLog.resume(path)
         if resume
-        else EvaluationLog.create(path, {"dataset": "iris"})
+        else EvaluationLog.create(path, {"dataset": "iris", "seed": 1, "budget": 3})
     )
     return Study(ScikitLearnCASH("iris", seed=1), log, budget, seed=1)
 
@@ -76,8 +76,46 @@ def test_a_larger_budget_extends_a_study(finished: Study, tmp_path: Path) -> Non
     longer = finish(make(path, budget=4, resume=True))
     assert len(longer.log.records) == 9 + 2 * 4
     assert longer.log.records[:15] == finished.log.records
-    with pytest.raises(ValueError, match="budget expects a positive number, got 0"):
+    with pytest.raises(ValueError, match="budget: expected a positive number, got 0"):
         make(tmp_path / "other.jsonl", budget=0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"method": "start"', '"method": "grid"', "method: expected one of start, T"),
+        ('"x": [', '"x": [0.5, ', "x: expected 14 numbers, got 15"),
+        (
+            '"x": [0.0',
+            '"x": [0.5',
+            "x: expected start \\d of seed 1, got another point",
+        ),
+    ],
+)
+def test_evaluations_of_another_study_are_refused(
+    finished: Study, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = finished.log.path.read_text().splitlines(keepends=True)
+    start = [i for i, line in enumerate(lines) if old in line][0]
+    lines[start] = lines[start].replace(old, new, 1)
+    path.write_text("".join(lines))
+    with pytest.raises(ValueError, match=f"log.jsonl line {start + 1}: {message}"):
+        make(path, resume=True)
+
+
+def test_the_same_error_in_another_order_of_summation_is_no_improvement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed as the first best is where the picture drops last."""
+    study = make(tmp_path / "log.jsonl", budget=1)
+    values = iter([0.4, 0.1 + 0.2, 0.3, *[0.5] * 8])
+    assert 0.1 + 0.2 > 0.3
+    monkeypatch.setattr(
+        study.problem, "evaluate", lambda c: Evaluation(next(values), None, 0.1, "ok")
+    )
+    list(itertools.islice(study.run(MODEL), 9))
+    assert "found at evaluation 2 of 9" in summary(study)
 
 
 def test_a_failure_is_recorded_and_does_not_end_a_study(
