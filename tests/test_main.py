@@ -15,6 +15,7 @@ pytest.importorskip("matplotlib")
 import botorch_structured
 from botorch_structured import __main__ as command
 from botorch_structured.demo.log import EvaluationLog
+from botorch_structured.test_functions.killable import CallTimeout, KillableWorker
 
 OPTIONS = ["--dataset", "iris", "--budget", "2", "--seed", "3"]
 
@@ -77,10 +78,20 @@ def test_killed_and_resumed(finished: Path, tmp_path: Path) -> None:
     assert records(folder) == records(finished)
 
 
-def test_nothing_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No learner answers in time: no code to paste, and no crash."""
+def test_nothing_works(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No learner answers: no code to paste, and no crash."""
+
+    def late(worker: object, message: object, timeout: float) -> None:
+        raise CallTimeout("no answer")
+
+    # Real ones are killed in test_cash; here each would start a process to kill it.
+    monkeypatch.setattr(KillableWorker, "call", late)
     folder = tmp_path / "out"
-    options = [*OPTIONS, "--budget", "1", "--timeout", "1e-6", "--out", str(folder)]
+    options = [*OPTIONS, "--budget", "1", "--out", str(folder)]
     assert command.main(options) == 0
     assert all(value == 1.0 and error for *_, value, error in records(folder))
     shown = capsys.readouterr().out

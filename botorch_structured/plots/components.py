@@ -67,7 +67,7 @@ def plot_monotone_components(
     others: list[Any] = [None] * len(parts) if without is None else _parts(without)
     if len(others) != len(parts):
         raise ValueError(
-            f"without expects a model of {len(parts)} components, got {len(others)}."
+            f"without: expected a model of {len(parts)} components, got {len(others)}."
         )
     training = [m for m in (model, without) if m is not None and m.training]
     for one in training:
@@ -78,7 +78,7 @@ def plot_monotone_components(
         line = _line(X, column, at, bounds, resolution, data)
         titles = _titles(parts) if names is None else list(names)
         if isinstance(names, str) or len(titles) != len(parts):
-            raise ValueError(f"names expects {len(parts)} names, got {names!r}.")
+            raise ValueError(f"names: expected {len(parts)} names, got {names!r}.")
         if len(parts) > 1:
             parts, others = [*parts, model], [*others, without]
             titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
@@ -92,7 +92,7 @@ def plot_monotone_components(
                 _draw_data(ax, *observed, line, column)
             _draw_virtual_points(ax, parts[k], column)
             ax.set_title(titles[k], fontsize="medium")
-            ax.set_xlabel(f"x{column + 1}")
+            ax.set_xlabel(f"x{column}")
             ax.set_xlim(float(line[0, column]), float(line[-1, column]))
             tidy(ax)
         axes[0].legend(frameon=False, fontsize="small")
@@ -126,16 +126,16 @@ def _line(
     """``resolution x d`` points along the column."""
     d = X.shape[-1]
     if not 0 <= column < d:
-        raise ValueError(f"column expects one of 0 to {d - 1}, got {column}.")
+        raise ValueError(f"column: expected one of 0 to {d - 1}, got {column}.")
     if resolution < 2:
-        raise ValueError(f"resolution expects at least 2 points, got {resolution}.")
+        raise ValueError(f"resolution: expected at least 2 points, got {resolution}.")
     low, high = limits_of(X, bounds)
     if at is None:
         total = _observed_sum(data)
         at = X[0 if total is None else int(total.argmax())]
     elif not isinstance(at, Tensor) or at.shape != (d,):
         got = f"shape {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
-        raise ValueError(f"at expects a tensor of {d} values, got {got}.")
+        raise ValueError(f"at: expected a tensor of {d} values, got {got}.")
     line = at.to(X).repeat(resolution, 1)
     steps = torch.linspace(0.0, 1.0, resolution).to(X)
     line[:, column] = low[column] + (high[column] - low[column]) * steps
@@ -169,7 +169,7 @@ def _panels(axes: Sequence[Axes] | None, count: int) -> list[Axes]:
     if axes is not None:
         axes = list(np.ravel(np.asarray(axes, dtype=object)))
         if len(axes) != count:
-            raise ValueError(f"axes expects {count} of them, got {len(axes)}.")
+            raise ValueError(f"axes: expected {count} of them, got {len(axes)}.")
         return axes
     first = new_axes(None, 3.8 * count, 3.4)
     figure = first.figure

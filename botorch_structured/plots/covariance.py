@@ -13,6 +13,7 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 
+from botorch_structured.plots.model_data import check_points
 from botorch_structured.plots.style import BLUE, GREY, INK, PALE, RED, new_axes
 from botorch_structured.plots.tree import _labels, _names
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -70,13 +71,15 @@ def plot_covariance(
     space = tree if isinstance(tree, SearchSpace) else None
     known = getattr(kernel, "tree", None) if tree is None else tree
     known = known.tree if isinstance(known, SearchSpace) else known
-    if X.dim() != 2 or (known is not None and X.shape[-1] != known.dim):
-        expected = "n x d" if known is None else f"n x {known.dim}"
-        raise ValueError(f"X expects {expected} points, got shape {tuple(X.shape)}.")
+    if not isinstance(kernel, Kernel | Tensor):
+        raise ValueError(f"kernel: expected a kernel or a tensor, got {kernel!r:.60}.")
+    if not isinstance(known, ParameterTree | None):
+        raise ValueError(f"tree: expected a tree or a space, got {known!r:.60}.")
+    check_points(X, None if known is None else known.dim)
     if known is None and not (names is None and labels is None):
-        raise ValueError("names and labels expect a tree, got none.")
+        raise ValueError("names, labels: expected a tree with them, got none.")
     if limits is not None and not limits[0] < limits[1]:
-        raise ValueError(f"limits expects two numbers in order, got {limits}.")
+        raise ValueError(f"limits: expected two numbers in order, got {limits}.")
     covariance = _covariance(kernel, X)
     blocks: list[tuple[str, int]] = []
     if known is not None:
@@ -110,12 +113,12 @@ def _covariance(kernel: Kernel | Tensor, X: Tensor) -> Tensor:
         covariance = kernel
     if covariance.shape != (len(X), len(X)):
         raise ValueError(
-            f"kernel expects {len(X)} x {len(X)} covariances of the points, and no "
-            f"batch shape; got {tuple(covariance.shape)}."
+            f"kernel: expected {len(X)} x {len(X)} covariances of the points, and no "
+            f"batch shape, got {tuple(covariance.shape)}."
         )
     if not len(X) or not covariance.isfinite().all():
         raise ValueError(
-            "kernel expects at least one point, and finite covariances; got "
+            "kernel: expected at least one point, and finite covariances, got "
             f"{len(X)} points and {int((~covariance.isfinite()).sum())} entries that "
             "are not finite."
         )

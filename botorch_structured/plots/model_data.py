@@ -1,12 +1,19 @@
-"""What plots read from a model: its data as they were given, and the box to show."""
+"""What plots take: points, and a model's data as they were given and box to show."""
 
 from __future__ import annotations
 
-__all__ = ["limits_of", "training_data"]
+__all__ = ["check_points", "limits_of", "training_data"]
 
 from typing import Any
 
 from torch import Tensor
+
+
+def check_points(X: Any, d: int | None) -> None:
+    """Raise where these are not ``n x d`` points, ``d`` being anything if None."""
+    if not isinstance(X, Tensor) or X.dim() != 2 or d not in (None, X.shape[-1]):
+        got = f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else f"{X!r:.60}"
+        raise ValueError(f"X: expected n x {d or 'd'} points, got {got}.")
 
 
 def training_data(model: Any) -> tuple[Tensor, Tensor]:
@@ -15,7 +22,7 @@ def training_data(model: Any) -> tuple[Tensor, Tensor]:
     targets = getattr(model, "train_targets", None)
     if not inputs or not isinstance(targets, Tensor):
         raise ValueError(
-            f"model expects a GP with training data, got {type(model).__name__}."
+            f"model: expected a GP with training data, got {type(model).__name__}."
         )
     X = inputs[0]
     original = getattr(model, "_original_train_inputs", None)
@@ -23,7 +30,7 @@ def training_data(model: Any) -> tuple[Tensor, Tensor]:
         X = original
     if X.dim() != 2 or targets.shape != X.shape[:1]:
         raise ValueError(
-            "model expects n x d inputs and n outcomes, without a batch shape. Got "
+            "model: expected n x d inputs and n outcomes, without a batch shape, got "
             f"shapes {tuple(X.shape)} and {tuple(targets.shape)}."
         )
     Y = targets.unsqueeze(-1)
@@ -39,12 +46,12 @@ def limits_of(X: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
     if bounds is not None:
         if not isinstance(bounds, Tensor) or bounds.shape != (2, X.shape[-1]):
             raise ValueError(
-                f"bounds expects a 2 x {X.shape[-1]} tensor, got {bounds!r}."
+                f"bounds: expected a 2 x {X.shape[-1]} tensor, got {bounds!r}."
             )
         low, high = bounds.to(X)
     if not (low < high).all():
         raise ValueError(
-            "bounds expects lower ones below the upper ones, got "
+            "bounds: expected lower ones below the upper ones, got "
             f"{low.tolist()} and {high.tolist()}."
         )
     return low, high

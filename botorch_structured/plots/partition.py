@@ -57,7 +57,7 @@ def plot_partition(
         show: The mean or the standard deviation; in one dimension both are shown.
         observation_noise: Whether deviations are those of observations.
         data: Whether to draw what the model was trained on.
-        names: Of the columns. Default: ``x1`` and ``x2``.
+        names: Of the columns. Default: ``x0`` and ``x1``.
         resolution: Points along each axis at which the model is asked. Default: 801
             in one dimension, 121 in two.
         colorbar: Whether to explain the colours.
@@ -77,15 +77,15 @@ def plot_partition(
         X, Y = training_data(model)
         d = X.shape[-1]
         if d not in _RESOLUTION:
-            raise ValueError(f"model expects one or two inputs to draw, got {d}.")
+            raise ValueError(f"model: expected one or two inputs to draw, got {d}.")
         if show not in ("mean", "std"):
-            raise ValueError(f"show expects 'mean' or 'std', got {show!r}.")
-        names = tuple(f"x{j + 1}" for j in range(d)) if names is None else tuple(names)
+            raise ValueError(f"show: expected 'mean' or 'std', got {show!r}.")
+        names = tuple(f"x{j}" for j in range(d)) if names is None else tuple(names)
         if len(names) != d:
-            raise ValueError(f"names expects {d} names, got {names}.")
+            raise ValueError(f"names: expected {d} names, got {names}.")
         n = _RESOLUTION[d] if resolution is None else resolution
         if n < 2:
-            raise ValueError(f"resolution expects at least 2 points, got {n}.")
+            raise ValueError(f"resolution: expected at least 2 points, got {n}.")
         low, high = limits_of(X, bounds)
         regions = _Regions(model, X)
         if d == 1:

@@ -62,14 +62,19 @@ def plot_traces(
         The axes.
 
     Raises:
-        ValueError: No traces, an empty one, or a band that is not two quantiles.
+        ValueError: No traces, an empty one, a run whose evaluations all failed, or a
+            band that is not two quantiles.
         ImportError: Without matplotlib.
     """
+    if not isinstance(traces, Mapping):
+        raise ValueError(
+            f"traces: expected a mapping of methods to outcomes, got {traces!r:.60}."
+        )
     curves = {name: _runs(name, values) for name, values in traces.items()}
     if not curves:
-        raise ValueError("traces expects at least one method, got none.")
+        raise ValueError("traces: expected at least one method, got none.")
     if band is not None and not 0 <= band[0] < band[1] <= 1:
-        raise ValueError(f"band expects two quantiles in order, got {band}.")
+        raise ValueError(f"band: expected two quantiles in order, got {band}.")
     ax = new_axes(ax, 6.4, 3.8)
     for i, (name, runs) in enumerate(curves.items()):
         best = best_so_far(runs, minimize)
@@ -142,6 +147,13 @@ def _runs(name: str, values: Any) -> np.ndarray:
             array = array.T
     if array.ndim != 2 or array.shape[-1] == 0 or array.shape[0] == 0:
         raise ValueError(
-            f"traces[{name!r}] expects n or runs x n outcomes, got shape {array.shape}."
+            f"traces[{name!r}]: expected n or runs x n outcomes, got shape "
+            f"{array.shape}."
+        )
+    (failed,) = np.isnan(array).all(axis=-1).nonzero()
+    if len(failed):
+        raise ValueError(
+            f"traces[{name!r}]: expected an evaluation that did not fail in each run, "
+            f"got only NaN in runs {failed.tolist()}."
         )
     return array

@@ -54,21 +54,27 @@ def plot_tree(
         The axes.
 
     Raises:
-        ValueError: Too many paths, or arguments whose lengths do not fit.
+        ValueError: Something else than a tree, too many paths, or arguments whose
+            lengths do not fit.
         ImportError: Without matplotlib.
     """
     space = tree if isinstance(tree, SearchSpace) else None
     tree = tree.tree if isinstance(tree, SearchSpace) else tree
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            "tree: expected a ParameterTree or a SearchSpace, got "
+            f"{type(tree).__name__}."
+        )
     names = _names(tree, space, names)
     if tree.num_paths > max_paths:
         raise ValueError(
-            f"tree expects at most max_paths={max_paths} paths to draw, got "
+            f"tree: expected at most max_paths={max_paths} paths to draw, got "
             f"{tree.num_paths}."
         )
     written = _labels(tree, space, labels)
     data = None if X is None else PathData(tree, X, Y, minimize)
     if X is None and Y is not None:
-        raise ValueError("Y expects X, the points that it belongs to; got Y alone.")
+        raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
     return Drawing(layout(tree), names, written, data, value_format).draw(ax)
 
 
@@ -79,7 +85,7 @@ def _names(
         names = space.names if space else [f"x{c}" for c in range(tree.dim)]
     if len(names) != tree.dim:
         raise ValueError(
-            f"names expects {tree.dim} names, one for each column, got {len(names)}."
+            f"names: expected {tree.dim} names, one for each column, got {len(names)}."
         )
     return list(names)
 
@@ -95,7 +101,7 @@ def _labels(
         given = (labels or {}).get(col)
         if given is not None and len(given) != len(outcomes):
             raise ValueError(
-                f"labels[{col}] expects {len(outcomes)} names, one for each of "
+                f"labels[{col}]: expected {len(outcomes)} names, one for each of "
                 f"{outcomes}, got {list(given)}."
             )
         for i, outcome in enumerate(outcomes):
@@ -111,7 +117,7 @@ def _labels(
     unknown = sorted(set(labels or {}) - set(tree.decision_values))
     if unknown:
         raise ValueError(
-            f"labels expects decision columns, {tree.decision_columns}, got {unknown}."
+            f"labels: expected columns of {tree.decision_columns}, got {unknown}."
         )
     return written
 

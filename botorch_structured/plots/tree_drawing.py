@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from botorch_structured.plots.model_data import check_points
 from botorch_structured.plots.style import BLUE, GREY, INK, PALE, RED, new_axes
 from botorch_structured.plots.tree_layout import Node
 from botorch_structured.spaces import ParameterTree
@@ -31,10 +32,7 @@ class PathData:
     def __init__(
         self, tree: ParameterTree, X: Tensor, Y: Tensor | None, minimize: bool
     ) -> None:
-        if X.dim() != 2 or X.shape[-1] != tree.dim:
-            raise ValueError(
-                f"X expects n x {tree.dim} points, got shape {tuple(X.shape)}."
-            )
+        check_points(X, tree.dim)
         index = tree.path_index(X).tolist()
         self.counts = [index.count(i) for i in range(tree.num_paths)]
         self.elsewhere = sum(i >= tree.num_paths for i in index)
@@ -42,10 +40,10 @@ class PathData:
         self.winner: int | None = None
         if Y is None:
             return
-        if Y.numel() != len(X):
+        if not isinstance(Y, Tensor) or Y.numel() != len(X):
+            got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else f"{Y!r:.60}"
             raise ValueError(
-                f"Y expects one outcome for each of the {len(X)} points, got shape "
-                f"{tuple(Y.shape)}."
+                f"Y: expected one outcome for each of the {len(X)} points, got {got}."
             )
         values = Y.detach().double().reshape(-1).cpu() * (1 if minimize else -1)
         lowest = [math.inf] * tree.num_paths

@@ -45,7 +45,7 @@ class BoxTestFunction(SyntheticTestFunction):
         if not isinstance(negate, bool):
             raise ValueError(f"negate: expected True or False, got {negate!r}.")
         super().__init__(noise_std, negate, bounds, dtype)
-        names = [f"x{j + 1}" for j in range(self.dim)]
+        names = [f"x{j}" for j in range(self.dim)]
         limits = torch.tensor(self._bounds, dtype=torch.double).T
         self.space = SearchSpace(names, limits)
 

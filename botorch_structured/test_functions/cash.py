@@ -101,9 +101,9 @@ class ScikitLearnCASH(ConditionalTestFunction):
             ValueError: For data that cannot be cross-validated, and wrong arguments.
         """
         if timeout is not None and not timeout > 0:
-            raise ValueError(f"Expected a positive timeout, or None. Got {timeout=}.")
+            raise ValueError(f"timeout: expected a positive number, got {timeout}.")
         if max_rows is not None and max_rows < 10:
-            raise ValueError(f"Expected max_rows of at least 10. Got {max_rows=}.")
+            raise ValueError(f"max_rows: expected at least 10, got {max_rows}.")
         features, labels = _load(dataset, seed)
         if max_rows is not None and max_rows < len(labels):
             keep = np.random.default_rng(seed).permutation(len(labels))[:max_rows]
@@ -255,8 +255,8 @@ def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.nda
     if isinstance(dataset, str):
         if dataset not in DATASETS:
             raise ValueError(
-                f"Expected a dataset of {', '.join(DATASETS)}, or a tuple (X, y). "
-                f"Got {dataset!r}."
+                f"dataset: expected one of {', '.join(DATASETS)}, or a tuple (X, y), "
+                f"got {dataset!r}."
             )
         if dataset == "moons":
             X, y = bundled.make_moons(500, noise=0.3, random_state=seed)
@@ -266,14 +266,15 @@ def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.nda
     X, y = np.asarray(dataset[0], dtype=float), np.asarray(dataset[1])
     if X.ndim != 2 or y.shape != X.shape[:1]:
         raise ValueError(
-            f"Expected an n x p array and n labels. Got shapes {X.shape} and {y.shape}."
+            f"dataset: expected n x p numbers and n labels, got shapes {X.shape} and "
+            f"{y.shape}."
         )
     if not np.isfinite(X).all():
-        raise ValueError("Expected finite features. Got NaN or infinite ones.")
+        raise ValueError("dataset: expected finite features, got NaN or inf.")
     smallest = np.unique(y, return_counts=True)[1]
     if len(smallest) < 2 or smallest.max() < 5:
         raise ValueError(
-            "Expected at least two classes, one of them with five rows, for five "
-            f"stratified folds. Got {len(smallest)} classes in {len(y)} rows."
+            "dataset: expected at least two classes, one of them with five rows, for "
+            f"five stratified folds, got {len(smallest)} classes in {len(y)} rows."
         )
     return X, y

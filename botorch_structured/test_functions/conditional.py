@@ -67,7 +67,7 @@ class ConditionalTestFunction(SyntheticTestFunction):
         """
         if X.shape[-1] != self.dim:
             raise ValueError(
-                f"Expected `X` of shape `batch_shape x {self.dim}`. Got {X.shape=}."
+                f"X: expected shape `batch_shape x {self.dim}`, got {tuple(X.shape)}."
             )
         X = torch.where(self._active(X), X, self.bounds[0].to(X))
         validate_inputs(

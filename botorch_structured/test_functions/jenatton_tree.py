@@ -99,7 +99,7 @@ class JenattonTree(ConditionalTestFunction):
         P = num_leaves
         if P < 2 or (balanced and P & (P - 1)):
             kind = "a power of 2, at least 2" if balanced else "at least 2"
-            raise ValueError(f"Expected {kind} leaves with {balanced=}. Got {P}.")
+            raise ValueError(f"num_leaves: expected {kind} with {balanced=}, got {P}.")
         shared = shared or quadratic_shared
         space = _make_space(P, shared, balanced)
         super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)

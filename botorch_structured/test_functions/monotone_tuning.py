@@ -45,7 +45,7 @@ class _Tuning(DecomposedTestFunction):
 
     def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
         if seed < 0:
-            raise ValueError(f"seed expects a number that is not negative, got {seed}.")
+            raise ValueError(f"seed: expected a number from 0, got {seed}.")
         super().__init__(noise_std=noise_std, negate=negate)
         self.seed = seed
         self.space = SearchSpace(list(self._names), self.bounds)
@@ -186,7 +186,7 @@ class ForestTuning(_Tuning):
         """
         if features.ndim != 2 or labels.shape != features.shape[:1] or len(labels) < 10:
             raise ValueError(
-                "Expected an n x p array and n labels, n at least 10. Got shapes "
+                "data: expected an n x p array and n labels, n at least 10, got shapes "
                 f"{features.shape} and {labels.shape}."
             )
         super().__init__(seed, noise_std, negate)

@@ -59,7 +59,7 @@ class QuadraticTask(BoxTestFunction):
         context = tuple(float(value) for value in context)
         if len(context) != 3 or not all(_SMALLEST <= v <= _LARGEST for v in context):
             raise ValueError(
-                f"context expects a, b and c from {_SMALLEST} to {_LARGEST}. Got "
+                f"context: expected a, b and c from {_SMALLEST} to {_LARGEST}, got "
                 f"{context}."
             )
         a, b, c = context
@@ -79,7 +79,8 @@ class QuadraticTask(BoxTestFunction):
         """
         if self._history is None:
             raise ValueError(
-                "Expected a task of `QuadraticTasks.leave_out`. Got one without others."
+                "history: expected a task of `QuadraticTasks.leave_out`, got one "
+                "without others."
             )
         return self._history
 
@@ -153,7 +154,7 @@ class QuadraticTasks(SyntheticTestFunction):
             ValueError: For fewer than two tasks.
         """
         if num_tasks < 2:
-            raise ValueError(f"num_tasks expects at least 2. Got {num_tasks}.")
+            raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
         rng = np.random.default_rng(seed)
         contexts = rng.uniform(_SMALLEST, _LARGEST, (num_tasks, 3))
         self._bounds = [(-1.0, 1.0)] * _DIM + [(0.0, float(num_tasks - 1))]
@@ -164,7 +165,7 @@ class QuadraticTasks(SyntheticTestFunction):
         super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
-        names = [f"x{j + 1}" for j in range(_DIM)] + ["task"]
+        names = [f"x{j}" for j in range(_DIM)] + ["task"]
         limits = torch.tensor(self._bounds, dtype=torch.double).T
         codes = [float(task) for task in range(num_tasks)]
         self.space = SearchSpace(names, limits, categorical_features={_DIM: codes})
@@ -192,10 +193,10 @@ class QuadraticTasks(SyntheticTestFunction):
             ValueError: There is no such task, or fewer than no observations.
         """
         if not 0 <= task < self.num_tasks:
-            raise ValueError(f"task expects 0 to {self.num_tasks - 1}. Got {task}.")
+            raise ValueError(f"task: expected 0 to {self.num_tasks - 1}, got {task}.")
         if num_observations < 0:
             raise ValueError(
-                f"num_observations expects at least 0. Got {num_observations}."
+                f"num_observations: expected at least 0, got {num_observations}."
             )
         X = self.starts(seed, num_observations)
         Y = self(X, noise=False).unsqueeze(-1)

@@ -89,11 +89,11 @@ class TableProblem(ConditionalTestFunction):
         X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
         if X.ndim != 2 or not X.size or y.shape != X.shape[:1]:
             raise ValueError(
-                "Expected n x d inputs and n values, at least one of each. Got shapes "
-                f"{X.shape} and {y.shape}."
+                "X, y: expected n x d inputs and n values, at least one of each, got "
+                f"shapes {X.shape} and {y.shape}."
             )
         if not (np.isfinite(X).all() and np.isfinite(y).all()):
-            raise ValueError("Expected finite inputs and values. Got others.")
+            raise ValueError("X, y: expected finite numbers, got NaN or inf.")
         if space is None:
             columns = _columns(X, names, log_features)
             cells = [
@@ -143,7 +143,7 @@ class TableProblem(ConditionalTestFunction):
         """
         unknown = [name for name in log if name not in inputs]
         if unknown:
-            raise ValueError(f"log expects names of inputs {list(inputs)}. Got {log}.")
+            raise ValueError(f"log: expected names of {list(inputs)}, got {log}.")
         X, y = _read(Path(path), inputs, value, missing)
         return cls(X, y, inputs, [inputs.index(name) for name in log], **arguments)
 
@@ -164,11 +164,11 @@ class TableProblem(ConditionalTestFunction):
         """
         if X.shape[-1] != self.dim:
             raise ValueError(
-                f"Expected `X` of shape `batch_shape x {self.dim}`. Got {X.shape=}."
+                f"X: expected shape `batch_shape x {self.dim}`, got {tuple(X.shape)}."
             )
         index, distance = self.space.nearest(X)
         if not distance.isfinite().all():
-            raise ValueError("Expected finite numbers in active columns. Got others.")
+            raise ValueError("X: expected finite active columns, got NaN or inf.")
         return self.candidates[index].to(X)
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class TableProblem(ConditionalTestFunction):
         if (distance > _SAME).any():
             worst = X.reshape(-1, self.dim)[distance.reshape(-1).argmax()]
             raise ValueError(
-                f"Expected rows of `candidates`. Got {worst.tolist()}, which is "
+                f"X: expected rows of `candidates`, got {worst.tolist()}, which is "
                 f"{float(distance.max()):.2g} widths of the bounds away from the "
                 "nearest; see `nearest`."
             )
@@ -197,7 +197,7 @@ class TableProblem(ConditionalTestFunction):
         X = self.candidates[torch.from_numpy(rng.permutation(len(self.candidates)))]
         if n is not None:
             if not 0 < n <= len(X):
-                raise ValueError(f"Expected n between 1 and {len(X)} rows. Got {n=}.")
+                raise ValueError(f"n: expected 1 to {len(X)} rows, got {n}.")
             return X[:n]
         keys = self.tree.path_key(X).tolist()
         if len(set(keys)) == 1:
@@ -243,7 +243,7 @@ class _RowSpace(SearchSpace):
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""
         if n < 0:
-            raise ValueError(f"n expects a number of points, got {n}.")
+            raise ValueError(f"n: expected a number of points, got {n}.")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
 
@@ -252,12 +252,12 @@ def _columns(
     X: np.ndarray, names: Sequence[str] | None, log_features: Sequence[int]
 ) -> list[FloatColumn]:
     d = X.shape[1]
-    names = [f"x{j + 1}" for j in range(d)] if names is None else list(names)
+    names = [f"x{j}" for j in range(d)] if names is None else list(names)
     if len(names) != d:
-        raise ValueError(f"Expected {d} names. Got {names}.")
+        raise ValueError(f"names: expected {d} names, got {names}.")
     if any(not 0 <= j < d for j in log_features):
         raise ValueError(
-            f"log_features expects columns from 0 to {d - 1}. Got {log_features}."
+            f"log_features: expected columns from 0 to {d - 1}, got {log_features}."
         )
     lower, upper = X.min(0).tolist(), X.max(0).tolist()
     return [
@@ -274,20 +274,20 @@ def _points_of(
 ) -> Tensor:
     """Rows of a space that is given."""
     if names is not None or len(log_features):
-        raise ValueError("Expected names and log_features, or a space. Got both.")
+        raise ValueError("space: expected none beside names or log_features, got both.")
     if X.shape[1] != space.dim:
-        raise ValueError(f"Expected {space.dim} columns of the space. Got {X.shape=}.")
+        raise ValueError(f"X: expected {space.dim} columns, got shape {X.shape}.")
     codes = [c for values in space.categorical_features.values() for c in values]
     if any(not float(code).is_integer() for code in codes):
         raise ValueError(
-            "Expected categories that are whole numbers, as BoTorch does in its test "
-            f"functions. Got {space.categorical_features}."
+            "space: expected categories that are whole numbers, as BoTorch does in its "
+            f"test functions, got {space.categorical_features}."
         )
     points = space.impute(torch.tensor(X, dtype=torch.double))
     wrong = (~space.feasible(points)).nonzero().squeeze(-1).tolist()
     if wrong:
         raise ValueError(
-            f"Expected rows that are points of the space. Got row {wrong[0]}: "
+            f"X: expected rows that are points of the space, got row {wrong[0]}: "
             f"{X[wrong[0]].tolist()}, and {len(wrong) - 1} others."
         )
     return points
@@ -319,4 +319,4 @@ def _read(
 
 
 def _refuse(path: Path, expected: str, got: str) -> NoReturn:
-    raise ValueError(f"Expected {expected} in {path}. Got {got}.")
+    raise ValueError(f"{path}: expected {expected}, got {got}.")

@@ -42,28 +42,28 @@ class TaskHistory:
     def __post_init__(self) -> None:
         if self.X.ndim != 2 or self.Y.shape != (len(self.X), 1):
             raise ValueError(
-                "Expected X of shape `N x (d + 1)` and Y of shape `N x 1`. Got "
+                "X, Y: expected X of shape `N x (d + 1)` and Y of shape `N x 1`, got "
                 f"{tuple(self.X.shape)} and {tuple(self.Y.shape)}."
             )
         if not 0 <= self.task < self.num_tasks:
             raise ValueError(
-                f"Expected a target from 0 to {self.num_tasks - 1}. Got {self.task}."
+                f"task: expected 0 to {self.num_tasks - 1}, got {self.task}."
             )
         tasks = self.X[:, -1]
         known = (tasks == tasks.round()) & (tasks >= 0) & (tasks < self.num_tasks)
         if not known.all():
             raise ValueError(
-                f"Expected tasks from 0 to {self.num_tasks - 1} in the last column. "
-                f"Got {tasks[~known][0].item()}."
+                f"X: expected tasks from 0 to {self.num_tasks - 1} in the last column, "
+                f"got {tasks[~known][0].item()}."
             )
         if (tasks == self.task).any():
             raise ValueError(
-                f"Expected rows of tasks other than the target {self.task}. Got "
+                f"X: expected rows of tasks other than the target {self.task}, got "
                 f"{int((tasks == self.task).sum())} of its own."
             )
         if self.contexts is not None and len(self.contexts) != self.num_tasks:
             raise ValueError(
-                f"Expected contexts of {self.num_tasks} tasks. Got "
+                f"contexts: expected those of {self.num_tasks} tasks, got "
                 f"{len(self.contexts)}."
             )
 
@@ -86,8 +86,8 @@ class TaskHistory:
         """
         if X.ndim != 2 or X.shape[1] != self.X.shape[1] - 1 or Y.shape != (len(X), 1):
             raise ValueError(
-                f"Expected X of shape `n x {self.X.shape[1] - 1}` and Y of shape "
-                f"`n x 1`. Got {tuple(X.shape)} and {tuple(Y.shape)}."
+                f"X, Y: expected X of shape `n x {self.X.shape[1] - 1}` and Y of shape "
+                f"`n x 1`, got {tuple(X.shape)} and {tuple(Y.shape)}."
             )
         own = torch.cat([X, X.new_full((len(X), 1), self.task)], -1)
         joined = torch.cat([self.X.to(X), own])
@@ -108,6 +108,6 @@ class TaskHistory:
             ValueError: The contexts of these tasks are not known.
         """
         if self.contexts is None:
-            raise ValueError("Expected a history with contexts. Got one without.")
+            raise ValueError("contexts: expected those of all tasks, got None.")
         task = X[..., -1].round().long().to(self.contexts.device)
         return torch.cat([X[..., :-1], self.contexts[task].to(X), X[..., -1:]], -1)

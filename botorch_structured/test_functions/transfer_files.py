@@ -202,4 +202,4 @@ def _number(path: Path, line: int, cell: str) -> float:
 
 
 def _refuse(path: Path, expected: str, got: str) -> NoReturn:
-    raise ValueError(f"Expected {expected} in {path}. Got {got}.")
+    raise ValueError(f"{path}: expected {expected}, got {got}.")

@@ -67,20 +67,20 @@ class TransferTables:
         contexts: Tensor | None = None,
     ) -> None:
         if X.ndim != 2 or X.shape[1] != space.dim or not len(X):
-            raise ValueError(f"X expects `N x {space.dim}`. Got {tuple(X.shape)}.")
+            raise ValueError(f"X: expected `N x {space.dim}`, got {tuple(X.shape)}.")
         if y.shape != X.shape[:1] or task.shape != X.shape[:1]:
             raise ValueError(
-                f"Expected {len(X)} values and tasks. Got shapes {tuple(y.shape)} and "
-                f"{tuple(task.shape)}."
+                f"y, task: expected {len(X)} values and tasks, got shapes "
+                f"{tuple(y.shape)} and {tuple(task.shape)}."
             )
         if task.unique().tolist() != list(range(len(names))):
             raise ValueError(
-                f"Expected rows of each of {len(names)} tasks, numbered from 0. Got "
-                f"tasks {task.unique().tolist()}."
+                f"task: expected rows of each of {len(names)} tasks, numbered from 0, "
+                f"got tasks {task.unique().tolist()}."
             )
         if contexts is not None and len(contexts) != len(names):
             raise ValueError(
-                f"contexts expects {len(names)} rows. Got {len(contexts)}."
+                f"contexts: expected {len(names)} rows, got {len(contexts)}."
             )
         self.X = space.impute(X.to(torch.double))
         self.y, self.task = y.to(torch.double), task
@@ -109,7 +109,7 @@ class TransferTables:
             ValueError: For no names, a name twice, or one that is not there.
         """
         if not names or len(set(names)) < len(names):
-            raise ValueError(f"names expects different tasks. Got {list(names)}.")
+            raise ValueError(f"names: expected different tasks, got {list(names)}.")
         own = [(self.task == self._number(name)).nonzero()[:, 0] for name in names]
         rows = torch.cat(own)
         task = torch.repeat_interleave(
@@ -161,10 +161,10 @@ class TransferTables:
     def _number(self, task: int | str) -> int:
         if isinstance(task, str):
             if task not in self.names:
-                raise ValueError(f"task expects one of {self.names}. Got {task!r}.")
+                raise ValueError(f"task: expected one of {self.names}, got {task!r}.")
             return self.names.index(task)
         if not 0 <= task < self.num_tasks:
             raise ValueError(
-                f"task expects a name, or 0 to {self.num_tasks - 1}. Got {task}."
+                f"task: expected a name, or 0 to {self.num_tasks - 1}, got {task}."
             )
         return task

@@ -176,20 +176,26 @@ def test_wrong_arguments() -> None:
     X, kernel = section_3a(10), MaternKernel().double()
     with pytest.raises(ValueError, match=r"n x 4 points, got shape \(10, 2\)"):
         plot_covariance(kernel, X[:, :2], TREE)
+    with pytest.raises(ValueError, match="kernel: expected a kernel .* got None"):
+        plot_covariance(None, X)
+    with pytest.raises(ValueError, match="tree: expected a tree or a space, got 3"):
+        plot_covariance(kernel, X, 3)
+    with pytest.raises(ValueError, match=r"X: expected n x d points, got \[\[1"):
+        plot_covariance(kernel, [[1.0]])
     with pytest.raises(ValueError, match="n x d points"):
         plot_covariance(kernel, X[0])
-    with pytest.raises(ValueError, match="names and labels expect a tree"):
+    with pytest.raises(ValueError, match="names, labels: expected a tree"):
         plot_covariance(kernel, X, names=["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match="expects 4 names.*got 2"):
+    with pytest.raises(ValueError, match="names: expected 4 names.*got 2"):
         plot_covariance(kernel, X, TREE, names=["a", "b"])
-    with pytest.raises(ValueError, match=r"labels\[0\] expects 3 names"):
+    with pytest.raises(ValueError, match=r"labels\[0\]: expected 3 names"):
         plot_covariance(kernel, X, TREE, labels={0: ["a"]})
-    with pytest.raises(ValueError, match="limits expects two numbers in order"):
+    with pytest.raises(ValueError, match="limits: expected two numbers in order"):
         plot_covariance(kernel, X, limits=(1.0, 0.0))
     with pytest.raises(ValueError, match="10 x 10 covariances"):
         plot_covariance(torch.eye(3), X)
     batched = MaternKernel(batch_shape=torch.Size([2])).double()
-    with pytest.raises(ValueError, match=r"no batch shape; got \(2, 10, 10\)"):
+    with pytest.raises(ValueError, match=r"no batch shape, got \(2, 10, 10\)"):
         plot_covariance(batched, X)
 
 

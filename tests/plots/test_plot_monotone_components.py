@@ -117,7 +117,7 @@ def test_a_slice_of_two_dimensions() -> None:
     X, parts = data(2)
     best = int(parts.sum(-1).argmax())
     axes = plot_monotone_components(model, column=1, resolution=5)
-    assert axes[0].get_xlabel() == "x2"
+    assert axes[0].get_xlabel() == "x1"
     hollow, filled = dots(axes[0])[:2]
     assert len(hollow.get_offsets()) == len(X) - 1
     np.testing.assert_allclose(
@@ -177,14 +177,14 @@ def test_wrong_arguments() -> None:
     batch = SingleTaskGP(X.expand(2, -1, -1), parts[:, :1].expand(2, -1, -1))
     for arguments, message in (
         ({"without": SingleTaskGP(X, parts[:, :1])}, "a model of 3 components, got 1"),
-        ({"column": 1}, "column expects one of 0 to 0"),
-        ({"resolution": 1}, "resolution expects"),
-        ({"names": ["a"]}, "names expects 3"),
-        ({"names": "abc"}, "names expects 3 names, got 'abc'"),
-        ({"at": torch.zeros(2)}, "at expects a tensor of 1 values"),
-        ({"at": 0.5}, "at expects a tensor of 1 values, got 0.5"),
-        ({"axes": [None]}, "axes expects 4"),
-        ({"bounds": torch.zeros(2, 2)}, "bounds expects a 2 x 1"),
+        ({"column": 1}, "column: expected one of 0 to 0"),
+        ({"resolution": 1}, "resolution: expected"),
+        ({"names": ["a"]}, "names: expected 3"),
+        ({"names": "abc"}, "names: expected 3 names, got 'abc'"),
+        ({"at": torch.zeros(2)}, "at: expected a tensor of 1 values"),
+        ({"at": 0.5}, "at: expected a tensor of 1 values, got 0.5"),
+        ({"axes": [None]}, "axes: expected 4"),
+        ({"bounds": torch.zeros(2, 2)}, "bounds: expected a 2 x 1"),
     ):
         figures = len(plt.get_fignums())
         with pytest.raises(ValueError, match=message):

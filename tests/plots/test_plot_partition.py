@@ -166,7 +166,7 @@ class TestTwoDimensions:
         found = [drawn[0, 0], drawn[0, -1], drawn[-1, 0]]
         np.testing.assert_allclose(found, values.flatten(), atol=1e-6)
         np.testing.assert_allclose(np.asarray(dots(ax)[0].get_offsets()), X)
-        assert (ax.get_xlabel(), ax.get_ylabel()) == ("x1", "x2")
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("x0", "x1")
         label = "mean" if show == "mean" else "standard deviation"
         assert ax.figure.axes[1].get_ylabel() == label
 
@@ -225,10 +225,10 @@ def test_wrong_arguments() -> None:
         (SingleTaskGP(X, Y), {}, "one or two inputs to draw, got 3"),
         (SingleTaskGP(X[:, :1], torch.cat([Y, Y], -1)), {}, "without a batch shape"),
         (object(), {}, "with training data, got object"),
-        (model, {"show": "median"}, "show expects"),
-        (model, {"names": ("a", "b")}, "names expects 1 names"),
-        (model, {"resolution": 1}, "resolution expects"),
-        (model, {"bounds": torch.tensor([[0.0, 1.0]])}, "bounds expects a 2 x 1"),
+        (model, {"show": "median"}, "show: expected"),
+        (model, {"names": ("a", "b")}, "names: expected 1 names"),
+        (model, {"resolution": 1}, "resolution: expected"),
+        (model, {"bounds": torch.tensor([[0.0, 1.0]])}, "bounds: expected a 2 x 1"),
         (model, {"bounds": torch.tensor([[1.0], [1.0]])}, "lower ones below"),
     ):
         figures = len(plt.get_fignums())

@@ -55,8 +55,14 @@ def test_runs_of_different_lengths_are_cut_and_axes_returned() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="at least one method"):
         plot_traces({})
-    with pytest.raises(ValueError, match=r"traces\['a'\] expects .* got shape"):
+    with pytest.raises(ValueError, match=r"traces\['a'\]: expected .* got shape"):
         plot_traces({"a": []})
+    with pytest.raises(ValueError, match="traces: expected a mapping .* got None"):
+        plot_traces(None)
+    failed = [math.nan, math.nan]
+    for runs in (failed, [[1.0, 2.0], failed]):
+        with pytest.raises(ValueError, match=r"traces\['a'\]: .* NaN in runs \[\d\]"):
+            plot_traces({"a": runs})
     with pytest.raises(ValueError, match="two quantiles in order"):
         plot_traces({"a": [1.0]}, band=(0.9, 0.1))
 

@@ -124,16 +124,20 @@ def test_nothing_overlaps(size: tuple[float, float] | None) -> None:
 def test_wrong_arguments() -> None:
     tree = ParameterTree(4, LEARNER)
     X = torch.zeros(2, 4, dtype=torch.double)
+    with pytest.raises(ValueError, match="tree: expected a ParameterTree .* NoneType"):
+        plot_tree(None)
     with pytest.raises(ValueError, match=r"at most max_paths=64 .* got 1048576"):
         plot_tree(ParameterTree(40, {c: {0.0: [], 1.0: [c + 20]} for c in range(20)}))
-    with pytest.raises(ValueError, match="expects 4 names.*got 2"):
+    with pytest.raises(ValueError, match="names: expected 4 names.*got 2"):
         plot_tree(tree, names=["a", "b"])
-    with pytest.raises(ValueError, match=r"labels\[0\] expects 3 names"):
+    with pytest.raises(ValueError, match=r"labels\[0\]: expected 3 names"):
         plot_tree(tree, labels={0: ["a"]})
-    with pytest.raises(ValueError, match=r"labels expects .*\[0\], got \[3\]"):
+    with pytest.raises(ValueError, match=r"labels: expected .*\[0\], got \[3\]"):
         plot_tree(tree, labels={3: ["a"]})
     with pytest.raises(ValueError, match="n x 4 points"):
         plot_tree(tree, X=X[:, :2])
+    with pytest.raises(ValueError, match=r"n x 4 points, got \[\[1"):
+        plot_tree(tree, X=[[1.0] * 4])
     with pytest.raises(ValueError, match="one outcome for each of the 2 points"):
         plot_tree(tree, X=X, Y=torch.zeros(3))
     with pytest.raises(ValueError, match="got Y alone"):

@@ -161,7 +161,7 @@ def test_starts_are_one_point_on_each_path() -> None:
 
 def test_wrong_arguments_and_points() -> None:
     for leaves, balanced in ((6, True), (1, True), (1, False), (0, True)):
-        with pytest.raises(ValueError, match=f"Got {leaves}"):
+        with pytest.raises(ValueError, match=f"got {leaves}"):
             JenattonTree(leaves, balanced=balanced)
     problem = JenattonTree(4)
     X = problem.starts(0)

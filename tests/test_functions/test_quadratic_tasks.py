@@ -105,7 +105,7 @@ def test_rows_are_joined() -> None:
     batch = history.with_context(joined.reshape(2, 3, 4))
     assert torch.equal(batch.reshape(6, 7), with_context)
     bare = TaskHistory(history.X, history.Y, task=1, num_tasks=3)
-    with pytest.raises(ValueError, match="with contexts"):
+    with pytest.raises(ValueError, match="contexts: expected those of all tasks"):
         bare.join(X, Y, context=True)
     with pytest.raises(ValueError, match="`n x 3`"):
         history.join(X[:, :2], Y)
@@ -114,14 +114,14 @@ def test_rows_are_joined() -> None:
 
 
 def test_what_is_wrong_is_said() -> None:
-    with pytest.raises(ValueError, match="at least 2. Got 1"):
+    with pytest.raises(ValueError, match="at least 2, got 1"):
         QuadraticTasks(1)
-    with pytest.raises(ValueError, match="0 to 29. Got 30"):
+    with pytest.raises(ValueError, match="0 to 29, got 30"):
         QuadraticTasks().leave_out(30)
-    with pytest.raises(ValueError, match="at least 0. Got -1"):
+    with pytest.raises(ValueError, match="at least 0, got -1"):
         QuadraticTasks().leave_out(0, num_observations=-1)
     for wrong in ((1.0, 2.0), (0.0, 1.0, 1.0), (1.0, 1.0, 11.0)):
-        with pytest.raises(ValueError, match="context expects"):
+        with pytest.raises(ValueError, match="context: expected"):
             QuadraticTask(wrong)
     with pytest.raises(ValueError, match="without others"):
         _ = QuadraticTask((1, 1, 1)).history
@@ -130,11 +130,11 @@ def test_what_is_wrong_is_said() -> None:
     TaskHistory(X, Y, task=1, num_tasks=3)
     for changed, message in (
         (dict(Y=Y.squeeze(-1)), "N x 1"),
-        (dict(task=3), "target from 0 to 2. Got 3"),
+        (dict(task=3), "task: expected 0 to 2, got 3"),
         (dict(num_tasks=2), "tasks from 0 to 1"),
         (dict(task=2), "other than the target 2"),
-        (dict(X=X + 0.5), "in the last column. Got 0.5"),
-        (dict(contexts=torch.zeros(2, 4)), "contexts of 3 tasks. Got 2"),
+        (dict(X=X + 0.5), "in the last column, got 0.5"),
+        (dict(contexts=torch.zeros(2, 4)), "those of 3 tasks, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             TaskHistory(**{**dict(X=X, Y=Y, task=1, num_tasks=3), **changed})

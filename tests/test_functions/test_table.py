@@ -75,7 +75,7 @@ def test_a_row_has_its_value(seed: int, n: int, d: int) -> None:
 def test_nothing_is_known_between_the_rows() -> None:
     X, y = table()
     problem = TableProblem(X, y)
-    with pytest.raises(ValueError, match="Expected rows of `candidates`"):
+    with pytest.raises(ValueError, match="X: expected rows of `candidates`"):
         problem(X[:2].mean(0))
     width = problem.bounds[1] - problem.bounds[0]
     inner = X[((X > problem.bounds[0]) & (X < problem.bounds[1])).all(-1)]
@@ -135,7 +135,7 @@ def test_starts_and_samples_are_rows() -> None:
     assert not torch.equal(starts, problem.starts(1))
     assert len(problem.starts(0, 40).unique(dim=0)) == 40
     for wrong in (0, 41):
-        with pytest.raises(ValueError, match="between 1 and 40"):
+        with pytest.raises(ValueError, match="n: expected 1 to 40"):
             problem.starts(0, wrong)
     few = TableProblem(X[:3], y[:3])
     assert len(few.starts(0)) == 3
@@ -160,7 +160,7 @@ def test_conditional_tables() -> None:
     X = torch.tensor([[0, 3, nan], [1, nan, 5], [2, nan, nan], [1, 0, 1.0]])
     assert problem(X).tolist() == [2.0, 5.0, 6.0, 3.0]
     assert sorted(problem.starts(0)[:, 0].tolist()) == [0, 1, 2]
-    with pytest.raises(ValueError, match="Expected rows"):
+    with pytest.raises(ValueError, match="expected rows"):
         problem(torch.tensor([1.0, 0, 4]))
     assert not problem.space.feasible(torch.tensor([[0, nan, 1], [5, 0, 1.0]])).any()
     # near in its own column, and never another kernel
@@ -168,7 +168,7 @@ def test_conditional_tables() -> None:
     near = problem.nearest(Z)
     assert problem(near).tolist() == [1.0, 4.0, 5.0, 6.0]
     assert problem.space.decode(near)[2] == {"kernel": 1, "degree": 5}
-    with pytest.raises(ValueError, match="Expected finite"):
+    with pytest.raises(ValueError, match="expected finite"):
         problem.nearest(torch.tensor([0, nan, 1]))
     with pytest.raises(ValueError, match="x 3"):
         problem.nearest(torch.zeros(2))
@@ -260,13 +260,13 @@ class TestFiles:
         with pytest.raises(FileNotFoundError, match=r"grid\.csv"):
             TableProblem.from_csv(path, ["s"], "y")
         path.write_text(self.TEXT)
-        with pytest.raises(ValueError, match=r"columns \['u'\] in .*grid\.csv"):
+        with pytest.raises(ValueError, match=r"grid\.csv: expected columns \['u'"):
             TableProblem.from_csv(path, ["s", "u"], "y")
-        with pytest.raises(ValueError, match="numbers in .* line 2"):
+        with pytest.raises(ValueError, match="numbers, got .* line 2"):
             TableProblem.from_csv(path, ["id"], "y")
-        with pytest.raises(ValueError, match="numbers in .* line 4"):
+        with pytest.raises(ValueError, match="numbers, got .* line 4"):
             TableProblem.from_csv(path, ["s"], "t")
-        with pytest.raises(ValueError, match="log expects names of inputs"):
+        with pytest.raises(ValueError, match=r"log: expected names of \['s'\]"):
             TableProblem.from_csv(path, ["s"], "y", log=["tau"])
         with pytest.raises(ValueError, match="a row with a value"):
             TableProblem.from_csv(path, ["s"], "y", missing=[5, 3, -99])
@@ -299,12 +299,12 @@ class TestFiles:
         (dict(X=[], y=[]), "n x d inputs and n values"),
         (dict(X=[[math.nan]], y=[1.0]), "finite"),
         (dict(X=[[1.0]], y=[math.inf]), "finite"),
-        (dict(X=[[1.0]], y=[1.0], names=["a", "b"]), "Expected 1 names"),
+        (dict(X=[[1.0]], y=[1.0], names=["a", "b"]), "names: expected 1 names"),
         (dict(X=[[1.0]], y=[1.0], log_features=[1]), "columns from 0 to 0"),
         (dict(X=[[0.0], [1.0]], y=[1.0, 2.0], log_features=[0]), "logarithmic"),
-        (dict(X=[[0.5]], y=[1.0], names=["a"], space="unit"), "or a space"),
-        (dict(X=[[0.5, 0.5]], y=[1.0], space="unit"), "Expected 1 columns"),
-        (dict(X=[[0.5], [7.0]], y=[1.0, 2.0], space="unit"), "Got row 1"),
+        (dict(X=[[0.5]], y=[1.0], names=["a"], space="unit"), "none beside names"),
+        (dict(X=[[0.5, 0.5]], y=[1.0], space="unit"), "X: expected 1 columns"),
+        (dict(X=[[0.5], [7.0]], y=[1.0, 2.0], space="unit"), "got row 1"),
     ],
 )
 def test_says_what_it_expects(arguments: dict, message: str) -> None:

@@ -90,7 +90,7 @@ def test_subset() -> None:
     problem = some.leave_out("p")
     assert problem.history.task == 1 and len(problem.history.X) == 4
     for names in ([], ["p", "p"], ["p", "nobody"]):
-        with pytest.raises(ValueError, match="expects"):
+        with pytest.raises(ValueError, match=": expected"):
             known.subset(names)
 
 
@@ -125,7 +125,7 @@ def test_random_forests(tmp_path: Path) -> None:
         assert problem.history.Y.tolist() == [[-0.25]]
     for text, message in (
         (ARFF.replace("gini,None", "log,None", 1), "criterion in .* row 2"),
-        (ARFF.replace(",0.5,3", ",?,3"), r"numbers in .* Got '\?' in row 1"),
+        (ARFF.replace(",0.5,3", ",?,3"), r"numbers, got '\?' in row 1"),
         (ARFF.replace("NUMERIC\n@ATTRIBUTE task_id", "X\n@OTHER task_id"), "task_id"),
         (ARFF.split("True,entropy")[0], "a row of data"),
     ):
@@ -162,15 +162,15 @@ def test_support_vector_machines(tmp_path: Path) -> None:
 
 def test_what_is_wrong_is_said() -> None:
     good = tables()
-    with pytest.raises(ValueError, match=r"one of \['p', 'q', 'r'\]. Got 's'"):
+    with pytest.raises(ValueError, match=r"one of \['p', 'q', 'r'\], got 's'"):
         good.leave_out("s")
-    with pytest.raises(ValueError, match="0 to 2. Got -1"):
+    with pytest.raises(ValueError, match="0 to 2, got -1"):
         good.leave_out(-1)
     for changed, message in (
         (dict(X=good.X[:, :1]), "N x 2"),
         (dict(y=good.y[:3]), "16 values and tasks"),
         (dict(names=["p", "q"]), "each of 2 tasks"),
-        (dict(contexts=torch.zeros(2, 1)), "3 rows. Got 2"),
+        (dict(contexts=torch.zeros(2, 1)), "3 rows, got 2"),
     ):
         arguments = dict(
             X=good.X, y=good.y, task=good.task, names=good.names, space=good.space

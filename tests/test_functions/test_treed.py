@@ -99,7 +99,7 @@ def test_what_the_harness_needs(make: type) -> None:
     problem.starts(0), problem.space.sample(1, seed=1)
     assert torch.equal(state, torch.get_rng_state())
     assert isinstance(problem.space, SearchSpace)
-    assert problem.space.names == [f"x{j + 1}" for j in range(d)]
+    assert problem.space.names == [f"x{j}" for j in range(d)]
     assert torch.equal(problem.space.bounds, problem.bounds)
     assert problem.tree.num_paths == 1
     assert np.isfinite(float(problem(X[0])))
