@@ -9,6 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import botorch_structured
 from botorch_structured import cite
@@ -34,6 +37,41 @@ def test_constraints_pin_what_is_asked_for() -> None:
     names = {re.split(r"[<>=\[]", one)[0] for one in asked} - {project["name"]}
     normal = {re.sub(r"[-_]", "-", pin).lower() for pin in pins}
     assert {re.sub(r"[-_]", "-", name).lower() for name in names} <= normal
+
+
+def _requirements() -> list[Requirement]:
+    """Of users and of those who run the tests; linters have no lower bound to test."""
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"]
+    asked = project["dependencies"] + sum((extras[k] for k in {*extras} - {"dev"}), [])
+    return [one for one in map(Requirement, asked) if one.name != project["name"]]
+
+
+def test_lower_bounds_are_those_that_ci_tests() -> None:
+    text = (ROOT / "constraints-lowest.txt").read_text()
+    pins = {
+        canonicalize_name(name): Version(version)
+        for name, version in re.findall(r"^([\w-]+)==(\S+)$", text, re.M)
+    }
+    bounds = {}
+    for one in _requirements():
+        (bound,) = one.specifier
+        assert bound.operator == ">=", one
+        bounds[canonicalize_name(one.name)] = Version(bound.version)
+    assert bounds == pins
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "pip install -c constraints-lowest.txt" in workflow
+
+
+def test_extras_that_errors_name_exist() -> None:
+    extras = set(PYPROJECT["project"]["optional-dependencies"])
+    named = {
+        extra
+        for folder in ("botorch_structured", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+        for extra in re.findall(r"botorch-structured\[(\w+)\]", file.read_text())
+    }
+    assert {"ax", "demo"} <= named <= extras
 
 
 def test_constraints_are_what_runs() -> None:

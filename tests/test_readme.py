@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,19 @@ def test_other_code_runs(block: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\(([^)]+)\)", README):
-        if not link.startswith("http"):
-            assert (ROOT / link).exists(), link
+    """From the page of PyPI too, where a relative one leads nowhere."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    source = project["urls"]["Source"]
+    raw = source.replace("github.com", "raw.githubusercontent.com")
+    kinds = set()
+    for picture, link in re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", README):
+        own = f"{raw}/main/" if picture else f"{source}/blob/main/"
+        if link.startswith(own):
+            assert (ROOT / link.removeprefix(own)).exists(), link
+            kinds.add(picture)
+        else:
+            assert link == "https://botorch.org"
+    assert kinds == {"", "!"}
     assert "@@" not in README
 
 
