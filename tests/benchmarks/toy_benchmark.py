@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -74,4 +75,7 @@ def arguments(out: Path, sleep: float = 0.0) -> dict:
 
 
 if __name__ == "__main__":
+    # A shell in a script starts what it puts into the background with SIGINT ignored,
+    # which children inherit and Python respects: there the tests could not interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run(**arguments(Path(sys.argv[1]), float(sys.argv[3])), processes=int(sys.argv[2]))
