@@ -1,1 +1,35 @@
 """Speed, always as a ratio against a named peer in the same run."""
+
+from __future__ import annotations
+
+__all__ = ["machine", "report"]
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+
+def machine() -> dict[str, object]:
+    """What a ratio depends on besides the code: the processor and the versions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(t.partition(":")[2].strip() for t in lines if "model name" in t)
+    except (OSError, StopIteration):  # not Linux, or not x86
+        cpu = platform.processor() or platform.machine()
+    packages = ("botorch", "gpytorch", "linear_operator", "numpy", "scipy", "torch")
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def report(result: dict[str, object], out: str | None) -> None:
+    """Print a result, and append it to a JSONL file with the machine beside it."""
+    print(json.dumps(result), flush=True)
+    if out:
+        with open(out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(result | {"machine": machine()}) + "\n")

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.speed import report
 from botorch_structured.models import MultiTaskABLR
 
 _INPUTS = 10
@@ -137,7 +138,10 @@ def main() -> None:
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--out", help="append the results to this JSONL file")
+    parser.add_argument(
+        "--out",
+        help="append to this JSONL file, machine beside it",
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -153,18 +157,14 @@ def main() -> None:
         command += ["--rows", str(rows)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         results.append(json.loads(done.stdout.splitlines()[-1]))
-        print(json.dumps(results[-1]), flush=True)
+        report(results[-1], args.out)
     if len(results) > 1:
         per_row = [float(str(r["us_per_row"])) for r in results]
-        linear = {
+        linear: dict[str, object] = {
             "rows": [args.rows[0], args.rows[-1]],
             "us_per_row_ratio": round(per_row[-1] / per_row[0], 2),
         }
-        results.append(linear)
-        print(json.dumps(linear))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.writelines(json.dumps(result) + "\n" for result in results)
+        report(linear, args.out)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.speed import machine
 from benchmarks.summary import markdown_table
 from benchmarks.transfer_report import write_figure
 from botorch_structured.kernels import RandomFourierFeatures
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, of in models.items()
     ]
     print(markdown_table(["model", *map(str, sizes), "exponent"], rows))
-    numbers = {"tasks": _NUM_TASKS, "threads": 1, "models": models}
+    numbers = {"tasks": _NUM_TASKS, "threads": 1, "models": models} | machine()
     if options.figures:
         write_figure(
             options.figures, "ablr_against_gp", numbers, partial(draw, numbers)

@@ -13,7 +13,6 @@ first. CPU time on one thread; medians over alternating repetitions.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from benchmarks.speed import report
 from botorch_structured.linalg.leaf_layout import LeafLayout
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--out", help="append the result to this JSONL file")
+    parser.add_argument("--out", help="append to this JSONL file, machine beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -193,10 +193,7 @@ def main() -> None:
         "dense_ms": round(theirs, 1),
         "ratio": round(ratios[len(ratios) // 2], 1),
     }
-    print(json.dumps(result))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(result) + "\n")
+    report(result, args.out)
 
 
 if __name__ == "__main__":

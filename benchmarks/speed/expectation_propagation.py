@@ -13,7 +13,6 @@ medians over alternating repetitions, and over problems.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -26,6 +25,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import erfcx
 from torch import Tensor
 
+from benchmarks.speed import report
 from botorch_structured.inference.ep_sites import site_system
 from botorch_structured.inference.expectation_propagation import (
     EPResult,
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--nu", type=float, nargs="+", default=[0.1, 1e-6])
-    parser.add_argument("--out", help="append the result to this JSONL file")
+    parser.add_argument("--out", help="append to this JSONL file, machine beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for nu in args.nu:
@@ -167,10 +167,7 @@ def main() -> None:
                 min(b / a for a, b in zip(parallel, peer, strict=True)), 2
             ),
         }
-        print(json.dumps(result))
-        if args.out:
-            with open(args.out, "a") as file:
-                file.write(json.dumps(result) + "\n")
+        report(result, args.out)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ runs does. Without the peer installed, ours is measured alone, and the result sa
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import time
@@ -40,6 +39,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
 from torch import Tensor
 
+from benchmarks.speed import report
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.inference.chain_diagnostics import effective_sample_size
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--columns", type=int, default=14)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", help="append the result to this JSONL file")
+    parser.add_argument("--out", help="append to this JSONL file, machine beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -151,10 +151,7 @@ def main() -> None:
         }
     else:
         result["nuts"] = "not measured: pip install 'botorch[fully_bayesian]'"
-    print(json.dumps(result))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(result) + "\n")
+    report(result, args.out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ one thread; medians over alternating repetitions.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.speed import report
 from botorch_structured.inference.cart import TreeNode
 from botorch_structured.kernels.stationary import CORRELATIONS, squared_distance
 from botorch_structured.models.treed_gp import TreedGP
@@ -207,16 +207,16 @@ def main() -> None:
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--out", help="append the results to this JSONL file")
+    parser.add_argument(
+        "--out",
+        help="append to this JSONL file, machine beside it",
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     for share in ("all", "lengthscale"):
         result = measure(args, share)
-        print(json.dumps(result))
-        if args.out:
-            with open(args.out, "a") as file:
-                file.write(json.dumps(result) + "\n")
+        report(result, args.out)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.speed import report
+
+
+def test_a_figure_of_speed_has_its_machine_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "speed.jsonl"
+    for ratio in (81.0, 180.0):
+        report({"ratio": ratio}, str(out))
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["ratio"] for line in lines] == [81.0, 180.0]
+    assert lines[0]["machine"]["cpu"] and lines[0]["machine"]["cores"] >= 1
+    assert lines[0]["machine"]["versions"]["torch"] == torch.__version__
+    report({"ratio": 1.0}, None)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == '{"ratio": 1.0}' and len(out.read_text().splitlines()) == 2
