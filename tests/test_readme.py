@@ -35,6 +35,12 @@ def test_other_code_runs(block: str) -> None:
     exec("\n".join([*imports, block]), {})
 
 
+def _sections(file: Path) -> set[str]:
+    """What a page of GitHub calls its headings."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
 def test_links_lead_somewhere() -> None:
     """From the page of PyPI too, where a relative one leads nowhere."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,7 +50,9 @@ def test_links_lead_somewhere() -> None:
     for picture, link in re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", README):
         own = f"{raw}/main/" if picture else f"{source}/blob/main/"
         if link.startswith(own):
-            assert (ROOT / link.removeprefix(own)).exists(), link
+            file, _, section = link.removeprefix(own).partition("#")
+            assert (ROOT / file).exists(), link
+            assert not section or section in _sections(ROOT / file), link
             kinds.add(picture)
         else:
             assert link == "https://botorch.org"
