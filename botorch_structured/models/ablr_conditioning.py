@@ -21,7 +21,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import update_weights
-from botorch_structured.models.ablr_build import check_new_data
+from botorch_structured.models.checks import check_new_data
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_posterior import AblrPosterior
@@ -92,7 +92,7 @@ class AblrConditioning(_Base):
             assert self.tasks is not None
             tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
         if fantasize_flag.off():
-            check_new_data(X, Y, noise)
+            check_new_data(X, Y, noise, missing=True)
         # made now, not in each of the models to come
         self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
         new = self._sharing_rows()

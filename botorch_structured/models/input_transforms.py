@@ -44,7 +44,7 @@ def protect_decisions(
         ValueError: If a transform other than ``Normalize`` changes such a column, or
             learns from data, inactive entries included.
     """
-    if input_transform is None or not tree.decision_columns:
+    if input_transform is None or not (tree.decision_columns or categorical):
         return input_transform
     columns = sorted({*tree.decision_columns, *categorical})
     if isinstance(input_transform, ChainedInputTransform):

@@ -28,6 +28,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
+from botorch_structured.models.checks import check_finite_points
 from botorch_structured.models.ensemble import Ensemble
 from botorch_structured.models.folded_prediction import FoldedPredictor, can_fold
 from botorch_structured.models.mixture import stack_distributions
@@ -174,6 +175,7 @@ class SampledGP(Ensemble, FantasizeMixin):
         if self.training or any(model.training for model in self.models):
             self._predictor = None  # whoever asks to train may change anything
             self.eval()
+        check_finite_points(X)
         noise: bool | list[Tensor] = (
             self._noise_of_samples(observation_noise, X)
             if isinstance(observation_noise, Tensor)

@@ -468,11 +468,11 @@ def test_wrong_arguments() -> None:
     for models, message in (
         ((), "at least one component with data"),
         ((known, known), "all of them known"),
-        ((first, two), "Component 1 has 2"),
-        ((first, log), "has a Log"),
+        ((first, two), "models: expected components with one output, got 2"),
+        ((first, log), "models: .* a Log at 1"),
         ((first, DecomposedGP(first, second)), "a DecomposedGP at 1"),
         ((first, torch.nn.Linear(1, 1)), "a Linear at 1"),
-        ((first, known, first), "Component 2 was given twice"),
+        ((first, known, first), "models: .* got component 2 twice"),
     ):
         with pytest.raises(ValueError, match=message):
             DecomposedGP(*models)
