@@ -331,8 +331,8 @@ def _where(values: Tensor, bad: Tensor) -> str:
     """What and where entries are, ``batch_shape x n x d``, for a message."""
     found = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:_VALUES]
     columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
-    rows = bad.any(-1)
-    rows = rows.reshape(-1, rows.shape[-1]).any(0).nonzero().flatten().tolist()
+    by_row = bad.any(-1)
+    rows = by_row.reshape(-1, by_row.shape[-1]).any(0).nonzero().flatten().tolist()
     return f"{', '.join(found)} in columns {_first(columns)} of rows {_first(rows)}"
 
 
