@@ -67,8 +67,7 @@ def plot_traces(
     """
     if not isinstance(traces, Mapping):
         raise ValueError(
-            "traces: expected {method: outcomes}, got a "
-            f"{type(traces).__name__}."
+            f"traces: expected {{method: outcomes}}, got a {type(traces).__name__}."
         )
     curves = {name: _runs(name, values) for name, values in traces.items()}
     if not curves:
