@@ -65,10 +65,6 @@ def plot_traces(
         ValueError: No traces, an empty one, or a band that is not two quantiles.
         ImportError: Without matplotlib.
     """
-    if not isinstance(traces, Mapping):
-        raise ValueError(
-            f"traces: expected {{method: outcomes}}, got a {type(traces).__name__}."
-        )
     curves = {name: _runs(name, values) for name, values in traces.items()}
     if not curves:
         raise ValueError("traces expects at least one method, got none.")
@@ -147,10 +143,5 @@ def _runs(name: str, values: Any) -> np.ndarray:
     if array.ndim != 2 or array.shape[-1] == 0 or array.shape[0] == 0:
         raise ValueError(
             f"traces[{name!r}] expects n or runs x n outcomes, got shape {array.shape}."
-        )
-    if np.isnan(array).all():
-        raise ValueError(
-            f"traces[{name!r}]: expected at least one outcome that is not NaN, got "
-            f"{array.size} evaluations that all failed."
         )
     return array

@@ -59,11 +59,6 @@ def plot_tree(
     """
     space = tree if isinstance(tree, SearchSpace) else None
     tree = tree.tree if isinstance(tree, SearchSpace) else tree
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree: expected a ParameterTree (or ParameterTree(d, dependencies)) or a "
-            f"SearchSpace, got {type(tree).__name__}."
-        )
     names = _names(tree, space, names)
     if tree.num_paths > max_paths:
         raise ValueError(

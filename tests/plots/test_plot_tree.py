@@ -138,8 +138,6 @@ def test_wrong_arguments() -> None:
         plot_tree(tree, X=X, Y=torch.zeros(3))
     with pytest.raises(ValueError, match="got Y alone"):
         plot_tree(tree, Y=torch.zeros(3))
-    with pytest.raises(ValueError, match="^tree: expected a ParameterTree .*NoneType"):
-        plot_tree(None)
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
