@@ -252,9 +252,9 @@ class DecomposedGP(ObservedComponents, ModelListGP):
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):
             raise ValueError(
-                "Expected output 0: a DecomposedGP has one output, the sum. Got "
-                f"{indices}. Its components are in `components`; their joint posterior "
-                "is `component_posterior`."
+                "output_indices: expected [0], since a DecomposedGP has one output, "
+                f"the sum, got {indices}. Its components are in `components`; their "
+                "joint posterior is `component_posterior`."
             )
 
 

@@ -148,7 +148,7 @@ class SampledGP(Ensemble, FantasizeMixin):
         first = self.models[0]
         if first.train_targets.ndim > len(first.batch_shape) + 1:
             raise UnsupportedError(
-                "Expected models with one output, or outputs that are one GP; got "
+                "models: expected one output, or outputs that are one GP, got "
                 f"{self.num_outputs} independent ones: use posterior."
             )
         Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples

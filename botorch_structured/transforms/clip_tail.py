@@ -107,9 +107,9 @@ class ClipTail(OutcomeTransform):
         bad = (Y.isnan() | (Y == -failed)) & own
         if bad.any():
             raise ValueError(
-                "Expected outcomes that are finite, or infinitely bad "
-                f"({failed} with maximize={self.maximize}) where an evaluation failed."
-                f" Got {int(bad.sum())} of {Y.numel()} that are NaN or {-failed}."
+                "Y: expected outcomes that are finite, or infinitely bad "
+                f"({failed} with maximize={self.maximize}) where an evaluation failed,"
+                f" got {int(bad.sum())} of {Y.numel()} that are NaN or {-failed}."
             )
         # From here on larger is better, and failed outcomes are NaN.
         Z = Y if self.maximize else -Y
@@ -136,8 +136,8 @@ class ClipTail(OutcomeTransform):
         if outputs is not None:
             if m is None and min(outputs + idcs) < 0:
                 raise ValueError(
-                    "Expected indices that are not negative before a cut is learned. "
-                    f"Got outputs={outputs} and idcs={idcs}."
+                    "idcs: expected indices that are not negative before a cut is "
+                    f"learned, got outputs={outputs} and idcs={idcs}."
                 )
             kept = idcs if m is None else normalize_indices(idcs, d=m)
             own = outputs if m is None else normalize_indices(outputs, d=m)

@@ -484,17 +484,20 @@ def test_wrong_arguments() -> None:
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
         (lambda: model.component_posterior(X, [3]), r"components 0 to 2, got \[3\]"),
-        (lambda: model.posterior(X, observation_noise=three), "expects 2 columns"),
-        (lambda: model.condition_on_observations(X, three), "Y expects 2 columns"),
+        (
+            lambda: model.posterior(X, observation_noise=three),
+            "noise: expected 2 columns",
+        ),
+        (lambda: model.condition_on_observations(X, three), "Y: expected 2 columns"),
         (lambda: model.condition_on_observations([X], parts), "got 1"),
         (
             lambda: model.condition_on_observations(X, parts, noise=three),
-            "noise expects 2 columns",
+            "noise: expected 2 columns",
         ),
-        (lambda: model.fantasize(X, sampler, three), "expects 2 columns"),
+        (lambda: model.fantasize(X, sampler, three), "noise: expected 2 columns"),
         (
             lambda: model.fantasize(X, sampler, evaluation_mask=mask),
-            "evaluation_mask expects shape",
+            "evaluation_mask: expected shape",
         ),
     ):
         with pytest.raises(ValueError, match=message):
