@@ -314,7 +314,7 @@ def test_errors(old: MultiTaskABLR) -> None:
         (torch.cat([X, X[:, :1]], -1), Y, "without the task column"),
         (X[:, :1], Y, "without the task column"),
         (X, torch.cat([Y, Y], -1), "n x 1"),
-        (X, Y[:2], "as many rows"),
+        (X, Y[:2], "train_Y: expected ``3 x m``"),
         (X.log().log(), Y, "finite"),
         (X, Y / 0.0, "finite"),
         (X.unsqueeze(0), Y, "without the task column"),
