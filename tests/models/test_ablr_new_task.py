@@ -317,7 +317,7 @@ def test_errors(old: MultiTaskABLR) -> None:
         (X, Y[:2], "train_Y: expected ``3 x m``"),
         (X.log().log(), Y, "finite"),
         (X, Y / 0.0, "finite"),
-        (X.unsqueeze(0), Y, "without the task column"),
+        (X.unsqueeze(0), Y, "rows of train_X"),
     ):
         with pytest.raises(ValueError, match=match):
             old.new_task(bad_X, bad_Y)
