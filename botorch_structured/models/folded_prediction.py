@@ -38,8 +38,8 @@ from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
-from botorch_structured.models.module_stack import ModuleStack
 from botorch_structured.models.checks import CheckedModel
+from botorch_structured.models.module_stack import ModuleStack
 from botorch_structured.models.structured_inference import (
     StructuredInference,
     with_variance_floor,
