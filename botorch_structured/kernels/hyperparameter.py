@@ -42,7 +42,7 @@ class LogInterval(Interval):
     ) -> None:
         if not 0 < lower_bound < upper_bound:
             raise ValueError(
-                "Expected 0 < lower_bound < upper_bound, got "
+                "lower_bound: expected 0 < lower_bound < upper_bound, got "
                 f"lower_bound={lower_bound}, upper_bound={upper_bound}."
             )
         super().__init__(

@@ -88,8 +88,8 @@ class MondrianPartition(nn.Module):
         outside = X - inside
         if not (outside.abs() < _REACH).all():
             raise ValueError(
-                "Expected finite inputs within 2^30 of the bounds, got some that are "
-                "not: normalise the inputs, or pass bounds."
+                "X: expected finite inputs within 2^30 of the bounds, got some that "
+                "are not: normalise the inputs, or pass bounds."
             )
         shape = torch.broadcast_shapes(X.shape, lengthscale.shape)
         rate = lifetime / lengthscale.double()
@@ -127,7 +127,7 @@ class MondrianPartition(nn.Module):
         expected = len(self.keys) * (1.0 + high - low).prod().item()
         if expected > limit:
             raise ValueError(
-                f"Expected at most {limit} cells within the bounds in all trees, got "
+                f"lifetime: expected at most {limit} cells within the bounds, got "
                 f"about {expected:.3g} in {len(self.keys)} trees of {dim} columns. "
                 "Their number grows like the product of 1 + lifetime * range / "
                 "lengthscale over the columns: take fewer trees or a shorter lifetime, "

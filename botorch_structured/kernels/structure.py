@@ -12,7 +12,7 @@ __all__ = [
     "trim",
 ]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,6 +99,13 @@ def check_aligned_columns(
     """
     if not groups:
         return []
+    if not isinstance(groups, Sequence) or not all(
+        isinstance(group, Sequence) and not isinstance(group, str) for group in groups
+    ):
+        raise ValueError(
+            "aligned_columns: expected a list of lists of columns, one for each group "
+            f"(one group of columns 1 and 2 is [[1, 2]]), got {groups!r}."
+        )
     if tree.num_paths > MAX_LISTED_PATHS:
         raise ValueError(
             "aligned_columns compares leaves one by one: expected at most "

@@ -34,7 +34,6 @@ from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr_build import (
-    check_data,
     check_untouched,
     default_network,
     noise_model,
@@ -54,6 +53,7 @@ from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
 from botorch_structured.models.ablr_weights import AblrWeights
+from botorch_structured.models.checks import check_training_data
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_categories,
@@ -167,13 +167,13 @@ class MultiTaskABLR(
         seed: int = 0,
         process_group: Any = None,
     ) -> None:
+        check_training_data(train_X, train_Y, train_Yvar, missing=True, empty=True)
         if train_X.ndim != 2:
             raise ValueError(
                 "train_X: expected one data set, ``n x d``, since a batch of models "
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
-        check_data(train_X, train_Y, train_Yvar)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "check_data",
-    "check_new_data",
     "check_untouched",
     "default_network",
     "noise_model",
@@ -37,72 +35,6 @@ _CHUNK_ROWS = 4_096
 _ROWS_FOR_A_NETWORK = 300
 # Normalised columns of so many rows are not that narrow by chance.
 _NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
-
-
-def check_data(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-    """Raise a ``ValueError`` for training data that no model can be made of.
-
-    Args:
-        X: Inputs, ``n x d``.
-        Y: Outcomes, ``n x m``; NaN is what was not observed.
-        Yvar: Noise variances, ``n x m``.
-    """
-    if not X.is_floating_point():
-        raise ValueError(f"train_X: expected floating-point numbers, got {X.dtype}.")
-    if len(X) != len(Y):
-        raise ValueError(
-            "train_X, train_Y: expected as many rows of one as of the other, got "
-            f"{len(X)} and {len(Y)}."
-        )
-    if not X.isfinite().all():
-        columns = (~X.isfinite()).any(0).nonzero()[:, 0].tolist()
-        raise ValueError(
-            "train_X: expected finite numbers, got NaN or infinity in columns "
-            f"{columns}."
-        )
-    if Y.isinf().any():
-        raise ValueError(
-            "train_Y: expected finite outcomes, or NaN for those that were not "
-            f"observed; got {int(Y.isinf().sum())} infinite ones."
-        )
-    if Yvar is not None:
-        bad = ~((Yvar >= 0.0) & Yvar.isfinite()) & ~Y.isnan()
-        if bad.any():
-            raise ValueError(
-                "train_Yvar: expected a finite variance, not negative, for each "
-                f"outcome, got {Yvar[bad][:5].tolist()}."
-            )
-
-
-def check_new_data(X: Tensor, Y: Tensor, noise: Tensor | None) -> None:
-    """Raise a ``ValueError`` for new data that would leave no number in the weights.
-
-    Args:
-        X: Inputs, ``batch_shape x q x d``.
-        Y: Outcomes, ``batch_shape x q x m``; NaN is what was not observed.
-        noise: Noise variances that broadcast to ``Y``.
-    """
-    if not X.isfinite().all():
-        raise ValueError("X: expected finite inputs, got NaN or infinity.")
-    if Y.isinf().any():
-        raise ValueError(
-            "Y: expected finite outcomes, or NaN for those that were not observed; "
-            "got infinity."
-        )
-    if noise is None:
-        return
-    try:
-        torch.broadcast_shapes(noise.shape, Y.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
-            f"{tuple(noise.shape)}."
-        ) from None
-    if not ((noise >= 0.0) & noise.isfinite() | Y.isnan()).all():
-        raise ValueError(
-            "noise: expected finite variances, not negative, got a minimum of "
-            f"{float(noise.min())} and a maximum of {float(noise.max())}."
-        )
 
 
 def _check_task_list(name: str, values: object) -> None:
@@ -202,6 +134,11 @@ def task_values(
             raise ValueError(
                 "all_tasks: expected all task values with a process_group, since one "
                 "process may have no row of a task; got None."
+            )
+        if not inferred:
+            raise ValueError(
+                "all_tasks: expected all task values where train_X has no row that "
+                "says one, got None."
             )
         return inferred
     if not set(inferred).issubset(all_tasks):

@@ -21,7 +21,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import update_weights
-from botorch_structured.models.ablr_build import check_new_data
+from botorch_structured.models.checks import check_new_data
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_posterior import AblrPosterior
@@ -93,7 +93,7 @@ class AblrConditioning(_Base):
             assert self.tasks is not None
             tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
         if fantasize_flag.off():
-            check_new_data(X, Y, noise)
+            check_new_data(X, Y, noise, missing=True)
         # made now, not in each of the models to come
         self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
         new = self._sharing_rows()
@@ -107,11 +107,31 @@ class AblrConditioning(_Base):
         return new
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """See ``condition_on_observations``, which is to be used instead."""
-        raise NotImplementedError(
-            "Expected condition_on_observations, which updates the weights in place of "
-            "GPyTorch's prediction caches, got a call of get_fantasy_model."
-        )
+        """What ``ModelListGP.condition_on_observations`` calls.
+
+        Use ``condition_on_observations`` otherwise.
+
+        Args:
+            inputs: ``batch_shape x q x d``, not transformed, with the task column if
+                there is one.
+            targets: ``batch_shape x q``, transformed.
+            kwargs: ``noise`` is ``batch_shape x q``, transformed.
+
+        Raises:
+            NotImplementedError: For several outputs, which BoTorch joins to one.
+        """
+        if self._num_outputs > 1:
+            raise NotImplementedError(
+                "model: expected one with one output in a ModelListGP that is "
+                f"conditioned, got {self._num_outputs}. Condition its models one by "
+                "one: model.condition_on_observations(X, Y)."
+            )
+        X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        Y, noise = targets.unsqueeze(-1), kwargs.get("noise")
+        if hasattr(self, "outcome_transform"):
+            Y, _ = self.outcome_transform.untransform(Y, X=X)
+        noise = None if noise is None else noise.unsqueeze(-1)
+        return self.condition_on_observations(X, Y, noise=noise)
 
     def fantasize(
         self,

@@ -21,7 +21,6 @@ from botorch_structured.inference.ablr_scale import (
     usual,
 )
 from botorch_structured.kernels.hyperparameter import LogInterval
-from botorch_structured.models.ablr_build import check_data
 from botorch_structured.models.ablr_hyperparameters import (
     ExchangeableLogNormalPrior,
     WeightPrecision,
@@ -33,6 +32,7 @@ from botorch_structured.models.ablr_learnt import (
     UsualScale,
 )
 from botorch_structured.models.ablr_standardize import StandardizeTasks
+from botorch_structured.models.checks import DataError, check_training_data
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_weights import AblrWeights as _Base
@@ -106,12 +106,12 @@ class AblrNewTask(_Base):
                 "exclude_tasks: expected a list of task values, got "
                 f"{type(exclude_tasks).__name__}: {exclude_tasks!r}."
             )
-        for name, rows in (("train_X", train_X), ("train_Y", train_Y)):
-            if rows.dtype != self.train_targets.dtype:
-                raise ValueError(
-                    f"{name}: expected the dtype of the old tasks' rows, "
-                    f"{self.train_targets.dtype}, got {rows.dtype}."
-                )
+        check_training_data(train_X, train_Y, train_Yvar, missing=True, empty=True)
+        if train_X.dtype != self.train_targets.dtype:
+            raise DataError(
+                "train_X: expected the dtype of the old tasks' rows, "
+                f"{self.train_targets.dtype}, got {train_X.dtype}."
+            )
         with torch.no_grad():
             some = self._tasks_with_rows(exclude_tasks)
             d = self._num_columns - 1
@@ -121,12 +121,6 @@ class AblrNewTask(_Base):
                     f"and ``n x 1``, got {tuple(train_X.shape)} and "
                     f"{tuple(train_Y.shape)}."
                 )
-            if train_Yvar is not None and train_Yvar.shape != train_Y.shape:
-                raise ValueError(
-                    f"train_Yvar: expected the shape of train_Y, "
-                    f"{tuple(train_Y.shape)}, got {tuple(train_Yvar.shape)}."
-                )
-            check_data(train_X, train_Y, train_Yvar)
             common = self._population(some)
             outcomes = self._usual_outcomes(some)
             features = LearntFeatures(self, common.root)

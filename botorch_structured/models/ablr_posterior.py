@@ -24,6 +24,7 @@ from botorch_structured.models.ablr_normals import (
     stacked,
 )
 from botorch_structured.models.ablr_standardize import StandardizeTasks
+from botorch_structured.models.checks import check_finite_points
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_weights import AblrWeights as _Base
@@ -94,10 +95,12 @@ class AblrPosterior(_Base):
             posterior_transform: An optional transform.
 
         Raises:
-            ValueError: For unknown tasks, or the wrong number of columns.
+            ValueError: For unknown tasks, the wrong number of columns, and NaN or
+                infinity in ``X``.
         """
         if self.training:
             self.eval()
+        check_finite_points(X)
         if self._has_task(X):
             if output_indices is not None:
                 raise ValueError(

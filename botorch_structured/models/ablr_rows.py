@@ -237,13 +237,13 @@ class AblrRows(_Base):
             return self.log_evidence()
         if value.shape != self.train_targets.shape:
             raise ValueError(
-                f"Expected outcomes of shape {tuple(self.train_targets.shape)}, got "
+                f"value: expected shape {tuple(self.train_targets.shape)}, got "
                 f"{tuple(value.shape)}."
             )
         observed = ~value.isnan()
         if not torch.equal(observed, ~self.train_targets.isnan()):
             raise ValueError(
-                "Expected outcomes where the training data have them, got others."
+                "value: expected outcomes where training data have them, got others."
             )
         return self._evidence_of(value[observed])
 

@@ -60,14 +60,24 @@ class StandardizeTasks(OutcomeTransform):
     def _places(self, Y: Tensor, X: Tensor | None) -> Tensor:
         """The task of each outcome, broadcastable to ``batch_shape x n x m``."""
         if self.tasks is None:
-            return torch.arange(len(self.means), device=Y.device)
+            signals = len(self.means)
+            if signals > 1 and Y.shape[-1] != signals:
+                raise ValueError(
+                    f"Y: expected {signals} columns, one for each signal, got shape "
+                    f"{tuple(Y.shape)}. In a ModelListGP, condition its models one by "
+                    "one: model.condition_on_observations(X, Y)."
+                )
+            return torch.arange(signals, device=Y.device)
         if X is None or X.shape[-1] != self.tasks.num_columns:
             raise ValueError(
                 "X: expected inputs with their task column, since each task is "
                 "standardised by itself, got "
                 f"{'None' if X is None else tuple(X.shape)}."
             )
-        return self.tasks.index(X[..., self.tasks.column]).unsqueeze(-1)
+        places = self.tasks.index(X[..., self.tasks.column])
+        # a ModelListGP leaves the one column out
+        bare = Y.shape[-places.ndim :] == places.shape
+        return places if bare else places.unsqueeze(-1)
 
     def forward(
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None

@@ -25,6 +25,7 @@ from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
+from botorch.settings import validate_input_scaling
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
@@ -32,12 +33,14 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
 
+import botorch_structured.kernels.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.hyperparameter import (
     LogInterval,
     QuickLogNormalPrior,
 )
 from botorch_structured.kernels.standard_deviations import register_amplitude_prior
+from botorch_structured.models.checks import CheckedModel, check_training_data
 from botorch_structured.models.default_noise import (
     horseshoe_likelihood,
     set_noise_floor,
@@ -53,7 +56,11 @@ _VARIANCES = (1e-4, 1e4)
 
 
 class ConditionalGP(
-    StructuredInference, ToleranceOfRounding, DependentInputs, SingleTaskGP
+    CheckedModel,
+    StructuredInference,
+    ToleranceOfRounding,
+    DependentInputs,
+    SingleTaskGP,
 ):
     r"""A GP with a ``ConditionalKernel``: zero covariance across paths.
 
@@ -119,7 +126,8 @@ class ConditionalGP(
         input_transform: InputTransform | None = None,
         categorical_features: Sequence[int] | None = None,
     ) -> None:
-        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        dependent = bool(hierarchical_dependencies)
+        check_training_data(train_X, train_Y, train_Yvar, tree=dependent)
         tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
         categorical = _categorical(categorical_features, tree)
         _check_covar_module(covar_module, tree, categorical)
@@ -133,7 +141,8 @@ class ConditionalGP(
                 X = self.transform_inputs(train_X, input_transform=input_transform)
                 imputed = tree.impute(X)
             named = [*tree.decision_columns, *categorical]
-            check_min_max_scaling(imputed, ignore_dims=named)
+            if validate_input_scaling.on():
+                check_min_max_scaling(imputed, ignore_dims=named)
             if covar_module is None:
                 covar_module = _base_kernel(tree, categorical, aug_batch_shape)
                 own_kernel = True

@@ -24,6 +24,7 @@ from botorch.models import ModelListGP
 from botorch.models.deterministic import DeterministicModel
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import Model, ModelList
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors import GPyTorchPosterior, Posterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling.pathwise import draw_matheron_paths
@@ -36,6 +37,11 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import ModuleList
 
+from botorch_structured.models.checks import (
+    check_finite_points,
+    check_points,
+    columns_of,
+)
 from botorch_structured.models.decomposed_observations import (
     ObservedComponents,
     independent,
@@ -76,7 +82,8 @@ class DecomposedGP(ObservedComponents, ModelListGP):
             Gaussian.
 
     Raises:
-        ValueError: For other components.
+        ValueError: For other components, and those that differ in the number of columns
+            or the dtype of their data.
 
     Example:
         >>> # column 0: regularisation; parts: training error and gap, negated, n x 2
@@ -102,6 +109,7 @@ class DecomposedGP(ObservedComponents, ModelListGP):
             m for m, k in zip(models, known, strict=True) if k
         )
         self._known = tuple(known)
+        self._columns = _common_columns(self._with_data)
 
     @property
     def num_outputs(self) -> int:
@@ -209,6 +217,10 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         self, X: Tensor, observation_noise: bool | Tensor
     ) -> list[MultivariateNormal]:
         """The posterior of each component with data, of one batch shape."""
+        check_finite_points(X)
+        # with a task column in X, components look themselves
+        if self._columns is not None and fantasize_flag.off():
+            check_points(X, self._columns)
         noises: list[Any] = [observation_noise] * len(self.models)
         if isinstance(observation_noise, Tensor):
             self._check_columns("observation_noise", observation_noise)
@@ -240,9 +252,9 @@ class DecomposedGP(ObservedComponents, ModelListGP):
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):
             raise ValueError(
-                "Expected output 0: a DecomposedGP has one output, the sum. Got "
-                f"{indices}. Its components are in `components`; their joint posterior "
-                "is `component_posterior`."
+                "output_indices: expected [0], since a DecomposedGP has one output, "
+                f"the sum, got {indices}. Its components are in `components`; their "
+                "joint posterior is `component_posterior`."
             )
 
 
@@ -252,31 +264,59 @@ def _check_components(models: Sequence[Model]) -> None:
         gp = isinstance(model, GPyTorchModel) and not isinstance(model, ModelList)
         if not (known or gp):
             raise ValueError(
-                "Expected components that are single GPs or DeterministicModels. Got "
-                f"a {type(model).__name__} at {i}."
+                "models: expected single GPs or DeterministicModels, got a "
+                f"{type(model).__name__} at {i}."
             )
         if model.num_outputs != 1:
             raise ValueError(
-                f"Expected components with one output. Component {i} has "
-                f"{model.num_outputs}: sum each output in a DecomposedGP of its own."
+                "models: expected components with one output, got "
+                f"{model.num_outputs} at {i}: sum each output in a DecomposedGP of its "
+                "own."
             )
         transform = getattr(model, "outcome_transform", None)
         if gp and transform is not None and not transform._is_linear:
             raise ValueError(
-                "Expected linear outcome transforms, such as Standardize. Component "
-                f"{i} has a {type(transform).__name__}, whose sum with others is not "
+                "models: expected linear outcome transforms, such as Standardize, got "
+                f"a {type(transform).__name__} at {i}, whose sum with others is not "
                 "Gaussian: model the transformed values instead, and sum those."
             )
         if gp and any(model is other for other in models[:i]):
             raise ValueError(
-                f"Expected different components, which are independent. Component {i} "
-                "was given twice: multiply its outcomes by two instead."
+                "models: expected different components, which are independent, got "
+                f"component {i} twice: multiply its outcomes by two instead."
             )
     if all(isinstance(model, DeterministicModel) for model in models):
         raise ValueError(
-            "Expected at least one component with data. Got "
+            "models: expected at least one component with data, got "
             f"{len(models)} components, all of them known."
         )
+
+
+def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
+    """How many columns points have; None where that is for components to say.
+
+    Raises:
+        ValueError: If components ask for different points, or have data of different
+            dtypes, or batch shapes that do not broadcast.
+    """
+    widths = [columns_of(model) for model in models]
+    dtypes = [model.train_targets.dtype for model in models]
+    for name, found in (("columns", widths), ("dtypes", dtypes)):
+        known = {value for value in found if value is not None}
+        if len(known) > 1:
+            raise ValueError(
+                f"models: expected components with the same {name} of train_X, since "
+                f"all are asked at the same points, got {found}."
+            )
+    shapes = [tuple(model.batch_shape) for model in models]
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(
+            f"models: expected components whose batch shapes broadcast, got {shapes}."
+        ) from None
+    tasks = any(getattr(m, "_task_feature", None) is not None for m in models)
+    return None if tasks else next((w for w in widths if w is not None), None)
 
 
 def _certain(value: Tensor) -> MultivariateNormal:

@@ -76,7 +76,7 @@ class ObservedComponents(ABC):
         X = [X] * m if isinstance(X, Tensor) else list(X)
         if len(X) != m:
             raise ValueError(
-                f"X expects one tensor for all or one for each of the {m} components "
+                f"X: expected one tensor for all or one for each of the {m} components "
                 f"with data, got {len(X)}."
             )
         self._check_columns("Y", Y)
@@ -117,8 +117,8 @@ class ObservedComponents(ABC):
         m = len(self.models)
         if evaluation_mask is not None and evaluation_mask.shape != (X.shape[-2], m):
             raise ValueError(
-                f"evaluation_mask expects shape {(X.shape[-2], m)}, a column for each "
-                f"component with data, got {tuple(evaluation_mask.shape)}."
+                f"evaluation_mask: expected shape {(X.shape[-2], m)}, a column for "
+                f"each component with data, got {tuple(evaluation_mask.shape)}."
             )
         if observation_noise is not None:
             self._check_columns("observation_noise", observation_noise)
@@ -165,8 +165,8 @@ class ObservedComponents(ABC):
         m = len(self.models)
         if value.dim() < 2 or value.shape[-1] != m:
             raise ValueError(
-                f"{name} expects {m} columns, one for each component with data (known "
-                f"components have none), got shape {tuple(value.shape)}."
+                f"{name}: expected {m} columns, one for each component with data "
+                f"(known components have none), got shape {tuple(value.shape)}."
             )
 
 

@@ -37,6 +37,7 @@ from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
+from botorch_structured.models.checks import CheckedModel
 from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.module_stack import ModuleStack
 from botorch_structured.models.structured_inference import (
@@ -66,7 +67,7 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
     if not (
         isinstance(first, SingleTaskGP)
         and kind.forward is SingleTaskGP.forward
-        and kind.posterior is SingleTaskGP.posterior
+        and kind.posterior in (SingleTaskGP.posterior, CheckedModel.posterior)
         and kind.__call__ in (SingleTaskGP.__call__, StructuredInference.__call__)
         and all(_is_plain(model) for model in models)
         and _same(models, "outcome_transform")

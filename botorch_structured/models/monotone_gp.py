@@ -50,6 +50,7 @@ from botorch_structured.kernels.derivative_sites import (
     SiteConditionedMean,
 )
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.checks import CheckedModel, check_training_data
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_categories,
@@ -74,7 +75,7 @@ from botorch_structured.models.virtual_points import (
 )
 
 
-class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
+class MonotoneGP(CheckedModel, DerivativePosterior, SiteInference, SingleTaskGP):
     r"""A ``SingleTaskGP`` that was told the signs of some of its partial derivatives.
 
     At *virtual points* v the derivative along each monotone column j is seen to have
@@ -167,7 +168,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         bounds: Tensor | None = None,
         nu: float = 0.1,
     ) -> None:
-        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        check_training_data(train_X, train_Y, train_Yvar)
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
         if not (isinstance(nu, Real) and math.isfinite(nu) and nu > 0.0):

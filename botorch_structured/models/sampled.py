@@ -19,15 +19,22 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions import UnsupportedError
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.models.utils import gpt_posterior_settings
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
 from botorch.sampling.base import MCSampler
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
+from botorch_structured.models.checks import (
+    check_finite_points,
+    check_points,
+    columns_of,
+)
 from botorch_structured.models.ensemble import Ensemble
 from botorch_structured.models.folded_prediction import FoldedPredictor, can_fold
 from botorch_structured.models.mixture import stack_distributions
@@ -79,6 +86,9 @@ class SampledGP(Ensemble, FantasizeMixin):
     def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
         super().__init__(models)
         self.chains = chains
+        first = self.models[0]
+        with_task = getattr(first, "_task_feature", None) is not None
+        self._columns = None if with_task else columns_of(first)
         self.eval()  # there is nothing to be fitted
 
     def _drop_caches(self) -> None:
@@ -138,7 +148,7 @@ class SampledGP(Ensemble, FantasizeMixin):
         first = self.models[0]
         if first.train_targets.ndim > len(first.batch_shape) + 1:
             raise UnsupportedError(
-                "Expected models with one output, or outputs that are one GP; got "
+                "models: expected one output, or outputs that are one GP, got "
                 f"{self.num_outputs} independent ones: use posterior."
             )
         Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples
@@ -174,6 +184,9 @@ class SampledGP(Ensemble, FantasizeMixin):
         if self.training or any(model.training for model in self.models):
             self._predictor = None  # whoever asks to train may change anything
             self.eval()
+        check_finite_points(X)
+        if self._columns is not None and fantasize_flag.off():
+            check_points(X, self._columns)
         noise: bool | list[Tensor] = (
             self._noise_of_samples(observation_noise, X)
             if isinstance(observation_noise, Tensor)
@@ -323,3 +336,16 @@ class SampledGP(Ensemble, FantasizeMixin):
     def subset_output(self, idcs: list[int]) -> SampledGP:
         """The same samples of a model of some of the outputs."""
         return type(self)([m.subset_output(idcs) for m in self.models], self.chains)
+
+
+@DrawMatheronPaths.register(SampledGP)
+def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
+    """BoTorch's hook for whole paths, which are those of one GP.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        "model: expected one GP to draw whole paths from, got a SampledGP: draw from "
+        "one of its samples, draw_matheron_paths(model.models[s], ...)."
+    )

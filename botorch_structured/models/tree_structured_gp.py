@@ -29,6 +29,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
+from botorch.settings import validate_input_scaling
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -39,6 +40,7 @@ from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+import botorch_structured.kernels.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.leaf_kernel import LeafKernel
 from botorch_structured.kernels.stationary import CORRELATIONS
@@ -46,6 +48,7 @@ from botorch_structured.kernels.tree_structured import (
     TreeStructuredKernel,
     check_choices,
 )
+from botorch_structured.models.checks import CheckedModel, check_training_data
 from botorch_structured.models.default_noise import (
     default_likelihood,
     set_noise_prior,
@@ -62,7 +65,11 @@ from botorch_structured.spaces import ParameterTree
 
 
 class TreeStructuredGP(
-    StructuredInference, ToleranceOfRounding, DependentInputs, SingleTaskGP
+    CheckedModel,
+    StructuredInference,
+    ToleranceOfRounding,
+    DependentInputs,
+    SingleTaskGP,
 ):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
 
@@ -164,7 +171,8 @@ class TreeStructuredGP(
         weight_variances: Literal["tied", "independent"] = "tied",
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
     ) -> None:
-        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        dependent = bool(hierarchical_dependencies)
+        check_training_data(train_X, train_Y, train_Yvar, tree=dependent)
         tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
         kernels = ("evidence", *(c.name for c in CORRELATIONS))
         if leaf_offset not in ("random", "fixed"):
@@ -213,7 +221,8 @@ class TreeStructuredGP(
                 X = self.transform_inputs(train_X, input_transform=input_transform)
                 imputed = tree.impute(X)
             named = [*tree.decision_columns, *known_values]
-            check_min_max_scaling(imputed, ignore_dims=named)
+            if validate_input_scaling.on():
+                check_min_max_scaling(imputed, ignore_dims=named)
             covar_module = TreeStructuredKernel(
                 tree,
                 shared_features=shared_features,
@@ -353,6 +362,7 @@ class TreeStructuredGP(
                 "path_posterior: expected a model with one output, got "
                 f"{self._num_outputs}; use subset_output."
             )
+        self._check_points(X)
         self.eval()
         X = self.transform_inputs(X)
         mean = self.mean_module(X)
@@ -432,10 +442,20 @@ def _known_values(
             f"categorical_features: expected columns from 0 to {tree.dim - 1}, "
             f"got {sorted(features)}."
         )
-    if isinstance(features, Mapping):
-        return {c: [float(v) for v in values] for c, values in features.items()}
     active = tree.active_mask(train_X)
-    return {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
+    seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
+    if not isinstance(features, Mapping):
+        return seen
+    known = {c: [float(v) for v in values] for c, values in features.items()}
+    for c, values in known.items():
+        # what is not declared would all be one more value; of decisions the tree tells
+        odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
+        if odd:
+            raise ValueError(
+                f"categorical_features: expected all values of column {c} of train_X, "
+                f"got {values}, and train_X has {odd[:10]}."
+            )
+    return known
 
 
 def _batch_dimensions(model: TreeStructuredGP) -> dict[str, int]:

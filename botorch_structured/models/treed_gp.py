@@ -37,6 +37,7 @@ from torch import Tensor
 
 from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_partition import TreePartition
+from botorch_structured.models.checks import CheckedModel, check_training_data
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_dependencies,
@@ -47,7 +48,7 @@ from botorch_structured.models.treed_assembly import TreedAssembly
 from botorch_structured.models.treed_build import grow_trees
 
 
-class TreedGP(TreedAssembly, SingleTaskGP):
+class TreedGP(CheckedModel, TreedAssembly, SingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and violent in another, jumps, or
@@ -145,7 +146,7 @@ class TreedGP(TreedAssembly, SingleTaskGP):
         categorical_features: Sequence[int] | None = None,
         leaf_kernel: Literal["evidence", "matern", "rbf"] | None = None,
     ) -> None:
-        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
+        check_training_data(train_X, train_Y, train_Yvar)
         for name, value, allowed in (
             ("split_criterion", split_criterion, ("evidence", "variance")),
             ("path_sharing", path_sharing, ("lengthscale", "all")),

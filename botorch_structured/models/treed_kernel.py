@@ -23,7 +23,9 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.utils import kumaraswamy_warp
+from botorch.sampling.pathwise.features.generators import GenKernelFeatures
 from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
@@ -301,6 +303,21 @@ class TreedCopies(TreedKernel):
             for leaf, x in zip(leaves, a, strict=True)
         ]
         return torch.stack(parts)
+
+
+@GenKernelFeatures.register(TreedKernel)
+def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
+    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        "model: expected one with the prior that it predicts from, to draw whole paths "
+        "of, got a TreedGP with more than one leaf (or warp, or categorical_features): "
+        "its posterior is mixed from those of leaves. Draw at a finite set of points "
+        "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+    )
 
 
 def place_of(element: int, shape: torch.Size) -> tuple[int, ...]:

@@ -160,7 +160,7 @@ def test_mll_of_the_model_is_what_is_fitted() -> None:
         torch.testing.assert_close(objective(model), expected)
         moved = mll(model(*model.train_inputs), model.train_targets + 1.0)
         assert moved != objective(model)
-        with pytest.raises(ValueError, match="Expected outcomes of shape"):
+        with pytest.raises(ValueError, match="value: expected shape"):
             mll(model(*model.train_inputs), model.train_targets[..., :-1])
 
 

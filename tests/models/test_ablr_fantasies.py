@@ -10,6 +10,7 @@ import pytest
 import torch
 from botorch.acquisition.knowledge_gradient import qMultiFidelityKnowledgeGradient
 from botorch.acquisition.utils import project_to_target_fidelity
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
@@ -196,3 +197,50 @@ def test_an_output_of_a_model_shares_its_rows() -> None:
     for wrong in ([2], [], [-3]):
         with pytest.raises(ValueError, match="idcs: expected indices of 2 outputs"):
             model.subset_output(wrong)
+
+
+@pytest.mark.parametrize("outcome_transform", [True, False])
+@pytest.mark.parametrize("with_task", [True, False])
+def test_a_list_of_models_conditions_each(
+    outcome_transform: bool, with_task: bool
+) -> None:
+    (X, Y), kwargs = data(), {"feature_map": network()}
+    if not outcome_transform:
+        kwargs["outcome_transform"] = None
+    if with_task:
+        model = task_model(**kwargs)
+        rows = data(6)[0]
+    else:
+        X = X[:, :2]
+        rows = points(6)
+        model = MultiTaskABLR(X, Y, None, **kwargs)
+    other = SingleTaskGP(X, Y)
+    several = ModelListGP(model, other)
+    several.posterior(rows)
+    new, noise = torch.rand(6, 2), torch.full((6, 2), 0.1)
+    for given in ({}, {"noise": noise}):
+        found = several.condition_on_observations([rows, rows], new, **given)
+        alone = {}
+        if given:  # BoTorch passes it as transformed outcomes have it
+            alone = {"noise": noise[:, :1]}
+            if outcome_transform:
+                _, alone["noise"] = model.outcome_transform(
+                    new[:, :1], noise[:, :1], X=rows
+                )
+        expected = model.condition_on_observations(rows, new[:, :1], **alone)
+        posterior = found.models[0].posterior(points())
+        torch.testing.assert_close(posterior.mean, expected.posterior(points()).mean)
+        variance = expected.posterior(points()).variance
+        torch.testing.assert_close(posterior.variance, variance)
+
+
+@pytest.mark.parametrize("outcome_transform", [True, False])
+def test_a_list_cannot_condition_signals_and_says_what_can(
+    outcome_transform: bool,
+) -> None:
+    X, Y = data()[0][:, :2], torch.rand(21, 2)
+    kwargs = {} if outcome_transform else {"outcome_transform": None}
+    model = MultiTaskABLR(X, Y, None, feature_map=network(), **kwargs)
+    several = ModelListGP(model, SingleTaskGP(X, Y[:, :1])).eval()
+    with pytest.raises((ValueError, NotImplementedError), match="one by one: model.co"):
+        several.condition_on_observations([X] * 3, torch.rand(21, 3))

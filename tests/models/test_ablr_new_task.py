@@ -314,17 +314,17 @@ def test_errors(old: MultiTaskABLR) -> None:
         (torch.cat([X, X[:, :1]], -1), Y, "without the task column"),
         (X[:, :1], Y, "without the task column"),
         (X, torch.cat([Y, Y], -1), "n x 1"),
-        (X, Y[:2], "as many rows"),
+        (X, Y[:2], "train_Y: expected ``3 x m``"),
         (X.log().log(), Y, "finite"),
         (X, Y / 0.0, "finite"),
-        (X.unsqueeze(0), Y, "without the task column"),
+        (X.unsqueeze(0), Y, "rows of train_X"),
     ):
         with pytest.raises(ValueError, match=match):
             old.new_task(bad_X, bad_Y)
     with pytest.raises(ValueError, match="train_Yvar"):
         old.new_task(X, Y, -torch.ones_like(Y))
     with pytest.raises(ValueError, match="shape of train_Y"):
-        old.new_task(X, Y, torch.ones(3))
+        old.new_task(X, Y, torch.ones(3).to(Y))
     with pytest.raises(ValueError, match="77"):
         old.new_task(X, Y, exclude_tasks=[77])
     for wrong in (15, "15", torch.tensor([15])):
@@ -332,7 +332,7 @@ def test_errors(old: MultiTaskABLR) -> None:
             old.new_task(X, Y, exclude_tasks=wrong)
     with pytest.raises(ValueError, match="train_X: expected the dtype"):
         old.new_task(X.float(), Y.float())
-    with pytest.raises(ValueError, match="train_Y: expected the dtype"):
+    with pytest.raises(ValueError, match="train_Y: expected the same dtype"):
         old.new_task(X, Y.float())
     with pytest.raises(ValueError, match="exclude_tasks"):
         old.new_task(X, Y, exclude_tasks=range(10, 16))

@@ -468,11 +468,11 @@ def test_wrong_arguments() -> None:
     for models, message in (
         ((), "at least one component with data"),
         ((known, known), "all of them known"),
-        ((first, two), "Component 1 has 2"),
-        ((first, log), "has a Log"),
+        ((first, two), "models: expected components with one output, got 2"),
+        ((first, log), "models: .* a Log at 1"),
         ((first, DecomposedGP(first, second)), "a DecomposedGP at 1"),
         ((first, torch.nn.Linear(1, 1)), "a Linear at 1"),
-        ((first, known, first), "Component 2 was given twice"),
+        ((first, known, first), "models: .* got component 2 twice"),
     ):
         with pytest.raises(ValueError, match=message):
             DecomposedGP(*models)
@@ -484,17 +484,20 @@ def test_wrong_arguments() -> None:
     for call, message in (
         (lambda: model.posterior(X, output_indices=[1]), "one output, the sum"),
         (lambda: model.component_posterior(X, [3]), r"components 0 to 2, got \[3\]"),
-        (lambda: model.posterior(X, observation_noise=three), "expects 2 columns"),
-        (lambda: model.condition_on_observations(X, three), "Y expects 2 columns"),
+        (
+            lambda: model.posterior(X, observation_noise=three),
+            "noise: expected 2 columns",
+        ),
+        (lambda: model.condition_on_observations(X, three), "Y: expected 2 columns"),
         (lambda: model.condition_on_observations([X], parts), "got 1"),
         (
             lambda: model.condition_on_observations(X, parts, noise=three),
-            "noise expects 2 columns",
+            "noise: expected 2 columns",
         ),
-        (lambda: model.fantasize(X, sampler, three), "expects 2 columns"),
+        (lambda: model.fantasize(X, sampler, three), "noise: expected 2 columns"),
         (
             lambda: model.fantasize(X, sampler, evaluation_mask=mask),
-            "evaluation_mask expects shape",
+            "evaluation_mask: expected shape",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -274,7 +274,7 @@ def test_gradients_reach_the_data_where_they_are_asked_for() -> None:
 def test_columns_are_counted() -> None:
     model = sampled()
     assert folds(model)
-    with pytest.raises(ValueError, match="expected 3 columns .* got 1"):
+    with pytest.raises(ValueError, match=r"X: expected .* q x 3``, got \(2, 1, 1\)"):
         model.posterior(points(2, 1)[..., :1])
 
 

@@ -1,0 +1,346 @@
+"""What all models ask of data and of points, before any work is done with them.
+
+Errors are BoTorch's own classes, which its callers look for, and a ``ValueError``, as
+every bad argument of this package. Their messages name the argument, what was expected
+and what came.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckedModel",
+    "DataError",
+    "ShapeError",
+    "check_finite_points",
+    "check_new_data",
+    "check_points",
+    "check_training_data",
+    "columns_of",
+]
+
+import math
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from botorch import settings
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.utils import fantasize as fantasize_flag
+from torch import Tensor
+
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch.models import SingleTaskGP as _Base
+    from botorch.models.gpytorch import GPyTorchModel
+else:
+    _Base = object
+
+_INACTIVE = (
+    " Inactive columns hold any finite value: fill them with ParameterTree.impute."
+)
+_SHOWN, _VALUES = 10, 3  # places and values in a message
+
+
+class DataError(InputDataError, ValueError):
+    """Data of another kind than expected: types, dtypes, NaN, infinity, variances."""
+
+
+class ShapeError(BotorchTensorDimensionError, ValueError):
+    """Data of another shape than expected."""
+
+
+def check_training_data(
+    train_X: Tensor,
+    train_Y: Tensor,
+    train_Yvar: Tensor | None = None,
+    *,
+    missing: bool = False,
+    empty: bool = False,
+    tree: bool = False,
+) -> None:
+    """Raise an error for training data that no model can be made of.
+
+    As BoTorch does, it leaves values (not shapes) alone where
+    ``botorch.settings.validate_input_scaling`` is off.
+
+    Args:
+        train_X: ``batch_shape x n x d``.
+        train_Y: ``batch_shape x n x m``.
+        train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
+        missing: Whether NaN in ``train_Y`` stands for what was not observed.
+        empty: Whether n may be 0.
+        tree: Whether the model has a ``ParameterTree``: what to do about inactive
+            columns is then said.
+
+    Raises:
+        DataError: What is not a tensor of floating-point numbers, all of one dtype,
+            finite, and variances not negative.
+        ShapeError: For shapes that do not fit together.
+    """
+    given = {"train_X": train_X, "train_Y": train_Y}
+    if train_Yvar is not None:
+        given["train_Yvar"] = train_Yvar
+    for name, values in given.items():
+        _check_tensor(name, values)
+        if not values.is_floating_point():
+            raise DataError(
+                f"{name}: expected floating-point numbers, got {values.dtype}."
+            )
+        if values.dtype != train_X.dtype:
+            raise DataError(
+                f"{name}: expected the same dtype as train_X, {train_X.dtype}, got "
+                f"{values.dtype}."
+            )
+    _check_shapes(train_X, train_Y, train_Yvar, empty)
+    if settings.validate_input_scaling.off():
+        return
+    _check_finite("train_X", train_X, _INACTIVE if tree else "")
+    _check_outcomes("train_Y", train_Y, missing)
+    if train_Yvar is not None:
+        _check_variances("train_Yvar", train_Yvar, train_Y)
+
+
+def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> None:
+    if X.ndim < 2 or not X.shape[-1]:
+        raise ShapeError(
+            "train_X: expected ``batch_shape x n x d`` with at least one column, got "
+            f"shape {tuple(X.shape)}."
+        )
+    if not empty and not X.shape[-2]:
+        raise ShapeError(
+            f"train_X: expected at least one row, got shape {tuple(X.shape)}."
+        )
+    if X.shape[:-1] == Y.shape:
+        raise ShapeError(
+            f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, got {tuple(Y.shape)}. An "
+            "explicit output dimension is required for targets: "
+            "train_Y.unsqueeze(-1)."
+        )
+    if X.shape[:-1] != Y.shape[:-1] or not Y.shape[-1]:
+        raise ShapeError(
+            f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, the rows of train_X "
+            f"{tuple(X.shape)}, got {tuple(Y.shape)}."
+        )
+    # BoTorch lets batch dimensions be left out
+    if Yvar is not None and (Yvar.ndim < 2 or Y.shape[-Yvar.ndim :] != Yvar.shape):
+        raise ShapeError(
+            f"train_Yvar: expected the shape of train_Y, {tuple(Y.shape)}, got "
+            f"{tuple(Yvar.shape)}."
+        )
+
+
+def check_new_data(
+    X: Tensor, Y: Tensor, noise: Tensor | None = None, missing: bool = False
+) -> None:
+    """Raise an error for new data that would leave no number in a posterior.
+
+    Args:
+        X: Inputs, ``batch_shape x q x d``.
+        Y: Outcomes, ``batch_shape x q x m``.
+        noise: Noise variances that broadcast to ``Y``.
+        missing: Whether NaN in ``Y`` stands for what was not observed.
+
+    Raises:
+        DataError: For NaN, infinity and negative variances.
+        ShapeError: For noise that does not broadcast.
+    """
+    for name, values in (("X", X), ("Y", Y)):
+        _check_tensor(name, values)
+    _check_finite("X", X)
+    _check_outcomes("Y", Y, missing)
+    if noise is None:
+        return
+    try:
+        torch.broadcast_shapes(noise.shape, Y.shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
+            f"{tuple(noise.shape)}."
+        ) from None
+    _check_variances("noise", noise, Y)
+
+
+def check_points(X: Tensor, columns: int, tree: bool = False) -> None:
+    """Raise an error for points that no prediction can be made at.
+
+    Args:
+        X: ``batch_shape x q x d``.
+        columns: d.
+        tree: As in ``check_training_data``.
+
+    Raises:
+        DataError: For what is not a tensor, and for NaN or infinity.
+        ShapeError: For another shape.
+    """
+    if isinstance(X, Tensor) and (X.ndim < 2 or X.shape[-1] != columns):
+        raise ShapeError(
+            f"X: expected ``batch_shape x q x {columns}``, got {tuple(X.shape)}."
+        )
+    check_finite_points(X, tree)
+
+
+def check_finite_points(X: Tensor, tree: bool = False) -> None:
+    """Raise a ``DataError`` for points with NaN or infinity.
+
+    Args:
+        X: ``batch_shape x q x d``.
+        tree: As in ``check_training_data``.
+    """
+    _check_tensor("X", X)
+    # one reduction, one look: what is added up is finite only if every part is
+    if not math.isfinite(X.detach().sum().item()):
+        _check_finite("X", X, _INACTIVE if tree else "")
+
+
+class CheckedModel(_Base):
+    """``posterior`` and conditioning of a ``SingleTaskGP`` with checked points."""
+
+    # numbers of columns that fit, and whether in a fantasy, of models with a transform
+    _widths: frozenset[tuple[int, bool]] = frozenset()
+
+    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As in BoTorch, after a look at the points.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            args: See ``BatchedMultiOutputGPyTorchModel.posterior``.
+            kwargs: See there.
+
+        Raises:
+            ValueError: For another number of columns, and NaN or infinity in ``X``.
+        """
+        self._check_points(X)
+        return super().posterior(X, *args, **kwargs)
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """As in BoTorch, after a look at the data.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            Y: ``batch_shape' x n' x m``.
+            noise: Noise variances, of the shape of ``Y``.
+            kwargs: See ``BatchedMultiOutputGPyTorchModel``.
+
+        Raises:
+            ValueError: For another number of columns, NaN or infinity, and negative
+                variances.
+        """
+        if fantasize_flag.off():  # else BoTorch made them, from points that were seen
+            self._check_points(X)
+            check_new_data(X, Y, noise)
+        if noise is not None:
+            kwargs["noise"] = noise
+        return super().condition_on_observations(X, Y, **kwargs)
+
+    def _check_points(self, X: Tensor) -> None:
+        tree = getattr(self, "tree", None)
+        conditional = tree is not None and bool(tree.decision_columns)
+        if not hasattr(self, "input_transform"):
+            check_points(X, self.train_inputs[0].shape[-1], conditional)
+            return
+        check_finite_points(X, conditional)
+        width = (X.shape[-1], fantasize_flag.on())
+        if width not in self._widths:
+            self._check_transformed(X)
+            self._widths |= {width}
+
+    def _check_transformed(self, X: Tensor) -> None:
+        """The columns of the model: a transform may append some, in some modes."""
+        self.eval()
+        raw = _raw_inputs(self).shape[-1]
+        found: int | None = None
+        try:
+            with torch.no_grad():
+                found = self.transform_inputs(X).shape[-1]
+        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
+            if X.ndim > 1 and X.shape[-1] == raw:
+                raise
+        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
+            raise ShapeError(
+                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
+                f"input_transform, a {type(self.input_transform).__name__}, makes "
+                f"that of; got {tuple(X.shape)}."
+            )
+
+
+def columns_of(model: GPyTorchModel) -> int | None:
+    """How many columns a GP with data predicts at, a task's column not counted.
+
+    Args:
+        model: Not changed.
+
+    Returns:
+        None where its input transform makes some of the columns of ``train_X``.
+    """
+    raw = _raw_inputs(model)
+    if getattr(model, "input_transform", None) is not None:
+        transform = deepcopy(model.input_transform).eval()
+        with torch.no_grad():
+            trained, seen = transform.preprocess_transform(raw), transform(raw)
+        if trained.shape[-1] != seen.shape[-1]:
+            return None
+    has_task = getattr(model, "_task_feature", None) is not None
+    return raw.shape[-1] - has_task
+
+
+def _raw_inputs(model: GPyTorchModel) -> Tensor:
+    if model._has_transformed_inputs:
+        return model._original_train_inputs
+    return model.train_inputs[0]
+
+
+def _check_tensor(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        kind = f"{type(values).__module__}.{type(values).__name__}"
+        raise DataError(
+            f"{name}: expected a torch.Tensor, got {kind}; convert it with "
+            "torch.as_tensor(..., dtype=torch.float64)."
+        )
+
+
+def _check_finite(name: str, values: Tensor, advice: str = "") -> None:
+    finite = values.isfinite()
+    if not finite.all():
+        raise DataError(
+            f"{name}: expected finite numbers, got {_where(values, ~finite)}.{advice}"
+        )
+
+
+def _check_outcomes(name: str, Y: Tensor, missing: bool) -> None:
+    bad = Y.isinf() if missing else ~Y.isfinite()
+    if bad.any():
+        allowed = "finite outcomes"
+        if missing:
+            allowed += ", or NaN for those that were not observed"
+        raise DataError(f"{name}: expected {allowed}; got {_where(Y, bad)}.")
+
+
+def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
+    """Of what was not observed, NaN in ``Y``, the variance may be anything."""
+    bad = ~((variances >= 0.0) & variances.isfinite())
+    bad = bad & ~Y.isnan()
+    if bad.any():
+        raise DataError(
+            f"{name}: expected a finite variance, not negative, for each outcome, got "
+            f"{_where(variances.expand_as(bad), bad)}."
+        )
+
+
+def _where(values: Tensor, bad: Tensor) -> str:
+    """What and where entries are, ``batch_shape x n x d``, for a message."""
+    found = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:_VALUES]
+    columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
+    by_row = bad.any(-1)
+    rows = by_row.reshape(-1, by_row.shape[-1]).any(0).nonzero().flatten().tolist()
+    return f"{', '.join(found)} in columns {_first(columns)} of rows {_first(rows)}"
+
+
+def _first(places: list[int]) -> str:
+    if len(places) <= _SHOWN:
+        return str(places)
+    return f"{places[:_SHOWN]} and {len(places) - _SHOWN} more"
+
+
+def _shape(*sizes: int | str) -> str:
+    return f"``{' x '.join(map(str, sizes))}``"

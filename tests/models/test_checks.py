@@ -1,0 +1,353 @@
+"""All models check data and points in the same way, before any work is done."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from botorch import settings
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import AppendFeatures, Normalize
+from torch import Tensor
+
+from botorch_structured.models import (
+    ConditionalGP,
+    DecomposedGP,
+    MonotoneGP,
+    MultiTaskABLR,
+    SampledGP,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.models.feature_maps import TanhNetwork
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# column 0 chooses between columns 1 and 2
+TREE = {0: {0: [1], 1: [2]}}
+N = 12
+X = torch.rand(N, 3, generator=torch.Generator().manual_seed(0)).double()
+X[:, 0] = torch.arange(N) % 2
+Y = X.sum(-1, keepdim=True)
+
+Maker = Callable[..., Any]
+MAKERS: dict[str, Maker] = {
+    "tree": lambda X, Y, **kw: TreeStructuredGP(X, Y, TREE, **kw),
+    "conditional": lambda X, Y, **kw: ConditionalGP(X, Y, TREE, **kw),
+    "treed": lambda X, Y, **kw: TreedGP(X, Y, **kw),
+    "monotone": lambda X, Y, **kw: MonotoneGP(X, Y, {1: 1}, **kw),
+    "ablr": lambda X, Y, **kw: MultiTaskABLR(
+        X, Y, None, feature_map=TanhNetwork(3, widths=(4, 4)), **kw
+    ),
+}
+models = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def new_task(X: Tensor, Y: Tensor, train_Yvar: Tensor | None = None) -> MultiTaskABLR:
+    old = torch.rand(N, 4)
+    old[:, 3] = torch.arange(N) % 3
+    network = TanhNetwork(3, widths=(4, 4))
+    model = MultiTaskABLR(old, old[:, :1], task_feature=3, feature_map=network)
+    return model.new_task(X, Y, train_Yvar)
+
+
+def with_value(values: Tensor, place: tuple[int, int], value: float) -> Tensor:
+    values = values.clone()
+    values[place] = value
+    return values
+
+
+# what comes, BoTorch's class of the error, and how its message starts
+KIND, SHAPE = InputDataError, BotorchTensorDimensionError
+ONES = torch.ones_like(Y)
+BAD_DATA = {
+    "numpy X": ({"X": X.numpy()}, KIND, "train_X: .*got numpy.ndarray.*as_tensor"),
+    "numpy Y": ({"Y": Y.numpy()}, KIND, "train_Y: .*got numpy.ndarray.*as_tensor"),
+    "numpy Yvar": ({"train_Yvar": ONES.numpy()}, KIND, "train_Yvar: .*as_tensor"),
+    "integers": (
+        {"X": X.long(), "Y": Y.long()},
+        KIND,
+        "train_X: expected floating-point numbers, got torch.int64",
+    ),
+    "float Y": (
+        {"Y": Y.float()},
+        KIND,
+        "train_Y: expected the same dtype as train_X, torch.float64, got torch.float32",
+    ),
+    "float Yvar": ({"train_Yvar": ONES.float()}, KIND, "train_Yvar: .*same dtype"),
+    "one row less": (
+        {"Y": Y[1:]},
+        SHAPE,
+        "train_Y: expected ``12 x m``, the rows of train_X (12, 3), got (11, 1)",
+    ),
+    "no output dimension": (
+        {"Y": Y[:, 0]},
+        SHAPE,
+        "train_Y: .*An explicit output dimension is required for targets",
+    ),
+    "no columns of X": ({"X": X[:, :0]}, SHAPE, "train_X: .*at least one column"),
+    "no columns of Y": ({"Y": Y[:, :0]}, SHAPE, "train_Y: .*got (12, 0)"),
+    "another batch": (
+        {"X": X.expand(1, N, 3), "Y": Y.expand(2, N, 1)},
+        SHAPE,
+        "train_Y: expected ``1 x 12 x m``.*got (2, 12, 1)",
+    ),
+    "rows of Yvar": (
+        {"train_Yvar": ONES[1:]},
+        SHAPE,
+        "train_Yvar: expected the shape of train_Y, (12, 1), got (11, 1)",
+    ),
+    "one Yvar": ({"train_Yvar": ONES[0]}, SHAPE, "train_Yvar: .*got (1,)"),
+    "NaN in X": (
+        {"X": with_value(X, (4, 1), torch.nan)},
+        KIND,
+        "train_X: expected finite numbers, got nan in columns [1] of rows [4]",
+    ),
+    "infinity in X": (
+        {"X": with_value(X, (4, 2), -torch.inf)},
+        KIND,
+        "train_X: expected finite numbers, got -inf in columns [2] of rows [4]",
+    ),
+    "infinity in Y": (
+        {"Y": with_value(Y, (4, 0), torch.inf)},
+        KIND,
+        "train_Y: expected finite outcomes.*got inf in columns [0] of rows [4]",
+    ),
+    "negative Yvar": (
+        {"train_Yvar": with_value(ONES, (4, 0), -0.5)},
+        KIND,
+        "train_Yvar: expected a finite variance.*got -0.5 in columns [0] of rows [4]",
+    ),
+    "NaN in Yvar": (
+        {"train_Yvar": with_value(ONES, (4, 0), torch.nan)},
+        KIND,
+        "train_Yvar: expected a finite variance.*got nan",
+    ),
+    "infinite Yvar": ({"train_Yvar": torch.inf * ONES}, KIND, "train_Yvar: .*got inf"),
+}
+
+
+def starts_with(message: str) -> str:
+    return "^" + re.escape(message).replace(r"\.\*", ".*")
+
+
+@pytest.mark.parametrize(
+    "make", [*MAKERS.values(), new_task], ids=[*MAKERS, "new_task"]
+)
+@pytest.mark.parametrize(
+    ("change", "error", "message"), BAD_DATA.values(), ids=BAD_DATA
+)
+def test_data_that_no_model_can_be_made_of(
+    make: Maker, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {"X": X, "Y": Y, **change}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing was done with them
+        with pytest.raises(error, match=starts_with(message)) as caught:
+            make(**arguments)
+    assert isinstance(caught.value, ValueError)
+
+
+@models
+def test_outcomes_that_were_not_observed(make: Maker) -> None:
+    missing = with_value(Y, (4, 0), torch.nan)
+    if make is MAKERS["ablr"]:
+        assert make(X, missing).posterior(X).mean.isfinite().all()
+        return
+    with pytest.raises(InputDataError, match=r"^train_Y: .* got nan in columns \[0\]"):
+        make(X, missing)
+
+
+@models
+def test_data_without_rows(make: Maker) -> None:
+    arguments = {"X": X[:0], "Y": Y[:0], "outcome_transform": None}
+    if make is MAKERS["ablr"]:
+        assert make(**arguments).posterior(X).mean.isfinite().all()
+        return
+    with pytest.raises(ValueError, match=r"^train_X: expected at least one row"):
+        make(**arguments)
+
+
+def test_tasks_of_no_rows() -> None:
+    with pytest.raises(ValueError, match=r"^all_tasks: expected all task values"):
+        MultiTaskABLR(X[:0], Y[:0], task_feature=0)
+    model = MultiTaskABLR(X[:0], Y[:0], task_feature=0, all_tasks=[0, 1])
+    assert model.posterior(X[:, 1:]).mean.shape == (N, 2)
+
+
+@pytest.mark.parametrize("name", ["tree", "conditional"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_to_do_about_inactive_columns(name: str, value: float) -> None:
+    gaps = X.clone()
+    gaps[0::2, 2] = value
+    gaps[1::2, 1] = value
+    make = MAKERS[name]
+    advice = r"fill them with ParameterTree.impute"
+    with pytest.raises(InputDataError, match=rf"^train_X: .*{advice}"):
+        make(gaps, Y)
+    model = make(X, Y)
+    with pytest.raises(InputDataError, match=rf"^X: .*{advice}"):
+        model.posterior(gaps)
+    filled = model.tree.impute(gaps)
+    assert make(filled, Y).posterior(filled).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["tree", "conditional", "treed", "monotone"])
+def test_botorchs_setting_leaves_values_alone(name: str) -> None:
+    with warnings.catch_warnings(), settings.validate_input_scaling(False):
+        warnings.simplefilter("error")
+        raw = X * torch.tensor([1.0, 50.0, 50.0])
+        assert MAKERS[name](raw, 50.0 + Y, outcome_transform=None)
+        with pytest.raises(ValueError, match=r"^train_Y: expected ``12 x m``"):
+            MAKERS[name](X, Y[1:])
+
+
+# -- points ------------------------------------------------------------------------
+
+
+def decomposed(X: Tensor, Y: Tensor, **kwargs: Any) -> DecomposedGP:
+    return DecomposedGP(SingleTaskGP(X, Y, **kwargs), SingleTaskGP(X, 2 * Y, **kwargs))
+
+
+def sampled(X: Tensor, Y: Tensor, **kwargs: Any) -> SampledGP:
+    return SampledGP([SingleTaskGP(X, Y, **kwargs) for _ in range(2)])
+
+
+PREDICTORS = {**MAKERS, "decomposed": decomposed, "sampled": sampled}
+BAD_POINTS = {
+    "wider": (X[:, [0, 1, 2, 0]], "X: expected .*3.*got .*4"),
+    "narrower": (X[:, :2], "X: expected .*3.*got .*2"),
+    "one row NaN": (
+        with_value(X, (4, 1), torch.nan),
+        r"X: expected finite numbers, got nan in columns \[1\] of rows \[4\]",
+    ),
+    "one row infinite": (
+        with_value(X, (4, 1), torch.inf),
+        r"X: expected finite numbers, got inf in columns \[1\] of rows \[4\]",
+    ),
+    "one of a t-batch NaN": (
+        with_value(X, (4, 1), torch.nan).unsqueeze(-2),
+        r"X: expected finite numbers, got nan in columns \[1\] of rows \[0\]",
+    ),
+    "numpy": (X.numpy(), "X: expected a torch.Tensor, got numpy.ndarray"),
+}
+
+
+@pytest.mark.parametrize("transform", [False, True])
+@pytest.mark.parametrize("make", PREDICTORS.values(), ids=PREDICTORS)
+def test_points_that_nothing_can_be_predicted_at(make: Maker, transform: bool) -> None:
+    kwargs = {"input_transform": Normalize(3)} if transform else {}
+    model = make(X, Y, **kwargs)
+    before = model.posterior(X).mean
+    for points, message in BAD_POINTS.values():
+        with pytest.raises(ValueError, match=f"^{message}"):
+            model.posterior(points)
+    inputs = X.clone().requires_grad_(True)
+    after = model.posterior(inputs).mean
+    torch.testing.assert_close(after, before)
+    after.sum().backward()
+    assert inputs.grad is not None and inputs.grad.isfinite().all()
+
+
+@models
+def test_new_data_that_no_model_can_be_conditioned_on(make: Maker) -> None:
+    model = make(X, Y)
+    model.posterior(X)
+    for change, message in (
+        ({"X": with_value(X, (0, 1), torch.nan)}, "X: expected finite numbers"),
+        ({"Y": with_value(Y, (0, 0), torch.inf)}, "Y: expected finite outcomes"),
+        ({"noise": -ONES}, "noise: expected a finite variance"),
+    ):
+        with pytest.raises(InputDataError, match=f"^{message}"):
+            model.condition_on_observations(**{"X": X, "Y": Y, **change})
+
+
+@pytest.mark.parametrize("name", ["treed", "monotone"])
+def test_a_transform_may_append_columns_to_points(name: str) -> None:
+    data = torch.cat([X, torch.full((N, 1), 0.25)], dim=-1)
+    appended = MAKERS[name](
+        data, Y, input_transform=AppendFeatures(torch.tensor([[0.25]]))
+    )
+    plain = MAKERS[name](data, Y)
+    assert torch.allclose(
+        appended.posterior(X).mean, plain.posterior(data).mean, atol=1e-8
+    )
+    with pytest.raises(ValueError, match=r"^X: expected .*AppendFeatures.*\(12, 4\)"):
+        appended.posterior(data)
+
+
+def test_the_path_posterior_checks_too() -> None:
+    model = MAKERS["tree"](X, Y)
+    for points, message in BAD_POINTS.values():
+        with pytest.raises(ValueError, match=f"^{message}"):
+            model.path_posterior(points)
+
+
+# -- single models -----------------------------------------------------------------
+
+
+def test_components_that_differ() -> None:
+    def gp(X: Tensor, Y: Tensor, **kwargs: Any) -> SingleTaskGP:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # single precision
+            return SingleTaskGP(X, Y, **kwargs)
+
+    narrow = gp(X[:, :2], Y)
+    scaled = gp(X[:, :2], Y, input_transform=Normalize(2))
+    batches = [gp(X.expand(b, N, 3), Y.expand(b, N, 1)) for b in (2, 3)]
+    for parts, message in (
+        ((gp(X, Y), narrow), r"same columns of train_X.*got \[3, 2\]"),
+        ((gp(X, Y, input_transform=Normalize(3)), scaled), r"same columns.*\[3, 2\]"),
+        ((gp(X, Y), gp(X.float(), Y.float())), "same dtypes of train_X"),
+        (batches, r"batch shapes broadcast, got \[\(2,\), \(3,\)\]"),
+    ):
+        with pytest.raises(ValueError, match=f"^models: expected .*{message}"):
+            DecomposedGP(*parts)
+    features = AppendFeatures(torch.tensor([[0.25]]))
+    wide = gp(torch.cat([X, X[:, :1]], -1), Y, input_transform=features)
+    assert DecomposedGP(gp(X, Y), wide).posterior(X).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("groups", [[1, 2], 5, ["12"]])
+def test_aligned_columns_are_lists_in_a_list(groups: Any) -> None:
+    with pytest.raises(ValueError, match=r"^aligned_columns: expected a list of lists"):
+        TreeStructuredGP(X, Y, TREE, aligned_columns=groups)
+
+
+def test_values_of_a_category_that_data_have() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"^categorical_features: .*column 0 of train_X, got \[0.0, 5.0\], and "
+        r"train_X has \[1.0\]",
+    ):
+        TreeStructuredGP(X, Y, {}, categorical_features={0: [0, 5]})
+    # what was not seen yet may be declared
+    assert TreeStructuredGP(X, Y, {}, categorical_features={0: [0, 1, 5]})
+
+
+def test_normalize_leaves_categories_alone_without_decisions() -> None:
+    codes = X.clone()
+    codes[:, 0] = torch.arange(N) % 3 * 2.0
+    outcomes = torch.tensor([0.0, 5.0, 1.0])[torch.arange(N) % 3].unsqueeze(-1) + Y
+    raw = TreeStructuredGP(codes, outcomes, {}, categorical_features=[0])
+    scaled = TreeStructuredGP(
+        codes,
+        outcomes,
+        {},
+        categorical_features=[0],
+        input_transform=Normalize(3, bounds=torch.tensor([[0.0] * 3, [4.0, 1.0, 1.0]])),
+    )
+    assert torch.allclose(
+        raw.posterior(codes).mean, scaled.posterior(codes).mean, atol=1e-8
+    )
