@@ -39,6 +39,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
 from botorch_structured.models.module_stack import ModuleStack
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.structured_inference import (
     StructuredInference,
     with_variance_floor,
@@ -113,7 +114,11 @@ def _same(models: Sequence[nn.Module], name: str) -> bool:
 
 def _is_affine(transform: OutcomeTransform | None) -> bool:
     """Whether a transform treats a batch of samples like a single posterior."""
-    if transform is None or type(transform) in (Standardize, ClipTail):
+    if transform is None or type(transform) in (
+        Standardize,
+        AnyScaleStandardize,
+        ClipTail,
+    ):
         return True
     return type(transform) is ChainedOutcomeTransform and all(
         _is_affine(part) for part in transform.values()
