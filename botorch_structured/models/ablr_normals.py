@@ -24,7 +24,11 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import WeightPosterior
-from botorch_structured.models.outcome_scale import ScaledMultitaskNormal, ScaledNormal
+from botorch_structured.models.outcome_scale import (
+    ScaledMultitaskNormal,
+    ScaledNormal,
+    at_unit_scale,
+)
 from botorch_structured.models.structured_inference import with_variance_floor
 
 
@@ -52,7 +56,7 @@ def normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
     """
     if covariance.shape[:-1] != mean.shape:
         covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    return ScaledNormal(mean, covariance)
+    return ScaledNormal(mean, at_unit_scale(covariance))
 
 
 def apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
@@ -138,5 +142,5 @@ def joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
     if mean.shape[-2] == 1:
         return GPyTorchPosterior(normal(mean.squeeze(-2), covariance.squeeze(-3)))
     covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    blocks = BlockDiagLinearOperator(covariance, block_dim=-3)
+    blocks = BlockDiagLinearOperator(at_unit_scale(covariance), block_dim=-3)
     return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))

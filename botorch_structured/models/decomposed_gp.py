@@ -40,7 +40,11 @@ from botorch_structured.models.decomposed_observations import (
     ObservedComponents,
     independent,
 )
-from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.outcome_scale import (
+    at_unit_scale,
+    least_variance,
+    with_least_variance,
+)
 
 
 class DecomposedGP(ObservedComponents, ModelListGP):
@@ -153,7 +157,8 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         for mvn in learned[1:]:
             covariance = covariance + mvn.lazy_covariance_matrix
         least: Any = sum(self._least(X))
-        return self._as_posterior(MultivariateNormal(mean, covariance), least)
+        total = MultivariateNormal(mean, at_unit_scale(covariance))
+        return self._as_posterior(total, least)
 
     def component_posterior(
         self,

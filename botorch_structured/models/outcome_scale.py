@@ -13,6 +13,7 @@ __all__ = [
     "AnyScaleStandardize",
     "ScaledMultitaskNormal",
     "ScaledNormal",
+    "at_unit_scale",
     "check_scale",
     "least_variance",
     "with_least_variance",
@@ -31,6 +32,12 @@ from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterio
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    ConstantMulLinearOperator,
+    RootLinearOperator,
+)
 from torch import Tensor
 
 # Outcomes that differ by fewer units in the last place of the largest are equal.
@@ -81,6 +88,56 @@ class AnyScaleStandardize(Standardize):
             return super().forward(Y, Yvar=Yvar, X=X)
         finally:
             self._min_stdv = given
+
+    def untransform_posterior(
+        self, posterior: Posterior, X: Tensor | None = None
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """On the scale of the outcomes, to be factorised on that of the targets.
+
+        What is added to the diagonal of a covariance that rounding made indefinite is
+        1e-8, whatever its scale: of small outcomes, samples would be that and no more.
+
+        Args:
+            posterior: Of standardised outcomes.
+            X: Not used.
+        """
+        moved = super().untransform_posterior(posterior, X=X)
+        if isinstance(moved, TransformedPosterior):
+            return moved
+        covariance = posterior.distribution.lazy_covariance_matrix
+        square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
+        several = isinstance(moved.distribution, MultitaskMultivariateNormal)
+        if not several:
+            scaled = _times(covariance, square.squeeze(-1))
+        elif isinstance(covariance, BlockDiagLinearOperator):
+            scaled = BlockDiagLinearOperator(_times(covariance.base_linear_op, square))
+        else:
+            return moved
+        kwargs = {"interleaved": moved.distribution._interleaved} if several else {}
+        kind = type(moved.distribution)
+        return type(moved)(kind(moved.distribution.mean, scaled, **kwargs))
+
+
+def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
+    return ConstantMulLinearOperator(
+        covariance, square.expand(covariance.batch_shape).contiguous()
+    )
+
+
+def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
+    """The same covariance, to be factorised with its largest variance at one.
+
+    Args:
+        covariance: ``batch_shape x n x n``; a root is one already.
+    """
+    if isinstance(covariance, RootLinearOperator) or 0 in covariance.shape:
+        return covariance
+    if isinstance(covariance, BlockDiagLinearOperator):
+        return BlockDiagLinearOperator(at_unit_scale(covariance.base_linear_op))
+    dense = covariance.to_dense()
+    largest = dense.detach().diagonal(dim1=-1, dim2=-2).amax(dim=-1)
+    largest = largest.clamp_min(torch.finfo(dense.dtype).tiny ** 0.5)
+    return _times(to_linear_operator(dense / largest[..., None, None]), largest)
 
 
 def check_scale(train_Y: Tensor, targets: Tensor) -> None:

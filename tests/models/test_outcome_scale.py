@@ -114,6 +114,21 @@ def test_equivariance(name: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_samples(name: str) -> None:
+    """At repeated points, where a factorisation needs jitter, and by their spread."""
+    X, Y = data(14)
+    X_test = X[:4].repeat(2, 1)
+    X_test = X_test if takes_all_columns(name) else X_test[:, 1:]
+    spreads = []
+    for scale in (1.0, 1e-8, 1e8):
+        posterior = MODELS[name](X, scale * Y).eval().posterior(X_test)
+        torch.manual_seed(0)
+        samples = posterior.rsample(torch.Size([64])) - posterior.mean
+        spreads.append(float(samples.detach().std()) / scale)
+    assert spreads[1:] == pytest.approx([spreads[0]] * 2, rel=1e-3)
+
+
 def test_outputs_of_different_scales() -> None:
     X, Y = data(14)
     scales = torch.tensor([1e-12, 1e12])
