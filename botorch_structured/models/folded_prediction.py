@@ -39,7 +39,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
 from botorch_structured.models.module_stack import ModuleStack
-from botorch_structured.models.outcome_scale import AnyScaleStandardize
+from botorch_structured.models.outcome_scale import AnyScale, AnyScaleStandardize
 from botorch_structured.models.structured_inference import (
     StructuredInference,
     with_variance_floor,
@@ -67,7 +67,7 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
     if not (
         isinstance(first, SingleTaskGP)
         and kind.forward is SingleTaskGP.forward
-        and kind.posterior is SingleTaskGP.posterior
+        and kind.posterior in (SingleTaskGP.posterior, AnyScale.posterior)
         and kind.__call__ in (SingleTaskGP.__call__, StructuredInference.__call__)
         and all(_is_plain(model) for model in models)
         and _same(models, "outcome_transform")
