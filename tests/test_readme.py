@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 def test_the_loop_finds_the_optimum() -> None:
     """As printed; the best value is 0."""
     names: dict[str, object] = {}

@@ -171,15 +171,18 @@ class TreePartition(nn.Module):
 
     def element(self, index: int) -> TreePartition:
         """The partition of one element of the (flattened) batch."""
-        if not self.tree_shape:
-            return self
-        single = object.__new__(TreePartition)
-        nn.Module.__init__(single)
+        return self.take(torch.tensor(index)) if self.tree_shape else self
+
+    def take(self, where: Tensor) -> TreePartition:
+        """The partitions of elements of the (flattened) batch, of any shape."""
+        taken = object.__new__(TreePartition)
+        nn.Module.__init__(taken)
         for name, _, _ in _BUFFERS:
             values = getattr(self, name)
             own = values.shape[len(self.tree_shape) :]
-            single.register_buffer(name, values.reshape(-1, *own)[index])
-        return single
+            elements = values.reshape(-1, *own)[where.to(values.device)]
+            taken.register_buffer(name, elements)
+        return taken
 
     def _is_leaf(self) -> Tensor:
         exists = self.parent >= 0

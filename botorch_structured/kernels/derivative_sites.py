@@ -38,6 +38,7 @@ from botorch_structured.inference.ep_sites import (
     log_site_evidence,
     site_system,
 )
+from botorch_structured.kernels.batch import BatchKernel, take_batch
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
 
 
@@ -98,13 +99,16 @@ class DerivativeSites(Module):
             value = torch.nn.functional.pad(value, (0, points.shape[-2]))
             setattr(self, name, value.flatten(-2))
 
-    def __getitem__(self, index: Any) -> DerivativeSites:
-        """Those of a part of the batch."""
+    def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
+        """Those of elements of a flattened batch, which their own broadcasts to."""
         result = copy(self)
         result._buffers = dict(self._buffers)
         for name in ("precision", "shift", "log_scale"):
-            setattr(result, name, getattr(self, name)[index])
-        result.batch_shape = result.log_scale.shape
+            value = getattr(self, name)
+            own = value.shape[len(self.batch_shape) :]
+            full = value.expand(*batch_shape, *own).reshape(-1, *own)
+            setattr(result, name, full[where])
+        result.batch_shape = where.shape
         return result
 
     def _load_from_state_dict(
@@ -119,7 +123,7 @@ class DerivativeSites(Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class SiteConditionedKernel(Kernel):
+class SiteConditionedKernel(BatchKernel):
     r"""The covariance of a Gaussian process given sites on its derivatives.
 
     Args:
@@ -222,11 +226,11 @@ class SiteConditionedKernel(Kernel):
         prior = to_dense(self.base_kernel(x1, x2, **params))
         return (prior - a @ b.mT).to(prior.dtype)
 
-    def __getitem__(self, index: Any) -> SiteConditionedKernel:
-        """The kernels of a part of the batch."""
-        if len(self.batch_shape) == 0:
-            return self
-        result = SiteConditionedKernel(self.base_kernel[index], self.sites[index])
+    def _take(self, where: Tensor) -> SiteConditionedKernel:
+        batch = self.batch_shape
+        result = SiteConditionedKernel(
+            take_batch(self.base_kernel, batch, where), self.sites.take(batch, where)
+        )
         return result.train(self.training)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,11 +14,12 @@ __all__ = ["LaplaceKernel"]
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from botorch_structured.kernels.batch import BatchKernel
 
-class LaplaceKernel(Kernel):
+
+class LaplaceKernel(BatchKernel):
     r"""exp(-sum_j |x_j - x'_j| / l_j), a product over dimensions.
 
     Choose it where the outcome has steps, or its roughness lies along the axes: samples

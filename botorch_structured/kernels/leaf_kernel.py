@@ -7,10 +7,10 @@ __all__ = ["LeafKernel", "LeafRows"]
 from abc import abstractmethod
 from typing import Any, Protocol
 
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors
+from botorch_structured.kernels.batch import BatchKernel
 from botorch_structured.kernels.structure import Structure, same_points
 from botorch_structured.spaces import ParameterTree
 
@@ -35,7 +35,7 @@ class LeafRows(Protocol):
         """Prior variance of a leaf's own part, ``batch_shape x n``."""
 
 
-class LeafKernel(Kernel):
+class LeafKernel(BatchKernel):
     r"""A covariance of independent leaves plus a few weights that couple them.
 
     .. math:: k(x, x') = 1[p = p'] K_p(x, x') + z(x)^\top z(x')

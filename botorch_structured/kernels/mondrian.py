@@ -20,9 +20,9 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from botorch_structured.kernels.batch import BatchKernel
 from botorch_structured.kernels.mondrian_partition import MondrianPartition, mix
 from botorch_structured.kernels.structure import same_points
 
@@ -30,7 +30,7 @@ _MAX_FEATURES = 2**20
 _CHUNK = 2**24
 
 
-class MondrianKernel(Kernel):
+class MondrianKernel(BatchKernel):
     r"""The fraction of Mondrian trees in which two points are in the same cell.
 
     .. math:: k(x, x') = \frac1M \sum_{m=1}^M 1[c_m(x) = c_m(x')] \approx

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from botorch_structured.inference.evidence import BlockTensors
-from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.leaf_blocks import (
     stationary_covariance,
     stationary_cross,
@@ -307,16 +306,6 @@ class TreeStructuredKernel(LeafKernel):
                 )
             )
         return out
-
-    def __getitem__(self, index: Any) -> TreeStructuredKernel:
-        new = super().__getitem__(index)
-        index = index if isinstance(index, tuple) else (index,)
-        for module in new.modules():
-            if isinstance(module, Hyperparameter) and module.batch_shape:
-                full = (*index, slice(None), slice(None))
-                module.raw_value.data = module.raw_value.data[full]
-                module.batch_shape = module.raw_value.shape[:-2]
-        return new
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -46,6 +46,7 @@ from botorch_structured.models.ablr_fit import AblrFit
 from botorch_structured.models.ablr_group import ProcessGroup
 from botorch_structured.models.ablr_hyperparameters import WeightPrecision
 from botorch_structured.models.ablr_kernel import TaskFeatureKernel
+from botorch_structured.models.ablr_learnt import UsualScale
 from botorch_structured.models.ablr_new_task import AblrNewTask
 from botorch_structured.models.ablr_posterior import AblrPosterior
 from botorch_structured.models.ablr_rows import AblrRows
@@ -61,6 +62,7 @@ from botorch_structured.models.dependent_inputs import (
 )
 from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
 from botorch_structured.models.input_transforms import in_evaluation
+from botorch_structured.models.outcome_scale import check_scale
 
 _SOME_ROWS = 100
 
@@ -119,7 +121,8 @@ class MultiTaskABLR(
         output_tasks: Task values that ``posterior`` answers for where its inputs have
             no task column; default: all.
         all_tasks: All task values; default: those in ``train_X``.
-        outcome_transform: Default: each task, or signal, standardised by itself.
+        outcome_transform: Default: each task, or signal, standardised by itself,
+            whatever its scale.
         input_transform: It must leave the task column as it is.
         feature_map: None for a ``TanhNetwork`` with 3 layers of 50 units,
             ``RandomFourierFeatures(...)``, ``MondrianKernel(...).features``, or any
@@ -204,11 +207,16 @@ class MultiTaskABLR(
             feature_map, covar_module, lambda: default_network(plain, seed, group)
         ).to(train_X)
         level = weight_level(made, plain, group)
+        # the scale of a new task is a guess from others
+        scaled = outcome_transform is DEFAULT or type(outcome_transform) is UsualScale
+        given = train_Y
         if outcome_transform is DEFAULT:
             outcome_transform = StandardizeTasks(count, tasks, group.sum).to(train_X)
         if outcome_transform is not None:
             outcome_transform.train()
             train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
+        if not scaled:
+            check_scale(given, train_Y)
         targets = train_Y.mT if train_Y.shape[-1] > 1 else train_Y.squeeze(-1)
         likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
         object.__setattr__(self, "_appended", [])

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 __all__ = ["TaskFeatureKernel"]
 
+from copy import deepcopy
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor, nn
 
+from botorch_structured.kernels.batch import BatchKernel
 from botorch_structured.models.ablr_hyperparameters import WeightPrecision
 from botorch_structured.models.ablr_tasks import TaskColumn
 
 
-class TaskFeatureKernel(Kernel):
+class TaskFeatureKernel(BatchKernel):
     r"""Linear in the features, with independent weights for each task.
 
     .. math:: k((x, t), (x', t')) = \delta_{tt'} \phi(x)'\phi(x') / \beta_t
@@ -72,13 +73,21 @@ class TaskFeatureKernel(Kernel):
         if diag:
             values = (left * right).sum(-1)
             if task1 is None or task2 is None:
-                return values / (beta if len(beta) == 1 else beta.unsqueeze(-1))
+                return values / beta.reshape(*self.batch_shape, 1)
             return torch.where(task1 == task2, values / beta[task1], 0.0)
         values = left @ right.mT
         if task1 is None or task2 is None:
-            return values / (beta if len(beta) == 1 else beta[:, None, None])
+            return values / beta.reshape(*self.batch_shape, 1, 1)
         same = task1.unsqueeze(-1) == task2.unsqueeze(-2)
         return torch.where(same, values / beta[task1].unsqueeze(-1), 0.0)
+
+    def _take(self, where: Tensor) -> TaskFeatureKernel:
+        # features, which may be a large network, are those of the whole batch
+        taken = deepcopy(self, {id(self.feature_map): self.feature_map})
+        raw = taken.weight_precision.raw_value
+        raw.data = raw.data.flatten()[where.to(raw.device)]
+        taken._batch_shape = where.shape
+        return taken
 
     def _features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.tasks is None:

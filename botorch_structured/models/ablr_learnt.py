@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import Standardize
 from gpytorch.means import Mean
 from torch import Tensor, nn
+
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
 
 
 def _frozen(module: nn.Module) -> Any:
@@ -109,7 +110,7 @@ class LearntMean(Mean):
         return self.features(x)[..., :-1] @ self.weights
 
 
-class UsualScale(Standardize):
+class UsualScale(AnyScaleStandardize):
     """Outcomes less a level and in units of a scale that are not learnt from them.
 
     Args:

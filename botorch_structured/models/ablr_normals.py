@@ -14,7 +14,7 @@ __all__ = [
 
 import torch
 from botorch.posteriors import GPyTorchPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
 from linear_operator.operators import (
     BlockDiagLinearOperator,
@@ -24,6 +24,11 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import WeightPosterior
+from botorch_structured.models.outcome_scale import (
+    ScaledMultitaskNormal,
+    ScaledNormal,
+    at_unit_scale,
+)
 from botorch_structured.models.structured_inference import with_variance_floor
 
 
@@ -51,7 +56,7 @@ def normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
     """
     if covariance.shape[:-1] != mean.shape:
         covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    return MultivariateNormal(mean, covariance)
+    return ScaledNormal(mean, at_unit_scale(covariance))
 
 
 def apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
@@ -65,7 +70,9 @@ def apply_weights(phi: Tensor, weights: WeightPosterior) -> tuple[Tensor, Tensor
     return mean, phi @ weights.root
 
 
-def covariance_of_points(root: Tensor, noise: Tensor | None = None) -> LinearOperator:
+def covariance_of_points(
+    root: Tensor, noise: Tensor | None = None, unit: Tensor | float = 1.0
+) -> LinearOperator:
     """The covariance of ``root root'`` and noise, ``... x q x q``.
 
     With more points than features it is singular, and is sampled through the weights;
@@ -74,14 +81,18 @@ def covariance_of_points(root: Tensor, noise: Tensor | None = None) -> LinearOpe
     Args:
         root: ``... x q x D``.
         noise: Variances that broadcast to ``... x q``.
+        unit: Of variances, see ``with_variance_floor``.
     """
     if noise is None and root.shape[-2] >= root.shape[-1]:
         return RootLinearOperator(root)
-    return _with_noise(with_variance_floor(root @ root.mT), noise)
+    return _with_noise(with_variance_floor(root @ root.mT, unit), noise)
 
 
 def covariance_of_rows(
-    root: Tensor, task: Tensor, noise: Tensor | None = None
+    root: Tensor,
+    task: Tensor,
+    noise: Tensor | None = None,
+    unit: Tensor | float = 1.0,
 ) -> LinearOperator:
     """The same for rows of tasks, which are independent of each other.
 
@@ -89,12 +100,13 @@ def covariance_of_rows(
         root: ``... x q x D``.
         task: The task of each row, ``... x q``.
         noise: Variances that broadcast to ``... x q``.
+        unit: Of variances, see ``with_variance_floor``.
     """
     if not task.numel() or bool((task == task.reshape(-1)[0]).all()):
-        return covariance_of_points(root, noise)
+        return covariance_of_points(root, noise, unit)
     same = task.unsqueeze(-1) == task.unsqueeze(-2)
     return _with_noise(
-        with_variance_floor(torch.where(same, root @ root.mT, 0.0)), noise
+        with_variance_floor(torch.where(same, root @ root.mT, 0.0), unit), noise
     )
 
 
@@ -130,7 +142,5 @@ def joint(mean: Tensor, covariance: LinearOperator) -> GPyTorchPosterior:
     if mean.shape[-2] == 1:
         return GPyTorchPosterior(normal(mean.squeeze(-2), covariance.squeeze(-3)))
     covariance = covariance.expand(*mean.shape, mean.shape[-1])
-    blocks = BlockDiagLinearOperator(covariance, block_dim=-3)
-    return GPyTorchPosterior(
-        MultitaskMultivariateNormal(mean.mT, blocks, interleaved=False)
-    )
+    blocks = BlockDiagLinearOperator(at_unit_scale(covariance), block_dim=-3)
+    return GPyTorchPosterior(ScaledMultitaskNormal(mean.mT, blocks, interleaved=False))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from botorch_structured.models.ablr_normals import (
 )
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.checks import check_finite_points
+from botorch_structured.models.outcome_scale import ScaledMultitaskNormal, ScaledNormal
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_weights import AblrWeights as _Base
@@ -159,7 +160,8 @@ class AblrPosterior(_Base):
             shift, scale = scales[0][task], scales[1][task]
             mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
             noise = None if noise is None else noise * scale**2
-        covariance = covariance_of_rows(root, task, noise)
+        unit = 1.0 if scales is None else scale**2
+        covariance = covariance_of_rows(root, task, noise, unit)
         posterior = GPyTorchPosterior(normal(mean, covariance))
         if scales is None and hasattr(self, "outcome_transform"):
             return self.outcome_transform.untransform_posterior(posterior, X=X)
@@ -212,7 +214,8 @@ class AblrPosterior(_Base):
             shift, scale = (s[which].unsqueeze(-1) for s in scales)
             mean, root = shift + scale * mean, scale.unsqueeze(-1) * root
             noise = None if noise is None else noise * scale**2
-        posterior: Any = joint(mean, covariance_of_points(root, noise))
+        unit = 1.0 if scales is None else scale**2
+        posterior: Any = joint(mean, covariance_of_points(root, noise, unit))
         if scales is None and hasattr(self, "outcome_transform"):
             return self._untransformed(posterior, X, outputs)
         return posterior
@@ -232,9 +235,7 @@ class AblrPosterior(_Base):
             return transform.untransform_posterior(posterior, X=rows)
         mvn = posterior.distribution
         mean = mvn.mean.mT.flatten(-2)
-        stacked = GPyTorchPosterior(
-            MultivariateNormal(mean, mvn.lazy_covariance_matrix)
-        )
+        stacked = GPyTorchPosterior(ScaledNormal(mean, mvn.lazy_covariance_matrix))
         return _columns(transform.untransform_posterior(stacked, X=rows), len(outputs))
 
 
@@ -261,7 +262,7 @@ def _columns(posterior: Posterior, m: int) -> Posterior:
     assert isinstance(posterior, GPyTorchPosterior)
     mvn = posterior.distribution
     return GPyTorchPosterior(
-        MultitaskMultivariateNormal(
+        ScaledMultitaskNormal(
             columns(mvn.mean.unsqueeze(-1)),
             mvn.lazy_covariance_matrix,
             interleaved=False,

@@ -18,7 +18,8 @@ from botorch_structured.models.ablr_tasks import TaskColumn
 
 # Below this, relative to the mean, outcomes differ by rounding only.
 _ROUNDING = 1e-12
-_MIN_STDV = 1e-8
+# whose square is a number; not an absolute scale of outcomes
+_MIN_STDV = 1e-150
 
 
 class StandardizeTasks(OutcomeTransform):

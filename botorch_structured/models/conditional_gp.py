@@ -48,6 +48,7 @@ from botorch_structured.models.default_noise import (
 from botorch_structured.models.dependent_inputs import DependentInputs
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.map_fit import ToleranceOfRounding
+from botorch_structured.models.outcome_scale import AnyScale
 from botorch_structured.models.structured_inference import StructuredInference
 from botorch_structured.spaces import ParameterTree
 
@@ -60,6 +61,7 @@ class ConditionalGP(
     StructuredInference,
     ToleranceOfRounding,
     DependentInputs,
+    AnyScale,
     SingleTaskGP,
 ):
     r"""A GP with a ``ConditionalKernel``: zero covariance across paths.
@@ -93,7 +95,10 @@ class ConditionalGP(
             same tree is taken as it is. It sees all ``d`` columns, inactive ones at
             0.5.
         mean_module: Default: a ``ConstantMean``.
-        outcome_transform: Default: ``Standardize``.
+        outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
+            another one (or None) outcomes that are not all equal must have a standard
+            deviation of at least 1e-5 (1e-3 in single precision): GPyTorch's smallest
+            variance is larger.
         input_transform: Decision and categorical columns are left out of a
             ``Normalize``; any other transform must leave them unchanged and not learn
             from the data.

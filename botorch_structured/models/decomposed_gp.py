@@ -46,6 +46,11 @@ from botorch_structured.models.decomposed_observations import (
     ObservedComponents,
     independent,
 )
+from botorch_structured.models.outcome_scale import (
+    at_unit_scale,
+    least_variance,
+    with_least_variance,
+)
 
 
 class DecomposedGP(ObservedComponents, ModelListGP):
@@ -159,7 +164,9 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         covariance = learned[0].lazy_covariance_matrix
         for mvn in learned[1:]:
             covariance = covariance + mvn.lazy_covariance_matrix
-        return self._as_posterior(MultivariateNormal(mean, covariance))
+        least: Any = sum(self._least(X))
+        total = MultivariateNormal(mean, at_unit_scale(covariance))
+        return self._as_posterior(total, least)
 
     def component_posterior(
         self,
@@ -190,7 +197,13 @@ class DecomposedGP(ObservedComponents, ModelListGP):
                     f"{list(output_indices)}."
                 )
             parts = [parts[i] for i in output_indices]
-        return self._as_posterior(independent(parts))
+        # those that are known keep what ``_certain`` says
+        each = iter(self._least(X))
+        least = [X.new_zeros(1, 1) if k else next(each) for k in self._known]
+        if output_indices is not None:
+            least = [least[i] for i in output_indices]
+        together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
+        return self._as_posterior(independent(parts), together)
 
     def subset_output(self, idcs: list[int]) -> DecomposedGP:
         """The model itself: there is one output.
@@ -240,9 +253,20 @@ class DecomposedGP(ObservedComponents, ModelListGP):
             values = [value.unsqueeze(-2) for value in values]
         return [value.expand_as(like) for value in values]
 
-    def _as_posterior(self, mvn: MultivariateNormal) -> Posterior:
+    def _least(self, X: Tensor) -> list[Tensor]:
+        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
+        found = []
+        for model in self.models:
+            transform = getattr(model, "outcome_transform", None)
+            least = least_variance(transform, X) * X.new_ones(1, 1)
+            found.append(least.unsqueeze(-3) if is_ensemble(self) else least)
+        return found
+
+    def _as_posterior(
+        self, mvn: MultivariateNormal, least: Tensor | float = 0.0
+    ) -> Posterior:
         kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
-        return kind(distribution=mvn)
+        return with_least_variance(kind(distribution=mvn), least)
 
     def _with_models(self, models: Sequence[Model]) -> DecomposedGP:
         """The same known components with other ones that have data."""

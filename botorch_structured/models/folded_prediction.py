@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from botorch_structured.models.checks import CheckedModel
 from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.module_stack import ModuleStack
+from botorch_structured.models.outcome_scale import AnyScale, AnyScaleStandardize
 from botorch_structured.models.structured_inference import (
     StructuredInference,
     with_variance_floor,
@@ -67,7 +68,8 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
     if not (
         isinstance(first, SingleTaskGP)
         and kind.forward is SingleTaskGP.forward
-        and kind.posterior in (SingleTaskGP.posterior, CheckedModel.posterior)
+        and kind.posterior
+        in (SingleTaskGP.posterior, CheckedModel.posterior, AnyScale.posterior)
         and kind.__call__ in (SingleTaskGP.__call__, StructuredInference.__call__)
         and all(_is_plain(model) for model in models)
         and _same(models, "outcome_transform")
@@ -114,7 +116,11 @@ def _same(models: Sequence[nn.Module], name: str) -> bool:
 
 def _is_affine(transform: OutcomeTransform | None) -> bool:
     """Whether a transform treats a batch of samples like a single posterior."""
-    if transform is None or type(transform) in (Standardize, ClipTail):
+    if transform is None or type(transform) in (
+        Standardize,
+        AnyScaleStandardize,
+        ClipTail,
+    ):
         return True
     return type(transform) is ChainedOutcomeTransform and all(
         _is_affine(part) for part in transform.values()

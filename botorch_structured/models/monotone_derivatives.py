@@ -19,6 +19,8 @@ from torch import Tensor
 from botorch_structured.kernels.derivative_sites import partial_of_mean
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
 from botorch_structured.models.monotone_inference import SiteInference
+from botorch_structured.models.outcome_scale import with_least_variance
+from botorch_structured.models.structured_inference import with_variance_floor
 from botorch_structured.models.virtual_points import (
     default_virtual_points,
     most_violated,
@@ -71,11 +73,12 @@ class DerivativePosterior(SiteInference):
             scale = scale.squeeze(-1) if self._num_outputs == 1 else scale.mT
             slope = slope * scale
         mean = mean * slope
+        covariance = with_variance_floor(covariance)
         covariance = covariance * slope.unsqueeze(-1) * slope.unsqueeze(-2)
         mvn = MultivariateNormal(mean, to_linear_operator(covariance))
         if self._num_outputs > 1:
             mvn = MultitaskMultivariateNormal.from_batch_mvn(mvn, task_dim=-1)
-        return GPyTorchPosterior(mvn)
+        return with_least_variance(GPyTorchPosterior(mvn), 0.0)
 
     def probability_monotone(self, X: Tensor, column: int) -> Tensor:
         r"""Probability, point by point, that the derivative has its sign.

@@ -62,6 +62,7 @@ from botorch_structured.models.monotone_inference import (
     bring_sites_up_to_date,
     keep_sites_as_loaded,
 )
+from botorch_structured.models.outcome_scale import AnyScale
 from botorch_structured.models.virtual_points import (
     apply_transform,
     check_bounds,
@@ -75,7 +76,9 @@ from botorch_structured.models.virtual_points import (
 )
 
 
-class MonotoneGP(CheckedModel, DerivativePosterior, SiteInference, SingleTaskGP):
+class MonotoneGP(
+    CheckedModel, DerivativePosterior, SiteInference, AnyScale, SingleTaskGP
+):
     r"""A ``SingleTaskGP`` that was told the signs of some of its partial derivatives.
 
     At *virtual points* v the derivative along each monotone column j is seen to have
@@ -127,8 +130,11 @@ class MonotoneGP(CheckedModel, DerivativePosterior, SiteInference, SingleTaskGP)
             an ``RBFKernel`` with a lengthscale per column. The paper's is
             ``ScaleKernel(RBFKernel())`` with a ``ZeroMean``.
         mean_module: Differentiable. Default: a ``ConstantMean``.
-        outcome_transform: Default: ``Standardize``. May reverse the order of outcomes
-            (then the signs are reversed with it).
+        outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
+            another one (or None) outcomes that are not all equal must have a standard
+            deviation of at least 1e-5 (1e-3 in single precision): GPyTorch's smallest
+            variance is larger. May reverse the order of outcomes (then the signs are
+            reversed with it).
         input_transform: Must map each monotone column to one column of its own.
         virtual_X: ``v x d`` virtual points in the space of ``train_X``. Default: the
             paper's grids, 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol points beyond

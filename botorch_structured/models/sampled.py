@@ -38,6 +38,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.ensemble import Ensemble
 from botorch_structured.models.folded_prediction import FoldedPredictor, can_fold
 from botorch_structured.models.mixture import stack_distributions
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.structured_inference import StructuredInference
 
 # Above so many points leaves are cheaper than one matrix, for models that have leaves.
@@ -208,6 +209,12 @@ class SampledGP(Ensemble, FantasizeMixin):
                     f"GPyTorchPosterior, got a {type(posterior).__name__}: only "
                     "Gaussians can be averaged."
                 )
+        else:
+            transform = getattr(self.models[0], "outcome_transform", None)
+            least = least_variance(transform, X, self.num_outputs)
+            if torch.is_tensor(least):
+                least = least[..., output_indices or slice(None)].unsqueeze(MCMC_DIM)
+            posterior = with_least_variance(posterior, least)
         return GaussianMixturePosterior(distribution=posterior.distribution)
 
     def _one_by_one(

@@ -234,12 +234,14 @@ class StructuredInference(_Base):
         )
 
 
-def with_variance_floor(covariance: Tensor) -> Tensor:
+def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tensor:
     """GPyTorch's own floor of variances, without its warning at points that are known.
 
     Args:
         covariance: ``batch_shape x n x n``.
+        unit: Of variances: 1 where outcomes are standardised. Broadcastable to
+            ``batch_shape x n``.
     """
-    floor = settings.min_variance.value(covariance.dtype)
+    floor = settings.min_variance.value(covariance.dtype) * unit
     lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
     return covariance + torch.diag_embed(lack)

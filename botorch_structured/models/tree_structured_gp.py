@@ -56,6 +56,11 @@ from botorch_structured.models.default_noise import (
 from botorch_structured.models.dependent_inputs import DependentInputs
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.map_fit import ToleranceOfRounding
+from botorch_structured.models.outcome_scale import (
+    AnyScale,
+    least_variance,
+    with_least_variance,
+)
 from botorch_structured.models.path_mean import PathMean
 from botorch_structured.models.structured_inference import (
     StructuredInference,
@@ -69,6 +74,7 @@ class TreeStructuredGP(
     StructuredInference,
     ToleranceOfRounding,
     DependentInputs,
+    AnyScale,
     SingleTaskGP,
 ):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
@@ -111,7 +117,10 @@ class TreeStructuredGP(
             keeps the fast inference. The arguments below configure the default one.
         mean_module: Default: a ``ConstantMean``, or one constant per path with
             ``leaf_offset="fixed"``.
-        outcome_transform: Default: ``Standardize``.
+        outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
+            another one (or None) outcomes that are not all equal must have a standard
+            deviation of at least 1e-5 (1e-3 in single precision): GPyTorch's smallest
+            variance is larger.
         input_transform: Decision and categorical columns are left out of a
             ``Normalize``; any other transform must leave them unchanged and not learn
             from the data.
@@ -374,9 +383,10 @@ class TreeStructuredGP(
             to_linear_operator(with_variance_floor(projected @ projected.mT)),
         )
         posterior = GPyTorchPosterior(mvn)
-        if hasattr(self, "outcome_transform"):
-            posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
-        return posterior
+        transform = getattr(self, "outcome_transform", None)
+        if transform is not None:
+            posterior = transform.untransform_posterior(posterior, X=X)
+        return with_least_variance(posterior, least_variance(transform, X))
 
     def weight_posterior(self) -> MultivariateNormal:
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).

@@ -44,11 +44,12 @@ from botorch_structured.models.dependent_inputs import (
 )
 from botorch_structured.models.gaussian_noise import check_noise
 from botorch_structured.models.input_transforms import leaves_alone
+from botorch_structured.models.outcome_scale import AnyScale
 from botorch_structured.models.treed_assembly import TreedAssembly
 from botorch_structured.models.treed_build import grow_trees
 
 
-class TreedGP(CheckedModel, TreedAssembly, SingleTaskGP):
+class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and violent in another, jumps, or
@@ -83,8 +84,10 @@ class TreedGP(CheckedModel, TreedAssembly, SingleTaskGP):
         covar_module: Replaces the kernel: each leaf has a copy. Default: Matern-5/2 or
             RBF with a lengthscale per column, times a variance.
         mean_module: Replaces the mean: each leaf has a copy. Default: a constant.
-        outcome_transform: Default: ``Standardize``. The tree is grown on transformed
-            outcomes.
+        outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
+            another one (or None) outcomes that are not all equal must have a standard
+            deviation of at least 1e-5 (1e-3 in single precision): GPyTorch's smallest
+            variance is larger. The tree is grown on transformed outcomes.
         input_transform: Without parameters to be learned, see ``warp``.
         min_leaf_size: Fewest points of a leaf, those shared with a neighbour included.
         max_leaves: Where to stop splitting.

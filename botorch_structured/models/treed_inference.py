@@ -13,9 +13,11 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from botorch.models.utils import fantasize
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import to_linear_operator
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured.models.structured_inference import with_variance_floor
@@ -32,6 +34,10 @@ class TreedInference(TreedObjective):
     """
 
     _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
+    # How many of the last rows are fantasies, and how many dimensions the data before
+    # them have in front of those of the trees.
+    _num_fantasies = 0
+    _real_dims = 0
 
     # -- caches -------------------------------------------------------------------
 
@@ -48,6 +54,7 @@ class TreedInference(TreedObjective):
         The partition stays as it is.
         """
         super().set_train_data(*args, **kwargs)
+        self._num_fantasies = 0
         self._drop_caches()
 
     def _apply(self, fn: Any) -> Any:
@@ -105,12 +112,22 @@ class TreedInference(TreedObjective):
             or cache[1] is not y
             or cache[2][0].graph != graph
         ):
-            self._predictor_cache = cache = (X, y, self._new_predictors(X, graph))
+            real = self._real(X, 2), self._real(y, 1)
+            self._predictor_cache = cache = (X, y, self._new_predictors(*real, graph))
         return cache[2]
 
-    def _new_predictors(self, X: Tensor, graph: bool) -> list[TreedPredictor]:
-        """One for each tree, from transformed training inputs."""
-        y = self.train_targets
+    def _real(self, values: Tensor, own: int) -> Tensor:
+        """Without rows of fantasies, and the copy of the others for each fantasy."""
+        if self._num_fantasies:
+            values = values.narrow(-own, 0, values.shape[-own] - self._num_fantasies)
+            kept = self._real_dims + len(self.partition.tree_shape) + own
+            values = values[(0,) * (values.ndim - kept)]
+        return values
+
+    def _new_predictors(
+        self, X: Tensor, y: Tensor, graph: bool
+    ) -> list[TreedPredictor]:
+        """One for each tree, from transformed training inputs and outcomes."""
         shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
         X_all = self._elements(X.expand(*shape, *X.shape[-2:]), 2)
         y_all = self._elements(y.expand(*shape, y.shape[-1]), 1)
@@ -120,7 +137,7 @@ class TreedInference(TreedObjective):
                 self.partition.element(e),
                 self.covar_module,
                 self.mean_module,
-                self._noise_function(e),
+                self._noise_function(e, y.shape),
                 X_all[:, e],
                 y_all[:, e],
                 self._lend,
@@ -129,12 +146,16 @@ class TreedInference(TreedObjective):
             for e in range(X_all.shape[1])
         ]
 
-    def _noise_function(self, element: int) -> Callable[[int], Tensor]:
+    def _noise_function(
+        self, element: int, shape: torch.Size
+    ) -> Callable[[int], Tensor]:
         likelihood = self.likelihood
         if isinstance(likelihood, LeafNoiseLikelihood):
             values = likelihood.noise_covar.leaf_noise(element, slice(None))
             return lambda leaf: values[leaf]
-        known = self._elements(self._known_noise(), 1)[:, element]
+        noise = self._known_noise()
+        noise = noise if noise.shape == shape else self._real(noise, 1)
+        known = self._elements(noise, 1)[:, element]
         return lambda leaf: known
 
     def _treed_posterior(self, X: Tensor) -> MultivariateNormal:
@@ -142,19 +163,54 @@ class TreedInference(TreedObjective):
         data, y = self.train_inputs[0], self.train_targets
         predictors = self._predictors()
         shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
+        X, count = X.expand(*shape, *X.shape[-2:]), self._num_fantasies
+        if count:
+            imagined = data[..., -count:, :].expand(*shape, -1, -1)
+            X = torch.cat([X, imagined], dim=-2)
         q = X.shape[-2]
-        points = self._elements(X.expand(*shape, *X.shape[-2:]), 2)
+        points = self._elements(X, 2)
         found = [p(points[:, e]) for e, p in enumerate(predictors)]
         mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
         covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
+        if count:
+            mean, covariance = self._given_fantasies(mean, covariance, imagined)
         # a bare tensor would get no jitter when it is factorised for sampling
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
 
+    def _given_fantasies(
+        self, mean: Tensor, covariance: Tensor, X: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Condition a joint posterior on fantasies, which are its last points.
+
+        Fantasies are drawn from that posterior. Leaves that took them for data, each
+        under a model of its own, would on average predict something else than before.
+        """
+        q = mean.shape[-1] - X.shape[-2]
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            noise = self.likelihood.noise_covar.at(X)
+        else:
+            noise = self._known_noise()[..., q - mean.shape[-1] :]
+        noise = torch.diag_embed(noise.expand_as(mean[..., q:]))
+        root = psd_safe_cholesky(covariance[..., q:, q:] + noise)
+        residual = self.train_targets[..., q - mean.shape[-1] :] - mean[..., q:]
+        both = torch.cat(
+            [
+                covariance[..., q:, :q],
+                residual.expand_as(mean[..., q:]).unsqueeze(-1),
+            ],
+            dim=-1,
+        )
+        both = torch.linalg.solve_triangular(root, both, upper=False)
+        gain, half = both[..., :q], both[..., q:]
+        mean = mean[..., :q] + (gain.mT @ half).squeeze(-1)
+        return mean, covariance[..., :q, :q] - gain.mT @ gain
+
     def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
-        if self.training:
-            predictors = self._new_predictors(self.transform_inputs(X), graph=True)
+        if self.training or self._num_fantasies:
+            X = self.transform_inputs(X) if self.training else X
+            predictors = self._new_predictors(X, self.train_targets, graph=True)
         else:
             predictors = self._predictors()
         priors = [p.borrowed_prior() for p in predictors]
@@ -181,6 +237,10 @@ class TreedInference(TreedObjective):
         """A model with more data, the same partition and hyperparameters.
 
         See ``ExactGP``. New data may have batch dimensions in front, of fantasies.
+
+        Fantasies, that is, outcomes drawn by ``fantasize``, are not data that leaves
+        are conditioned on, but condition the posterior that they were drawn from: the
+        mean over them is the mean before. So does whatever comes after fantasies.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
@@ -209,4 +269,8 @@ class TreedInference(TreedObjective):
         new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
         new.train_inputs = (appended(old_X, X, 2),)
         new.train_targets = appended(old_y, targets, 1)
+        if fantasize.on() or self._num_fantasies:
+            if not self._num_fantasies:
+                new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
+            new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new

@@ -31,6 +31,7 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from botorch_structured.inference.treed_partition import TreePartition
+from botorch_structured.kernels.batch import BatchKernel, take_batch
 from botorch_structured.kernels.hyperparameter import Hyperparameter
 from botorch_structured.kernels.leaf_blocks import stationary_covariance
 from botorch_structured.kernels.stationary import (
@@ -45,7 +46,7 @@ _CONCENTRATIONS = (1e-1, 1e1)
 _WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
 
 
-class TreedKernel(Kernel):
+class TreedKernel(BatchKernel):
     r"""A kernel of its own within each leaf, and zero covariance between leaves.
 
     .. math:: k(x, x') = 1[j(x) = j(x')] k_{j(x)}(x, x')
@@ -72,6 +73,11 @@ class TreedKernel(Kernel):
     @batch_shape.setter
     def batch_shape(self, value: torch.Size) -> None:
         """Nothing: the partition knows."""
+
+    def _take(self, where: Tensor) -> Kernel:
+        taken = take_batch(self, self.batch_shape, where)
+        taken._partition = (self._partition[0].take(where),)
+        return taken
 
     @abstractmethod
     def leaf_covariance(
@@ -277,9 +283,12 @@ class TreedCopies(TreedKernel):
         copies = [deepcopy(kernel) for _ in range(partition.num_leaves)]
         self.copies = torch.nn.ModuleList(copies)
 
-    def _copy(self, element: int, leaf: Tensor) -> Kernel:
+    def _of(self, element: int, leaf: Tensor, *points: Tensor, **kwargs: Any) -> Tensor:
+        """What the copy of a leaf says of points: indexed, it would lose its graph."""
         kernel: Any = self.copies[int(leaf)]
-        return kernel[place_of(element, kernel.batch_shape)]
+        batch = kernel.batch_shape
+        values = kernel(*(x.expand(*batch, *x.shape) for x in points), **kwargs)
+        return to_dense(values)[place_of(element, batch)]
 
     def leaf_covariance(
         self,
@@ -291,7 +300,7 @@ class TreedCopies(TreedKernel):
         """See ``TreedKernel``."""
         other = a if b is None else b
         parts = [
-            to_dense(self._copy(element, leaf)(x, y))
+            self._of(element, leaf, x, y)
             for leaf, x, y in zip(leaves, a, other, strict=True)
         ]
         return torch.stack(parts)
@@ -299,7 +308,7 @@ class TreedCopies(TreedKernel):
     def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
         """See ``TreedKernel``."""
         parts = [
-            self._copy(element, leaf)(x, diag=True)
+            self._of(element, leaf, x, diag=True)
             for leaf, x in zip(leaves, a, strict=True)
         ]
         return torch.stack(parts)

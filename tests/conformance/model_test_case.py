@@ -38,7 +38,7 @@ from botorch.models import ModelListGP
 from botorch.models.transforms import Normalize, Standardize
 from botorch.optim import optimize_acqf, optimize_acqf_mixed
 from botorch.posteriors import GPyTorchPosterior
-from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -49,6 +49,17 @@ FEW = {"num_restarts": 2, "raw_samples": 8, "options": {"maxiter": 5}}
 
 def sampler(count: int = 16) -> SobolQMCNormalSampler:
     return SobolQMCNormalSampler(torch.Size([count]), seed=0)
+
+
+class PlusMinus(IIDNormalSampler):
+    """The mean plus and minus a standard deviation: the first two moments, exactly."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.Size([2]), seed=0)
+
+    def _construct_base_samples(self, posterior: Any) -> None:
+        super()._construct_base_samples(posterior)
+        self.base_samples[0], self.base_samples[1] = 1.0, -1.0
 
 
 class StructuredModelTestCase:
@@ -158,6 +169,24 @@ class StructuredModelTestCase:
         model = self.fitted()
         fantasy = model.fantasize(self.points(3, 2), sampler(4))
         assert fantasy.posterior(self.points(1, 5)).mean.shape == (4, 3, 5, 1)
+
+    def test_fantasies_are_of_the_posterior(self) -> None:
+        """Means and variances after a fantasy, averaged, are those before.
+
+        On the leaf of the fantasy and on others; exactly, as means are linear in it.
+        """
+        model, X = self.fitted(), self.points(12, 1)
+        X_test = torch.cat([self.points(20, seed=7), X[:, 0]])
+        before = model.posterior(X_test)
+        after = model.fantasize(X, PlusMinus()).posterior(X_test)
+        assert after.mean.shape == (2, 12, 32, 1)
+        mean, variance = after.mean.mean(0), after.variance.mean(0)
+        spread = before.variance.max().sqrt()
+        gap = (mean - before.mean).abs().max()
+        assert gap < 1e-7 * spread
+        total = variance + (after.mean - mean).square().mean(0)
+        error = (total - before.variance).abs().max()
+        assert error < 1e-7 * spread.square()
 
     def test_knowledge_gradient(self) -> None:
         kg = qKnowledgeGradient(self.fitted(), num_fantasies=4)

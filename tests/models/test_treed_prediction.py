@@ -9,6 +9,7 @@ import torch
 from botorch.cross_validation import loo_cv
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from model_test_case import PlusMinus
 from treed_models import (
     PUBLISHED,
     hyperparameters,
@@ -204,3 +205,46 @@ def test_leave_one_out_without_noise() -> None:
     assert (with_noise.posterior.variance >= without.posterior.variance).all()
     with pytest.raises(ValueError, match="points where the noise"):
         model.likelihood(model.forward(torch.rand(3, 2)))
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["default", "published"])
+@pytest.mark.parametrize("m", [1, 2])
+def test_fantasies_in_gaps_and_across_leaves(options: dict[str, Any], m: int) -> None:
+    """Where leaves disagree, fantasies still are of one distribution.
+
+    Fantasies of fantasies are one fantasy of both points.
+    """
+    X, Y = step_data()
+    model = randomised(TreedGP(X, torch.cat([Y, Y.flip(0)], -1)[:, :m], **options))
+    edge = X[:, 0].sort().values
+    at = int((edge < 0.5).sum())  # the data on both sides of the step
+    x = torch.tensor([[[0.3, 0.4]], [[0.0, 0.2]], [[0.9, 0.5]]])
+    x[1, 0, 0] = edge[at - 1 : at + 1].mean()
+    X_test = torch.rand(60, 2, generator=torch.Generator().manual_seed(1))
+    X_test[:30, 0] = torch.linspace(float(edge[at - 1]), float(edge[at]), 30)
+    before = model.posterior(X_test)
+    first = model.fantasize(x, PlusMinus())
+    after = first.posterior(X_test)
+    shift = (after.mean.mean(0) - before.mean).abs() / before.variance.sqrt()
+    assert shift.max() < 1e-8
+    moved = (after.mean - after.mean.mean(0)).square().mean(0)
+    total = after.variance.mean(0) + moved
+    torch.testing.assert_close(
+        total, before.variance.expand_as(total), rtol=1e-6, atol=1e-9
+    )
+    if m > 1:
+        return
+    second = first.fantasize(x.flip(0), PlusMinus())
+    scale, n = model.outcome_transform, X_test.shape[-2]
+    drawn = second.train_targets[..., -2:] * scale.stdvs[..., 0] + scale.means[..., 0]
+    # by hand, on one joint distribution of test points and fantasies
+    twice = torch.cat([x, x.flip(0)], dim=-2)
+    points = torch.cat([X_test.expand(3, -1, -1), twice], dim=-2)
+    law = model.posterior(points).distribution
+    noisy = model.posterior(twice, observation_noise=True).distribution
+    cross = law.covariance_matrix[:, n:, :n]
+    weights = torch.linalg.solve(noisy.covariance_matrix, cross).mT
+    residual = (drawn - law.mean[:, n:]).unsqueeze(-1)
+    expected = law.mean[:, :n].unsqueeze(-1) + weights @ residual
+    found = second.posterior(X_test)
+    torch.testing.assert_close(found.mean, expected, rtol=1e-6, atol=1e-6)

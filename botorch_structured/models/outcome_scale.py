@@ -1,0 +1,303 @@
+"""Outcomes of any scale: what is standardised, what is refused, smallest variances.
+
+BoTorch leaves outcomes alone whose standard deviation is below 1e-8, and GPyTorch
+rounds variances up to 1e-10, on the scale of the outcomes: of a loss with a standard
+deviation of 1e-6, all predictions have one of 1e-5. Here both are in proportion to the
+outcomes.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AnyScale",
+    "AnyScaleStandardize",
+    "ScaledMultitaskNormal",
+    "ScaledNormal",
+    "at_unit_scale",
+    "check_scale",
+    "least_variance",
+    "with_least_variance",
+]
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.models.transforms.outcome import (
+    OutcomeTransform,
+    Standardize,
+    StratifiedStandardize,
+)
+from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    ConstantMulLinearOperator,
+    RootLinearOperator,
+)
+from torch import Tensor
+
+# Outcomes that differ by fewer units in the last place of the largest are equal.
+_ROUNDING = 16.0
+
+PosteriorT = TypeVar("PosteriorT", bound=Posterior)
+
+if TYPE_CHECKING:  # what it is mixed into
+    from botorch.models import SingleTaskGP as _Base
+else:
+    _Base = object
+
+
+def _rounding(Y: Tensor) -> Tensor:
+    """How far apart rounding puts equal outcomes, ``batch_shape x 1 x m``."""
+    size = Y.detach().abs().nan_to_num(0.0).amax(dim=-2, keepdim=True)
+    finfo = torch.finfo(Y.dtype)
+    # a standard deviation has to have a square
+    return (_ROUNDING * finfo.eps * size).clamp_min(finfo.tiny**0.5)
+
+
+class AnyScaleStandardize(Standardize):
+    """``Standardize``, for outcomes of any scale: the default of models here.
+
+    Only outcomes that are equal, rounding apart, are not divided by their standard
+    deviation, where ``Standardize`` has the absolute limit ``min_stdv``.
+    """
+
+    _min_stdv: Any
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Standardise; in training mode, first learn means and deviations.
+
+        Args:
+            Y: ``batch_shape x n x m``.
+            Yvar: ``batch_shape x n x m`` variances of noise.
+            X: Not used.
+
+        Returns:
+            Both transformed.
+        """
+        given = self._min_stdv
+        if self.training and Y.shape[-2]:
+            self._min_stdv = _rounding(Y)
+        try:
+            return super().forward(Y, Yvar=Yvar, X=X)
+        finally:
+            self._min_stdv = given
+
+    def untransform_posterior(
+        self, posterior: Posterior, X: Tensor | None = None
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """On the scale of the outcomes, to be factorised on that of the targets.
+
+        What is added to the diagonal of a covariance that rounding made indefinite is
+        1e-8, whatever its scale: of small outcomes, samples would be that and no more.
+
+        Args:
+            posterior: Of standardised outcomes.
+            X: Not used.
+        """
+        moved = super().untransform_posterior(posterior, X=X)
+        if isinstance(moved, TransformedPosterior):
+            return moved
+        covariance = posterior.distribution.lazy_covariance_matrix
+        square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
+        several = isinstance(moved.distribution, MultitaskMultivariateNormal)
+        if not several:
+            scaled = _times(covariance, square.squeeze(-1))
+        elif isinstance(covariance, BlockDiagLinearOperator):
+            scaled = BlockDiagLinearOperator(_times(covariance.base_linear_op, square))
+        else:
+            return moved
+        kwargs = {"interleaved": moved.distribution._interleaved} if several else {}
+        kind = type(moved.distribution)
+        return type(moved)(kind(moved.distribution.mean, scaled, **kwargs))
+
+
+def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
+    return ConstantMulLinearOperator(
+        covariance, square.expand(covariance.batch_shape).contiguous()
+    )
+
+
+def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
+    """The same covariance, to be factorised with its largest variance at one.
+
+    Args:
+        covariance: ``batch_shape x n x n``; a root is one already.
+    """
+    if isinstance(covariance, RootLinearOperator) or 0 in covariance.shape:
+        return covariance
+    if isinstance(covariance, BlockDiagLinearOperator):
+        return BlockDiagLinearOperator(at_unit_scale(covariance.base_linear_op))
+    dense = covariance.to_dense()
+    largest = dense.detach().diagonal(dim1=-1, dim2=-2).amax(dim=-1)
+    largest = largest.clamp_min(torch.finfo(dense.dtype).tiny ** 0.5)
+    return _times(to_linear_operator(dense / largest[..., None, None]), largest)
+
+
+def check_scale(train_Y: Tensor, targets: Tensor) -> None:
+    """Refuse targets so small that GPyTorch would round all variances up.
+
+    Args:
+        train_Y: ``batch_shape x n x m``, as given.
+        targets: ``batch_shape x n x m``, what a model is of.
+
+    Raises:
+        ValueError: If a column of targets that are not all equal has a standard
+            deviation below the root of GPyTorch's smallest variance (1e-10 in double
+            precision, 1e-6 in single).
+    """
+    if targets.shape[-2] < 2:
+        return
+    spread = targets.std(dim=-2, keepdim=True)
+    least = settings.min_variance.value(targets.dtype) ** 0.5
+    small = (spread < least) & (spread > _rounding(train_Y)) & (spread > 0)
+    if small.any():
+        raise ValueError(
+            "train_Y: expected outcomes with a standard deviation of about 1 under "
+            f"this outcome_transform (at least {least:.0e}), got "
+            f"{float(spread[small].min()):.1e}: leave outcome_transform at its "
+            "default, which takes any scale, or rescale the outcomes."
+        )
+
+
+class ScaledNormal(MultivariateNormal):
+    """A normal distribution with a smallest variance of its own, without a warning.
+
+    Rounding makes variances at data negative, about which a user can do nothing.
+    """
+
+    #: Broadcastable to ``variance``.
+    least: Tensor | float = 0.0
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, ``batch_shape x n``."""
+        return self._floored(self._diagonal())
+
+    def _diagonal(self) -> Tensor:
+        diagonal = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
+        return diagonal.expand(*self.batch_shape, diagonal.shape[-1])
+
+    def _floored(self, variance: Tensor) -> Tensor:
+        if torch.is_tensor(self.least):
+            return torch.maximum(variance, self.least.to(variance))
+        return variance.clamp_min(max(self.least, torch.finfo(variance.dtype).tiny))
+
+
+class ScaledMultitaskNormal(MultitaskMultivariateNormal, ScaledNormal):
+    """The same for several outputs."""
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances, ``batch_shape x n x m``."""
+        n, m = self.event_shape
+        shape = (n, m) if self._interleaved else (m, n)
+        variance = self._diagonal().unflatten(-1, shape)
+        return self._floored(variance if self._interleaved else variance.mT)
+
+
+def with_least_variance(posterior: PosteriorT, least: Tensor | float) -> PosteriorT:
+    """A posterior whose variances are at least these, without a warning.
+
+    Args:
+        posterior: Any; what is not Gaussian stays as it is.
+        least: Broadcastable to its ``batch_shape x q x m`` variances.
+    """
+    if isinstance(posterior, TransformedPosterior):
+        inner = posterior._posterior
+        if isinstance(inner, GPyTorchPosterior):
+            unit = settings.min_variance.value(inner.dtype)
+            posterior._posterior = with_least_variance(inner, unit)
+        return posterior
+    if not isinstance(posterior, GPyTorchPosterior):
+        return posterior
+    mvn: Any = posterior.distribution
+    normal: ScaledNormal
+    if isinstance(mvn, MultitaskMultivariateNormal):
+        normal = ScaledMultitaskNormal(
+            mvn.mean, mvn.lazy_covariance_matrix, interleaved=mvn._interleaved
+        )
+    else:
+        normal = ScaledNormal(mvn.mean, mvn.lazy_covariance_matrix)
+        least = least.squeeze(-1) if torch.is_tensor(least) else least
+    normal.least = least
+    return type(posterior)(normal)
+
+
+def least_variance(
+    transform: OutcomeTransform | None, like: Tensor, m: int = 1
+) -> Tensor | float:
+    """GPyTorch's smallest variance, on the scale of the outcomes.
+
+    Args:
+        transform: Of the outcomes.
+        like: Of their dtype and device, ``batch_shape x ...``.
+        m: The number of outputs.
+
+    Returns:
+        Broadcastable to ``batch_shape x q x m``.
+    """
+    unit = settings.min_variance.value(like.dtype)
+    if transform is None or not transform._is_linear:
+        return unit
+    if any(isinstance(part, StratifiedStandardize) for part in transform.modules()):
+        return unit  # another scale for each row
+    if isinstance(transform, Standardize):
+        return unit * transform._stdvs_sq
+    zero = like.new_zeros(1, m)
+    scale = transform.untransform(zero + 1.0)[0] - transform.untransform(zero)[0]
+    return unit * scale.square()
+
+
+class AnyScale(_Base):
+    """A ``SingleTaskGP`` of outcomes of any scale; mixed in just before it.
+
+    The default outcome transform is ``AnyScaleStandardize``; under another (or none)
+    targets are refused for which ``check_scale`` says so.
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        *args: Any,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        **kwargs: Any,
+    ) -> None:
+        default = outcome_transform is DEFAULT
+        if default:
+            outcome_transform = AnyScaleStandardize(
+                m=train_Y.shape[-1], batch_shape=train_X.shape[:-2]
+            )
+        super().__init__(
+            train_X, train_Y, *args, outcome_transform=outcome_transform, **kwargs
+        )
+        if not default:
+            targets = self.train_targets
+            targets = targets.mT if self.num_outputs > 1 else targets.unsqueeze(-1)
+            check_scale(train_Y, targets)
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """See ``SingleTaskGP``; variances that rounding made negative are not."""
+        posterior = super().posterior(X, output_indices, observation_noise)
+        least = least_variance(
+            getattr(self, "outcome_transform", None), X, self.num_outputs
+        )
+        if output_indices is not None and torch.is_tensor(least):
+            least = least[..., output_indices]
+        posterior = with_least_variance(posterior, least)
+        if posterior_transform is None:
+            return posterior
+        return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)

@@ -1,0 +1,169 @@
+"""Predictions do not depend on the units of the outcomes, in any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from botorch.models.transforms import Standardize
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+from treed_models import step_data
+
+from botorch_structured.kernels import RandomFourierFeatures
+from botorch_structured.models import (
+    ConditionalGP,
+    DecomposedGP,
+    MonotoneGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.spaces import ParameterTree
+
+TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}}, values={0: [0.0, 1.0]})
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Without noise: variances at data are at the floor."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 4, generator=g)
+    X[:, 0] = X[:, 0].round()
+    return X, torch.sin(3.0 * X[:, 1:2]) + X[:, 3:] + X[:, :1]
+
+
+def features() -> RandomFourierFeatures:
+    return RandomFourierFeatures(20, num_dims=3, seed=0)
+
+
+def decomposed(X: Tensor, Y: Tensor, **kwargs: Any) -> DecomposedGP:
+    return DecomposedGP(
+        ConditionalGP(X, Y, TREE, **kwargs), TreedGP(X, 3.0 * Y, **kwargs)
+    )
+
+
+def new_task(X: Tensor, Y: Tensor, **kwargs: Any) -> MultiTaskABLR:
+    old = MultiTaskABLR(X, Y, 0, feature_map=features(), **kwargs)
+    return old.new_task(X[:3, 1:], Y[:3])
+
+
+def takes_all_columns(name: str) -> bool:
+    return name not in ("tasks", "signals", "new_task")
+
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "conditional": lambda X, Y, **kw: ConditionalGP(X, Y, TREE, **kw),
+    "tree": lambda X, Y, **kw: TreeStructuredGP(X, Y, TREE, **kw),
+    "treed": lambda X, Y, **kw: TreedGP(step_data(len(X), d=4)[0], Y, **kw),
+    "published": lambda X, Y, **kw: TreedGP.as_published(X, Y, **kw),
+    "monotone": lambda X, Y, **kw: MonotoneGP(
+        X, Y, monotone={3: 1}, covar_module=ScaleKernel(RBFKernel()), **kw
+    ),
+    "decomposed": decomposed,
+    "tasks": lambda X, Y, **kw: MultiTaskABLR(
+        X, Y, 0, output_tasks=[0, 1], feature_map=features(), **kw
+    ),
+    "signals": lambda X, Y, **kw: MultiTaskABLR(
+        X[:, 1:],
+        torch.cat([Y, -2.0 * Y.flip(0)], -1),
+        None,
+        feature_map=features(),
+        **kw,
+    ),
+    "new_task": new_task,
+    "outputs": lambda X, Y, **kw: ConditionalGP(
+        X, torch.cat([Y, 1e3 * Y.flip(0)], -1), TREE, **kw
+    ),
+}
+
+
+def moments(name: str, scale: float, shift: float) -> list[Tensor]:
+    """Means and variances in units of ``scale``, from ``shift`` on."""
+    X, Y = data(14)
+    model = MODELS[name](X, scale * Y + shift).eval()
+    X_test = torch.cat([data(6, seed=1)[0], X[:3]])
+    X_test = X_test if takes_all_columns(name) else X_test[:, 1:]
+    found = [model.posterior(X_test), model.posterior(X_test, observation_noise=True)]
+    if name == "tree":
+        found.append(model.path_posterior(X_test))
+    values = []
+    for posterior in found:
+        values += [(posterior.mean - shift) / scale, posterior.variance / scale**2]
+    return values
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equivariance(name: str) -> None:
+    """Y -> a Y + b: means as a m + b, standard deviations as |a| s."""
+    expected = moments(name, 1.0, 0.0)
+    assert (expected[1] > 0).all()
+    several = name in ("decomposed", "signals", "outputs")  # each with its own scale
+    for scale in (1e-12, 1e-8, 1e-6, 1e-3, 1e6, 1e12):
+        found = moments(name, scale, 0.0 if several else 7.0 * scale)
+        for a, b in zip(found, expected, strict=True):
+            # eps times the condition number of a covariance with little noise
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples(name: str) -> None:
+    """At repeated points, where a factorisation needs jitter, and by their spread."""
+    X, Y = data(14)
+    X_test = X[:4].repeat(2, 1)
+    X_test = X_test if takes_all_columns(name) else X_test[:, 1:]
+    spreads = []
+    for scale in (1.0, 1e-8, 1e8):
+        posterior = MODELS[name](X, scale * Y).eval().posterior(X_test)
+        torch.manual_seed(0)
+        samples = posterior.rsample(torch.Size([64])) - posterior.mean
+        spreads.append(float(samples.detach().std()) / scale)
+    assert spreads[1:] == pytest.approx([spreads[0]] * 2, rel=1e-3)
+
+
+def test_outputs_of_different_scales() -> None:
+    X, Y = data(14)
+    scales = torch.tensor([1e-12, 1e12])
+    both = torch.cat([Y, Y.cos()], -1)
+    for kind in (ConditionalGP, TreeStructuredGP):
+        one, two = kind(X, both, TREE).eval(), kind(X, both * scales, TREE).eval()
+        for output in (None, [0, 1]):
+            a = one.posterior(X, output_indices=output)
+            b = two.posterior(X, output_indices=output)
+            unit = scales[output] if output else scales
+            torch.testing.assert_close(b.mean / unit, a.mean)
+            torch.testing.assert_close(
+                b.variance / unit**2, a.variance, rtol=1e-6, atol=1e-9
+            )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_outcomes_are_as_in_botorch(name: str) -> None:
+    X, Y = data(14)
+    model = MODELS[name](X, torch.full_like(Y, 0.1)).eval()
+    posterior = model.posterior(X if takes_all_columns(name) else X[:, 1:])
+    level = 0.4 if name == "decomposed" else 0.1
+    if name != "monotone":  # which has been told that they increase
+        assert ((posterior.mean[..., 0] - level).abs() < 1e-6).all()
+    assert torch.isfinite(posterior.variance).all()
+    if name in ("conditional", "tree", "treed", "published"):
+        assert torch.equal(model.outcome_transform.stdvs, torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_targets_that_would_be_rounded_are_refused(name: str) -> None:
+    X, Y = data(14)
+    if name not in ("decomposed", "tasks", "signals", "new_task", "outputs"):
+        with pytest.raises(ValueError, match="train_Y: expected .* got"):
+            MODELS[name](X, 1e-9 * Y, outcome_transform=Standardize(m=1))
+    with pytest.raises(ValueError, match="train_Y: expected .* got"):
+        MODELS[name](X, 1e-9 * Y, outcome_transform=None)
+    MODELS[name](X, torch.zeros_like(Y), outcome_transform=None)
