@@ -215,6 +215,9 @@ class StructuredInference(_Base):
             rows.key.reshape(-1), flat(rows.points), flat(rows.features)
         )
         mean = self.mean_module(X) + prediction.mean.view(*batch, q)
+        # constant on a path without data, where optimisers ask for a gradient all the
+        # same: zero, whatever inactive columns hold
+        mean = mean + X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0).sum(-1)
         explained = prediction.explained.unflatten(0, (*batch, q))
         weight = prediction.weight.unflatten(0, (*batch, q))
         if q == 1:
