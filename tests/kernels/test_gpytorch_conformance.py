@@ -61,6 +61,12 @@ class TestConditionalKernel(BaseKernelTestCase, unittest.TestCase):
 class TestTreeStructuredKernel(BaseKernelTestCase, unittest.TestCase):
     test_active_dims_list = test_active_dims_range = ALL_COLUMNS
 
+    def setUp(self) -> None:
+        super().setUp()
+        # hyperparameters are made in double precision, whatever the default is
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
+
     def create_kernel_no_ard(self, **kwargs: Any) -> Kernel:
         kernel = TreeStructuredKernel(TREE, **kwargs)
         for parameter in kernel.parameters():  # each element of a batch is another one
@@ -76,7 +82,9 @@ class TestSiteConditionedKernel(BaseKernelTestCase, unittest.TestCase):
 
     def create_kernel_ard(self, num_dims: int | None, **kwargs: Any) -> Kernel:
         batch_shape = kwargs.get("batch_shape", torch.Size())
-        sites = DerivativeSites(torch.tensor([[-0.5, 0.0], [0.5, 1.0]]), [0], batch_shape)
+        sites = DerivativeSites(
+            torch.tensor([[-0.5, 0.0], [0.5, 1.0]]), [0], batch_shape
+        )
         precision = 1.0 + torch.rand(*batch_shape, sites.num_sites)
         shift = torch.ones_like(precision)
         sites.set(GaussianSites(precision, shift, shift.sum(-1)))
