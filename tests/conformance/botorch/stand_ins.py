@@ -26,7 +26,7 @@ from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
 
 
 class _StandIn:
-    """The constructor of ``SingleTaskGP``; ``arguments`` are what a model needs more."""
+    """``SingleTaskGP``'s constructor; ``arguments`` are what the model needs more."""
 
     @staticmethod
     def arguments(train_X: Tensor) -> dict[str, Any]:
