@@ -52,6 +52,7 @@ from botorch_structured.models.map_fit import ToleranceOfRounding
 from botorch_structured.models.path_mean import PathMean
 from botorch_structured.models.structured_inference import (
     StructuredInference,
+    with_gradient,
     with_variance_floor,
 )
 from botorch_structured.spaces import ParameterTree
@@ -288,7 +289,7 @@ class TreeStructuredGP(
             )
         self.eval()
         X = self.transform_inputs(X)
-        mean = self.mean_module(X)
+        mean = with_gradient(self.mean_module(X), X)
         features = self._features(X)
         weight_mean, root = self._weight_moments()
         projected = features @ root.mT
