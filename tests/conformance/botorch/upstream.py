@@ -115,6 +115,8 @@ def _mentions(case: type, method: str, module: ModuleType) -> bool:
             for attribute in vars(item).values():
                 visit(attribute)
         item = getattr(item, "__wrapped__", item)
+        if isinstance(item, FunctionType) and item.__module__ != module.__name__:
+            return  # BoTorch's own code keeps the true class
         code = item.__code__ if isinstance(item, FunctionType) else item
         if not isinstance(code, CodeType) or code in seen:
             return
