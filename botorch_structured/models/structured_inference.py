@@ -8,7 +8,7 @@ each point.
 
 from __future__ import annotations
 
-__all__ = ["StructuredInference", "with_variance_floor"]
+__all__ = ["StructuredInference", "with_gradient", "with_variance_floor"]
 
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -217,6 +217,7 @@ class StructuredInference(_Base):
             rows.key.reshape(-1), flat(rows.points), flat(rows.features)
         )
         mean = self.mean_module(X) + prediction.mean.view(*batch, q)
+        mean = with_gradient(mean, X)
         explained = prediction.explained.unflatten(0, (*batch, q))
         weight = prediction.weight.unflatten(0, (*batch, q))
         if q == 1:
@@ -232,6 +233,18 @@ class StructuredInference(_Base):
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
+
+
+def with_gradient(mean: Tensor, X: Tensor) -> Tensor:
+    """``mean`` with a gradient, zero where it does not depend on ``X``.
+
+    Optimisers ask for one on a path without data, too, where all is constant.
+
+    Args:
+        mean: ``batch_shape x n``.
+        X: ``batch_shape x n x d``; inactive columns may hold anything.
+    """
+    return mean + X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0).sum(-1)
 
 
 def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tensor:

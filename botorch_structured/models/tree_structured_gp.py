@@ -64,6 +64,7 @@ from botorch_structured.models.outcome_scale import (
 from botorch_structured.models.path_mean import PathMean
 from botorch_structured.models.structured_inference import (
     StructuredInference,
+    with_gradient,
     with_variance_floor,
 )
 from botorch_structured.spaces import ParameterTree
@@ -374,7 +375,7 @@ class TreeStructuredGP(
         self._check_points(X)
         self.eval()
         X = self.transform_inputs(X)
-        mean = self.mean_module(X)
+        mean = with_gradient(self.mean_module(X), X)
         features = self._features(X)
         weight_mean, root = self._weight_moments()
         projected = features @ root.mT

@@ -1,0 +1,145 @@
+"""Our models behind the signature of ``SingleTaskGP``, to stand in its place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from torch import Tensor
+
+from botorch_structured.models import (
+    ConditionalGP,
+    MonotoneGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.spaces import Between, ParameterTree
+from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
+
+
+class _StandIn:
+    """``SingleTaskGP``'s constructor; ``arguments`` are what the model needs more."""
+
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        raise AssertionError("a stand-in says what its model needs besides the data")
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+    ) -> None:
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+            **self.arguments(train_X),
+        )
+
+
+class Halves(ParameterTree):
+    """Any data are structured in it: a path below 0.5 in column 0, and one above.
+
+    Column 1, if there is one, is active on the upper path only. A column of its own is
+    what conditions are about, so that one column alone has to be cut by hand.
+    """
+
+    def __init__(self, dim: int) -> None:
+        upper = Between(0, 0.5, math.inf)
+        super().__init__(dim, conditions={1: upper} if dim > 1 else None)
+
+    def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
+        cuts = cut_intervals([Between(0, 0.5, math.inf)])
+        return [Outcomes.of_intervals(0, cuts)]
+
+
+def _no_decisions(train_X: Tensor) -> dict[str, Any]:
+    return {"hierarchical_dependencies": {}}
+
+
+def _halves(train_X: Tensor) -> dict[str, Any]:
+    return {"hierarchical_dependencies": Halves(train_X.shape[-1])}
+
+
+class OneLeafTreeStructuredGP(_StandIn, TreeStructuredGP):
+    arguments = staticmethod(_no_decisions)
+
+
+class OnePathConditionalGP(_StandIn, ConditionalGP):
+    arguments = staticmethod(_no_decisions)
+
+
+class HalvesTreeStructuredGP(_StandIn, TreeStructuredGP):
+    arguments = staticmethod(_halves)
+
+
+class HalvesConditionalGP(_StandIn, ConditionalGP):
+    arguments = staticmethod(_halves)
+
+
+class OneLeafTreedGP(_StandIn, TreedGP):
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        return {"max_leaves": 1}
+
+
+class SplitTreedGP(_StandIn, TreedGP):
+    """Split wherever there are four rows: by evidence, test data would hardly ever."""
+
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        return {"min_leaf_size": 2, "split_criterion": "variance"}
+
+
+class PlainMonotoneGP(_StandIn, MonotoneGP):
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        return {"monotone": {}}
+
+
+class RisingMonotoneGP(_StandIn, MonotoneGP):
+    """Rising with column 0, as seen at two points."""
+
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        rows = train_X.reshape(-1, train_X.shape[-1])
+        ends = torch.stack([rows.amin(0), rows.amax(0)])
+        return {"monotone": {0: 1}, "virtual_X": ends}
+
+
+class SignalsABLR(_StandIn, MultiTaskABLR):
+    @staticmethod
+    def arguments(train_X: Tensor) -> dict[str, Any]:
+        return {"task_feature": None}
+
+
+STAND_INS = {
+    "TreeStructuredGP of one leaf": OneLeafTreeStructuredGP,
+    "TreeStructuredGP of two paths": HalvesTreeStructuredGP,
+    "ConditionalGP of one path": OnePathConditionalGP,
+    "ConditionalGP of two paths": HalvesConditionalGP,
+    "TreedGP of one leaf": OneLeafTreedGP,
+    "TreedGP": SplitTreedGP,
+    "MonotoneGP without signs": PlainMonotoneGP,
+    "MonotoneGP": RisingMonotoneGP,
+    "MultiTaskABLR": SignalsABLR,
+}
