@@ -140,7 +140,7 @@ class DerivativePosterior(SiteInference):
         direct use. Where signs are in doubt depends on the hyperparameters.
         """
         mll = _fit_fallback(mll, **kwargs)
-        again = self._adaptive and self.signs_in_fit
+        again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
             mll = _fit_fallback(mll, **kwargs)
         return mll

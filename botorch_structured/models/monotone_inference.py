@@ -144,7 +144,7 @@ class SiteInference(_Base):
             self.update_sites()
 
     def update_sites(self) -> EPResult:
-        """Run expectation propagation to its fixed point, from the sites as they are.
+        """Place adaptive sites, and run expectation propagation to its fixed point.
 
         Called where needed; of use after a change that cannot be seen, such as other
         observation noise in ``train_Yvar``.
@@ -306,6 +306,7 @@ class SiteInference(_Base):
         kernel, mean = self.covar_module, self.mean_module
         if self._data_alone:
             return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
+        self._keep_current()
         system = kernel.system()  # once for mean, covariance and evidence
         if self.signs_in_fit:
             evidence = _SiteEvidence(mean.log_evidence(system).to(x))
