@@ -136,10 +136,10 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         outcome_transform: Default: ``Standardize``. May reverse the order of outcomes
             (then the signs are reversed with it).
         input_transform: Must map each monotone column to one column of its own.
-        virtual_X: Where signs are told. Default: "adaptive", in ``bounds``, one by one
-            where a sign is least probable ([WangBerger2016shape]_) until none of 256
-            places is left below ``min_probability``, or 50 points are told; anew when
-            hyperparameters or data have changed. "grid": at all of the paper's 10,
+        virtual_X: Where signs are told. Default (None): "adaptive", in ``bounds``, one
+            by one where a sign is least probable ([WangBerger2016shape]_) until none of
+            256 places is left below ``min_probability``, or 50 points are told; anew
+            when hyperparameters or data have changed. "grid": at all of the paper's 10,
             10 x 10 or 4 x 4 x 4 points, and 64 Sobol points beyond three columns. A
             ``v x d`` tensor in the space of ``train_X``: there.
         bounds: ``2 x d``, the box for virtual points in the space of ``train_X``.
@@ -182,7 +182,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         mean_module: Mean | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
-        virtual_X: Tensor | Literal["adaptive", "grid"] = "adaptive",
+        virtual_X: Tensor | Literal["adaptive", "grid"] | None = None,
         bounds: Tensor | None = None,
         nu: float = 0.1,
         signs_in_fit: bool = False,
@@ -193,6 +193,7 @@ class MonotoneGP(DerivativePosterior, SiteInference, SingleTaskGP):
         signs = check_monotone(monotone, d)
         if not (isinstance(nu, Real) and math.isfinite(nu) and nu > 0.0):
             raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+        virtual_X = "adaptive" if virtual_X is None else virtual_X
         if isinstance(virtual_X, Tensor):
             check_virtual_points(virtual_X, d)
         elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):

@@ -681,6 +681,20 @@ def test_adaptive_points() -> None:
     )
 
 
+def test_adaptive_points_follow_the_data() -> None:
+    """As of a model that was made of them, at the same hyperparameters."""
+    X, Y = make_data(12)
+    model = MonotoneGP(X, Y, {0: -1}, outcome_transform=None)
+    before = model.virtual_points
+    model.set_train_data(X[4:], Y[4:].squeeze(-1), strict=False)
+    points = make_data(4, seed=6)[0]
+    posterior = model.eval().posterior(points)
+    fresh = MonotoneGP(X[4:], Y[4:], {0: -1}, outcome_transform=None)
+    assert torch.equal(model.virtual_points, fresh.virtual_points)
+    assert not torch.equal(before, fresh.virtual_points)
+    torch.testing.assert_close(posterior.mean, fresh.posterior(points).mean)
+
+
 def test_adaptive_points_of_two_columns_and_outputs() -> None:
     X, Y = make_data(10)
     Y = torch.cat([Y, Y + X[:, 1:]], dim=-1)
@@ -721,7 +735,6 @@ def test_construct_inputs() -> None:
         ({"virtual_X": GRID[:, :1]}, r"virtual_X: expected v x 2 .*, got \(16, 1\)"),
         ({"virtual_X": GRID * float("nan")}, "virtual_X: expected finite"),
         ({"virtual_X": "near"}, 'virtual_X: expected a tensor, "adaptive" or "grid"'),
-        ({"virtual_X": None}, 'expected a tensor, "adaptive" or "grid", got None'),
         ({"min_probability": 1.0}, r"min_probability: .* \(0, 1\), got 1.0"),
         ({"bounds": GRID}, r"bounds: expected 2 x 2 .*, got \(16, 2\)"),
         ({"bounds": torch.ones(2, 2)}, "bounds: expected finite lower bounds below"),
