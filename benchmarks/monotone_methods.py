@@ -2,16 +2,15 @@
 
 ``standard`` models the objective with BoTorch's ``SingleTaskGP``; ``decomposed`` models
 its two parts with one each (``DecomposedGP``), and ``monotone`` tells each in addition
-which way it bends (``MonotoneGP``, on the paper's grids of virtual points). The three
+which way it bends (``MonotoneGP`` and ``fit_gpytorch_mll``, as documented). The three
 with ``_paper`` have the paper's GPs: the outcomes' own zero as mean, a variance, an
 isotropic squared exponential. Zero is less than any error, so that such a GP hopes for
 the best wherever it has seen nothing, and corners come first; signs rule some out.
 Standardised outcomes revert to their average instead. What the paper leaves open is the
 same for all three: BoTorch's prior of the lengthscale, a wide one of the variance in
 units of the mean square, and noise of 1e-4 of it, as errors are repeatable.
-``monotone_held`` keeps the hyperparameters that its parts have without signs: signs are
-most probable of nearly straight functions, and four points do not object. All maximise
-LogEI of the (sum's) posterior in the same way.
+Signs of ``monotone_paper`` are told at all points of the paper's grids, and fitted to.
+All maximise LogEI of the (sum's) posterior in the same way.
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ def _component(
     Y: Tensor,
     signs: Mapping[int, int] | None = None,
     paper: bool = False,
-    like: SingleTaskGP | None = None,
 ) -> SingleTaskGP:
-    """A GP for ``n x 1`` outcomes, told the signs unless None; modules of ``like``."""
+    """A GP for ``n x 1`` outcomes, told the signs unless None."""
     arguments: dict[str, Any] = {
         "input_transform": Normalize(X.shape[-1], bounds=problem.bounds.to(X))
     }
@@ -86,11 +84,10 @@ def _component(
         arguments["outcome_transform"] = _Scale(1)
         noise = _NOISE * Y.square().mean()
         arguments["train_Yvar"] = noise.expand(Y.shape)
-    if like is not None:
-        for name in ("likelihood", "covar_module", "mean_module"):
-            arguments[name] = getattr(like, name)
     if signs is None:
         return SingleTaskGP(X, Y, **arguments)
+    if paper:
+        arguments |= {"virtual_X": "grid", "signs_in_fit": True}
     return MonotoneGP(X, Y, signs, bounds=problem.bounds.to(X), **arguments)
 
 
@@ -117,27 +114,13 @@ def decomposed(
 
 
 def monotone(
-    problem: Any,
-    X: Tensor,
-    Y: Tensor,
-    seed: int,
-    paper: bool = False,
-    held: bool = False,
+    problem: Any, X: Tensor, Y: Tensor, seed: int, paper: bool = False
 ) -> Tensor:
-    """As ``decomposed``, with signs; ``held``: at the hyperparameters of that one."""
+    """As ``decomposed``, with signs."""
     signs = [
         {column: -sign for column, sign in one.items()} for one in problem.monotone
     ]
-    if not held:
-        return _next(problem, _fitted_parts(problem, X, signs, paper), Y.max())
-    plain = _fitted_parts(problem, X, None, paper)
-    told = [
-        _component(problem, X, part, sign, like=model)
-        for part, sign, model in zip(
-            _parts(problem, X), signs, plain.models, strict=True
-        )
-    ]
-    return _next(problem, DecomposedGP(*told), Y.max())
+    return _next(problem, _fitted_parts(problem, X, signs, paper), Y.max())
 
 
 def _parts(problem: Any, X: Tensor) -> tuple[Tensor, ...]:
@@ -167,7 +150,6 @@ def random(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 METHODS: dict[str, Method] = {
     "monotone": monotone,
-    "monotone_held": partial(monotone, held=True),
     "decomposed": decomposed,
     "standard": standard,
     "monotone_paper": partial(monotone, paper=True),

@@ -85,19 +85,12 @@ class DerivativeSites(Module):
             self.precision.double(), self.shift.double(), self.log_scale.double()
         )
 
-    def set(self, sites: GaussianSites) -> None:
-        """Replace what the sites say."""
+    def set(self, sites: GaussianSites, points: Tensor | None = None) -> None:
+        """Replace what the sites say, and where they are, ``v x d``, unless None."""
+        if points is not None:
+            self.points = points.detach().to(self.points)
         for name, value in sites._asdict().items():
             setattr(self, name, value.detach().to(self.points))
-
-    def add_points(self, points: Tensor) -> None:
-        """More points, ``w x d``, whose sites say nothing yet."""
-        k, old = len(self.columns), self.points.shape[-2]
-        self.points = torch.cat([self.points, points.to(self.points)], dim=-2)
-        for name in ("precision", "shift"):
-            value = getattr(self, name).unflatten(-1, (k, old))
-            value = torch.nn.functional.pad(value, (0, points.shape[-2]))
-            setattr(self, name, value.flatten(-2))
 
     def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
         """Those of elements of a flattened batch, which their own broadcasts to."""

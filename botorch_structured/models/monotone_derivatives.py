@@ -18,27 +18,23 @@ from torch import Tensor
 
 from botorch_structured.kernels.derivative_sites import partial_of_mean
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
-from botorch_structured.models.monotone_inference import SiteInference
+from botorch_structured.models.monotone_inference import (
+    SiteInference,
+    probability_positive,
+)
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.models.structured_inference import with_variance_floor
 from botorch_structured.models.virtual_points import (
-    default_virtual_points,
-    most_violated,
+    check_probability,
     signs_of,
     transformed_columns,
 )
-
-_CANDIDATES = 256
-_SAME = 1e-6  # of the box
 
 
 class DerivativePosterior(SiteInference):
     """Posterior of a partial derivative, and where its sign is in doubt."""
 
     monotone: dict[int, int]
-    _adaptive: bool
-    _box: Tensor
-    _columns: dict[int, int]
 
     def derivative_posterior(self, X: Tensor, column: int) -> GPyTorchPosterior:
         r"""Joint posterior of the partial derivative along a column.
@@ -103,16 +99,18 @@ class DerivativePosterior(SiteInference):
             order = order if self._num_outputs == 1 else order.unsqueeze(-1)
             slope = slope * order
         sign = self.monotone.get(column, 1) * slope.sign()
-        probability = _probability(sign * mean, covariance)
+        probability = probability_positive(
+            sign * mean, covariance.diagonal(dim1=-2, dim2=-1)
+        )
         return probability.unsqueeze(-1) if self._num_outputs == 1 else probability.mT
 
     def add_virtual_points(self, count: int = 20, probability: float = 0.9) -> int:
         r"""Ask for signs where they are least probable, one point at a time.
 
         The sequential rule of Wang and Berger (2016, section 4): sites are estimated
-        anew after each point, and no point is taken twice. It depends on the
-        hyperparameters, so it pays to fit, add points, and fit again;
-        ``fit_gpytorch_mll`` does that for a model with ``virtual_X="adaptive"``.
+        anew after each point, and no point is taken twice. Points of a model with
+        ``virtual_X="adaptive"`` are chosen anew, by its ``min_probability``, when its
+        hyperparameters or data change; what was added here is then gone.
 
         Args:
             count: At most so many.
@@ -128,52 +126,27 @@ class DerivativePosterior(SiteInference):
         """
         if not self.has_sites:
             raise ValueError("monotone: expected at least one sign, got none.")
-        if not 0.0 < probability < 1.0:
-            raise ValueError(
-                f"probability: expected a number in (0, 1), got {probability}."
-            )
-        was_training = self.training
-        self.eval()
-        box = self._box.to(self.covar_module.sites.points)
-        candidates = default_virtual_points(box, _CANDIDATES)
-        chosen = _near(candidates, self.covar_module.sites.points, box).tolist()
-        before = len(chosen)
-        while len(chosen) < min(before + count, len(candidates)):
-            doubt = self._least_probable(candidates)
-            index = most_violated(doubt, chosen)
-            if doubt[index] >= probability:
-                break
-            chosen.append(index)
-            self.covar_module.sites.add_points(candidates[index : index + 1])
-            self._run_ep()
-        if len(chosen) > before:
+        check_probability(probability, "probability")
+        before = len(self.covar_module.sites.points)
+        self._place_sites(before, before + count, probability)
+        added = len(self.covar_module.sites.points) - before
+        if added:
             self._warn_unless_converged()
-        self.train(was_training)
-        return len(chosen) - before
+        return added
 
     def custom_fit(
         self, mll: MarginalLogLikelihood, **kwargs: Any
     ) -> MarginalLogLikelihood:
-        r"""BoTorch's fit, and with adaptive virtual points a second one.
+        r"""BoTorch's fit; a second one if signs are fitted to and become more by it.
 
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use. Where signs are in doubt depends on the hyperparameters.
         """
         mll = _fit_fallback(mll, **kwargs)
-        if self._adaptive and self.add_virtual_points():
+        again = self.has_sites and self._adaptive and self.signs_in_fit
+        if again and self.add_virtual_points(probability=self.min_probability):
             mll = _fit_fallback(mll, **kwargs)
         return mll
-
-    @torch.no_grad()
-    def _least_probable(self, points: Tensor) -> Tensor:
-        """Over columns and models: the smallest probability of a sign, ``v``."""
-        worst = points.new_ones(len(points))
-        for k, column in enumerate(self._columns.values()):
-            mean, covariance = self._derivative_on_axes(points, column)
-            sign = self._column_signs[..., k, None]
-            p = _probability(sign * mean, covariance)
-            worst = torch.minimum(worst, p.reshape(-1, len(points)).amin(0))
-        return worst
 
     @property
     def _raw_columns(self) -> int:
@@ -238,24 +211,9 @@ class DerivativePosterior(SiteInference):
             said = self.mean_module.residual(system).unsqueeze(-1)
             mean = mean + (explained @ said).squeeze(-1)
         K = to_dense(self.covar_module(X)).double()
-        noise = self.likelihood.noise.double()
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.expand(K.shape[:-1])))
+        factor = psd_safe_cholesky(self._with_noise(K, X))
         error = (self.train_targets - self.mean_module(X)).double().unsqueeze(-1)
         white = torch.linalg.solve_triangular(factor, error, upper=False)
         half = torch.linalg.solve_triangular(factor, cross.double().mT, upper=False)
         mean = mean + (half.mT @ white).squeeze(-1)
         return mean.to(x), (gram - half.mT @ half).to(x)
-
-
-def _near(candidates: Tensor, points: Tensor, box: Tensor) -> Tensor:
-    """Indices of candidates that are among the points, up to rounding."""
-    away = (candidates.unsqueeze(-2) - points).abs()
-    same = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
-    return same.nonzero().flatten()
-
-
-def _probability(mean: Tensor, covariance: Tensor) -> Tensor:
-    """P(g > 0) for each entry of a Gaussian vector."""
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    smallest = torch.finfo(variance.dtype).tiny
-    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())

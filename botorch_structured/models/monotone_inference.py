@@ -1,19 +1,21 @@
-r"""When and how the sites of a monotone GP are estimated.
+r"""When and how the sites of a monotone GP are placed and estimated.
 
-Sites are part of what is fitted, like hyperparameters: expectation propagation finds
-them for the hyperparameters and the data that a model has. In training mode that
-happens in each call, before the prior given the sites is returned; since the evidence
-is stationary in the sites at a fixed point, its gradient needs no derivative of the
-algorithm. In evaluation mode it happens when hyperparameters or data have changed
-since.
+Expectation propagation finds sites for the hyperparameters and the data that a model
+has: where it is used in evaluation mode and either has changed since. In training mode
+it is the ``SingleTaskGP`` without them, so that the objective of a fit is the evidence
+of the data, unless the model was asked to fit to signs as well.
 
-The objective of a fit is the approximate evidence of data and signs,
+Then sites are found in each call in training mode, and the objective of a fit is the
+approximate evidence of data and signs,
 
     log Z_EP = log p(y | sites) + log p(sites),
 
 where the first term is what ``ExactMarginalLogLikelihood`` computes from the prior
-given the sites, and the second one is an *added loss term* in the sense of GPyTorch. So
-nothing is special about the fit.
+given the sites, and the second one is an *added loss term* in the sense of GPyTorch.
+The evidence is stationary in the sites at a fixed point, so that its gradient needs no
+derivative of the algorithm. It takes each sign for an observation: signs at a hundred
+points are most probable of nearly straight functions, which outweighs a few rows, and
+what the function does beside that is taken for noise.
 """
 
 from __future__ import annotations
@@ -28,23 +30,34 @@ import torch
 from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import AddedLossTerm
-from linear_operator import to_linear_operator
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from botorch_structured.inference.ep_sites import GaussianSites
+from botorch_structured.inference.ep_sites import GaussianSites, site_system
 from botorch_structured.inference.expectation_propagation import (
     EPResult,
     expectation_propagation,
 )
 from botorch_structured.kernels.derivative_sites import (
     SiteConditionedKernel,
+    partial_of_mean,
+)
+from botorch_structured.models.virtual_points import (
+    default_virtual_points,
+    most_violated,
 )
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch.models import SingleTaskGP as _Base
 else:
     _Base = object
+
+
+# Where signs are looked at, and how many points at most are told signs.
+_CANDIDATES = 256
+MOST_POINTS = 50
+_SAME = 1e-6  # of the box
 
 
 class EPConvergenceWarning(BotorchWarning):
@@ -71,6 +84,8 @@ class SiteInference(_Base):
     """
 
     nu: float
+    signs_in_fit: bool
+    min_probability: float
     mean_module: Any
     covar_module: Any
     _subset_batch_dict: dict[str, int]
@@ -83,6 +98,11 @@ class SiteInference(_Base):
     _sites_at: list[Tensor] | None = None
     # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
     _sites_held = False
+    # While the prior that is fitted is asked for.
+    _data_alone = False
+    # Whether sites are placed where they are needed, in which box.
+    _adaptive: bool
+    _box: Tensor
 
     @property
     def has_sites(self) -> bool:
@@ -124,7 +144,7 @@ class SiteInference(_Base):
             self.update_sites()
 
     def update_sites(self) -> EPResult:
-        """Run expectation propagation to its fixed point, from the sites as they are.
+        """Place adaptive sites, and run expectation propagation to its fixed point.
 
         Called where needed; of use after a change that cannot be seen, such as other
         observation noise in ``train_Yvar``.
@@ -138,27 +158,70 @@ class SiteInference(_Base):
         """
         if not self.has_sites:
             raise ValueError("monotone: expected at least one sign, got none.")
-        result = self._run_ep()
+        if self._adaptive and not self.signs_in_fit:
+            result = self._place_sites(0, MOST_POINTS, self.min_probability)
+        else:
+            result = self._run_ep()
         if not self.training:
             self._warn_unless_converged()
         return result
 
     def _run_ep(self) -> EPResult:
-        mean, covariance = self._derivatives_given_data()
-        sign = self.site_signs.double()
-        old = self.covar_module.sites.gaussian
+        """At the points as they are."""
+        sites = self.covar_module.sites
+        sign, old = self.site_signs.double(), sites.gaussian
         start = GaussianSites(old.precision, sign * old.shift, old.log_scale)
-        signed = sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
-        result = expectation_propagation(sign * mean, signed, self.nu, start=start)
+        mean, covariance = self._signed_slopes(sites.points)
+        result = expectation_propagation(mean, covariance, self.nu, start=start)
         if not bool(result.converged.all()):  # perhaps the start was a bad one
-            again = expectation_propagation(sign * mean, signed, self.nu)
+            again = expectation_propagation(mean, covariance, self.nu)
             result = _where(again.converged & ~result.converged, again, result)
+        return self._accept_ep(result, sites.points)
+
+    def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
+        """More points where signs are least probable, one at a time.
+
+        Args:
+            kept: How many of the points there are stay.
+            limit: At most so many points.
+            probability: Stop where no sign is less probable.
+        """
+        k = len(self.covar_module.sites.columns)
+        old = self.covar_module.sites.points[:kept]
+        box = self._box.to(old)
+        new = default_virtual_points(box, _CANDIDATES)
+        points = torch.cat([old, new[~_near(new, old, box)]])
+        mean, covariance = self._signed_slopes(points)
+        chosen = list(range(kept))
+        while True:
+            v = torch.arange(k).unsqueeze(-1) * len(points)
+            at = (v + torch.tensor(chosen, dtype=v.dtype)).flatten()
+            among = covariance[..., at, :]
+            result = expectation_propagation(mean[..., at], among[..., at], self.nu)
+            if len(chosen) == min(limit, len(points)):
+                break
+            system = site_system(among[..., at], result.sites)
+            explained = among.mT @ system.root.mT
+            said = system.residual(mean[..., at]).unsqueeze(-1)
+            p = probability_positive(
+                mean + (explained @ said).squeeze(-1),
+                covariance.diagonal(dim1=-2, dim2=-1) - explained.square().sum(-1),
+            )
+            doubt = p.reshape(-1, len(points)).amin(0)
+            index = most_violated(doubt, chosen)
+            if doubt[index] >= probability:
+                break
+            chosen.append(index)
+        return self._accept_ep(result, points[chosen])
+
+    def _accept_ep(self, result: EPResult, points: Tensor) -> EPResult:
+        """What was found on slopes times their signs is what the sites say."""
+        count = points.shape[-2]
+        sign = self._column_signs.double().repeat_interleave(count, dim=-1)
         s = result.sites
         sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
-        self.covar_module.sites.set(sites)
-        self.ep_result = EPResult(
-            sites, result.converged, result.sweeps, result.residual
-        )
+        self.covar_module.sites.set(sites, points)
+        self.ep_result = result._replace(sites=sites)
         self._accept_sites()
         self._clear_cache()
         return self.ep_result
@@ -176,35 +239,59 @@ class SiteInference(_Base):
                 stacklevel=3,
             )
 
-    @torch.no_grad()
-    def _derivatives_given_data(self) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of the sites' derivatives given data but no sites.
+    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Moments of the derivatives at points, each times its sign, given data."""
+        mean, covariance = self._derivatives_given_data(points)
+        sign = self._column_signs.double().repeat_interleave(len(points), dim=-1)
+        return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
 
-        In double precision: ``aug_batch_shape x s``, ``aug_batch_shape x s x s``.
+    @torch.no_grad()
+    def _derivatives_given_data(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of derivatives at ``s`` points given data, no sites.
+
+        In double precision: ``aug_batch_shape x (k s)`` and ``... x (k s) x (k s)``.
         """
         kernel, mean_module = self.covar_module, self.mean_module
-        sites = kernel.sites
+        columns = kernel.sites.columns
         X = self.train_inputs[0]
         if self.training:
             X = self.transform_inputs(X)
         derivatives = kernel.derivatives.double()
-        points, x = sites.points.double(), X.double()
+        x, points = X.double(), points.double()
         y = (self.train_targets - mean_module.base_mean(X)).double()
-        K = derivatives.value(x, x)
-        K = K + torch.diag_embed(self.likelihood.noise.double().expand_as(y))
-        cross = derivatives.cross(x, points, sites.columns)
-        factor = psd_safe_cholesky(K)
+        factor = psd_safe_cholesky(self._with_noise(derivatives.value(x, x), X))
+        cross = derivatives.cross(x, points, columns)
         right = torch.cat([cross, y.unsqueeze(-1)], dim=-1)
         solved = torch.linalg.solve_triangular(factor, right, upper=False)
         half, white = solved[..., :-1], solved[..., -1:]
-        gram = derivatives.gram(points, sites.columns)
-        mean = mean_module.derivative() + (half.mT @ white).squeeze(-1)
-        return mean, gram - half.mT @ half
+        gram = derivatives.gram(points, columns)
+        prior = partial_of_mean(mean_module.base_mean, points.to(X), columns).double()
+        return prior + (half.mT @ white).squeeze(-1), gram - half.mT @ half
+
+    def _with_noise(self, covariance: Tensor, X: Tensor) -> Tensor:
+        """Covariance of observations at the training inputs, as the likelihood has it.
+
+        Args:
+            covariance: ``aug_batch_shape x n x n``, of values, in double precision.
+            X: Transformed training inputs.
+        """
+        values = covariance.expand(*self.train_targets.shape, -1)
+        mean = values.new_zeros(values.shape[:-1])
+        seen = self.likelihood(
+            MultivariateNormal(mean, to_linear_operator(values)), [X]
+        )
+        return to_dense(seen.lazy_covariance_matrix).double()
 
     # -- the prior given the sites ------------------------------------------------
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Prior in training mode, posterior in evaluation mode, given current sites."""
+        """Posterior given current sites; in training mode, the prior that is fitted."""
+        if self.training and not self.signs_in_fit:
+            self._data_alone = True
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                self._data_alone = False
         if self.training or not self._sites_held:
             self._keep_current()
         return super().__call__(*args, **kwargs)
@@ -217,9 +304,13 @@ class SiteInference(_Base):
             return MultivariateNormal(self.mean_module(x), self.covar_module(x))
         x = self.transform_inputs(x)
         kernel, mean = self.covar_module, self.mean_module
+        if self._data_alone:
+            return MultivariateNormal(mean.base_mean(x), kernel.base_kernel(x))
+        self._keep_current()
         system = kernel.system()  # once for mean, covariance and evidence
-        evidence = mean.log_evidence(system).to(x)
-        self.update_added_loss_term("log_probability_of_sites", _SiteEvidence(evidence))
+        if self.signs_in_fit:
+            evidence = _SiteEvidence(mean.log_evidence(system).to(x))
+            self.update_added_loss_term("log_probability_of_sites", evidence)
         explained = kernel.explained(x, system)
         covariance = kernel.remaining(x, x, explained, explained)
         shifted = mean.shifted(x, explained, system)
@@ -317,6 +408,18 @@ def _where(better: Tensor, a: EPResult, b: EPResult) -> EPResult:
 
     sites = GaussianSites(*map(pick, a.sites, b.sites))
     return EPResult(sites, *map(pick, a[1:], b[1:]))
+
+
+def _near(candidates: Tensor, points: Tensor, box: Tensor) -> Tensor:
+    """Which candidates are among the points, up to rounding."""
+    away = (candidates.unsqueeze(-2) - points).abs()
+    return (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
+
+
+def probability_positive(mean: Tensor, variance: Tensor) -> Tensor:
+    """P(g > 0) for each entry of a Gaussian vector."""
+    smallest = torch.finfo(variance.dtype).tiny
+    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())
 
 
 def keep_sites_as_loaded(module: SiteInference, incompatible_keys: Any) -> None:

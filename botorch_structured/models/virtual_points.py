@@ -16,6 +16,7 @@ __all__ = [
 ]
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -184,6 +185,12 @@ def check_virtual_points(virtual_X: Tensor, d: int) -> None:
         )
     if not bool(virtual_X.isfinite().all()):
         raise ValueError("virtual_X: expected finite values, got others.")
+
+
+def check_probability(probability: float, name: str) -> None:
+    """Raise a ``ValueError`` unless it is in (0, 1)."""
+    if not (isinstance(probability, Real) and 0.0 < probability < 1.0):
+        raise ValueError(f"{name}: expected a number in (0, 1), got {probability!r}.")
 
 
 def check_bounds(bounds: Tensor, d: int) -> None:

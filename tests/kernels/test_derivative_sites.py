@@ -176,14 +176,14 @@ def test_copies() -> None:
     assert not any("kernel" in name for name in mean.state_dict())
 
 
-def test_added_points_say_nothing_yet() -> None:
-    kernel, mean = prior(5)
+def test_sites_elsewhere() -> None:
+    kernel, mean = prior(5, points=6)
+    other, other_mean = prior(6, points=9)
     X = rand(3, 4, 2)
-    before = kernel(X).to_dense(), mean(X)
-    kernel.sites.add_points(rand(7, 3, 2))
-    assert kernel.sites.num_sites == 18
-    torch.testing.assert_close(kernel(X).to_dense(), before[0])
-    torch.testing.assert_close(mean(X), before[1])
+    kernel.sites.set(other.sites.gaussian, other.sites.points)
+    assert kernel.sites.num_sites == other.sites.num_sites
+    expected = SiteConditionedKernel(kernel.base_kernel, other.sites)(X).to_dense()
+    torch.testing.assert_close(kernel(X).to_dense(), expected)
 
 
 def test_part_of_a_batch() -> None:

@@ -436,7 +436,13 @@ def test_monotone_components() -> None:
         virtual_X = torch.linspace(0, 1, 5, dtype=torch.double).unsqueeze(-1)
         return DecomposedGP(
             *(
-                MonotoneGP(X, parts[:, i : i + 1], signs, virtual_X=virtual_X)
+                MonotoneGP(
+                    X,
+                    parts[:, i : i + 1],
+                    signs,
+                    virtual_X=virtual_X,
+                    signs_in_fit=True,
+                )
                 for i, signs in enumerate(problem.monotone)
             )
         )

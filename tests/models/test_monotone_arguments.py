@@ -14,7 +14,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from botorch_structured.models import MonotoneGP, monotone_derivatives
+from botorch_structured.models import MonotoneGP, monotone_inference
 from botorch_structured.models.virtual_points import transformed_box
 
 POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)
@@ -64,7 +64,7 @@ def test_reversing_transform_of_outcomes_without_order(
 
 def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where data contradict the sign, so that it remains in doubt there."""
-    monkeypatch.setattr(monotone_derivatives, "_CANDIDATES", 8)
+    monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
     X, _ = make_data()
     model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
     model.likelihood.noise = 1e-4
@@ -85,7 +85,8 @@ def test_batch_of_input_transforms() -> None:
         return Normalize(2, batch_shape=torch.Size([2]))
 
     bounds = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
-    model = MonotoneGP(X, Y, {0: 1}, input_transform=transform(), bounds=bounds)
+    kwargs = {"virtual_X": "grid", "bounds": bounds}
+    model = MonotoneGP(X, Y, {0: 1}, input_transform=transform(), **kwargs)
     one = transform()
     one(X)
     one.eval()

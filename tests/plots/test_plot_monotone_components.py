@@ -140,7 +140,7 @@ def test_a_slice_of_two_dimensions() -> None:
 
 def test_one_model_is_one_panel_in_given_axes() -> None:
     X, parts = data()
-    model = MonotoneGP(X, parts[:, :1], {0: 1})
+    model = MonotoneGP(X, parts[:, :1], {0: 1}, virtual_X="grid")
     ax = plt.subplots()[1]
     (drawn,) = plot_monotone_components(model, [ax], names=["demand"])
     assert drawn is ax

@@ -64,6 +64,7 @@ def make(case: dict[str, Any]) -> MonotoneGP:
         outcome_transform=None,
         virtual_X=torch.tensor(inputs["xv"]),
         nu=inputs["nu"],
+        signs_in_fit=True,
     )
 
 
