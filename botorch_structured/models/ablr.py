@@ -170,7 +170,14 @@ class MultiTaskABLR(
         seed: int = 0,
         process_group: Any = None,
     ) -> None:
-        check_training_data(train_X, train_Y, train_Yvar, missing=True, empty=True)
+        check_training_data(
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome_transform,
+            missing=True,
+            empty=True,
+        )
         if train_X.ndim != 2:
             raise ValueError(
                 "train_X: expected one data set, ``n x d``, since a batch of models "

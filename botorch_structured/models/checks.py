@@ -25,8 +25,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.transforms.outcome import (
+    ChainedOutcomeTransform,
+    OutcomeTransform,
+    Standardize,
+)
 from botorch.models.utils import fantasize as fantasize_flag
+from botorch.utils.types import _DefaultType
 from torch import Tensor
+from torch.nn import ModuleDict
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch.models import SingleTaskGP as _Base
@@ -53,6 +60,7 @@ def check_training_data(
     train_Y: Tensor,
     train_Yvar: Tensor | None = None,
     *,
+    outcome_transform: OutcomeTransform | _DefaultType | None = None,
     missing: bool = False,
     empty: bool = False,
     tree: bool = False,
@@ -66,6 +74,9 @@ def check_training_data(
         train_X: ``batch_shape x n x d``.
         train_Y: ``batch_shape x n x m``.
         train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
+        outcome_transform: Infinite outcomes are left to one that is more than a
+            ``Standardize``: ``ClipTail`` takes them for failures. ``check_scale`` looks
+            at the result.
         missing: Whether NaN in ``train_Y`` stands for what was not observed.
         empty: Whether n may be 0.
         tree: Whether the model has a ``ParameterTree``: what to do about inactive
@@ -94,9 +105,21 @@ def check_training_data(
     if settings.validate_input_scaling.off():
         return
     _check_finite("train_X", train_X, _INACTIVE if tree else "")
-    _check_outcomes("train_Y", train_Y, missing)
+    if _takes_infinity(outcome_transform):
+        finite = train_Y.masked_fill(train_Y.isinf(), 0.0)
+        _check_outcomes("train_Y", finite, missing)
+    else:
+        _check_outcomes("train_Y", train_Y, missing)
     if train_Yvar is not None:
         _check_variances("train_Yvar", train_Yvar, train_Y)
+
+
+def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
+    """Whether it is more than a mean and a standard deviation, which infinity spoils."""
+    if not isinstance(transform, OutcomeTransform):
+        return False
+    plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
+    return any(not isinstance(part, plain) for part in transform.modules())
 
 
 def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> None:

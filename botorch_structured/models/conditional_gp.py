@@ -132,7 +132,13 @@ class ConditionalGP(
         categorical_features: Sequence[int] | None = None,
     ) -> None:
         dependent = bool(hierarchical_dependencies)
-        check_training_data(train_X, train_Y, train_Yvar, tree=dependent)
+        check_training_data(
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome_transform,
+            tree=dependent,
+        )
         tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
         categorical = _categorical(categorical_features, tree)
         _check_covar_module(covar_module, tree, categorical)

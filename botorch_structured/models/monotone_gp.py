@@ -200,7 +200,9 @@ class MonotoneGP(
         signs_in_fit: bool = False,
         min_probability: float | None = None,
     ) -> None:
-        check_training_data(train_X, train_Y, train_Yvar)
+        check_training_data(
+            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+        )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
         if not (isinstance(nu, Real) and math.isfinite(nu) and nu > 0.0):

@@ -40,6 +40,8 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from botorch_structured.models.checks import DataError
+
 # Outcomes that differ by fewer units in the last place of the largest are equal.
 _ROUNDING = 16.0
 
@@ -53,7 +55,7 @@ else:
 
 def _rounding(Y: Tensor) -> Tensor:
     """How far apart rounding puts equal outcomes, ``batch_shape x 1 x m``."""
-    size = Y.detach().abs().nan_to_num(0.0).amax(dim=-2, keepdim=True)
+    size = Y.detach().abs().nan_to_num(0.0, posinf=0.0).amax(dim=-2, keepdim=True)
     finfo = torch.finfo(Y.dtype)
     # a standard deviation has to have a square
     return (_ROUNDING * finfo.eps * size).clamp_min(finfo.tiny**0.5)
@@ -141,17 +143,23 @@ def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
 
 
 def check_scale(train_Y: Tensor, targets: Tensor) -> None:
-    """Refuse targets so small that GPyTorch would round all variances up.
+    """Refuse infinite targets, and some that GPyTorch's variances are too large for.
 
     Args:
         train_Y: ``batch_shape x n x m``, as given.
         targets: ``batch_shape x n x m``, what a model is of.
 
     Raises:
-        ValueError: If a column of targets that are not all equal has a standard
-            deviation below the root of GPyTorch's smallest variance (1e-10 in double
-            precision, 1e-6 in single).
+        ValueError: If a target is infinite, or a column of targets that are not all
+            equal has a standard deviation below the root of GPyTorch's smallest
+            variance (1e-10 in double precision, 1e-6 in single).
     """
+    if targets.isinf().any():
+        raise DataError(
+            "train_Y: expected outcomes that are finite under this outcome_transform, "
+            f"got {int(targets.isinf().sum())} of {targets.numel()} that are not; "
+            "ClipTail takes infinitely bad outcomes for failures."
+        )
     if targets.shape[-2] < 2:
         return
     spread = targets.std(dim=-2, keepdim=True)

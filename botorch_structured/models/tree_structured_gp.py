@@ -182,7 +182,13 @@ class TreeStructuredGP(
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
     ) -> None:
         dependent = bool(hierarchical_dependencies)
-        check_training_data(train_X, train_Y, train_Yvar, tree=dependent)
+        check_training_data(
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome_transform,
+            tree=dependent,
+        )
         tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
         kernels = ("evidence", *(c.name for c in CORRELATIONS))
         if leaf_offset not in ("random", "fixed"):

@@ -149,7 +149,9 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
         categorical_features: Sequence[int] | None = None,
         leaf_kernel: Literal["evidence", "matern", "rbf"] | None = None,
     ) -> None:
-        check_training_data(train_X, train_Y, train_Yvar)
+        check_training_data(
+            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+        )
         for name, value, allowed in (
             ("split_criterion", split_criterion, ("evidence", "variance")),
             ("path_sharing", path_sharing, ("lengthscale", "all")),

@@ -13,6 +13,7 @@ from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import AppendFeatures, Normalize
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from torch import Tensor
 
 from botorch_structured.models import (
@@ -25,6 +26,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.models.feature_maps import TanhNetwork
+from botorch_structured.transforms import ClipTail
 
 
 @pytest.fixture(autouse=True)
@@ -351,3 +353,15 @@ def test_normalize_leaves_categories_alone_without_decisions() -> None:
     assert torch.allclose(
         raw.posterior(codes).mean, scaled.posterior(codes).mean, atol=1e-8
     )
+
+
+@models
+def test_infinite_outcomes_are_a_matter_of_the_transform(make: Maker) -> None:
+    """``ClipTail`` takes them for failures; what is still infinite then is refused."""
+    outcomes = with_value(Y, (4, 0), -torch.inf)
+    clipped = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
+    model = make(X, outcomes, outcome_transform=clipped)
+    assert model.posterior(X).mean.isfinite().all()
+    for transform in (Standardize(m=1), None):
+        with pytest.raises(ValueError, match="^train_Y: expected finite outcomes"):
+            make(X, outcomes, outcome_transform=transform)
