@@ -115,7 +115,7 @@ def check_training_data(
 
 
 def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
-    """Whether it is more than a mean and a standard deviation, which infinity spoils."""
+    """Whether it is more than a mean and a deviation, which infinity would spoil."""
     if not isinstance(transform, OutcomeTransform):
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
