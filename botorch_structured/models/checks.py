@@ -32,6 +32,7 @@ from botorch.models.transforms.outcome import (
 )
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.utils.types import _DefaultType
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 from torch.nn import ModuleDict
 
@@ -242,16 +243,23 @@ class CheckedModel(_Base):
         Args:
             X: ``batch_shape x n' x d``.
             Y: ``batch_shape' x n' x m``.
-            noise: Noise variances, of the shape of ``Y``.
+            noise: Noise variances, of the shape of ``Y``, of a model that was given
+                ``train_Yvar``.
             kwargs: See ``BatchedMultiOutputGPyTorchModel``.
 
         Raises:
-            ValueError: For another number of columns, NaN or infinity, and negative
-                variances.
+            ValueError: For another number of columns, NaN or infinity, negative
+                variances, and known noise where that of the other rows is inferred.
         """
         if fantasize_flag.off():  # else BoTorch made them, from points that were seen
             self._check_points(X)
             check_new_data(X, Y, noise)
+            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if noise is not None and not known:
+                raise ValueError(
+                    "noise: expected None, as this model has inferred its noise, got "
+                    "variances; models with train_Yvar take them."
+                )
         if noise is not None:
             kwargs["noise"] = noise
         return super().condition_on_observations(X, Y, **kwargs)

@@ -121,7 +121,21 @@ class SiteInference(_Base):
         X = self.train_inputs[0]
         if getattr(self, "_has_transformed_inputs", False):
             X = self._original_train_inputs
-        return [*self.parameters(), X, self.train_targets]
+        settings = self._column_signs.new_tensor([self.nu, self.min_probability])
+        return [*self.parameters(), X, self.train_targets, settings]
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
+    ) -> None:
+        loaded = state_dict.get(prefix + "_column_signs")
+        own = self._column_signs if self.has_sites else None
+        if loaded is not None and own is not None and loaded.shape == own.shape:
+            if not torch.equal(loaded.to(own), own):
+                raise ValueError(
+                    "state_dict: expected that of a model with the same signs of "
+                    f"derivatives, {own.tolist()}, got {loaded.tolist()}."
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _accept_sites(self) -> None:
         """The sites are right for what the model is now."""

@@ -19,10 +19,12 @@ __all__ = [
     "with_least_variance",
 ]
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import (
     OutcomeTransform,
     Standardize,
@@ -298,14 +300,61 @@ class AnyScale(_Base):
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> GPyTorchPosterior | TransformedPosterior:
-        """See ``SingleTaskGP``; variances that rounding made negative are not."""
-        posterior = super().posterior(X, output_indices, observation_noise)
-        least = least_variance(
-            getattr(self, "outcome_transform", None), X, self.num_outputs
-        )
-        if output_indices is not None and torch.is_tensor(least):
-            least = least[..., output_indices]
+        """See ``SingleTaskGP``; variances that rounding made negative are not.
+
+        BoTorch's own scales output ``output_indices[i]`` as if it were output i. Here
+        outputs are chosen from the posterior of all.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Of the outputs wanted, in that order; default: all.
+            observation_noise: See ``SingleTaskGP``.
+            posterior_transform: See ``SingleTaskGP``.
+
+        Raises:
+            ValueError: If there is no such output.
+            UnsupportedError: For ``output_indices`` under an outcome transform that is
+                not linear.
+        """
+        posterior = super().posterior(X, observation_noise=observation_noise)
+        transform = getattr(self, "outcome_transform", None)
+        least = least_variance(transform, X, self.num_outputs)
         posterior = with_least_variance(posterior, least)
+        if output_indices is not None:
+            posterior = _some_outputs(posterior, output_indices, self.num_outputs)
         if posterior_transform is None:
             return posterior
         return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
+
+
+def _some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
+    """Some of the ``m`` independent outputs of a posterior, in the order given."""
+    chosen = list(outputs)
+    if not chosen or not all(isinstance(i, int) and -m <= i < m for i in chosen):
+        raise ValueError(
+            f"output_indices: expected integers from 0 to {m - 1}, got {outputs!r}."
+        )
+    if [i % m for i in chosen] == list(range(m)):
+        return posterior
+    if isinstance(posterior, TransformedPosterior):
+        raise UnsupportedError(
+            "output_indices: expected None under an outcome transform that is not "
+            f"linear, got {outputs!r}; use subset_output."
+        )
+    all_outputs: Any = posterior.distribution
+    parts = [all_outputs[..., i] for i in chosen]
+    single = parts[0]
+    normal: Any
+    if len(parts) == 1:
+        normal = ScaledNormal(single.mean, single.lazy_covariance_matrix)
+    else:
+        joint = MultitaskMultivariateNormal.from_independent_mvns(parts)
+        normal = ScaledMultitaskNormal(
+            joint.mean, joint.lazy_covariance_matrix, interleaved=joint._interleaved
+        )
+    least = all_outputs.least
+    if torch.is_tensor(least) and least.shape[-1] == m:
+        least = least[..., chosen]
+        least = least.squeeze(-1) if len(chosen) == 1 else least
+    normal.least = least
+    return type(posterior)(normal)

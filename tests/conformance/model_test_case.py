@@ -326,6 +326,15 @@ class StructuredModelTestCase:
             one = model.subset_output([i]).posterior(self.points(3, 2))
             torch.testing.assert_close(one.mean, both.mean[..., i : i + 1])
             torch.testing.assert_close(one.variance, both.variance[..., i : i + 1])
+        # BoTorch's own scales them as if they were the first ones
+        for chosen in ([1, 0], [1], [-1]):
+            some = model.posterior(self.points(3, 2), output_indices=chosen)
+            torch.testing.assert_close(some.mean, both.mean[..., chosen])
+            torch.testing.assert_close(some.variance, both.variance[..., chosen])
+            draws = some.rsample(torch.Size([2]))
+            assert draws.shape == (2, 3, 2, len(chosen))
+        with pytest.raises(ValueError):
+            model.posterior(self.points(3, 2), output_indices=[2])
 
     def test_batched(self) -> None:
         (X, Y), (X2, Y2) = self.make_data(12), self.make_data(12, seed=3)

@@ -365,3 +365,15 @@ def test_infinite_outcomes_are_a_matter_of_the_transform(make: Maker) -> None:
     for transform in (Standardize(m=1), None):
         with pytest.raises(ValueError, match="^train_Y: expected finite outcomes"):
             make(X, outcomes, outcome_transform=transform)
+
+
+@pytest.mark.parametrize("make", [m for n, m in MAKERS.items() if n != "ablr"])
+def test_known_noise_where_noise_was_inferred(make: Maker) -> None:
+    """BoTorch's own models leave it out without a word."""
+    model = make(X, Y)
+    model.posterior(X)
+    with pytest.raises(ValueError, match="^noise: expected None"):
+        model.condition_on_observations(X[:2], Y[:2], noise=torch.ones(2, 1))
+    known = make(X, Y, train_Yvar=0.1 * ONES)
+    known.posterior(X)
+    known.condition_on_observations(X[:2], Y[:2], noise=torch.ones(2, 1))

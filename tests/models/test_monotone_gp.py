@@ -820,3 +820,23 @@ def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     after = model.covar_module.sites.shift
     torch.testing.assert_close(after[0], before[0] + 1.0)
     torch.testing.assert_close(after[1], before[1])
+
+
+def test_a_state_is_of_the_same_signs() -> None:
+    X, Y = make_data(12)
+    state = fitted(MonotoneGP(X, Y, {0: 1})).state_dict()
+    MonotoneGP(X, Y, {0: 1}).load_state_dict(state)
+    with pytest.raises(ValueError, match="state_dict: expected .*same signs"):
+        MonotoneGP(X, Y, {0: -1}).load_state_dict(state)
+
+
+def test_sites_follow_nu() -> None:
+    X, Y = make_data(12)
+    model = fitted(MonotoneGP(X, -Y, {0: 1}, virtual_X="grid"))
+    points = make_data(5, seed=4)[0]
+    before = model.posterior(points).mean
+    model.nu = 5.0
+    after = model.posterior(points).mean
+    assert not torch.allclose(before, after)
+    model.update_sites()
+    torch.testing.assert_close(model.posterior(points).mean, after)
