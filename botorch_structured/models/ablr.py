@@ -218,7 +218,7 @@ class MultiTaskABLR(
         scaled = outcome_transform is DEFAULT or type(outcome_transform) is UsualScale
         given = train_Y
         if outcome_transform is DEFAULT:
-            outcome_transform = StandardizeTasks(count, tasks, group.sum).to(train_X)
+            outcome_transform = StandardizeTasks(count, tasks, group).to(train_X)
         if outcome_transform is not None:
             outcome_transform.train()
             train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)

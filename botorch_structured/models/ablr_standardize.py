@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["StandardizeTasks"]
 
-from collections.abc import Callable
 from copy import deepcopy
 
 import torch
@@ -14,12 +13,9 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from botorch_structured.models.ablr_group import ProcessGroup
 from botorch_structured.models.ablr_tasks import TaskColumn
-
-# Below this, relative to the mean, outcomes differ by rounding only.
-_ROUNDING = 1e-12
-# whose square is a number; not an absolute scale of outcomes
-_MIN_STDV = 1e-150
+from botorch_structured.models.checks import check_spread, is_constant
 
 
 class StandardizeTasks(OutcomeTransform):
@@ -35,7 +31,7 @@ class StandardizeTasks(OutcomeTransform):
     Args:
         num_tasks: The number T of tasks, or of signals.
         tasks: The task column; None for signals, the columns of the outcomes.
-        sum_over_processes: Sums a tensor over the processes that share the rows.
+        group: The processes that share the rows.
     """
 
     means: Tensor
@@ -45,11 +41,11 @@ class StandardizeTasks(OutcomeTransform):
         self,
         num_tasks: int,
         tasks: TaskColumn | None,
-        sum_over_processes: Callable[[Tensor], Tensor] | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.tasks = tasks
-        self._sum = sum_over_processes
+        self._group = group or ProcessGroup()
         self.register_buffer("means", torch.zeros(num_tasks, dtype=torch.float64))
         self.register_buffer("stdvs", torch.ones(num_tasks, dtype=torch.float64))
         self.register_buffer("_is_trained", torch.tensor(False))
@@ -105,8 +101,14 @@ class StandardizeTasks(OutcomeTransform):
 
         def total(values: Tensor) -> Tensor:
             sums = values.new_zeros(len(self.means)).index_add(0, task, values)
-            return sums if self._sum is None else self._sum(sums)
+            return self._group.sum(sums)
 
+        def least(values: Tensor) -> Tensor:
+            none = values.new_full((len(self.means),), torch.inf)
+            return self._group.min(none.scatter_reduce(0, task, values, "amin"))
+
+        low, high = least(y), -least(-y)
+        check_spread(low, high)
         count = total(torch.ones_like(y))
         means = total(y) / count.clamp_min(1.0)
         # twice: a mean of 1e6 loses the digits that the first sum has not
@@ -114,14 +116,9 @@ class StandardizeTasks(OutcomeTransform):
         squares = total((y - means[task]).square())
         stdvs = (squares / (count - 1.0).clamp_min(1.0)).sqrt()
         some = count > 0
-        known = (count > 1) & (stdvs > _MIN_STDV) & (stdvs > _ROUNDING * means.abs())
+        known = (count > 1) & ~is_constant(low, high)
         usual = stdvs[known].log().mean().exp() if known.any() else stdvs.new_tensor(1)
         average = means[some].mean() if some.any() else means.new_tensor(0.0)
-        if not (means.isfinite() & stdvs.isfinite()).all():
-            raise ValueError(
-                "Y: expected outcomes whose variance is a number, got magnitudes up to "
-                f"{float(y.abs().max()):.1e}. Rescale them."
-            )
         self.means = torch.where(some, means, average)
         self.stdvs = torch.where(known, stdvs, usual)
         self._is_trained = torch.tensor(True)

@@ -14,8 +14,11 @@ __all__ = [
     "check_finite_points",
     "check_new_data",
     "check_points",
+    "check_spread",
     "check_training_data",
     "columns_of",
+    "extremes",
+    "is_constant",
 ]
 
 import math
@@ -46,6 +49,12 @@ _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
 )
 _SHOWN, _VALUES = 10, 3  # places and values in a message
+# Outcomes that differ by fewer eps of the largest, up to 4 units in the last place,
+# are equal.
+_ROUNDING = 2.0
+# So far from where squares overflow and underflow, a sum of 1e8 squares is a number,
+# and a square times GPyTorch's smallest variance is not zero.
+_MARGIN = 1e4
 
 
 class DataError(InputDataError, ValueError):
@@ -85,7 +94,7 @@ def check_training_data(
 
     Raises:
         DataError: What is not a tensor of floating-point numbers, all of one dtype,
-            finite, and variances not negative.
+            finite and with squares that are, and variances not negative.
         ShapeError: For shapes that do not fit together.
     """
     given = {"train_X": train_X, "train_Y": train_Y}
@@ -105,12 +114,14 @@ def check_training_data(
     _check_shapes(train_X, train_Y, train_Yvar, empty)
     if settings.validate_input_scaling.off():
         return
-    _check_finite("train_X", train_X, _INACTIVE if tree else "")
+    _check_inputs("train_X", train_X, tree)
     if _takes_infinity(outcome_transform):
         finite = train_Y.masked_fill(train_Y.isinf(), 0.0)
         _check_outcomes("train_Y", finite, missing)
     else:
         _check_outcomes("train_Y", train_Y, missing)
+        if train_Y.numel():
+            check_spread(*extremes(train_Y))
     if train_Yvar is not None:
         _check_variances("train_Yvar", train_Yvar, train_Y)
 
@@ -121,6 +132,68 @@ def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
     return any(not isinstance(part, plain) for part in transform.modules())
+
+
+def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest outcomes, each ``batch_shape x 1 x m``.
+
+    Args:
+        Y: ``batch_shape x n x m``, n > 0; NaN and infinity are left out, and where
+            nothing is left the smallest is infinite and the largest minus that.
+    """
+    Y = Y.detach()
+    left_out = ~Y.isfinite()
+    low = Y.masked_fill(left_out, torch.inf).amin(dim=-2, keepdim=True)
+    return low, Y.masked_fill(left_out, -torch.inf).amax(dim=-2, keepdim=True)
+
+
+def is_constant(low: Tensor, high: Tensor) -> Tensor:
+    """Whether outcomes between these are equal, rounding apart.
+
+    Args:
+        low: The smallest.
+        high: The largest, of the same shape.
+    """
+    size = torch.maximum(low.abs(), high.abs())
+    return high - low <= _ROUNDING * torch.finfo(low.dtype).eps * size
+
+
+def check_spread(low: Tensor, high: Tensor) -> None:
+    """Raise a ``DataError`` for outcomes whose variance overflows or underflows.
+
+    Args:
+        low: The smallest, as from ``extremes``.
+        high: The largest, of the same shape.
+    """
+    finfo = torch.finfo(low.dtype)
+    least, most = _MARGIN * finfo.tiny**0.5, finfo.max**0.5 / _MARGIN
+    expected = (
+        "train_Y: expected outcomes whose variance is a number (about "
+        f"{least:.0e} to {most:.0e} in {low.dtype}), got"
+    )
+    some = low <= high
+    size = torch.maximum(low.abs(), high.abs()).where(some, torch.zeros_like(low))
+    if (size > most).any():
+        raise DataError(
+            f"{expected} magnitudes up to {float(size.max()):.1e}. Rescale them."
+        )
+    small = some & (high - low < least) & ~is_constant(low, high)
+    if small.any():
+        raise DataError(
+            f"{expected} some that differ by {float((high - low)[small].min()):.1e} at "
+            "most. Rescale them."
+        )
+
+
+def _check_inputs(name: str, X: Tensor, tree: bool = False) -> None:
+    _check_finite(name, X, _INACTIVE if tree else "")
+    most = torch.finfo(X.dtype).max ** 0.5 / _MARGIN
+    if X.numel() and (size := float(X.detach().abs().max())) > most:
+        raise DataError(
+            f"{name}: expected inputs whose squares, and so distances, are numbers (up "
+            f"to about {most:.0e} in {X.dtype}), got magnitudes up to {size:.1e}. "
+            "Rescale them."
+        )
 
 
 def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> None:
@@ -169,7 +242,7 @@ def check_new_data(
     """
     for name, values in (("X", X), ("Y", Y)):
         _check_tensor(name, values)
-    _check_finite("X", X)
+    _check_inputs("X", X)
     _check_outcomes("Y", Y, missing)
     if noise is None:
         return
@@ -203,7 +276,7 @@ def check_points(X: Tensor, columns: int, tree: bool = False) -> None:
 
 
 def check_finite_points(X: Tensor, tree: bool = False) -> None:
-    """Raise a ``DataError`` for points with NaN or infinity.
+    """Raise a ``DataError`` for points with NaN or infinity, or squares that are that.
 
     Args:
         X: ``batch_shape x q x d``.
@@ -211,8 +284,8 @@ def check_finite_points(X: Tensor, tree: bool = False) -> None:
     """
     _check_tensor("X", X)
     # one reduction, one look: what is added up is finite only if every part is
-    if not math.isfinite(X.detach().sum().item()):
-        _check_finite("X", X, _INACTIVE if tree else "")
+    if not math.isfinite(X.detach().square().sum().item()):
+        _check_inputs("X", X, tree)
 
 
 class CheckedModel(_Base):

@@ -42,10 +42,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from botorch_structured.models.checks import DataError
-
-# Outcomes that differ by fewer units in the last place of the largest are equal.
-_ROUNDING = 16.0
+from botorch_structured.models.checks import DataError, extremes, is_constant
 
 PosteriorT = TypeVar("PosteriorT", bound=Posterior)
 
@@ -53,14 +50,6 @@ if TYPE_CHECKING:  # what it is mixed into
     from botorch.models import SingleTaskGP as _Base
 else:
     _Base = object
-
-
-def _rounding(Y: Tensor) -> Tensor:
-    """How far apart rounding puts equal outcomes, ``batch_shape x 1 x m``."""
-    size = Y.detach().abs().nan_to_num(0.0, posinf=0.0).amax(dim=-2, keepdim=True)
-    finfo = torch.finfo(Y.dtype)
-    # a standard deviation has to have a square
-    return (_ROUNDING * finfo.eps * size).clamp_min(finfo.tiny**0.5)
 
 
 class AnyScaleStandardize(Standardize):
@@ -87,7 +76,9 @@ class AnyScaleStandardize(Standardize):
         """
         given = self._min_stdv
         if self.training and Y.shape[-2]:
-            self._min_stdv = _rounding(Y)
+            # a standard deviation has to have a square
+            least = torch.full_like(Y[..., :1, :], torch.finfo(Y.dtype).tiny ** 0.5)
+            self._min_stdv = least.masked_fill(is_constant(*extremes(Y)), torch.inf)
         try:
             return super().forward(Y, Yvar=Yvar, X=X)
         finally:
@@ -166,7 +157,7 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
         return
     spread = targets.std(dim=-2, keepdim=True)
     least = settings.min_variance.value(targets.dtype) ** 0.5
-    small = (spread < least) & (spread > _rounding(train_Y)) & (spread > 0)
+    small = (spread < least) & ~is_constant(*extremes(train_Y)) & (spread > 0)
     if small.any():
         raise ValueError(
             "train_Y: expected outcomes with a standard deviation of about 1 under "

@@ -68,7 +68,12 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
         ({"train_X": X.long(), "train_Y": Y.long()}, "train_X: expected floating-p"),
         ({"train_Y": changed(Y, (4, 0), torch.inf)}, "train_Y: expected finite outco"),
         ({"train_Y": Y[1:]}, "train_Y: expected ``12 x m``"),
-        ({"train_Y": 1e200 * Y}, "expected outcomes whose variance is a number"),
+        ({"train_Y": 1e200 * Y}, "train_Y: expected outcomes whose variance is a n"),
+        # one task's, which is standardised by itself
+        (
+            {"train_Y": Y * 1e-200 ** (X[:, 2:] == 2.0).double()},
+            "train_Y: expected outcomes whose variance is a number .*e-201 at most",
+        ),
         ({"train_Yvar": -ONES}, "train_Yvar: expected a finite variance"),
         ({"train_Yvar": changed(ONES, (3, 0), torch.nan)}, "train_Yvar: expected a fi"),
         ({"train_Yvar": torch.inf * ONES}, "train_Yvar: expected a finite variance"),

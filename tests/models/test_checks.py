@@ -126,6 +126,32 @@ BAD_DATA = {
         KIND,
         "train_Y: expected finite outcomes.*got inf in columns [0] of rows [4]",
     ),
+    "huge X": (
+        {"X": 1e200 * X},
+        KIND,
+        "train_X: expected inputs whose squares, .*, got magnitudes up to 1.0e+200",
+    ),
+    "huge Y": (
+        {"Y": 1e160 * Y / Y.max()},
+        KIND,
+        "train_Y: expected outcomes whose variance is a number (about 1e-150 to "
+        "1e+150 in torch.float64), got magnitudes up to 1.0e+160. Rescale them.",
+    ),
+    "largest Y": (
+        {"Y": 1.5e308 * with_value(Y / Y.max(), (0, 0), -1.0)},
+        KIND,
+        "train_Y: expected outcomes whose variance is a number .*1.5e+308",
+    ),
+    "tiny Y": (
+        {"Y": 1e-160 * Y},
+        KIND,
+        "train_Y: expected outcomes whose variance is a number .*e-160 at most",
+    ),
+    "huge Y in single precision": (
+        {"X": X.float(), "Y": 1e18 * Y.float()},
+        KIND,
+        "train_Y: expected .* (about 1e-15 to 2e+15 in torch.float32), got",
+    ),
     "negative Yvar": (
         {"train_Yvar": with_value(ONES, (4, 0), -0.5)},
         KIND,
@@ -238,6 +264,7 @@ BAD_POINTS = {
         with_value(X, (4, 1), torch.inf),
         r"X: expected finite numbers, got inf in columns \[1\] of rows \[4\]",
     ),
+    "huge": (1e200 * X, "X: expected inputs whose squares, .* magnitudes"),
     "one of a t-batch NaN": (
         with_value(X, (4, 1), torch.nan).unsqueeze(-2),
         r"X: expected finite numbers, got nan in columns \[1\] of rows \[0\]",

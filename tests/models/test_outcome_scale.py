@@ -63,7 +63,7 @@ def takes_all_columns(name: str) -> bool:
 MODELS: dict[str, Callable[..., Any]] = {
     "conditional": lambda X, Y, **kw: ConditionalGP(X, Y, TREE, **kw),
     "tree": lambda X, Y, **kw: TreeStructuredGP(X, Y, TREE, **kw),
-    "treed": lambda X, Y, **kw: TreedGP(step_data(len(X), d=4)[0], Y, **kw),
+    "treed": lambda X, Y, **kw: TreedGP(step_data(len(X), d=4)[0].to(Y), Y, **kw),
     "published": lambda X, Y, **kw: TreedGP.as_published(X, Y, **kw),
     "monotone": lambda X, Y, **kw: MonotoneGP(
         X, Y, monotone={3: 1}, covar_module=ScaleKernel(RBFKernel()), **kw
@@ -112,6 +112,32 @@ def test_equivariance(name: str) -> None:
         for a, b in zip(found, expected, strict=True):
             # eps times the condition number of a covariance with little noise
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("dtype", "shift", "scale"),
+    [
+        (torch.float32, 1e3, 1e-3),
+        (torch.float32, 1e2, 1e-4),
+        (torch.float64, 1e6, 1e-8),
+        (torch.float64, 1e3, 1e-10),
+    ],
+)
+def test_small_differences(
+    name: str, dtype: torch.dtype, shift: float, scale: float
+) -> None:
+    """Of outcomes far from zero, down to some units in their last place."""
+    X, Y = data(14)
+    near = (scale * Y + shift).to(dtype)
+    X_test = data(6, seed=1)[0].to(dtype)
+    X_test = X_test if takes_all_columns(name) else X_test[:, 1:]
+    sds = []
+    for outcomes, unit in ((near, scale), ((near.double() - shift) / scale, 1.0)):
+        model = MODELS[name](X.to(dtype), outcomes.to(dtype)).eval()
+        sds.append(model.posterior(X_test).variance.detach().sqrt() / unit)
+    # in other units outcomes have other digits
+    torch.testing.assert_close(*sds, rtol=0.2, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
