@@ -232,7 +232,10 @@ def with_least_variance(posterior: PosteriorT, least: Tensor | float) -> Posteri
 
 
 def least_variance(
-    transform: OutcomeTransform | None, like: Tensor, m: int = 1
+    transform: OutcomeTransform | None,
+    like: Tensor,
+    m: int = 1,
+    output_indices: list[int] | None = None,
 ) -> Tensor | float:
     """GPyTorch's smallest variance, on the scale of the outcomes.
 
@@ -240,6 +243,9 @@ def least_variance(
         transform: Of the outcomes.
         like: Of their dtype and device, ``batch_shape x ...``.
         m: The number of outputs.
+        output_indices: Those of them that are asked for; all if omitted. Of one output
+            they are not read, as in BoTorch, where a ``ModelListGP`` with variances of
+            noise gives each model its own place in the list.
 
     Returns:
         Broadcastable to ``batch_shape x q x m``.
@@ -250,10 +256,12 @@ def least_variance(
     if any(isinstance(part, StratifiedStandardize) for part in transform.modules()):
         return unit  # another scale for each row
     if isinstance(transform, Standardize):
-        return unit * transform._stdvs_sq
-    zero = like.new_zeros(1, m)
-    scale = transform.untransform(zero + 1.0)[0] - transform.untransform(zero)[0]
-    return unit * scale.square()
+        square = transform._stdvs_sq
+    else:
+        zero = like.new_zeros(1, m)
+        scale = transform.untransform(zero + 1.0)[0] - transform.untransform(zero)[0]
+        square = scale.square()
+    return unit * (square[..., output_indices] if output_indices and m > 1 else square)
 
 
 class AnyScale(_Base):
@@ -298,7 +306,8 @@ class AnyScale(_Base):
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Of the outputs wanted, in that order; default: all.
+            output_indices: Of the outputs wanted, in that order; default: all. Not
+                read if there is one: a ``ModelList`` passes on its own numbers.
             observation_noise: See ``SingleTaskGP``.
             posterior_transform: See ``SingleTaskGP``.
 
@@ -311,7 +320,7 @@ class AnyScale(_Base):
         transform = getattr(self, "outcome_transform", None)
         least = least_variance(transform, X, self.num_outputs)
         posterior = with_least_variance(posterior, least)
-        if output_indices is not None:
+        if output_indices is not None and self.num_outputs > 1:
             posterior = _some_outputs(posterior, output_indices, self.num_outputs)
         if posterior_transform is None:
             return posterior

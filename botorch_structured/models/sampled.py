@@ -211,9 +211,9 @@ class SampledGP(Ensemble, FantasizeMixin):
                 )
         else:
             transform = getattr(self.models[0], "outcome_transform", None)
-            least = least_variance(transform, X, self.num_outputs)
+            least = least_variance(transform, X, self.num_outputs, output_indices)
             if torch.is_tensor(least):
-                least = least[..., output_indices or slice(None)].unsqueeze(MCMC_DIM)
+                least = least.unsqueeze(MCMC_DIM)
             posterior = with_least_variance(posterior, least)
         return GaussianMixturePosterior(distribution=posterior.distribution)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -53,6 +54,15 @@ class _StandIn:
             outcome_transform=outcome_transform,
             input_transform=input_transform,
             **self.arguments(train_X),
+        )
+
+    @classmethod
+    def construct_inputs(cls, training_data: SupervisedDataset) -> dict[str, Any]:
+        """With what the model refuses to do without."""
+        arguments = cls.arguments(training_data.X)
+        required = arguments.keys() & {"hierarchical_dependencies", "monotone"}
+        return super().construct_inputs(
+            training_data, **{name: arguments[name] for name in required}
         )
 
 
