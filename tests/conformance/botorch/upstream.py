@@ -6,12 +6,14 @@ import importlib.util
 import sys
 import unittest
 from dataclasses import dataclass
+from filecmp import cmpfiles
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import botorch
 import numpy as np
 import torch
 from botorch.models import SingleTaskGP
@@ -85,6 +87,18 @@ def load(root: Path, path: str, model_class: type = SingleTaskGP) -> ModuleType:
     ):
         spec.loader.exec_module(module)
     return module
+
+
+def is_installed(source: Path) -> bool:
+    """Whether the package of a checkout is the installed one, file by file.
+
+    A checkout does not say its version: BoTorch writes that when it is built.
+    """
+    installed = Path(botorch.__file__).parent
+    files = [file.relative_to(source) for file in source.glob("botorch/**/*.py")]
+    files = [file for file in files if file.name != "version.py"]
+    same, _, _ = cmpfiles(source, installed.parent, files, shallow=False)
+    return bool(files) and len(same) == len(files)
 
 
 def upstream_tests(root: Path, path: str) -> list[UpstreamTest]:
