@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.models.model import ModelList
 from botorch.models.transforms import Standardize
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
@@ -18,6 +19,7 @@ from botorch_structured.models import (
     DecomposedGP,
     MonotoneGP,
     MultiTaskABLR,
+    SampledGP,
     TreedGP,
     TreeStructuredGP,
 )
@@ -169,6 +171,18 @@ def test_outputs_of_different_scales() -> None:
             torch.testing.assert_close(
                 b.variance / unit**2, a.variance, rtol=1e-6, atol=1e-9
             )
+
+
+def test_one_output_of_a_list() -> None:
+    """Given variances of noise, BoTorch asks each model for its place in the list."""
+    X, Y = data(14)
+    two = [ConditionalGP(X, y, TREE).eval() for y in (Y, Y.cos())]
+    noise = torch.rand(3, 2)
+    for models in (two, [SampledGP([model]) for model in two]):
+        listed = ModelList(*models).posterior(X[:3], observation_noise=noise)
+        for i, model in enumerate(models):
+            alone = model.posterior(X[:3], observation_noise=noise[:, i : i + 1])
+            assert torch.equal(listed.posteriors[i].variance, alone.variance)
 
 
 @pytest.mark.parametrize("name", MODELS)
