@@ -24,8 +24,8 @@ from upstream import NAME, UpstreamTest, is_installed, upstream_tests
 SOURCE = os.environ.get("BOTORCH_SOURCE")
 WITHOUT = (
     "BOTORCH_SOURCE is not set: git clone --depth 1 --branch "
-    f"v{botorch.__version__} https://github.com/pytorch/botorch, set it to that folder, "
-    "and install botorch[test]."
+    f"v{botorch.__version__} https://github.com/pytorch/botorch, set it to that "
+    "folder, and install botorch[test]."
 )
 ALL_MODELS = "all"
 EXPECTED: dict[str, dict[str, str]] = tomllib.loads(
