@@ -1,12 +1,14 @@
 r"""Finite features of kernels on leaves, for BoTorch's pathwise sampling.
 
-Leaves are independent: 1[p = p'] K_p(x, x'). With random signs s(p), the same for all
-points of a path, E[s(p) s(p')] = 1[p = p'], so that features of K_p (random Fourier
-features, or those that BoTorch knows of a base kernel) times signs are features of the
-product, however many paths there are; the error of an entry for ``l`` of them has a
-standard deviation of about K / sqrt(l), within paths and across. The features of the
-weights that couple the leaves are exact. BoTorch samples paths of the prior with them,
-and corrects those by data with the covariance itself.
+Leaves are independent: 1[p = p'] K_p(x, x'). Each path of the tree has a block of ``l``
+features of its own (random Fourier features, or those that BoTorch knows of a base
+kernel) and zeros elsewhere, so that the covariance across paths is exactly zero: what
+is left of an error there is not small beside the variance that data leave. Where paths
+are more than the blocks there is room for, those in one block differ by random signs
+s(p), the same for all points of a path: E[s(p) s(p')] = 1[p = p'], with a standard
+deviation of about K / sqrt(l). The features of the weights that couple the leaves are
+exact. BoTorch samples paths of the prior with them, and corrects those by data with the
+covariance itself.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from botorch.sampling.pathwise.features.generators import (
 from botorch.sampling.pathwise.features.maps import FeatureMap
 from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
-from torch.distributions import Gamma
 
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.leaf_kernel import LeafKernel
@@ -32,15 +33,21 @@ from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
 
+# BoTorch draws the weights of features with a Sobol sequence, of up to 21,201 columns.
+_MAX_BLOCK_FEATURES = 16384
+
+
 class _LeafFeatureMap(FeatureMap):
-    """Features of a ``LeafKernel``, with the signs of paths."""
+    """Features of a ``LeafKernel``, with the blocks and signs of paths."""
 
     kernel: Any
     seeds: Tensor
 
-    def __init__(self, kernel: LeafKernel, num_signs: int) -> None:
+    def __init__(self, kernel: LeafKernel, num_signs: int, block: int) -> None:
         super().__init__()
         self.kernel = kernel
+        paths = kernel.tree.num_paths
+        self.num_blocks = max(1, min(paths, _MAX_BLOCK_FEATURES // block))
         self.input_transform = self.output_transform = None
         seeds = torch.randint(2**62, (num_signs,), device=kernel.device)
         self.register_buffer("seeds", seeds)
@@ -53,26 +60,40 @@ class _LeafFeatureMap(FeatureMap):
         """+1 or -1 of each path, ``batch_shape x n x num_signs``."""
         return 1 - 2 * (mix(key.unsqueeze(-1) ^ self.seeds) & 1)
 
+    def _in_blocks(self, x: Tensor, key: Tensor, features: Tensor) -> Tensor:
+        """Features in the block of each row's path, zeros in the others."""
+        if self.num_blocks == 1:
+            return features
+        tree = self.kernel.tree
+        path = tree.path_index(x) if tree.num_paths == self.num_blocks else mix(key)
+        block = torch.nn.functional.one_hot(path % self.num_blocks, self.num_blocks)
+        block = block.to(features).unsqueeze(-1)
+        return (block * features.unsqueeze(-2)).flatten(-2)
+
 
 class _TreeStructuredFeatureMap(_LeafFeatureMap):
     frequencies: Tensor
 
     def __init__(self, kernel: TreeStructuredKernel, num_features: int) -> None:
         half = num_features // 2
-        super().__init__(kernel, half)
+        super().__init__(kernel, half, 2 * half)
         columns = len(kernel._encoded)
         like = {"dtype": kernel.dtype, "device": kernel.device}
         frequencies = torch.zeros(half, 0, **like)
         if columns:
-            frequencies = draw_sobol_normal_samples(d=columns, n=half, **like)
-        if kernel.correlation.name == "matern":  # Student's t, of 2 nu = 5
-            nu = torch.tensor(2.5, **like)
-            frequencies = frequencies * Gamma(nu, nu).rsample((half, 1)).rsqrt()
+            # Student's t, of 2 nu = 5; the squares of it from the same sequence, of
+            # which averages vary less than of independent ones
+            degrees = 5 if kernel.correlation.name == "matern" else 0
+            normal = draw_sobol_normal_samples(d=columns + degrees, n=half, **like)
+            frequencies, squared = normal[:, :columns], normal[:, columns:].square()
+            if degrees:
+                frequencies = frequencies * squared.mean(-1, keepdim=True).rsqrt()
         self.register_buffer("frequencies", frequencies)
 
     @property
     def num_outputs(self) -> int:
-        return self.kernel.num_weights + 3 * len(self.seeds)
+        half = len(self.seeds)
+        return self.kernel.num_weights + (2 * self.num_blocks + 1) * half
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
@@ -82,26 +103,26 @@ class _TreeStructuredFeatureMap(_LeafFeatureMap):
         angles = rows.points[..., :-1] @ self.frequencies.mT
         amplitude = signs * rows.variance.sqrt().unsqueeze(-1)
         constant = signs * rows.constant.sqrt().unsqueeze(-1)
-        parts = [rows.features, amplitude * angles.sin(), amplitude * angles.cos()]
+        waves = torch.cat([amplitude * angles.sin(), amplitude * angles.cos()], dim=-1)
+        parts = [rows.features, self._in_blocks(x, rows.key, waves), constant]
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
-        return torch.cat(
-            [part.expand(*shape, part.shape[-1]) for part in (*parts, constant)], -1
-        )
+        return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
 
 
 class _ConditionalFeatureMap(_LeafFeatureMap):
     def __init__(self, kernel: ConditionalKernel, base: FeatureMap) -> None:
-        super().__init__(kernel, base.num_outputs)
+        super().__init__(kernel, base.num_outputs, base.num_outputs)
         self.base = base
 
     @property
     def num_outputs(self) -> int:
-        return len(self.seeds)
+        return self.num_blocks * len(self.seeds)
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
         places = self.kernel._place(x)
-        return self.base(self.kernel._impute(x, places)) * self._signs(places.key)
+        own = self.base(self.kernel._impute(x, places)) * self._signs(places.key)
+        return self._in_blocks(x, places.key, own)
 
 
 @GenKernelFeatures.register(TreeStructuredKernel)
