@@ -28,7 +28,9 @@ from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
 
 from botorch_structured.kernels.conditional import ConditionalKernel
+from botorch_structured.kernels.leaf_hyperparameters import MAX_LISTED_PATHS
 from botorch_structured.kernels.leaf_kernel import LeafKernel
+from botorch_structured.kernels.stationary import Correlation
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
@@ -65,46 +67,77 @@ class _LeafFeatureMap(FeatureMap):
         if self.num_blocks == 1:
             return features
         tree = self.kernel.tree
-        path = tree.path_index(x) if tree.num_paths == self.num_blocks else mix(key)
+        listed = tree.num_paths <= MAX_LISTED_PATHS
+        path = tree.path_index(x) if listed else mix(key)
         block = torch.nn.functional.one_hot(path % self.num_blocks, self.num_blocks)
         block = block.to(features).unsqueeze(-1)
         return (block * features.unsqueeze(-2)).flatten(-2)
 
 
-class _TreeStructuredFeatureMap(_LeafFeatureMap):
-    frequencies: Tensor
+class _FourierFeatureMap(_LeafFeatureMap):
+    """Random Fourier features of leaves with a Matern-5/2 or RBF kernel.
 
-    def __init__(self, kernel: TreeStructuredKernel, num_features: int) -> None:
+    Frequencies are drawn from a Student's t whose tails are heavier than those of the
+    spectral density, and weighted by the ratio of the two: data leave the variance of
+    high frequencies, of which draws from the density itself have hardly any.
+    """
+
+    frequencies: Tensor
+    amplitudes: Tensor
+
+    def __init__(
+        self,
+        kernel: TreeStructuredKernel | ConditionalKernel,
+        correlation: Correlation,
+        columns: int,
+        num_features: int,
+    ) -> None:
         half = num_features // 2
         super().__init__(kernel, half, 2 * half)
-        columns = len(kernel._encoded)
         like = {"dtype": kernel.dtype, "device": kernel.device}
-        frequencies = torch.zeros(half, 0, **like)
-        if columns:
-            # Student's t, of 2 nu = 5; the squares of it from the same sequence, of
-            # which averages vary less than of independent ones
-            degrees = 5 if kernel.correlation.name == "matern" else 0
-            normal = draw_sobol_normal_samples(d=columns + degrees, n=half, **like)
-            frequencies, squared = normal[:, :columns], normal[:, columns:].square()
-            if degrees:
-                frequencies = frequencies * squared.mean(-1, keepdim=True).rsqrt()
+        matern = correlation.name == "matern"
+        # an RBF kernel of many columns has no tails to speak of
+        degrees = 1 if matern else max(1, columns)
+        normal = draw_sobol_normal_samples(d=columns + degrees, n=half, **like)
+        scale = normal[:, columns:].square().mean(-1, keepdim=True).clamp_min(1e-12)
+        frequencies = normal[:, :columns] * scale.rsqrt()
+        square = frequencies.square().sum(-1)
+        # the logarithms of the densities, but for constants; 2 nu = 5
+        target = -(5 + columns) / 2 * (square / 5).log1p() if matern else -square / 2
+        drawn = -(degrees + columns) / 2 * (square / degrees).log1p()
         self.register_buffer("frequencies", frequencies)
+        self.register_buffer("amplitudes", (target - drawn).softmax(-1).sqrt())
 
     @property
     def num_outputs(self) -> int:
-        half = len(self.seeds)
-        return self.kernel.num_weights + (2 * self.num_blocks + 1) * half
+        return 2 * self.num_blocks * len(self.seeds)
+
+    def _waves(self, x: Tensor, key: Tensor, points: Tensor, sd: Tensor) -> Tensor:
+        """``batch_shape x n x (2 l num_blocks)``."""
+        angles = points @ self.frequencies.mT
+        amplitude = self._signs(key) * self.amplitudes * sd.unsqueeze(-1)
+        waves = torch.cat([amplitude * angles.sin(), amplitude * angles.cos()], dim=-1)
+        return self._in_blocks(x, key, waves)
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
         rows = self.kernel.rows(x)
-        signs = self._signs(rows.key) / len(self.seeds) ** 0.5
+        return self._waves(x, rows.key, rows.points, rows.prior.sqrt())
+
+
+class _TreeStructuredFeatureMap(_FourierFeatureMap):
+    @property
+    def num_outputs(self) -> int:
+        return super().num_outputs + self.kernel.num_weights + len(self.seeds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``batch_shape x n x num_outputs``."""
+        rows = self.kernel.rows(x)
         # one more column of the points is zero
-        angles = rows.points[..., :-1] @ self.frequencies.mT
-        amplitude = signs * rows.variance.sqrt().unsqueeze(-1)
-        constant = signs * rows.constant.sqrt().unsqueeze(-1)
-        waves = torch.cat([amplitude * angles.sin(), amplitude * angles.cos()], dim=-1)
-        parts = [rows.features, self._in_blocks(x, rows.key, waves), constant]
+        points = rows.points[..., :-1]
+        waves = self._waves(x, rows.key, points, rows.variance.sqrt())
+        constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
+        parts = [rows.features, waves, constant * self._signs(rows.key)]
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
         return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
 
@@ -136,14 +169,16 @@ def tree_structured_features(
         num_inputs: Columns.
         num_outputs: How many features the leaves have.
     """
-    return _TreeStructuredFeatureMap(kernel, num_outputs)
+    return _TreeStructuredFeatureMap(
+        kernel, kernel.correlation, len(kernel._encoded), num_outputs
+    )
 
 
 @GenKernelFeatures.register(ConditionalKernel)
 def conditional_features(
     kernel: ConditionalKernel, *, num_inputs: int, num_outputs: int
 ) -> FeatureMap:
-    """Features of the base kernel, with the signs of paths.
+    """Features of the base kernel, path by path.
 
     Args:
         kernel: The covariance of a ``ConditionalGP``.
@@ -153,6 +188,11 @@ def conditional_features(
     Raises:
         UnsupportedError: If BoTorch knows no features of the base kernel.
     """
+    form = kernel._stationary()
+    if form is not None:
+        seen = kernel.base_kernel.active_dims
+        columns = kernel.tree.dim if seen is None else len(seen)
+        return _FourierFeatureMap(kernel, form.correlation, columns, num_outputs)
     try:
         base = gen_kernel_features(
             kernel.base_kernel, num_inputs=num_inputs, num_outputs=num_outputs
