@@ -34,9 +34,10 @@ from botorch_structured.kernels.stationary import Correlation
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
-
 # BoTorch draws the weights of features with a Sobol sequence, of up to 21,201 columns.
 _MAX_BLOCK_FEATURES = 16384
+# heavy enough for a leaf of one column, light enough for one of twenty
+_RBF_DEGREES = 4
 
 
 class _LeafFeatureMap(FeatureMap):
@@ -78,12 +79,12 @@ class _FourierFeatureMap(_LeafFeatureMap):
     """Random Fourier features of leaves with a Matern-5/2 or RBF kernel.
 
     Frequencies are drawn from a Student's t whose tails are heavier than those of the
-    spectral density, and weighted by the ratio of the two: data leave the variance of
-    high frequencies, of which draws from the density itself have hardly any.
+    spectral density, and weighted by the ratio of the two over the columns that a leaf
+    sees: data leave the variance of high frequencies, of which draws from the density
+    itself have hardly any.
     """
 
     frequencies: Tensor
-    amplitudes: Tensor
 
     def __init__(
         self,
@@ -94,35 +95,42 @@ class _FourierFeatureMap(_LeafFeatureMap):
     ) -> None:
         half = num_features // 2
         super().__init__(kernel, half, 2 * half)
-        like = {"dtype": kernel.dtype, "device": kernel.device}
-        matern = correlation.name == "matern"
-        # an RBF kernel of many columns has no tails to speak of
-        degrees = 1 if matern else max(1, columns)
-        normal = draw_sobol_normal_samples(d=columns + degrees, n=half, **like)
-        scale = normal[:, columns:].square().mean(-1, keepdim=True).clamp_min(1e-12)
-        frequencies = normal[:, :columns] * scale.rsqrt()
-        square = frequencies.square().sum(-1)
-        # the logarithms of the densities, but for constants; 2 nu = 5
-        target = -(5 + columns) / 2 * (square / 5).log1p() if matern else -square / 2
-        drawn = -(degrees + columns) / 2 * (square / degrees).log1p()
-        self.register_buffer("frequencies", frequencies)
-        self.register_buffer("amplitudes", (target - drawn).softmax(-1).sqrt())
+        self.matern = correlation.name == "matern"
+        self.degrees = 1 if self.matern else _RBF_DEGREES
+        normal = draw_sobol_normal_samples(
+            d=self.degrees + columns, n=half, device=kernel.device, dtype=kernel.dtype
+        )
+        scale, normal = normal[:, : self.degrees], normal[:, self.degrees :]
+        scale = scale.square().mean(-1, keepdim=True).clamp_min(1e-12)
+        self.register_buffer("frequencies", normal * scale.rsqrt())
 
     @property
     def num_outputs(self) -> int:
         return 2 * self.num_blocks * len(self.seeds)
 
-    def _waves(self, x: Tensor, key: Tensor, points: Tensor, sd: Tensor) -> Tensor:
+    def _waves(
+        self, x: Tensor, key: Tensor, points: Tensor, seen: Tensor, sd: Tensor
+    ) -> Tensor:
         """``batch_shape x n x (2 l num_blocks)``."""
+        seen = seen.to(points)
+        square = seen @ self.frequencies.square().mT
+        columns = seen.sum(-1, keepdim=True)
+        # the logarithms of the densities, but for constants; 2 nu = 5
+        target = -(5 + columns) / 2 * (square / 5).log1p()
+        target = target if self.matern else -square / 2
+        drawn = -(self.degrees + columns) / 2 * (square / self.degrees).log1p()
+        weights = (target - drawn).softmax(-1)
+        amplitude = self._signs(key) * weights.sqrt() * sd.unsqueeze(-1)
         angles = points @ self.frequencies.mT
-        amplitude = self._signs(key) * self.amplitudes * sd.unsqueeze(-1)
         waves = torch.cat([amplitude * angles.sin(), amplitude * angles.cos()], dim=-1)
         return self._in_blocks(x, key, waves)
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
-        rows = self.kernel.rows(x)
-        return self._waves(x, rows.key, rows.points, rows.prior.sqrt())
+        places = self.kernel._place(x)
+        rows = self.kernel.rows(x, places)
+        seen = self.kernel._select(places.active)
+        return self._waves(x, rows.key, rows.points, seen, rows.prior.sqrt())
 
 
 class _TreeStructuredFeatureMap(_FourierFeatureMap):
@@ -132,11 +140,13 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
-        rows = self.kernel.rows(x)
+        places = self.kernel.locate(x)
+        rows = self.kernel.rows(x, places)
+        seen = places.seen[..., self.kernel._encoded]
         # one more column of the points is zero
-        points = rows.points[..., :-1]
-        waves = self._waves(x, rows.key, points, rows.variance.sqrt())
+        points, sd = rows.points[..., :-1], rows.variance.sqrt()
         constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
+        waves = self._waves(x, rows.key, points, seen, sd)
         parts = [rows.features, waves, constant * self._signs(rows.key)]
         shape = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
         return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], -1)
