@@ -26,6 +26,7 @@ from botorch.sampling.pathwise.features.generators import (
 from botorch.sampling.pathwise.features.maps import FeatureMap
 from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.leaf_hyperparameters import MAX_LISTED_PATHS
@@ -34,8 +35,9 @@ from botorch_structured.kernels.stationary import Correlation
 from botorch_structured.kernels.tree_structured import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
-# BoTorch draws the weights of features with a Sobol sequence, of up to 21,201 columns.
-_MAX_BLOCK_FEATURES = 16384
+# The time and memory of a draw are proportional to it: about 1 s and, for 2,000 paths,
+# 130 MB.
+_MAX_BLOCK_FEATURES = 8192
 # heavy enough for a leaf of one column, light enough for one of twenty
 _RBF_DEGREES = 4
 
@@ -49,8 +51,10 @@ class _LeafFeatureMap(FeatureMap):
     def __init__(self, kernel: LeafKernel, num_signs: int, block: int) -> None:
         super().__init__()
         self.kernel = kernel
-        paths = kernel.tree.num_paths
-        self.num_blocks = max(1, min(paths, _MAX_BLOCK_FEATURES // block))
+        # BoTorch draws weights with a Sobol sequence, which has so many columns
+        room = SobolEngine.MAXDIM - kernel.num_weights - num_signs
+        room = min(room, _MAX_BLOCK_FEATURES)
+        self.num_blocks = max(1, min(kernel.tree.num_paths, room // block))
         self.input_transform = self.output_transform = None
         seeds = torch.randint(2**62, (num_signs,), device=kernel.device)
         self.register_buffer("seeds", seeds)
