@@ -2,13 +2,13 @@ r"""Finite features of kernels on leaves, for BoTorch's pathwise sampling.
 
 Leaves are independent: 1[p = p'] K_p(x, x'). Each path of the tree has a block of ``l``
 features of its own (random Fourier features, or those that BoTorch knows of a base
-kernel) and zeros elsewhere, so that the covariance across paths is exactly zero: what
-is left of an error there is not small beside the variance that data leave. Where paths
-are more than the blocks there is room for, those in one block differ by random signs
-s(p), the same for all points of a path: E[s(p) s(p')] = 1[p = p'], with a standard
-deviation of about K / sqrt(l). The features of the weights that couple the leaves are
-exact. BoTorch samples paths of the prior with them, and corrects those by data with the
-covariance itself.
+kernel) and zeros elsewhere, so that the covariance across paths is exactly zero. Where
+paths are more than there is room for, those in one block differ by random signs s(p),
+the same for all points of a path: E[s(p) s(p')] = 1[p = p'], and the error of an entry
+across paths has a standard deviation of about K / sqrt(l). The features of the weights
+that couple the leaves are exact. BoTorch samples paths of the prior with them, and
+corrects those by data with the covariance itself, so that an error within a path counts
+relative to the variance that data leave: see ``_FourierFeatureMap``.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ MODELS = {
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_paths_have_the_posteriors_moments(make: Any) -> None:
     model = make()
-    model.likelihood.noise = 0.1
     model.eval()
     X = points(10)
     drawn = draw_matheron_paths(model, torch.Size([2048]))(X)
@@ -84,21 +83,71 @@ def test_paths_have_the_posteriors_moments(make: Any) -> None:
     posterior = model.posterior(X)
     spread = posterior.variance.sqrt()
     assert drawn.shape == (2048, 10, model.num_outputs)
-    # 2048 draws and 1024 features
-    assert ((drawn.mean(0) - posterior.mean).abs() < 0.2 * spread).all()
-    assert ((drawn.std(0) / spread - 1.0).abs() < 0.15).all()
+    # 2048 draws, of which standard deviations have an error of 2 %, and 1024 features
+    assert ((drawn.mean(0) - posterior.mean).abs() < 0.1 * spread).all()
+    assert ((drawn.std(0) / spread - 1.0).abs() < 0.1).all()
+
+
+def ten_leaves() -> TreeStructuredGP:
+    X = torch.rand(40, 12, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = torch.arange(40) % 10
+    own = X.gather(1, (1 + X[:, :1]).long())
+    Y = torch.sin(3.0 * own) + X[:, -1:]
+    return TreeStructuredGP.as_published(X, Y, {0: {i: [1 + i] for i in range(10)}})
+
+
+def published() -> TreeStructuredGP:
+    return TreeStructuredGP.as_published(points(16), outcomes(points(16)), TREE)
+
+
+def variance_errors(model: Any, X: Tensor) -> Tensor:
+    """Relative errors of the variance of draws corrected by data, without sampling."""
+    model.eval()
+    train = model.train_inputs[0]
+    n, noise = len(train), model.likelihood.noise
+    both = torch.cat([train, X])
+    exact = model.covar_module(both).to_dense()
+    solved = torch.linalg.solve(exact[:n, :n] + noise * torch.eye(n), exact[:n, n:])
+    correction = torch.cat([-solved.mT, torch.eye(len(X))], dim=-1)
+    left = noise * solved.square().sum(0)
+    posterior = (correction @ exact @ correction.mT).diagonal() + left
+    errors = []
+    for _ in range(8):
+        phi = gen_kernel_features(
+            model.covar_module, num_inputs=X.shape[-1], num_outputs=1024
+        )(both)
+        variance = (correction @ phi).square().sum(-1) + left
+        errors.append(variance / posterior - 1.0)
+    return torch.stack(errors).detach()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [tree, MODELS["tree, rbf"], published, ten_leaves, conditional],
+    ids=["tree", "tree, rbf", "published", "ten leaves", "conditional"],
+)
+def test_features_leave_the_variance_that_data_leave(make: Any) -> None:
+    model = make()
+    X = ten_leaves().train_inputs[0][:10] if make is ten_leaves else points(10)
+    X = X.clone()
+    X[:, 1:] = (X[:, 1:] + 0.37) % 1.0
+    # the variance left is down to 1e-4 of the prior's
+    # 0.03 to 0.055, by seed
+    assert variance_errors(model, X).square().mean().sqrt() < 0.08
 
 
 @pytest.mark.parametrize("make", [tree, conditional])
 def test_features_have_the_covariance(make: Any) -> None:
     kernel = make().covar_module
     X = points(12)
-    features = gen_kernel_features(kernel, num_inputs=4, num_outputs=8192)
+    features = gen_kernel_features(kernel, num_inputs=4, num_outputs=4096)
     phi = features(X)
     assert phi.shape == (12, features.num_outputs)
     exact = kernel(X).to_dense()
-    # random features: an error of K / sqrt(l)
-    assert (phi @ phi.mT - exact).abs().max() < 0.06 * exact.max()
+    value = phi @ phi.mT
+    assert (value - exact).abs().max() < 0.02 * exact.max()
+    apart = X[:, :1] != X[:, 0]
+    torch.testing.assert_close(value[apart], exact[apart])
 
 
 def test_undeclared_values_have_an_offset_of_their_own() -> None:
@@ -107,6 +156,7 @@ def test_undeclared_values_have_an_offset_of_their_own() -> None:
     X[:, 0] = torch.arange(12) % 4  # 2 and 3 are not declared
     phi = gen_kernel_features(kernel, num_inputs=4, num_outputs=8192)(X)
     exact = kernel(X).to_dense()
+    # signs: an error of K / sqrt(l) across paths
     assert (phi @ phi.mT - exact).abs().max() < 0.06 * exact.max()
 
 
