@@ -34,6 +34,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr_build import (
+    check_own_seed,
     check_untouched,
     default_network,
     noise_model,
@@ -54,7 +55,7 @@ from botorch_structured.models.ablr_sampling import AblrSampling, WeightPath
 from botorch_structured.models.ablr_standardize import StandardizeTasks
 from botorch_structured.models.ablr_tasks import TaskColumn, UnknownTaskError
 from botorch_structured.models.ablr_weights import AblrWeights
-from botorch_structured.models.checks import check_training_data
+from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_categories,
@@ -170,6 +171,12 @@ class MultiTaskABLR(
         seed: int = 0,
         process_group: Any = None,
     ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
         check_training_data(
             train_X,
             train_Y,
@@ -184,8 +191,7 @@ class MultiTaskABLR(
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
         self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ValueError(f"seed: expected an integer, got {seed!r}.")
+        check_own_seed(seed)
         with torch.no_grad():
             X = self.transform_inputs(train_X, input_transform=input_transform)
         # on some rows a transform shows what it does to columns
@@ -288,7 +294,12 @@ class MultiTaskABLR(
             >>> model = MultiTaskABLR.as_published(X_and_task, Y, task_feature=-1)
             >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         """
-        X, transform = train_X, kwargs.get("input_transform")
+        transform, tasks = kwargs.get("input_transform"), ("output_tasks", "all_tasks")
+        check_modules(input_transform=transform)
+        check_training_data(train_X, train_Y, train_Yvar, missing=True, empty=True)
+        task_column(task_feature, train_X, train_Y, *map(kwargs.get, tasks))
+        check_own_seed(seed)
+        X = train_X
         if transform is not None:
             with torch.no_grad():
                 X = transform.to(train_X)(train_X)

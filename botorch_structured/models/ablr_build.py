@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "check_own_seed",
     "check_untouched",
     "default_network",
     "noise_model",
@@ -34,7 +35,19 @@ _CHUNK_ROWS = 4_096
 # one do not.
 _ROWS_FOR_A_NETWORK = 300
 # Normalised columns of so many rows are not that narrow by chance.
+_LARGEST_TASK = 2.0**53
 _NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
+
+
+def _is_task(value: float) -> bool:
+    """Whether it is an integer, of a size that floating-point numbers still count."""
+    return abs(value) <= _LARGEST_TASK and value == int(value)
+
+
+def check_own_seed(seed: object) -> None:
+    """Raise a ``ValueError`` unless it is an integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed: expected an integer, got {seed!r}.")
 
 
 def _check_task_list(name: str, values: object) -> None:
@@ -43,7 +56,7 @@ def _check_task_list(name: str, values: object) -> None:
         return
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ValueError(f"{name}: expected a list of integers, got {values!r}.")
-    whole = [isinstance(v, int | float) and v == int(v) for v in values]
+    whole = [isinstance(v, int | float) and _is_task(v) for v in values]
     if not all(whole):
         raise ValueError(f"{name}: expected a list of integers, got {values}.")
     if not values:
@@ -124,9 +137,10 @@ def task_values(
         UnsupportedError: If ``all_tasks`` lacks one that has rows.
     """
     found = column.unique().tolist()
-    if any(value != int(value) for value in found):
+    if not all(map(_is_task, found)):
         raise ValueError(
-            f"train_X: expected integers in the task column, got {found[:10]}."
+            "train_X: expected integers of at most 2^53 in the task column, got "
+            f"{found[:10]}."
         )
     inferred = [int(value) for value in found]
     if all_tasks is None:

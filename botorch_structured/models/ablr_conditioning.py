@@ -21,7 +21,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_structured.inference.ablr_posterior import update_weights
-from botorch_structured.models.checks import check_new_data
+from botorch_structured.models.checks import check_finite_points, check_new_data
 
 if TYPE_CHECKING:  # what it is mixed into
     from botorch_structured.models.ablr_posterior import AblrPosterior
@@ -81,19 +81,18 @@ class AblrConditioning(_Base):
                 more rows of observations than of training data.
         """
         self.eval()
+        seen = fantasize_flag.off()  # else BoTorch made them
+        if seen:
+            check_finite_points(X, self.train_targets.dtype)
         with_task = self._has_task(X)
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
-        if Y.ndim < 2 or Y.shape[-1] != len(outputs) or Y.shape[-2] != X.shape[-2]:
-            raise ValueError(
-                f"Y: expected ``batch_shape x {X.shape[-2]} x {len(outputs)}``, one "
-                f"column for each output, got {tuple(Y.shape)}."
-            )
+        if seen:
+            m = len(outputs)
+            check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
         tasks = [self._index_of(t) for t in outputs]
         if with_task:
             assert self.tasks is not None
             tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
-        if fantasize_flag.off():
-            check_new_data(X, Y, noise, missing=True)
         # made now, not in each of the models to come
         self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
         new = self._sharing_rows()

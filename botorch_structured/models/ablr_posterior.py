@@ -96,12 +96,12 @@ class AblrPosterior(_Base):
             posterior_transform: An optional transform.
 
         Raises:
-            ValueError: For unknown tasks, the wrong number of columns, and NaN or
-                infinity in ``X``.
+            ValueError: For unknown tasks, the wrong number of columns, another dtype
+                than that of the training data, and NaN or infinity in ``X``.
         """
         if self.training:
             self.eval()
-        check_finite_points(X)
+        check_finite_points(X, self.train_targets.dtype)
         if self._has_task(X):
             if output_indices is not None:
                 raise ValueError(

@@ -12,6 +12,7 @@ __all__ = [
     "DataError",
     "ShapeError",
     "check_finite_points",
+    "check_modules",
     "check_new_data",
     "check_points",
     "check_spread",
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
     OutcomeTransform,
@@ -35,7 +37,9 @@ from botorch.models.transforms.outcome import (
 )
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.utils.types import _DefaultType
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import ModuleDict
 
@@ -55,6 +59,14 @@ _ROUNDING = 2.0
 # So far from where squares overflow and underflow, a sum of 1e8 squares is a number,
 # and a square times GPyTorch's smallest variance is not zero.
 _MARGIN = 1e4
+_DTYPES = (torch.float32, torch.float64)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "likelihood": (Likelihood,),
+    "covar_module": (Kernel,),
+    "mean_module": (Mean,),
+    "outcome_transform": (OutcomeTransform, _DefaultType),
+    "input_transform": (InputTransform,),
+}
 
 
 class DataError(InputDataError, ValueError):
@@ -63,6 +75,20 @@ class DataError(InputDataError, ValueError):
 
 class ShapeError(BotorchTensorDimensionError, ValueError):
     """Data of another shape than expected."""
+
+
+def check_modules(**modules: object) -> None:
+    """Raise a ``ValueError`` for parts of a model that are of another kind.
+
+    Args:
+        modules: The constructor's arguments of these names; each may be None.
+    """
+    for name, module in modules.items():
+        if module is not None and not isinstance(module, _KINDS[name]):
+            raise ValueError(
+                f"{name}: expected a {_KINDS[name][0].__name__} or None, got "
+                f"{module!r}."
+            )
 
 
 def check_training_data(
@@ -93,8 +119,8 @@ def check_training_data(
             columns is then said.
 
     Raises:
-        DataError: What is not a tensor of floating-point numbers, all of one dtype,
-            finite and with squares that are, and variances not negative.
+        DataError: What is not a tensor of numbers in single or double precision, all
+            of one dtype, finite and with squares that are, and variances not negative.
         ShapeError: For shapes that do not fit together.
     """
     given = {"train_X": train_X, "train_Y": train_Y}
@@ -102,9 +128,9 @@ def check_training_data(
         given["train_Yvar"] = train_Yvar
     for name, values in given.items():
         _check_tensor(name, values)
-        if not values.is_floating_point():
+        if values.dtype not in _DTYPES:
             raise DataError(
-                f"{name}: expected floating-point numbers, got {values.dtype}."
+                f"{name}: expected torch.float64 or torch.float32, got {values.dtype}."
             )
         if values.dtype != train_X.dtype:
             raise DataError(
@@ -226,63 +252,95 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> Non
 
 
 def check_new_data(
-    X: Tensor, Y: Tensor, noise: Tensor | None = None, missing: bool = False
-) -> None:
+    X: Tensor,
+    Y: Tensor,
+    noise: Tensor | None,
+    num_outputs: int,
+    batch_shape: torch.Size,
+    missing: bool = False,
+) -> torch.Size:
     """Raise an error for new data that would leave no number in a posterior.
 
     Args:
-        X: Inputs, ``batch_shape x q x d``.
-        Y: Outcomes, ``batch_shape x q x m``.
+        X: Inputs, ``batch_shape' x q x d``, which were seen by ``check_points``.
+        Y: Outcomes, ``batch_shape'' x q x m``.
         noise: Noise variances that broadcast to ``Y``.
+        num_outputs: m.
+        batch_shape: Of the model.
         missing: Whether NaN in ``Y`` stands for what was not observed.
 
+    Returns:
+        What the three batch shapes broadcast to.
+
     Raises:
-        DataError: For NaN, infinity and negative variances.
-        ShapeError: For noise that does not broadcast.
+        DataError: For another dtype than that of ``X``, NaN, infinity and negative
+            variances.
+        ShapeError: For other rows or outputs, and batch shapes or noise that do not
+            broadcast.
     """
-    for name, values in (("X", X), ("Y", Y)):
-        _check_tensor(name, values)
-    _check_inputs("X", X)
+    _check_tensor("Y", Y, X.dtype)
+    q = X.shape[-2]
+    if Y.ndim < 2 or Y.shape[-2:] != (q, num_outputs):
+        raise ShapeError(
+            f"Y: expected ``batch_shape x {q} x {num_outputs}``, one row for each of X "
+            f"and one column for each output, got {tuple(Y.shape)}."
+        )
+    try:
+        batch = torch.broadcast_shapes(X.shape[:-2], Y.shape[:-2], batch_shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"Y: expected batch dimensions that broadcast with those of X, "
+            f"{tuple(X.shape)}, and of the model, {tuple(batch_shape)}, got "
+            f"{tuple(Y.shape)}."
+        ) from None
     _check_outcomes("Y", Y, missing)
     if noise is None:
-        return
+        return batch
+    _check_tensor("noise", noise, X.dtype)
     try:
-        torch.broadcast_shapes(noise.shape, Y.shape)
+        fits = torch.broadcast_shapes(noise.shape, Y.shape) == Y.shape
     except RuntimeError:
+        fits = False
+    if not fits:
         raise ShapeError(
             f"noise: expected variances of the shape of Y, {tuple(Y.shape)}, got "
             f"{tuple(noise.shape)}."
-        ) from None
+        )
     _check_variances("noise", noise, Y)
+    return batch
 
 
-def check_points(X: Tensor, columns: int, tree: bool = False) -> None:
+def check_points(
+    X: Tensor, columns: int, dtype: torch.dtype, tree: bool = False
+) -> None:
     """Raise an error for points that no prediction can be made at.
 
     Args:
         X: ``batch_shape x q x d``.
         columns: d.
+        dtype: That of the training data.
         tree: As in ``check_training_data``.
 
     Raises:
-        DataError: For what is not a tensor, and for NaN or infinity.
+        DataError: For what is not a tensor, another dtype, and for NaN or infinity.
         ShapeError: For another shape.
     """
     if isinstance(X, Tensor) and (X.ndim < 2 or X.shape[-1] != columns):
         raise ShapeError(
             f"X: expected ``batch_shape x q x {columns}``, got {tuple(X.shape)}."
         )
-    check_finite_points(X, tree)
+    check_finite_points(X, dtype, tree)
 
 
-def check_finite_points(X: Tensor, tree: bool = False) -> None:
-    """Raise a ``DataError`` for points with NaN or infinity, or squares that are that.
+def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> None:
+    """Raise a ``DataError`` for points of another dtype, or too large to square.
 
     Args:
         X: ``batch_shape x q x d``.
+        dtype: That of the training data.
         tree: As in ``check_training_data``.
     """
-    _check_tensor("X", X)
+    _check_tensor("X", X, dtype)
     # one reduction, one look: what is added up is finite only if every part is
     if not math.isfinite(X.detach().square().sum().item()):
         _check_inputs("X", X, tree)
@@ -303,7 +361,8 @@ class CheckedModel(_Base):
             kwargs: See there.
 
         Raises:
-            ValueError: For another number of columns, and NaN or infinity in ``X``.
+            ValueError: For another number of columns, another dtype than that of the
+                training data, and NaN or infinity in ``X``.
         """
         self._check_points(X)
         return super().posterior(X, *args, **kwargs)
@@ -315,24 +374,31 @@ class CheckedModel(_Base):
 
         Args:
             X: ``batch_shape x n' x d``.
-            Y: ``batch_shape' x n' x m``.
+            Y: ``batch_shape' x n' x m``. Batch dimensions of the model, ``X`` and ``Y``
+                broadcast; those of ``Y`` in front are fantasies.
             noise: Noise variances, of the shape of ``Y``, of a model that was given
                 ``train_Yvar``.
             kwargs: See ``BatchedMultiOutputGPyTorchModel``.
 
         Raises:
-            ValueError: For another number of columns, NaN or infinity, negative
-                variances, and known noise where that of the other rows is inferred.
+            ValueError: For shapes that do not fit together, another dtype, NaN or
+                infinity, negative variances, and known noise where that of the other
+                rows is inferred.
         """
         if fantasize_flag.off():  # else BoTorch made them, from points that were seen
             self._check_points(X)
-            check_new_data(X, Y, noise)
+            batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
             known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
             if noise is not None and not known:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "
                     "variances; models with train_Yvar take them."
                 )
+            # GPyTorch does not broadcast, except that fantasies may share their inputs
+            Y = Y.expand(*batch, *Y.shape[-2:])
+            if X.shape[:-2] != batch[len(batch) - X.ndim + 2 :]:
+                X = X.expand(*batch, *X.shape[-2:])
+            noise = noise if noise is None else noise.expand_as(Y)
         if noise is not None:
             kwargs["noise"] = noise
         return super().condition_on_observations(X, Y, **kwargs)
@@ -341,9 +407,10 @@ class CheckedModel(_Base):
         tree = getattr(self, "tree", None)
         conditional = tree is not None and bool(tree.decision_columns)
         if not hasattr(self, "input_transform"):
-            check_points(X, self.train_inputs[0].shape[-1], conditional)
+            columns = self.train_inputs[0].shape[-1]
+            check_points(X, columns, self.train_targets.dtype, conditional)
             return
-        check_finite_points(X, conditional)
+        check_finite_points(X, self.train_targets.dtype, conditional)
         width = (X.shape[-1], fantasize_flag.on())
         if width not in self._widths:
             self._check_transformed(X)
@@ -394,12 +461,19 @@ def _raw_inputs(model: GPyTorchModel) -> Tensor:
     return model.train_inputs[0]
 
 
-def _check_tensor(name: str, values: object) -> None:
+def _check_tensor(name: str, values: object, dtype: torch.dtype | None = None) -> None:
     if not isinstance(values, Tensor):
         kind = f"{type(values).__module__}.{type(values).__name__}"
         raise DataError(
             f"{name}: expected a torch.Tensor, got {kind}; convert it with "
             "torch.as_tensor(..., dtype=torch.float64)."
+        )
+    if values.layout != torch.strided or values.is_meta:
+        kind = "a meta tensor" if values.is_meta else values.layout
+        raise DataError(f"{name}: expected a dense tensor with values, got {kind}.")
+    if dtype is not None and values.dtype != dtype:
+        raise DataError(
+            f"{name}: expected {dtype}, the dtype of the model, got {values.dtype}."
         )
 
 

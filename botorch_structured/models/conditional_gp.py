@@ -40,7 +40,11 @@ from botorch_structured.kernels.hyperparameter import (
     QuickLogNormalPrior,
 )
 from botorch_structured.kernels.standard_deviations import register_amplitude_prior
-from botorch_structured.models.checks import CheckedModel, check_training_data
+from botorch_structured.models.checks import (
+    CheckedModel,
+    check_modules,
+    check_training_data,
+)
 from botorch_structured.models.default_noise import (
     horseshoe_likelihood,
     set_noise_floor,
@@ -131,6 +135,13 @@ class ConditionalGP(
         input_transform: InputTransform | None = None,
         categorical_features: Sequence[int] | None = None,
     ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
         dependent = bool(hierarchical_dependencies)
         check_training_data(
             train_X,

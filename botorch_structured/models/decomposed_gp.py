@@ -230,10 +230,11 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         self, X: Tensor, observation_noise: bool | Tensor
     ) -> list[MultivariateNormal]:
         """The posterior of each component with data, of one batch shape."""
-        check_finite_points(X)
+        dtype = self._with_data[0].train_targets.dtype
+        check_finite_points(X, dtype)
         # with a task column in X, components look themselves
         if self._columns is not None and fantasize_flag.off():
-            check_points(X, self._columns)
+            check_points(X, self._columns, dtype)
         noises: list[Any] = [observation_noise] * len(self.models)
         if isinstance(observation_noise, Tensor):
             self._check_columns("observation_noise", observation_noise)

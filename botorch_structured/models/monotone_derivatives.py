@@ -18,6 +18,7 @@ from torch import Tensor
 
 from botorch_structured.kernels.derivative_sites import partial_of_mean
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.checks import check_points
 from botorch_structured.models.monotone_inference import (
     SiteInference,
     probability_positive,
@@ -29,6 +30,7 @@ from botorch_structured.models.virtual_points import (
     signs_of,
     transformed_columns,
 )
+from botorch_structured.spaces.arguments import check_column, check_count
 
 
 class DerivativePosterior(SiteInference):
@@ -50,9 +52,9 @@ class DerivativePosterior(SiteInference):
             A posterior over ``batch_shape x n x m``.
 
         Raises:
-            ValueError: For a column out of range, a kernel without known derivatives,
-                or an outcome transform that is not linear: under one a derivative is
-                not Gaussian.
+            ValueError: For points as in ``posterior``, a column out of range, a kernel
+                without known derivatives, or an outcome transform that is not linear:
+                under one a derivative is not Gaussian.
         """
         transform = getattr(self, "outcome_transform", None)
         if transform is not None and not transform._is_linear:
@@ -60,6 +62,7 @@ class DerivativePosterior(SiteInference):
                 "outcome_transform: expected a linear one, such as Standardize, under "
                 f"which a derivative is Gaussian, got {type(transform).__name__}."
             )
+        column = check_column("column", column, self._raw_columns)
         mean, covariance, slope = self._derivative(X, column)
         if transform is not None:
             Y = self.train_targets.new_zeros(
@@ -88,9 +91,10 @@ class DerivativePosterior(SiteInference):
             ``batch_shape x n x m``.
 
         Raises:
-            ValueError: For a column out of range, or a kernel without known
-                derivatives.
+            ValueError: For points as in ``posterior``, a column out of range, or a
+                kernel without known derivatives.
         """
+        column = check_column("column", column, self._raw_columns)
         mean, covariance, slope = self._derivative(X, column)
         Y = self._in_columns(self.train_targets)
         transform = getattr(self, "outcome_transform", None)
@@ -121,12 +125,13 @@ class DerivativePosterior(SiteInference):
             How many points were added.
 
         Raises:
-            ValueError: If no column is monotone, or for a ``probability`` outside (0,
-                1).
+            ValueError: If no column is monotone, for a ``count`` that is no positive
+                integer, or for a ``probability`` outside (0, 1).
         """
         if not self.has_sites:
             raise ValueError("monotone: expected at least one sign, got none.")
         check_probability(probability, "probability")
+        count = check_count("count", count)
         before = len(self.covar_module.sites.points)
         self._place_sites(before, before + count, probability)
         added = len(self.covar_module.sites.points) - before
@@ -167,13 +172,7 @@ class DerivativePosterior(SiteInference):
             ``batch_shape (x 1) x n``.
         """
         self.eval()
-        d = self._raw_columns
-        if X.ndim < 2 or X.shape[-1] != d:
-            raise ValueError(
-                f"X: expected batch_shape x n x {d}, got {tuple(X.shape)}."
-            )
-        if not 0 <= column < d:
-            raise ValueError(f"column: expected 0 to {d - 1}, got {column}.")
+        check_points(X, self._raw_columns, self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
         x = self.transform_inputs(X)

@@ -50,7 +50,11 @@ from botorch_structured.kernels.derivative_sites import (
     SiteConditionedMean,
 )
 from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
-from botorch_structured.models.checks import CheckedModel, check_training_data
+from botorch_structured.models.checks import (
+    CheckedModel,
+    check_modules,
+    check_training_data,
+)
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_categories,
@@ -200,13 +204,25 @@ class MonotoneGP(
         signs_in_fit: bool = False,
         min_probability: float | None = None,
     ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
         check_training_data(
             train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        if not (isinstance(nu, Real) and math.isfinite(nu) and nu > 0.0):
+        number = isinstance(nu, Real) and not isinstance(nu, bool)
+        if not (number and math.isfinite(nu) and nu > 0.0):
             raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+        if not isinstance(signs_in_fit, bool):
+            raise ValueError(
+                f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
+            )
         virtual_X = "adaptive" if virtual_X is None else virtual_X
         if isinstance(virtual_X, Tensor):
             check_virtual_points(virtual_X, d)
@@ -322,12 +338,7 @@ class MonotoneGP(
         Raises:
             TypeError: For an argument that the paper decides.
         """
-        open_ = {"train_Yvar", "likelihood", "input_transform", "bounds"}
-        if kwargs.keys() - open_:
-            raise TypeError(
-                f"as_published: expected no arguments but {sorted(open_)}, got "
-                f"{sorted(kwargs.keys() - open_)}."
-            )
+        check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
         batch_shape = train_X.shape[:-2]
         if train_Y.shape[-1] > 1:
             batch_shape = torch.Size([*batch_shape, train_Y.shape[-1]])
@@ -342,7 +353,9 @@ class MonotoneGP(
             mean_module=ZeroMean(),
             outcome_transform=None,
             virtual_X="grid",
+            nu=0.1,
             signs_in_fit=True,
+            min_probability=None,
             **kwargs,
         )
 

@@ -212,7 +212,7 @@ class SiteInference(_Base):
             at = (v + torch.tensor(chosen, dtype=v.dtype)).flatten()
             among = covariance[..., at, :]
             result = expectation_propagation(mean[..., at], among[..., at], self.nu)
-            if len(chosen) == min(limit, len(points)):
+            if len(chosen) >= min(limit, len(points)):
                 break
             system = site_system(among[..., at], result.sites)
             explained = among.mT @ system.root.mT

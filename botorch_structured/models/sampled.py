@@ -185,9 +185,10 @@ class SampledGP(Ensemble, FantasizeMixin):
         if self.training or any(model.training for model in self.models):
             self._predictor = None  # whoever asks to train may change anything
             self.eval()
-        check_finite_points(X)
+        dtype = self.models[0].train_targets.dtype
+        check_finite_points(X, dtype)
         if self._columns is not None and fantasize_flag.off():
-            check_points(X, self._columns)
+            check_points(X, self._columns, dtype)
         noise: bool | list[Tensor] = (
             self._noise_of_samples(observation_noise, X)
             if isinstance(observation_noise, Tensor)

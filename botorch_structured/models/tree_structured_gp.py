@@ -48,7 +48,11 @@ from botorch_structured.kernels.tree_structured import (
     TreeStructuredKernel,
     check_choices,
 )
-from botorch_structured.models.checks import CheckedModel, check_training_data
+from botorch_structured.models.checks import (
+    CheckedModel,
+    check_modules,
+    check_training_data,
+)
 from botorch_structured.models.default_noise import (
     default_likelihood,
     set_noise_prior,
@@ -181,6 +185,13 @@ class TreeStructuredGP(
         weight_variances: Literal["tied", "independent"] = "tied",
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
     ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
         dependent = bool(hierarchical_dependencies)
         check_training_data(
             train_X,

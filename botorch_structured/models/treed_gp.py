@@ -37,7 +37,11 @@ from torch import Tensor
 
 from botorch_structured.inference.surroundings import few_threads
 from botorch_structured.inference.treed_partition import TreePartition
-from botorch_structured.models.checks import CheckedModel, check_training_data
+from botorch_structured.models.checks import (
+    CheckedModel,
+    check_modules,
+    check_training_data,
+)
 from botorch_structured.models.dependent_inputs import (
     dataset_task,
     refuse_dependencies,
@@ -149,6 +153,13 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
         categorical_features: Sequence[int] | None = None,
         leaf_kernel: Literal["evidence", "matern", "rbf"] | None = None,
     ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
         check_training_data(
             train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
         )

@@ -227,7 +227,7 @@ class TreedPredictor:
         if single and not self.masked and not bool(reached.all()):
             # only the points that are there: one matrix for all of a t-batch
             index = reached.reshape(-1).nonzero().squeeze(-1)
-            points = X.reshape(1, batch * q, -1)[:, index]
+            points = X.flatten(0, 1)[index].unsqueeze(0)
             m, p, v = self._project(leaf, factors, points, None)
             total = batch * q
             mean = X.new_zeros(total).index_put((index,), m[0])
@@ -243,13 +243,13 @@ class TreedPredictor:
                 return mean.view(1, q), covariance.unsqueeze(0)
         else:
             if single:
-                points, rows = X.reshape(1, batch * q, -1), None
+                points, rows = X.flatten(0, 1).unsqueeze(0), None
             else:
                 points = X
                 rows = torch.arange(batch, device=X.device) % count
             mean, projected, variance = self._project(leaf, factors, points, rows)
         mean = mean.reshape(batch, q)
-        projected = projected.reshape(batch, q, -1)
+        projected = projected.reshape(batch, q, projected.shape[-1])
         variance = variance.reshape(batch, q)
         if q == 1:
             return mean, variance - projected.square().sum(-1)
