@@ -86,8 +86,7 @@ def check_modules(**modules: object) -> None:
     for name, module in modules.items():
         if module is not None and not isinstance(module, _KINDS[name]):
             raise ValueError(
-                f"{name}: expected a {_KINDS[name][0].__name__} or None, got "
-                f"{module!r}."
+                f"{name}: expected {_KINDS[name][0].__name__} or None, got {module!r}."
             )
 
 
@@ -396,9 +395,10 @@ class CheckedModel(_Base):
                 )
             # GPyTorch does not broadcast, except that fantasies may share their inputs
             Y = Y.expand(*batch, *Y.shape[-2:])
-            if X.shape[:-2] != batch[len(batch) - X.ndim + 2 :]:
-                X = X.expand(*batch, *X.shape[-2:])
             noise = noise if noise is None else noise.expand_as(Y)
+            shared = batch[len(batch) - X.ndim + 2 :] == X.shape[:-2]
+            if not shared or noise is not None:
+                X = X.expand(*batch, *X.shape[-2:])
         if noise is not None:
             kwargs["noise"] = noise
         return super().condition_on_observations(X, Y, **kwargs)
@@ -469,7 +469,7 @@ def _check_tensor(name: str, values: object, dtype: torch.dtype | None = None) -
             "torch.as_tensor(..., dtype=torch.float64)."
         )
     if values.layout != torch.strided or values.is_meta:
-        kind = "a meta tensor" if values.is_meta else values.layout
+        kind = "a meta tensor" if values.is_meta else str(values.layout)
         raise DataError(f"{name}: expected a dense tensor with values, got {kind}.")
     if dtype is not None and values.dtype != dtype:
         raise DataError(

@@ -117,8 +117,9 @@ class TreedObjective(_Base):
 
     def _elements(self, values: Tensor, own: int) -> Tensor:
         """``... x trees x own`` values as ``R x E x own``, E being the trees."""
-        count = self.partition.tree_shape.numel()
-        return values.reshape(-1, count, *values.shape[values.ndim - own :])
+        count, lead = self.partition.tree_shape.numel(), values.ndim - own
+        times = values.shape[:lead].numel() // count
+        return values.reshape(times, count, *values.shape[lead:])
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.

@@ -65,7 +65,7 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
         ({"train_X": changed(X, (4, 1), torch.nan)}, r"train_X: .* in columns \[1\]"),
         ({"train_X": changed(X, (4, 0), torch.inf)}, r"train_X: .* in columns \[0\]"),
         ({"train_X": changed(X, (4, 2), torch.nan)}, r"train_X: .* in columns \[2\]"),
-        ({"train_X": X.long(), "train_Y": Y.long()}, "train_X: expected floating-p"),
+        ({"train_X": X.long(), "train_Y": Y.long()}, "train_X: expected torch.flo"),
         ({"train_Y": changed(Y, (4, 0), torch.inf)}, "train_Y: expected finite outco"),
         ({"train_Y": Y[1:]}, "train_Y: expected ``12 x m``"),
         ({"train_Y": 1e200 * Y}, "train_Y: expected outcomes whose variance is a n"),
@@ -91,6 +91,12 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
             "mean_module: expected",
         ),
         ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
+        (
+            {"train_X": changed(X, (4, 2), 1e200)},
+            "integers of at most 2.53 in the task",
+        ),
+        ({"all_tasks": [0, 2, 5, torch.nan]}, "all_tasks: expected a list of integers"),
+        ({"all_tasks": [0, 2, 5, 1e200]}, "all_tasks: expected a list of integers"),
     ],
 )
 def test_what_a_model_cannot_be_made_of(change: dict[str, Any], message: str) -> None:

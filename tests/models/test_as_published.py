@@ -182,3 +182,16 @@ def test_perrones_network_and_objective(tasks: bool) -> None:
     )
     with pytest.raises(TypeError, match="priors"):
         MultiTaskABLR.as_published(rows, Y, -1 if tasks else None, priors=True)
+
+
+def test_data_and_seed_of_a_published_ablr() -> None:
+    X, Y = data()
+    for arguments, message in (
+        ({"train_X": X.tolist()}, "train_X: expected a torch.Tensor"),
+        ({"train_X": X[:, :1], "task_feature": 0}, "train_X: expected columns beside"),
+        ({"seed": 1.5}, "seed: expected an integer, got 1.5"),
+        ({"input_transform": "x"}, "input_transform: expected InputTransform or None"),
+    ):
+        given = {"train_X": X, "train_Y": Y, "task_feature": None, **arguments}
+        with pytest.raises(ValueError, match=f"^{message}"):
+            MultiTaskABLR.as_published(**given)

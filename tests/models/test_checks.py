@@ -80,8 +80,15 @@ BAD_DATA = {
     "integers": (
         {"X": X.long(), "Y": Y.long()},
         KIND,
-        "train_X: expected floating-point numbers, got torch.int64",
+        "train_X: expected torch.float64 or torch.float32, got torch.int64",
     ),
+    "half precision": (
+        {"X": X.half(), "Y": Y.half()},
+        KIND,
+        "train_X: expected torch.float64 or torch.float32, got torch.float16",
+    ),
+    "sparse X": ({"X": X.to_sparse()}, KIND, "train_X: .*dense.*got torch.sparse_coo"),
+    "meta Y": ({"Y": Y.to("meta")}, KIND, "train_Y: .*values, got a meta tensor"),
     "float Y": (
         {"Y": Y.float()},
         KIND,
@@ -270,6 +277,11 @@ BAD_POINTS = {
         r"X: expected finite numbers, got nan in columns \[1\] of rows \[0\]",
     ),
     "numpy": (X.numpy(), "X: expected a torch.Tensor, got numpy.ndarray"),
+    "float": (
+        X.float(),
+        "X: expected torch.float64, the dtype of the model, got torch.float32",
+    ),
+    "integers": (X.long(), "X: expected torch.float64.*got torch.int64"),
 }
 
 
@@ -293,13 +305,83 @@ def test_points_that_nothing_can_be_predicted_at(make: Maker, transform: bool) -
 def test_new_data_that_no_model_can_be_conditioned_on(make: Maker) -> None:
     model = make(X, Y)
     model.posterior(X)
-    for change, message in (
-        ({"X": with_value(X, (0, 1), torch.nan)}, "X: expected finite numbers"),
-        ({"Y": with_value(Y, (0, 0), torch.inf)}, "Y: expected finite outcomes"),
-        ({"noise": -ONES}, "noise: expected a finite variance"),
+    rows = r"Y: expected ``batch_shape x 12 x 1``, one row for each of X .*got "
+    batches = "Y: expected batch dimensions that broadcast"
+    for change, error, message in (
+        ({"X": with_value(X, (0, 1), torch.nan)}, KIND, "X: expected finite numbers"),
+        ({"X": X.float(), "Y": Y.float()}, KIND, "X: expected torch.float64"),
+        ({"Y": with_value(Y, (0, 0), torch.inf)}, KIND, "Y: expected finite outcomes"),
+        ({"Y": Y.float()}, KIND, "Y: expected torch.float64.*got torch.float32"),
+        ({"Y": Y.long()}, KIND, "Y: expected torch.float64.*got torch.int64"),
+        ({"Y": Y.numpy()}, KIND, "Y: expected a torch.Tensor"),
+        ({"Y": Y[1:]}, SHAPE, rows + r"\(11, 1\)"),
+        ({"Y": Y[:1]}, SHAPE, rows + r"\(1, 1\)"),
+        ({"Y": Y[:, 0]}, SHAPE, rows + r"\(12,\)"),
+        ({"Y": Y.expand(N, 2)}, SHAPE, rows + r"\(12, 2\)"),
+        ({"X": X.expand(2, N, 3), "Y": Y.expand(3, N, 1)}, SHAPE, batches),
+        ({"noise": -ONES}, KIND, "noise: expected a finite variance"),
+        ({"noise": ONES.numpy()}, KIND, "noise: expected a torch.Tensor, got numpy"),
+        ({"noise": 0.1}, KIND, "noise: expected a torch.Tensor, got builtins.float"),
+        ({"noise": ONES.float()}, KIND, "noise: expected torch.float64"),
+        ({"noise": ONES.expand(3, N, 1)}, SHAPE, "noise: expected .* shape of Y"),
     ):
-        with pytest.raises(InputDataError, match=f"^{message}"):
+        with pytest.raises(error, match=f"^{message}") as caught:
             model.condition_on_observations(**{"X": X, "Y": Y, **change})
+        assert isinstance(caught.value, ValueError)
+
+
+@models
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_batch_dimensions_of_new_data_broadcast(make: Maker, outputs: int) -> None:
+    """As documented by BoTorch, whichever of X and Y has them."""
+    model = make(X, Y.expand(N, outputs))
+    model.posterior(X)
+    new_X, new_Y = 0.9 * X[:4], Y[:4].expand(4, outputs)
+    expected = model.condition_on_observations(new_X, new_Y).posterior(X).mean
+    for batch_X, batch_Y in ((0, 5), (5, 0), (1, 5), (5, 1), (5, 5)):
+        x = new_X.expand(batch_X, 4, 3) if batch_X else new_X
+        y = new_Y.expand(batch_Y, 4, outputs) if batch_Y else new_Y
+        found = model.condition_on_observations(x, y).posterior(X).mean
+        assert found.shape == (5, N, outputs)
+        torch.testing.assert_close(found, expected.expand_as(found))
+
+
+@models
+def test_new_noise_broadcasts(make: Maker) -> None:
+    model = make(X, Y, train_Yvar=0.1 * ONES)
+    model.posterior(X)
+    new_X, new_Y, noise = 0.9 * X[:4], Y[:4], 0.2 * ONES[:4]
+    one = model.condition_on_observations(new_X, new_Y, noise=noise)
+    for rows in (noise, noise[:1], noise.expand(5, 4, 1)):
+        batch = model.condition_on_observations(
+            new_X, new_Y.expand(5, 4, 1), noise=rows
+        )
+        found = batch.posterior(X).mean
+        torch.testing.assert_close(found, one.posterior(X).mean.expand_as(found))
+
+
+@pytest.mark.parametrize("make", PREDICTORS.values(), ids=PREDICTORS)
+def test_a_model_that_was_moved_to_another_dtype(make: Maker) -> None:
+    model = make(X, Y).to(torch.float32)
+    assert model.posterior(X.float()).mean.isfinite().all()
+    with pytest.raises(ValueError, match=r"^X: expected torch.float32.*torch.float64"):
+        model.posterior(X)
+
+
+@pytest.mark.parametrize("make", [*MAKERS.values(), TreedGP.as_published])
+def test_no_points(make: Maker) -> None:
+    assert make(X, Y).posterior(X[:0]).mean.shape == (0, 1)
+
+
+def test_derivatives_look_at_points_and_column() -> None:
+    model = MAKERS["monotone"](X, Y)
+    for method in (model.derivative_posterior, model.probability_monotone):
+        for points, message in BAD_POINTS.values():
+            with pytest.raises(ValueError, match=f"^{message}"):
+                method(points, 1)
+        for column in (0.5, "a", True, 3, -1):
+            with pytest.raises(ValueError, match="^column: expected columns from 0"):
+                method(X, column)
 
 
 @pytest.mark.parametrize("name", ["treed", "monotone"])
@@ -321,6 +403,17 @@ def test_the_path_posterior_checks_too() -> None:
     for points, message in BAD_POINTS.values():
         with pytest.raises(ValueError, match=f"^{message}"):
             model.path_posterior(points)
+
+
+@models
+@pytest.mark.parametrize(
+    "name",
+    ["likelihood", "covar_module", "mean_module", "outcome_transform"]
+    + ["input_transform"],
+)
+def test_parts_of_another_kind(make: Maker, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected "):
+        make(X, Y, **{name: "x"})
 
 
 # -- single models -----------------------------------------------------------------

@@ -129,6 +129,10 @@ def test_state_is_loaded_with_the_arguments_of_torch() -> None:
         ({"monotone": None}, "monotone: expected .*, got a NoneType"),
         ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, got"),
         ({"virtual_X": np.zeros((3, 2))}, "virtual_X: expected a tensor, "),
+        ({"nu": True}, "nu: expected a positive number, got True"),
+        ({"signs_in_fit": "no"}, "signs_in_fit: expected True or False, got 'no'"),
+        ({"signs_in_fit": 2}, "signs_in_fit: expected True or False, got 2"),
+        ({"signs_in_fit": None}, "signs_in_fit: expected True or False, got None"),
     ],
 )
 def test_arguments_of_a_wrong_kind(kwargs: dict[str, Any], message: str) -> None:
@@ -144,5 +148,7 @@ def test_derivative_at_what_is_no_input() -> None:
     with pytest.raises(ValueError, match=r"expected a kernel that sees column 1, .*0"):
         model.derivative_posterior(X, 1)
     for wrong in (X[:, :1], X[0]):  # the former would be broadcast
-        with pytest.raises(ValueError, match=r"X: expected batch_shape x n x 2, got"):
+        with pytest.raises(
+            ValueError, match=r"X: expected ``batch_shape x q x 2``, got"
+        ):
             model.probability_monotone(wrong, 0)

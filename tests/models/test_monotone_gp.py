@@ -759,10 +759,13 @@ def test_errors(kwargs: dict[str, Any], message: str) -> None:
 def test_errors_of_methods() -> None:
     X, Y = make_data(6)
     model = MonotoneGP(X, Y, {0: 1}, virtual_X=GRID)
-    with pytest.raises(ValueError, match="column: expected 0 to 1, got 2"):
+    with pytest.raises(ValueError, match="column: expected columns from 0 to 1, got 2"):
         model.derivative_posterior(X, 2)
     with pytest.raises(ValueError, match=r"probability: expected .* \(0, 1\), got 1"):
         model.add_virtual_points(probability=1.0)
+    for count in (-3, 0, 2.5, True):
+        with pytest.raises(ValueError, match="^count: expected a positive integer"):
+            model.add_virtual_points(count)
     plain = MonotoneGP(X, Y, {}, covar_module=MaternKernel(1.5))
     with pytest.raises(ValueError, match="monotone: expected at least one sign"):
         plain.add_virtual_points()
@@ -794,8 +797,10 @@ def test_as_published(outputs: int) -> None:
             p.fill_(-4.0)  # short lengthscales: far from data, the mean of zero
     far = torch.full((1, 2), 30.0)
     assert model.posterior(far).mean.abs().max() < 1e-6
-    with pytest.raises(TypeError, match=r"no arguments but .* got \['nu'\]"):
+    with pytest.raises(TypeError, match=r"multiple values .* 'nu'"):
         MonotoneGP.as_published(X, Y, {0: 1}, nu=0.2)
+    with pytest.raises(ValueError, match=r"^train_X: expected a torch.Tensor, got"):
+        MonotoneGP.as_published(X.tolist(), Y, {0: 1})
 
 
 def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
