@@ -139,7 +139,7 @@ def task_values(
     found = column.unique().tolist()
     if not all(map(_is_task, found)):
         raise ValueError(
-            "train_X: expected integers of at most 2^53 in the task column, got "
+            "train_X: expected integers in the task column, of at most 2^53, got "
             f"{found[:10]}."
         )
     inferred = [int(value) for value in found]

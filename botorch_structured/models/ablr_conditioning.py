@@ -83,7 +83,7 @@ class AblrConditioning(_Base):
         self.eval()
         seen = fantasize_flag.off()  # else BoTorch made them
         if seen:
-            check_finite_points(X, self.train_targets.dtype)
+            check_finite_points(X, self._train_targets.dtype)
         with_task = self._has_task(X)
         outputs = [self._output_tasks[0]] if with_task else self._output_tasks
         if seen:

@@ -101,7 +101,7 @@ class AblrPosterior(_Base):
         """
         if self.training:
             self.eval()
-        check_finite_points(X, self.train_targets.dtype)
+        check_finite_points(X, self._train_targets.dtype)
         if self._has_task(X):
             if output_indices is not None:
                 raise ValueError(
