@@ -16,6 +16,7 @@ __all__ = [
     "check_new_data",
     "check_points",
     "check_spread",
+    "check_tensor",
     "check_training_data",
     "columns_of",
     "extremes",
@@ -126,7 +127,7 @@ def check_training_data(
     if train_Yvar is not None:
         given["train_Yvar"] = train_Yvar
     for name, values in given.items():
-        _check_tensor(name, values)
+        check_tensor(name, values)
         if values.dtype not in _DTYPES:
             raise DataError(
                 f"{name}: expected torch.float64 or torch.float32, got {values.dtype}."
@@ -277,7 +278,7 @@ def check_new_data(
         ShapeError: For other rows or outputs, and batch shapes or noise that do not
             broadcast.
     """
-    _check_tensor("Y", Y, X.dtype)
+    check_tensor("Y", Y, X.dtype)
     q = X.shape[-2]
     if Y.ndim < 2 or Y.shape[-2:] != (q, num_outputs):
         raise ShapeError(
@@ -295,7 +296,7 @@ def check_new_data(
     _check_outcomes("Y", Y, missing)
     if noise is None:
         return batch
-    _check_tensor("noise", noise, X.dtype)
+    check_tensor("noise", noise, X.dtype)
     try:
         fits = torch.broadcast_shapes(noise.shape, Y.shape) == Y.shape
     except RuntimeError:
@@ -339,7 +340,7 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
         dtype: That of the training data.
         tree: As in ``check_training_data``.
     """
-    _check_tensor("X", X, dtype)
+    check_tensor("X", X, dtype)
     # one reduction, one look: what is added up is finite only if every part is
     if not math.isfinite(X.detach().square().sum().item()):
         _check_inputs("X", X, tree)
@@ -461,7 +462,8 @@ def _raw_inputs(model: GPyTorchModel) -> Tensor:
     return model.train_inputs[0]
 
 
-def _check_tensor(name: str, values: object, dtype: torch.dtype | None = None) -> None:
+def check_tensor(name: str, values: object, dtype: torch.dtype | None = None) -> None:
+    """Raise a ``DataError`` for what is no dense tensor, or one of another dtype."""
     if not isinstance(values, Tensor):
         kind = f"{type(values).__module__}.{type(values).__name__}"
         raise DataError(

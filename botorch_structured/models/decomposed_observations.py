@@ -21,6 +21,8 @@ from gpytorch.likelihoods.gaussian_likelihood import FixedNoiseGaussianLikelihoo
 from torch import Tensor
 from torch.nn import ModuleList
 
+from botorch_structured.models.checks import check_tensor
+
 _Self = TypeVar("_Self", bound="ObservedComponents")
 
 
@@ -162,6 +164,7 @@ class ObservedComponents(ABC):
         return sampler(self._as_posterior(independent(mvns)))
 
     def _check_columns(self, name: str, value: Tensor) -> None:
+        check_tensor(name, value)
         m = len(self.models)
         if value.dim() < 2 or value.shape[-1] != m:
             raise ValueError(

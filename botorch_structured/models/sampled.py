@@ -33,6 +33,7 @@ from torch import Tensor
 from botorch_structured.models.checks import (
     check_finite_points,
     check_points,
+    check_tensor,
     columns_of,
 )
 from botorch_structured.models.ensemble import Ensemble
@@ -289,6 +290,9 @@ class SampledGP(Ensemble, FantasizeMixin):
             ValueError: Batches without a sample dimension.
         """
         self.eval()
+        given = {"X": X, "Y": Y} | ({} if noise is None else {"noise": noise})
+        for name, values in given.items():
+            check_tensor(name, values)
         S = self.num_samples
         Ys = [Y] * S if Y.ndim <= 2 else self._samples_of("Y", Y)
         own = X.ndim > 2 and X.ndim == Y.ndim

@@ -330,6 +330,16 @@ def test_new_data_that_no_model_can_be_conditioned_on(make: Maker) -> None:
         assert isinstance(caught.value, ValueError)
 
 
+def test_new_data_of_several_models_are_tensors() -> None:
+    pair = torch.cat([Y, Y], dim=-1)
+    for model, outcomes in ((decomposed(X, Y), pair), (sampled(X, Y), Y)):
+        model.posterior(X)
+        for name, value in (("Y", outcomes.numpy()), ("noise", 0.1)):
+            data = {"X": X, "Y": outcomes, name: value}
+            with pytest.raises(ValueError, match=f"^{name}: expected a torch.Tensor"):
+                model.condition_on_observations(**data)
+
+
 @models
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_batch_dimensions_of_new_data_broadcast(make: Maker, outputs: int) -> None:
