@@ -22,9 +22,11 @@ from botorch_structured.spaces.columns import (
 from botorch_structured.spaces.conditions import Condition
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
-# How far from a cut of a logarithmic scale a value is kept, in decades. ConfigSpace,
-# which rounds, does not tell values from the cut that are 1e-12 from it.
-_BESIDE_CUT = 1e-8
+# How far from a cut a value is kept: in decades on a logarithmic scale, on a linear one
+# relative to the range or the bounds, whichever is larger, but as if that were at least
+# 1. ConfigSpace, which rounds, does not tell values from the cut that are nearer.
+_BESIDE_LOG_CUT = 1e-8
+_BESIDE_CUT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -298,23 +300,22 @@ class Codec:
     def _decode(self, c: int, x: float) -> Any:
         """The value of a number, on the same side of the cuts of the tree.
 
-        Logarithms are denser than values: that of the number next to a cut may be the
-        value of the cut itself, where other parameters are active. A value of few
-        digits is meant as it is, and may be the cut.
+        A number next to a cut may be taken for the cut itself, where other parameters
+        are active: by ConfigSpace, which rounds, and on a logarithmic scale, as
+        logarithms are denser than values. A value of few digits is meant as it is, and
+        may be the cut.
         """
         column = self.columns[c]
         value = column.decode(x)
         if (
             isinstance(column, FloatColumn)
-            and column.log
             and c in self.tree.numeric_decisions
-            and not (float(f"{value:.12g}") == value and math.log10(value) == x)
+            and not _is_round(column, value, x)
         ):
+            room = _beside_cut(column)
             for lo, hi in self.tree.decision_values[c]:
-                if lo <= x <= hi and hi - lo > 2 * _BESIDE_CUT:
-                    return column.decode(
-                        min(max(x, lo + _BESIDE_CUT), hi - _BESIDE_CUT)
-                    )
+                if lo <= x <= hi and hi - lo > 2 * room:
+                    return column.decode(min(max(x, lo + room), hi - room))
         return value
 
     def _snap(self, X: Tensor) -> Tensor:
@@ -366,3 +367,21 @@ def _has_blank(column: Column) -> bool:
 
 def _is_categorical(column: Column) -> bool:
     return isinstance(column, CategoricalColumn) and not column.ordered
+
+
+def _beside_cut(column: FloatColumn) -> float:
+    """How far from a cut the numbers of a column are kept."""
+    return _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
+
+
+def _is_round(column: FloatColumn, value: float, x: float) -> bool:
+    """Whether ``value`` has few digits, and is that of the very number ``x``."""
+    if column.log:
+        return float(f"{value:.12g}") == value and math.log10(value) == x
+    # Not counted from its first one: 5e-324, the number next to a cut at 0, has few.
+    return round(value, 12 - math.ceil(math.log10(_scale(column)))) == value
+
+
+def _scale(column: FloatColumn) -> float:
+    lower, upper = column.lower, column.upper
+    return max(upper - lower, abs(lower), abs(upper), 1.0)

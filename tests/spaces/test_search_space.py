@@ -211,9 +211,28 @@ def test_awkward_logarithms_come_back_exactly(seed: int) -> None:
 
 @pytest.mark.parametrize("value", [0.9818, 1e-4, 3e-3, 0.5])
 def test_values_stay_on_their_side_of_a_logarithmic_cut(value: float) -> None:
+    check_ends(CS.UniformFloatHyperparameter("rate", 1e-5, 1, log=True), value)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "value"),
+    [
+        (0, 10, 5.0),
+        (-1, 1, 0.0),
+        (0, 1e6, 0.3),
+        (0, 1e-3, 3e-4),
+        (1e6, 1e6 + 1, 1e6 + 0.5),
+    ],
+)
+def test_values_stay_on_their_side_of_a_linear_cut(
+    lower: float, upper: float, value: float
+) -> None:
+    check_ends(CS.UniformFloatHyperparameter("rate", lower, upper), value)
+
+
+def check_ends(rate: CS.UniformFloatHyperparameter, value: float) -> None:
     """An optimiser proposes the very ends of the intervals that conditions cut."""
     cs = CS.ConfigurationSpace()
-    rate = CS.UniformFloatHyperparameter("rate", 1e-5, 1, log=True)
     more, less = (CS.UniformFloatHyperparameter(name, 0, 1) for name in ("m", "l"))
     cs.add(rate, more, less)
     cs.add(
@@ -229,7 +248,11 @@ def test_values_stay_on_their_side_of_a_logarithmic_cut(value: float) -> None:
     assert all(is_legal(cs, config) for config in configs)
     again = space.encode(configs)
     assert torch.equal(space.tree.path_key(again), space.tree.path_key(X))
-    assert torch.allclose(again, X, rtol=0, atol=2e-8)
+    room = max(2e-8, 2e-12 * rate.upper)
+    assert torch.allclose(again, X, rtol=0, atol=room)
+    # Both sides, and the value itself is one that was meant.
+    assert {"m", "l"} <= {name for config in configs for name in config}
+    assert space.decode(space.encode({"rate": value})) == [{"rate": value}]
 
 
 def pipeline() -> CS.ConfigurationSpace:
