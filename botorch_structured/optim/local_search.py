@@ -113,8 +113,8 @@ def optimize_acqf_local_search(
         max_iter: Iterations, each one call of the acquisition function (more where
             ``batch_limit`` splits it); then climbs end where they are.
         space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
-            what it forbids is never proposed.
+            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
+            is never proposed, nor is what ``feasible`` rejects.
 
     Returns:
         ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.

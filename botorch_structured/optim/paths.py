@@ -113,8 +113,8 @@ def optimize_acqf_paths(
         batch_limit: Rows that the acquisition function gets at once, by default as many
             as memory allows.
         space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
-            what it forbids is never proposed.
+            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
+            is never proposed, nor is what ``feasible`` rejects.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's

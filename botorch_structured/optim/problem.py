@@ -23,6 +23,7 @@ from torch import Tensor
 from botorch_structured.optim.grids import Grid
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import (
+    check_booleans,
     check_by_column,
     check_column,
     check_columns,
@@ -115,13 +116,8 @@ class Problem:
             ok &= ~binds | (X[:, c.columns] @ c.coefficients >= c.rhs)
         if self.feasible is not None and ok.any():
             rows = ok.nonzero().squeeze(-1)
-            verdict = torch.as_tensor(self.feasible(X[rows]), device=X.device)
-            if verdict.shape != rows.shape:
-                raise ValueError(
-                    f"feasible: expected {len(rows)} booleans for as many rows, got "
-                    f"shape {tuple(verdict.shape)}."
-                )
-            ok[rows] = verdict.bool()
+            verdict = check_booleans("feasible", self.feasible(X[rows]), rows.shape)
+            ok[rows] = verdict.to(X.device)
         return ok
 
 
@@ -158,8 +154,8 @@ def make_problem(
     """Check the arguments shared by all optimisers.
 
     A ``space`` is its bounds and its tree; and a tree that belongs to a space brings
-    along what that says about columns, as far as it is not given. ``acq_function``
-    tells where the numbers of a space are to live.
+    along what that says about columns. What is given beside it restricts further.
+    ``acq_function`` tells where the numbers of a space are to live.
 
     Raises:
         ValueError: Which argument, what was expected, what came.
@@ -171,37 +167,43 @@ def make_problem(
             "integer_features": integer_features,
             "categorical_features": categorical_features,
             "fill": fill,
-            "feasible": feasible,
         }
         _check_space(space, [k for k, v in instead.items() if v is not None])
+        modelled = getattr(getattr(acq_function, "model", None), "tree", None)
+        if isinstance(modelled, ParameterTree) and modelled.dim != space.dim:
+            raise ValueError(
+                f"space: expected one of {modelled.dim} columns, as many as the model "
+                f"of the acquisition function has, got {space.dim}."
+            )
         bounds, tree = space.bounds.to(_like(space.bounds, acq_function)), space.tree
     tree = _check_tree(bounds, tree)
     d = tree.dim
     bounds = _check_bounds(bounds, d)
-    known_space = tree.space
-    if known_space is not None:
-        taken: set[int] = set()
-        if integer_features is None:
-            integer_features = known_space.integer_features
-            taken.update(integer_features)
-        if categorical_features is None:
-            categorical_features = known_space.categorical_features
-        if feasible is None and known_space.is_restricted:
-            feasible = known_space.feasible
-            taken.update(range(d))
-        fill = known_space.fill if fill is None else fill
-        _check_scale(bounds, known_space, taken)
-    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds)
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
+    whole = check_columns(
+        "integer_features",
+        () if integer_features is None else integer_features,
+        d,
+        True,
+    )
+    listed = check_by_column("categorical_features", categorical_features, d, True)
+    known_space = tree.space
+    if known_space is not None:
+        _check_scale(bounds, known_space)
+        whole = sorted({*whole, *known_space.integer_features})
+        listed = _within_categories(listed, known_space)
+        if known_space.is_restricted:
+            feasible = _both(known_space.feasible, feasible)
+        fill = known_space.fill if fill is None else fill
+    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds)
     distance = check_number("min_distance", min_distance)
     if not 0.0 <= distance < 1.0:
         raise ValueError(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    listed = check_by_column("categorical_features", categorical_features, d, True)
-    grids = _grids(d, integer_features, listed)
+    grids = _grids(whole, listed)
     fixed = _fixed(d, fixed_features, grids, bounds)
     known = bounds.new_zeros(0, d)
     if X_avoid is not None:
@@ -230,7 +232,7 @@ def _check_space(space: SearchSpace, also: list[str]) -> None:
     if also:
         raise ValueError(
             "space: expected in place of bounds, tree, integer_features, "
-            f"categorical_features, fill and feasible, got {', '.join(also)} as well."
+            f"categorical_features and fill, got {', '.join(also)} as well."
         )
 
 
@@ -275,8 +277,32 @@ def _check_bounds(bounds: Any, d: int) -> Tensor:
     return bounds.detach()
 
 
-def _check_scale(bounds: Tensor, space: SearchSpace, columns: set[int]) -> None:
+def _both(first: Feasible, second: Feasible | None) -> Feasible:
+    """Where both hold."""
+    if second is None:
+        return first
+    return lambda X: (
+        first(X) & check_booleans("feasible", second(X), X.shape[:-1]).to(X.device)
+    )
+
+
+def _within_categories(
+    listed: dict[int, list[Any]], space: SearchSpace
+) -> dict[int, list[Any]]:
+    """The values of categorical columns: those of the space, or fewer."""
+    for col, codes in space.categorical_features.items():
+        odd = [v for v in listed.get(col, ()) if v not in codes]
+        if odd:
+            raise ValueError(
+                f"categorical_features[{col}]: expected among the values that the "
+                f"space of the tree has, {codes}, got {odd}."
+            )
+    return {**space.categorical_features, **listed}
+
+
+def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     """What a space says about columns holds on its own scale only."""
+    columns = set(range(space.dim) if space.is_restricted else space.integer_features)
     # Categories are looked up whatever the bounds are.
     for c in sorted(columns - space.categorical_features.keys()):
         lo, hi = space.bounds[:, c].tolist()
@@ -332,12 +358,9 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
 
 
 def _grids(
-    d: int,
-    integer_features: Sequence[int] | None,
-    categorical_features: Mapping[int, list[Any]],
+    whole: Sequence[int], categorical_features: Mapping[int, list[Any]]
 ) -> dict[int, Grid]:
-    whole = () if integer_features is None else integer_features
-    grids = {c: Grid() for c in check_columns("integer_features", whole, d, True)}
+    grids = {c: Grid() for c in whole}
     for col, values in categorical_features.items():
         name = f"categorical_features[{col}]"
         found = tuple(sorted({check_number(name, v) for v in values}))
@@ -361,6 +384,11 @@ def _fixed(
     fixed = {}
     for c, v in (fixed_features or {}).items():
         col = check_column("fixed_features", c, d, True)
+        if col in fixed:
+            raise ValueError(
+                "fixed_features: expected each column once, got column "
+                f"{col} twice in {dict(fixed_features or {})}."
+            )
         value = check_number(f"fixed_features[{c}]", v)
         lo, hi = bounds[:, col].tolist()
         room = slack((lo, hi))
@@ -385,6 +413,11 @@ def _constraints(
     like: Tensor,
 ) -> list[LinearConstraint]:
     found = []
+    if not isinstance(inequality_constraints, Sequence | None):
+        raise ValueError(
+            "inequality_constraints: expected a list of (indices, coefficients, rhs), "
+            f"got {inequality_constraints!r}."
+        )
     for k, constraint in enumerate(inequality_constraints or ()):
         name = f"inequality_constraints[{k}]"
         try:

@@ -159,7 +159,8 @@ def optimize_acqf_sobol(
         seed: Makes the answer repeatable.
         batch_limit: Rows that the acquisition function gets at once.
         space: A `SearchSpace` of real parameters without decisions, in place of
-            ``bounds`` and ``feasible``: what it forbids is never proposed.
+            ``bounds``: what it forbids is never proposed, nor is what ``feasible``
+            rejects.
 
     Returns:
         ``q x d`` candidates, and the value (``q=1``) or the ``q`` values.

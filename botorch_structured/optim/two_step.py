@@ -97,8 +97,8 @@ def optimize_acqf_two_step(
         batch_limit: Rows that an acquisition function gets at once.
         fix_shared: Keep the shared columns that the first step chose.
         space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features``, ``fill`` and ``feasible``:
-            what it forbids is never proposed.
+            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
+            is never proposed, nor is what ``feasible`` rejects.
 
     Returns:
         ``q x d`` candidates and the values of ``acq_function``, shaped as by
@@ -111,6 +111,8 @@ def optimize_acqf_two_step(
     check_acquisition(path_acq_function, "path_acq_function")
     check_acquisition(acq_function, "acq_function")
     check_count("top_k", top_k)
+    if not isinstance(fix_shared, bool):
+        raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
     problem = make_problem(
         bounds,
         tree,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "as_integer",
+    "check_booleans",
     "check_by_column",
     "check_column",
     "check_columns",
@@ -17,6 +18,9 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 # What ``torch.Generator.manual_seed`` takes.
 _SEEDS = range(-(1 << 63), 1 << 64)
 
@@ -29,6 +33,23 @@ def as_integer(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:
+    """``verdict``, what a function returned, if it is that many booleans."""
+    if (
+        not isinstance(verdict, Tensor)
+        or verdict.dtype != torch.bool
+        or verdict.shape != shape
+    ):
+        got: Any = f"{verdict!r:.60}"
+        if isinstance(verdict, Tensor):
+            got = f"shape {tuple(verdict.shape)} of {verdict.dtype}"
+        raise ValueError(
+            f"{name}: expected a function that returns {tuple(shape)} booleans "
+            f"(torch.bool), one for each point, got {got}."
+        )
+    return verdict
 
 
 def check_column(name: str, col: Any, d: int, negative: bool = False) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = ["SearchSpace"]
 
+import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from botorch.models.transforms.input import (
 )
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_booleans, check_count, check_seed
 from botorch_structured.spaces.codec import Codec, Constant
 from botorch_structured.spaces.columns import Column, IntegerColumn
 from botorch_structured.spaces.forbidden import Clause
@@ -28,6 +30,29 @@ if TYPE_CHECKING:
 
 # Random draws are thrown away where they are forbidden; so many in a row are too many.
 _MAX_DRAWS = 1_000_000
+
+
+class _Constraint:
+    """The function of a space that says what is feasible."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function = function
+
+    def __call__(self, X: Tensor) -> Any:
+        return self.function(X)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            pickle.dumps(self.function)
+        except Exception as error:  # pickle has many kinds of them
+            raise pickle.PicklingError(
+                "feasible: expected a function that can be pickled, defined at the top "
+                f"level of a module, got {self.function!r} ({error})."
+            ) from None
+        return type(self), (self.function,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Constraint:
+        return self  # nothing about it changes
 
 
 class SearchSpace(Codec):
@@ -61,7 +86,10 @@ class SearchSpace(Codec):
             for. Default: themselves.
         log_features: The columns that hold decimal logarithms (or, among the
             ``integer_features``, numbers on a logarithmic scale).
-        feasible: ``m x d`` points -> ``m`` booleans: a further constraint.
+        feasible: ``m x d`` points -> ``m`` booleans (``torch.bool``): a further
+            constraint. A space, and a model over its tree, can be pickled (saved, or
+            sent to another process) only if this is a function defined at the top level
+            of a module, or another object that can be.
 
     Raises:
         ValueError: Which argument, what was expected, what came: names that are
@@ -151,7 +179,15 @@ class SearchSpace(Codec):
         Codec.__init__(self, columns, tree, constants)
         self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
-        self._feasible = feasible
+        self._feasible = None if feasible is None else _Constraint(feasible)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
+        copied = copy.copy(self)
+        memo[id(self)] = copied
+        columns = copy.deepcopy(self.columns, memo)  # they remember values they met
+        Codec.__init__(copied, columns, self.tree, self.constants)
+        copied.tree = self.tree.of_space(copied)
+        return copied
 
     @property
     def is_restricted(self) -> bool:
@@ -179,13 +215,7 @@ class SearchSpace(Codec):
             good = good & ~clause.holds(points, active)
         if self._feasible is not None:
             verdict = self._feasible(points)
-            shape = getattr(verdict, "shape", None)
-            if shape != good.shape:
-                raise ValueError(
-                    f"feasible: expected a function that returns {tuple(good.shape)} "
-                    f"booleans, got {verdict!r}."
-                )
-            good = good & verdict.bool()
+            good = good & check_booleans("feasible", verdict, good.shape)
         return good
 
     def impute(self, X: Tensor) -> Tensor:

@@ -92,6 +92,8 @@ BAD = [
     (dict(fill="a"), "fill: expected a number or 4, got 'a'"),
     (dict(fill=nan), "fill: expected finite"),
     (dict(feasible=3), "feasible: expected a callable"),
+    (dict(fixed_features={0: 0.0, -4: 1.0}), "fixed_features: .*column 0 twice"),
+    (dict(inequality_constraints=5), "inequality_constraints: .*got 5"),
     (dict(inequality_constraints=[3]), r"inequality_constraints\[0\]: .*got 3"),
     (
         dict(inequality_constraints=[(torch.tensor([4]), torch.ones(1), 0.0)]),
@@ -255,34 +257,69 @@ def test_the_tree_of_a_space_is_equal_to_the_one_given() -> None:
     assert copy.deepcopy(space.tree).space is space
 
 
-def test_what_is_given_wins_over_what_the_tree_brings() -> None:
+def test_what_is_given_restricts_what_the_tree_brings() -> None:
     tree, bounds = small()
     space = SearchSpace(
         ["a", "b", "c", "d"],
         bounds,
         tree,
         integer_features=[1],
-        categorical_features={2: [0, 1]},
+        categorical_features={2: [0, 1, 4]},
         feasible=lambda X: X[..., 1] < 5,
     )
     acqf = Sum(tree)
     X, _ = optimize_acqf_paths(acqf, bounds, space.tree, seed=0)
-    assert X.tolist() == [[0, 4, 1, space.fill[3]]]
+    assert X.tolist() == [[0, 4, 4, space.fill[3]]]
+    for where in (dict(bounds=bounds, tree=space.tree), dict(space=space)):
+        for loose, best in ((6.5, 4), (3.5, 3)):
+            X, _ = optimize_acqf_paths(
+                acqf, feasible=lambda X, loose=loose: X[:, 1] < loose, seed=0, **where
+            )
+            assert X[0, :3].tolist() == [0, best, 4]
+    beside = dict(bounds=bounds, tree=space.tree)
     X, _ = optimize_acqf_paths(
         acqf,
-        bounds,
-        space.tree,
         integer_features=[],
-        categorical_features={2: [0, 1, 2]},
-        feasible=lambda X: X[:, 1] < 6.5,
+        categorical_features={-2: [0, 1]},
         fill=-1.0,
         seed=0,
+        **beside,
     )
-    assert X[0, [0, 2, 3]].tolist() == [0.0, 2.0, -1.0] and 6.4 < X[0, 1] < 6.5
+    assert X.tolist() == [[0, 4, 1, -1]]
+    with pytest.raises(ValueError, match=r"categorical_features\[2\]: .*got \[2\]"):
+        optimize_acqf_paths(acqf, categorical_features={2: [0, 2]}, **beside)
     # Whole numbers of another scale are none.
     unit = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, 4)
     with pytest.raises(ValueError, match="bounds: .*1.0 to 9.0 for column 1 .'b'"):
         optimize_acqf_paths(acqf, unit, space.tree)
+    free = SearchSpace(["a", "b", "c", "d"], bounds, tree, integer_features=[1])
+    with pytest.raises(ValueError, match="bounds: .*1.0 to 9.0 for column 1 .'b'"):
+        optimize_acqf_paths(acqf, unit, free.tree, integer_features=[])
+
+
+@pytest.mark.parametrize("optimize", OVER_TREES)
+@pytest.mark.parametrize(
+    ("verdict", "got"),
+    [
+        (lambda X: X[..., 1] - 5.0, "of torch.float64"),  # a slack: all of it is true
+        (lambda X: None, "got None"),
+        (lambda X: [True] * len(X), "got .True"),
+    ],
+)
+def test_feasible_returns_booleans(optimize, verdict, got: str) -> None:
+    tree, bounds = small()
+    names = ["a", "b", "c", "d"]
+    message = rf"feasible: expected .* booleans \(torch.bool\).*{got}"
+    space = SearchSpace(names, bounds, tree, feasible=verdict)
+    with pytest.raises(ValueError, match=message):
+        space.feasible(bounds)
+    restricted = SearchSpace(names, bounds, tree, feasible=lambda X: X[..., 1] < 5)
+    for where in (
+        dict(bounds=bounds, tree=tree),
+        dict(space=restricted),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optimize(Sum(tree), feasible=verdict, **where)
 
 
 def test_models_hand_on_what_the_space_says() -> None:
@@ -302,6 +339,11 @@ def test_models_hand_on_what_the_space_says() -> None:
         acqf, space.bounds, model.tree, fixed_features={0: 0.0}, seed=0
     )
     assert x[0, 1] == x[0, 1].round()
+    narrow = SearchSpace(["a", "b"], [[0, 0], [1, 1]])
+    with pytest.raises(ValueError, match="space: expected one of 3 columns.*got 2"):
+        optimize_acqf_paths(acqf, space=narrow)
+    with pytest.raises(ValueError, match="fix_shared: expected True or False, got 'no"):
+        optimize_acqf_two_step(path_acqf, acqf, space=space, fix_shared="no")
     x, _ = optimize_acqf_two_step(path_acqf, acqf, space=space, X_avoid=X, seed=0)
     assert space.feasible(x).all() and torch.equal(space.encode(space.decode(x)), x)
 
