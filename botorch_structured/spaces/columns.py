@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["CategoricalColumn", "Column", "FloatColumn", "IntegerColumn"]
 
 import math
+import sys
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NoReturn, Protocol
@@ -16,6 +17,7 @@ from torch import Tensor
 # How far beyond its bounds a number may lie and still count as rounding, relative to
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
+_MAX_FLOAT = sys.float_info.max
 
 
 def native(value: Any) -> Any:
@@ -66,16 +68,21 @@ def _number(column: Column, value: Any) -> float:
         return _refuse(column, value) if number is None else number
     if isinstance(value, bool) or not isinstance(value, Real):
         return _refuse(column, value)
+    if isinstance(value, int) and abs(value) > _MAX_FLOAT:
+        return _refuse(column, value)
     return value if isinstance(value, int) else float(value)
 
 
 def _read(text: str) -> int | float | None:
     """The number that a text is, None if it is none."""
+    if "_" in text:  # Python's own notation, no table's
+        return None
     for read in (int, float):
         try:
-            return read(text)
+            number = read(text)
         except ValueError:
-            pass
+            continue
+        return number if abs(number) <= _MAX_FLOAT else float(text)
     return None
 
 
@@ -84,7 +91,8 @@ def _written(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (str, Real)):
         return str(value)
     if not isinstance(value, str):
-        return float(value)
+        huge = isinstance(value, int) and abs(value) > _MAX_FLOAT
+        return value if huge else float(value)
     number = _read(value)
     return value.strip() if number is None else float(number)
 
@@ -97,6 +105,22 @@ def slack(bounds: tuple[float, float]) -> float:
     """How far beyond ``bounds`` still counts as rounding."""
     lo, hi = bounds
     return _SLACK * max(hi - lo, abs(lo), abs(hi))
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two values are equal; arrays are to nothing but themselves."""
+    if a is b:
+        return True
+    try:
+        return bool(a == b)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values are equal and of one type; NaN is itself."""
+    both_blank = a != a and b != b if isinstance(a, float) else False
+    return type(a) is type(b) and (_is_equal(a, b) or both_blank)
 
 
 class FloatColumn:
@@ -261,6 +285,12 @@ class CategoricalColumn:
                 f"{name!r}: expected at least one choice and as many ascending codes, "
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
+        for i, choice in enumerate(self.choices):
+            if any(_is_same(choice, other) for other in self.choices[:i]):
+                raise ValueError(
+                    f"{name!r}: expected distinct choices, got {choice!r} twice in "
+                    f"{list(self.choices)}."
+                )
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.bounds = (self.codes[0], self.codes[-1])
         self.fill = self.codes[(len(self.codes) - 1) // 2]
@@ -276,7 +306,7 @@ class CategoricalColumn:
         was text, or nothing at all for None.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if c is value or c == value]
+        equal = [i for i, c in enumerate(self.choices) if _is_equal(c, value)]
         same = [i for i in equal if type(self.choices[i]) is type(value)]
         if equal:
             return (same or equal)[0]

@@ -15,6 +15,7 @@ from hypothesis import assume, example, given
 from strategies import as_read, random_configspace, seeds
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.columns import CategoricalColumn
 
 
 def is_legal(cs: CS.ConfigurationSpace, config: dict) -> bool:
@@ -190,6 +191,7 @@ def test_copies(seed: int) -> None:
     space = SearchSpace.from_configspace(random_configspace(seed))
     X = space.sample(5, seed=1)
     for other in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
+        assert other is not space and other.tree.space is other
         assert other.decode(X) == space.decode(X)
         assert torch.equal(other.sample(5, seed=1), X)
         assert torch.equal(other.bounds, space.bounds)
@@ -550,6 +552,58 @@ def test_a_space_of_numbers() -> None:
         given = {"names": ["x", "a", "b"], "bounds": bounds, "tree": tree, **arguments}
         with pytest.raises(ValueError, match=message):
             SearchSpace(**given)
+
+
+def test_values_that_are_no_single_number_are_refused() -> None:
+    space = SearchSpace(
+        ["l", "n", "a", "k"],
+        [[0, 0, 0, 0], [1, 1, 1, 20]],
+        integer_features=[3],
+        categorical_features={0: [0, 1], 1: [0, 1]},
+        choices={0: ["a", "b"], 1: [1, 2]},
+    )
+    good = {"l": "a", "n": 1, "a": 0.5, "k": 10}
+    for name, value in [
+        ("l", np.array(["a", "b"])),
+        ("l", torch.ones(2)),
+        ("n", 10**400),
+        ("a", 10**400),
+        ("a", str(10**400)),
+        ("a", np.array([0.5, 0.6])),
+        ("k", -(10**400)),
+        ("k", "1_0"),
+    ]:
+        with pytest.raises(ValueError, match=f"'{name}': expected "):
+            space.encode({**good, name: value})
+    assert space.encode({**good, "k": "1e1"}).tolist() == [[0, 0, 0.5, 10]]
+
+
+def test_repeated_choices_are_refused() -> None:
+    """They could not come back: equal values have one number."""
+    for choices in (["a", "b", "a"], [0.5, float("nan"), float("nan")], [None, None]):
+        with pytest.raises(ValueError, match="'c': expected distinct choices"):
+            CategoricalColumn("c", choices)
+    column = CategoricalColumn("c", [1, 1.0, True])
+    assert [column.encode(column.decode(x)) for x in range(3)] == [0, 1, 2]
+
+
+def in_the_left_half(X: torch.Tensor) -> torch.Tensor:
+    return X[..., 0] < 0.5
+
+
+def test_only_constraints_of_a_module_can_be_pickled() -> None:
+    X = torch.tensor([[0.2], [0.7]], dtype=torch.double)
+    space = SearchSpace(["x"], [[0], [1]], feasible=in_the_left_half)
+    local = SearchSpace(["x"], [[0], [1]], feasible=lambda X: X[..., 0] < 0.5)
+    for other in (
+        pickle.loads(pickle.dumps(space.tree)).space,
+        copy.deepcopy(space),
+        copy.deepcopy(local),
+    ):
+        assert other.feasible(X).tolist() == [True, False]
+    for what in (local, local.tree):
+        with pytest.raises(pickle.PicklingError, match="feasible: .*got <.*lambda"):
+            pickle.dumps(what)
 
 
 def test_samples_that_cannot_be_drawn() -> None:
