@@ -29,6 +29,8 @@ _STEP = 0.01
 _TRIES = 200
 # Digits of an error rate: two that differ by the order of a sum are the same.
 _DIGITS = 12
+# In widths of the bounds: so near, a configuration and a point are the same.
+_ROUNDING = 1e-9
 
 
 def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructuredGP:
@@ -108,6 +110,7 @@ class Study:
     def _check_log(self) -> None:
         """What the log alone cannot know: starts, methods and the space."""
         methods, begun = (START, MODEL, RANDOM), 0
+        seen: dict[str, set[tuple[float, ...]]] = {MODEL: set(), RANDOM: set()}
         for number, record in enumerate(self.log.records, start=2):
             where = f"{self.log.path} line {number}"
             if record.method not in methods:
@@ -128,6 +131,36 @@ class Study:
                         "got another point."
                     )
                 begun += 1
+            self._check_config(record, where)
+            for method in seen if record.method == START else [record.method]:
+                if tuple(record.x) in seen[method]:
+                    raise ValueError(
+                        f"{where}: x: expected a point that {method} had not seen "
+                        "before, got one that it had."
+                    )
+                seen[method].add(tuple(record.x))
+
+    def _check_config(self, record: Record, where: str) -> None:
+        """Raise unless ``config`` and ``x`` say the same."""
+        x = torch.tensor([record.x], dtype=torch.double)
+        if not self.space.feasible(x).all():
+            raise ValueError(
+                f"{where}: x: expected a point of the space, got {record.x}."
+            )
+        expected = self.space.decode(x)[0]
+        try:
+            found = self.space.encode([record.config])
+        except ValueError as error:
+            raise ValueError(f"{where}: config: {error}") from None
+        width = self.space.bounds[1] - self.space.bounds[0]
+        same = ((found - x).abs() <= _ROUNDING * width).all()
+        # The code that is printed at the end is made of the very values: no "1" for 1.
+        native = self.space.decode(found)[0]
+        types = {name: type(value) for name, value in record.config.items()}
+        if not same or types != {name: type(value) for name, value in native.items()}:
+            raise ValueError(
+                f"{where}: config: expected {expected}, as x says, got {record.config}."
+            )
 
     def records(self, method: str) -> list[Record]:
         """What a method has seen so far: the common starts and its own choices."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 
@@ -101,6 +102,41 @@ def test_evaluations_of_another_study_are_refused(
     lines[start] = lines[start].replace(old, new, 1)
     path.write_text("".join(lines))
     with pytest.raises(ValueError, match=f"log.jsonl line {start + 1}: {message}"):
+        make(path, resume=True)
+
+
+def test_lines_that_were_edited_are_refused(finished: Study, tmp_path: Path) -> None:
+    """What the picture and the printed code are made of is what was evaluated."""
+    path = tmp_path / "log.jsonl"
+    lines = finished.log.path.read_text().splitlines(keepends=True)
+    tuned = next(
+        i
+        for i, line in enumerate(lines)
+        if '"method": "TreeStructuredGP"' in line
+        and len(json.loads(line)["config"]) > 1
+    )
+    entry = json.loads(lines[tuned])
+    *_, (name, value) = entry["config"].items()
+    other = next(
+        json.loads(line)["config"]
+        for line in lines[1:]
+        if json.loads(line)["config"]["learner"] != entry["config"]["learner"]
+    )
+    for change, message in (
+        ({"config": other}, "config: expected .*as x says"),
+        ({"config": {"learner": "xgb"}}, "config: 'learner': expected one of"),
+        ({"config": {**entry["config"], name: str(value)}}, "config: expected"),
+        ({"config": {"learner": entry["config"]["learner"]}}, "config: configs: exp"),
+        ({"x": [99.0] * 14}, "x: expected a point of the space"),
+        ({"x": [0.0] * 14}, "(x|config): expected"),
+    ):
+        changed = list(lines)
+        changed[tuned] = json.dumps({**entry, **change}) + "\n"
+        path.write_text("".join(changed))
+        with pytest.raises(ValueError, match=f"log.jsonl line {tuned + 1}: {message}"):
+            make(path, resume=True)
+    path.write_text("".join([*lines[: tuned + 1], *lines[tuned:]]))
+    with pytest.raises(ValueError, match=f"line {tuned + 2}: x: expected a point that"):
         make(path, resume=True)
 
 
