@@ -77,6 +77,15 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         if self.posterior_transform is not None:
             posterior = self.posterior_transform(posterior=posterior, X=X)
         mean = posterior.mean.squeeze(-2)
+        try:
+            shape = torch.broadcast_shapes(self.best_f.shape, mean.shape[:-1])
+        except RuntimeError:
+            shape = None
+        if shape != mean.shape[:-1]:
+            raise ValueError(
+                "best_f: expected a number, or as many as X has batches, "
+                f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
+            )
         floor = _MIN_SIGMA.get(mean.dtype, 1e-6) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
@@ -106,7 +115,8 @@ class PathExpectedImprovement(_PathImprovement):
         maximize: Whether larger outcomes are better.
 
     Raises:
-        ValueError: The model has no ``path_posterior``, ``best_f`` is not finite.
+        ValueError: The model has no ``path_posterior``, ``best_f`` is not finite, or,
+            at the first call, not of the shape of ``X``.
     """
 
     @t_batch_mode_transform(expected_q=1)

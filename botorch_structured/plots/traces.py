@@ -127,33 +127,38 @@ def plot_traces(
     return ax
 
 
-def _array(values: Any) -> np.ndarray:
+def _array(values: Any, name: str = "values") -> np.ndarray:
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu().numpy()
-    return np.asarray(values, dtype=float)
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}: expected n or runs x n outcomes, got {values!r:.60}."
+        ) from None
 
 
-def _runs(name: str, values: Any) -> np.ndarray:
+def _runs(method: str, values: Any) -> np.ndarray:
     """``runs x n``, at least one of each."""
+    name = f"traces[{method!r}]"
     if isinstance(values, Sequence) and values and np.ndim(values[0]) > 0:
-        many = [_array(run).reshape(-1) for run in values]
+        many = [_array(run, name).reshape(-1) for run in values]
         shortest = min(len(run) for run in many)
         array = np.stack([run[:shortest] for run in many])
     else:
-        array = np.atleast_2d(_array(values))
+        array = np.atleast_2d(_array(values, name))
         if array.ndim == 3 and array.shape[-1] == 1:  # runs x n x 1, BoTorch's Y
             array = array[..., 0]
         elif array.shape[-1] == 1 and array.shape[0] > 1:  # n x 1: one run
             array = array.T
     if array.ndim != 2 or array.shape[-1] == 0 or array.shape[0] == 0:
         raise ValueError(
-            f"traces[{name!r}]: expected n or runs x n outcomes, got shape "
-            f"{array.shape}."
+            f"{name}: expected n or runs x n outcomes, got shape {array.shape}."
         )
     (failed,) = np.isnan(array).all(axis=-1).nonzero()
     if len(failed):
         raise ValueError(
-            f"traces[{name!r}]: expected an evaluation that did not fail in each run, "
+            f"{name}: expected an evaluation that did not fail in each run, "
             f"got only NaN in runs {failed.tolist()}."
         )
     return array

@@ -9,6 +9,7 @@ __all__ = [
     "check_column",
     "check_columns",
     "check_count",
+    "check_deviation",
     "check_number",
     "check_seed",
 ]
@@ -102,6 +103,13 @@ def check_number(name: str, value: Any, finite: bool = True) -> float:
         kind = "a finite number" if finite else "a number that is not NaN"
         raise ValueError(f"{name}: expected {kind}, got {value!r}.")
     return number + 0.0  # -0.0 and 0.0 are one value
+
+
+def check_deviation(name: str, value: Any) -> float | None:
+    """``value`` if it is a standard deviation, or None."""
+    if value is not None and check_number(name, value) < 0:
+        raise ValueError(f"{name}: expected no negative number, got {value!r}.")
+    return value
 
 
 def check_seed(seed: Any) -> int | None:

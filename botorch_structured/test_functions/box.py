@@ -10,6 +10,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_deviation
 
 
 def default_num_starts(d: int) -> int:
@@ -40,10 +41,11 @@ class BoxTestFunction(SyntheticTestFunction):
             dtype: The dtype of ``bounds``.
 
         Raises:
-            ValueError: For a ``negate`` that is not a bool.
+            ValueError: For a ``negate`` that is not a bool, a negative ``noise_std``.
         """
         if not isinstance(negate, bool):
             raise ValueError(f"negate: expected True or False, got {negate!r}.")
+        check_deviation("noise_std", noise_std)
         super().__init__(noise_std, negate, bounds, dtype)
         names = [f"x{j}" for j in range(self.dim)]
         limits = torch.tensor(self._bounds, dtype=torch.double).T

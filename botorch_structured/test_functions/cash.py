@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_number
 from botorch_structured.test_functions import learners
 from botorch_structured.test_functions.conditional import ConditionalTestFunction
 from botorch_structured.test_functions.killable import (
@@ -100,7 +101,8 @@ class ScikitLearnCASH(ConditionalTestFunction):
             ImportError: Without scikit-learn.
             ValueError: For data that cannot be cross-validated, and wrong arguments.
         """
-        if timeout is not None and not timeout > 0:
+        check_count("seed", seed, least=0)
+        if timeout is not None and not check_number("timeout", timeout, False) > 0:
             raise ValueError(f"timeout: expected a positive number, got {timeout}.")
         if max_rows is not None and max_rows < 10:
             raise ValueError(f"max_rows: expected at least 10, got {max_rows}.")

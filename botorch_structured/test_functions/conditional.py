@@ -11,6 +11,7 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_deviation
 
 
 class ConditionalTestFunction(SyntheticTestFunction):
@@ -37,7 +38,11 @@ class ConditionalTestFunction(SyntheticTestFunction):
             noise_std: Standard deviation of the observation noise.
             negate: Whether to negate the function, for maximisation.
             dtype: The dtype of ``bounds``.
+
+        Raises:
+            ValueError: For a negative ``noise_std``.
         """
+        check_deviation("noise_std", noise_std)
         self.dim = len(space.names)
         self._bounds = [(lower, upper) for lower, upper in space.bounds.T.tolist()]
         self.discrete_inds = list(space.integer_features)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.conditional import ConditionalTestFunction
 
 _SHARED_OPTIMA = (0.3, 0.7)  # of the two shared variables where they enter squared
@@ -96,7 +97,7 @@ class JenattonTree(ConditionalTestFunction):
         Raises:
             ValueError: For a number of leaves that there is no such tree of.
         """
-        P = num_leaves
+        P = check_count("num_leaves", num_leaves)
         if P < 2 or (balanced and P & (P - 1)):
             kind = "a power of 2, at least 2" if balanced else "at least 2"
             raise ValueError(f"num_leaves: expected {kind} with {balanced=}, got {P}.")

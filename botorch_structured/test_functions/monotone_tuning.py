@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.decomposed import DecomposedTestFunction
 from botorch_structured.test_functions.digits_network import DigitsNetwork
 
@@ -44,8 +45,7 @@ class _Tuning(DecomposedTestFunction):
     _names: tuple[str, ...]
 
     def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
-        if seed < 0:
-            raise ValueError(f"seed: expected a number from 0, got {seed}.")
+        check_count("seed", seed, least=0)
         super().__init__(noise_std=noise_std, negate=negate)
         self.seed = seed
         self.space = SearchSpace(list(self._names), self.bounds)

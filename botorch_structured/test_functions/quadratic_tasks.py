@@ -18,6 +18,7 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_deviation
 from botorch_structured.test_functions.box import BoxTestFunction
 from botorch_structured.test_functions.task_history import TaskHistory
 
@@ -151,10 +152,13 @@ class QuadraticTasks(SyntheticTestFunction):
             dtype: The dtype of ``bounds`` and ``contexts``.
 
         Raises:
-            ValueError: For fewer than two tasks.
+            ValueError: For fewer than two tasks, a seed that is no integer from 0 on,
+                a negative ``noise_std``.
         """
-        if num_tasks < 2:
+        if check_count("num_tasks", num_tasks) < 2:
             raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
+        check_count("seed", seed, least=0)
+        check_deviation("noise_std", noise_std)
         rng = np.random.default_rng(seed)
         contexts = rng.uniform(_SMALLEST, _LARGEST, (num_tasks, 3))
         self._bounds = [(-1.0, 1.0)] * _DIM + [(0.0, float(num_tasks - 1))]

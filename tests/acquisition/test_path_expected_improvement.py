@@ -111,6 +111,9 @@ def test_batches(acqf: type[PathExpectedImprovement]) -> None:
     each = acqf(given_moments(), best_f)(X[0])
     alone = [acqf(given_moments(), best_f[i])(X[0, i : i + 1]) for i in range(5)]
     assert torch.allclose(each, torch.cat(alone))
+    for n in (1, 2):  # as many values as there are numbers would be a silent surprise
+        with pytest.raises(ValueError, match=rf"best_f: .*\({n},\), got shape \(5,\)"):
+            acqf(given_moments(), best_f)(X[0, :n])
 
 
 @pytest.mark.parametrize("acqf", BOTH)

@@ -59,6 +59,9 @@ def test_wrong_arguments() -> None:
         plot_traces({"a": []})
     with pytest.raises(ValueError, match="traces: expected a mapping .* got None"):
         plot_traces(None)
+    for text in ("bc", ["b", "c"], [["b"], ["c"]]):
+        with pytest.raises(ValueError, match=r"traces\['a'\]: expected .* outcomes"):
+            plot_traces({"a": text})
     failed = [math.nan, math.nan]
     for runs in (failed, [[1.0, 2.0], failed]):
         with pytest.raises(ValueError, match=r"traces\['a'\]: .* NaN in runs \[\d\]"):

@@ -169,6 +169,8 @@ def test_wrong_arguments(
     ):
         with pytest.raises(ValueError, match=message):
             ScikitLearnCASH(dataset)
+    with pytest.raises(ValueError, match="seed: expected an integer .*got 'a'"):
+        ScikitLearnCASH("wine", seed="a")
     with pytest.raises(ValueError, match="timeout: .* got 0"):
         ScikitLearnCASH("wine", timeout=0)
     with pytest.raises(ValueError, match="max_rows: .* got 3"):

@@ -163,6 +163,12 @@ def test_wrong_arguments_and_points() -> None:
     for leaves, balanced in ((6, True), (1, True), (1, False), (0, True)):
         with pytest.raises(ValueError, match=f"got {leaves}"):
             JenattonTree(leaves, balanced=balanced)
+    for arguments, message in (
+        ({"num_leaves": "8"}, "num_leaves: expected a positive integer, got '8'"),
+        ({"noise_std": -1.0}, "noise_std: expected no negative number, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            JenattonTree(**arguments)
     problem = JenattonTree(4)
     X = problem.starts(0)
     with pytest.raises(ValueError, match="batch_shape x 7"):

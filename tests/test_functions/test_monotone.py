@@ -277,7 +277,7 @@ def test_noise() -> None:
 
 
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="seed: expected a number from 0, got -1"):
+    with pytest.raises(ValueError, match="seed: expected an integer from 0 on, got -1"):
         ElasticNetTuning(seed=-1)
     for make in CHEAP:
         with pytest.raises(ValueError, match="negate: expected True or False, got 3"):

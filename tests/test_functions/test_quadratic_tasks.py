@@ -116,6 +116,10 @@ def test_rows_are_joined() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="at least 2, got 1"):
         QuadraticTasks(1)
+    with pytest.raises(ValueError, match="seed: expected an integer .*got 1.5"):
+        QuadraticTasks(seed=1.5)
+    with pytest.raises(ValueError, match="noise_std: .*got -1"):
+        QuadraticTasks(noise_std=-1)
     with pytest.raises(ValueError, match="0 to 29, got 30"):
         QuadraticTasks().leave_out(30)
     with pytest.raises(ValueError, match="at least 0, got -1"):

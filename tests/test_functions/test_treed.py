@@ -125,6 +125,8 @@ def test_noise_and_bounds(make: type) -> None:
     assert make(dtype=torch.float).starts(0).dtype == torch.float
     with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
         make(negate=3)
+    with pytest.raises(ValueError, match="noise_std: expected no negative .*got -1.0"):
+        make(noise_std=-1.0)
 
 
 class TestAsBoTorchTestsItsOwn(
