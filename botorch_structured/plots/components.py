@@ -14,6 +14,7 @@ from torch import Tensor
 
 from botorch_structured.plots.model_data import limits_of, training_data
 from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
+from botorch_structured.spaces import ParameterTree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,8 @@ def plot_monotone_components(
         The axes, one for each component and, if there are several, one for the sum.
 
     Raises:
-        ValueError: Components or arguments do not fit, or there is a batch.
+        ValueError: Components or arguments do not fit, there is a batch, or ``column``
+            is a decision of a tree, between whose values there is nothing.
         ImportError: Without matplotlib.
     """
     parts = _parts(model)
@@ -75,6 +77,7 @@ def plot_monotone_components(
     try:
         data = [None if _is_known(part) else training_data(part) for part in parts]
         X = next(points for points in data if points is not None)[0]
+        _check_no_decision([*parts, *others], column)
         line = _line(X, column, at, bounds, resolution, data)
         titles = _titles(parts) if names is None else list(names)
         if isinstance(names, str) or len(titles) != len(parts):
@@ -108,6 +111,19 @@ def _parts(model: Any) -> list[Any]:
 
 def _is_known(part: Any) -> bool:
     return isinstance(part, DeterministicModel)
+
+
+def _check_no_decision(parts: Sequence[Any], column: int) -> None:
+    """Raise where there is nothing between the values of a column."""
+    for part in parts:
+        tree = getattr(part, "tree", None)
+        if not isinstance(tree, ParameterTree) or column in tree.numeric_decisions:
+            continue
+        if column in tree.decision_columns:
+            raise ValueError(
+                "column: expected one that moves continuously, got the decision "
+                f"{column}, which has the values {tree.decision_values[column]}."
+            )
 
 
 def _titles(parts: Sequence[Any]) -> list[str]:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from torch import Tensor
 
-from botorch_structured.models import DecomposedGP, MonotoneGP
+from botorch_structured.models import DecomposedGP, MonotoneGP, TreeStructuredGP
 from botorch_structured.plots import plot_monotone_components
 
 
@@ -192,6 +192,11 @@ def test_wrong_arguments() -> None:
         assert len(plt.get_fignums()) == figures
     with pytest.raises(ValueError, match="without a batch shape"):
         plot_monotone_components(batch)
+    X = torch.tensor([[0, 0.1], [0, 0.9], [1, 0.3], [1, 0.6]], dtype=torch.double)
+    tree = TreeStructuredGP(X, X.sum(-1, keepdim=True), {0: {0: [1], 1: []}})
+    with pytest.raises(ValueError, match=r"column: .*decision 0, which .*\[0.0, 1.0\]"):
+        plot_monotone_components(tree)
+    assert len(plot_monotone_components(tree, column=1)) == 1
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
