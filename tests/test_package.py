@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -161,3 +162,20 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
         assert lines.count(command) == 1
     script = (ROOT / ".ci" / "run").read_text()
     assert "README.md" in script and (ROOT / ".ci" / "run").stat().st_mode & 0o100
+
+
+def test_no_warning_of_ours_passes_unnoticed() -> None:
+    """Those that point at the caller do not count as this package's: see pyproject."""
+    filters = PYPROJECT["tool"]["pytest"]["ini_options"]["filterwarnings"]
+    errors = [f.split(":")[1] for f in filters if f.startswith("error:")]
+    found = 0
+    for path in (ROOT / "botorch_structured").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn":
+                text = "".join(
+                    part.value if isinstance(part, ast.Constant) else "..."
+                    for part in getattr(node.args[0], "values", [node.args[0]])
+                )
+                assert any(e and re.match(e, text) for e in errors), (path, text)
+                found += 1
+    assert found

@@ -207,6 +207,8 @@ def fitted() -> SingleTaskGP:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:No prior that can be sampled from on mean_module")
+@pytest.mark.filterwarnings("ignore:Chains may not have converged")
 def test_a_model_at_its_bounds_is_sampled_as_any_other() -> None:
     model = fitted()
     before = {k: v.clone() for k, v in model.state_dict().items()}

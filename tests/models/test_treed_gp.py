@@ -371,6 +371,7 @@ def test_the_objective_is_that_of_the_training_outcomes() -> None:
         mll(model(X), y + 1.0, X)
 
 
+@pytest.mark.filterwarnings("ignore:Chains may not have converged")  # four draws
 def test_slice_sampling() -> None:
     model = TreedGP(*step_data(24), max_leaves=2)
     sampled = fit_slice_sampling(

@@ -13,6 +13,7 @@ from botorch.acquisition import (
     qLogNoisyExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import SingleTaskGP
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
@@ -530,9 +531,10 @@ def test_worthless_acquisition_functions_still_give_a_point(small) -> None:
     known = data(tree)[0]
     for nothing in (math.nan, -math.inf):
         acqf = Function(lambda X, nothing=nothing: X[:, 0] * 0 + nothing)
-        X, value = optimize_acqf_local_search(
-            acqf, bounds, tree, X_avoid=known, X_start=known, seed=0
-        )
+        with pytest.warns(OptimizationWarning, match="NaN or -inf"):
+            X, value = optimize_acqf_local_search(
+                acqf, bounds, tree, X_avoid=known, X_start=known, seed=0
+            )
         assert value == -math.inf
         assert len(acqf.seen) <= 3  # no better neighbour, no further iteration
         assert not (X == known).all(-1).any() and X.isfinite().all()
