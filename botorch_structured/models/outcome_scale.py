@@ -341,18 +341,29 @@ def _some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
             "output_indices: expected None under an outcome transform that is not "
             f"linear, got {outputs!r}; use subset_output."
         )
-    all_outputs: Any = posterior.distribution
-    parts = [all_outputs[..., i] for i in chosen]
-    single = parts[0]
+    joint: Any = posterior.distribution
+    shape, dim = tuple(joint.event_shape), -1
+    if not joint._interleaved:
+        shape, dim = shape[::-1], -2
+    # ``... x n x m x n x m``, or m before n: of independent outputs, only equal ones
+    # are not zero
+    dense = joint.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)
+    parts = [
+        MultivariateNormal(
+            joint.mean[..., i],
+            to_linear_operator(dense.select(dim, i).select(dim - 1, i)),
+        )
+        for i in chosen
+    ]
     normal: Any
     if len(parts) == 1:
-        normal = ScaledNormal(single.mean, single.lazy_covariance_matrix)
+        normal = ScaledNormal(parts[0].mean, parts[0].lazy_covariance_matrix)
     else:
-        joint = MultitaskMultivariateNormal.from_independent_mvns(parts)
+        some = MultitaskMultivariateNormal.from_independent_mvns(parts)
         normal = ScaledMultitaskNormal(
-            joint.mean, joint.lazy_covariance_matrix, interleaved=joint._interleaved
+            some.mean, some.lazy_covariance_matrix, interleaved=some._interleaved
         )
-    least = all_outputs.least
+    least = joint.least
     if torch.is_tensor(least) and least.shape[-1] == m:
         least = least[..., chosen]
         least = least.squeeze(-1) if len(chosen) == 1 else least
