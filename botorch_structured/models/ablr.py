@@ -65,6 +65,7 @@ from botorch_structured.models.feature_maps import TanhNetwork, as_feature_map
 from botorch_structured.models.input_transforms import in_evaluation
 from botorch_structured.models.outcome_scale import check_scale
 
+# On so many a transform shows what it does to columns.
 _SOME_ROWS = 100
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import FantasizeMixin
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.sampling.base import MCSampler
@@ -117,10 +118,10 @@ class AblrConditioning(_Base):
             kwargs: ``noise`` is ``batch_shape x q``, transformed.
 
         Raises:
-            NotImplementedError: For several outputs, which BoTorch joins to one.
+            UnsupportedError: For several outputs, which BoTorch joins to one.
         """
         if self._num_outputs > 1:
-            raise NotImplementedError(
+            raise UnsupportedError(
                 "model: expected one with one output in a ModelListGP that is "
                 f"conditioned, got {self._num_outputs}. Condition its models one by "
                 "one: model.condition_on_observations(X, Y)."

@@ -10,6 +10,7 @@ import pytest
 import torch
 from botorch.acquisition.knowledge_gradient import qMultiFidelityKnowledgeGradient
 from botorch.acquisition.utils import project_to_target_fidelity
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.sampling import SobolQMCNormalSampler
@@ -242,5 +243,5 @@ def test_a_list_cannot_condition_signals_and_says_what_can(
     kwargs = {} if outcome_transform else {"outcome_transform": None}
     model = MultiTaskABLR(X, Y, None, feature_map=network(), **kwargs)
     several = ModelListGP(model, SingleTaskGP(X, Y[:, :1])).eval()
-    with pytest.raises((ValueError, NotImplementedError), match="one by one: model.co"):
+    with pytest.raises((ValueError, UnsupportedError), match="one by one: model.co"):
         several.condition_on_observations([X] * 3, torch.rand(21, 3))
