@@ -53,6 +53,8 @@ Vector = NDArray[np.float64]
 # is what warmup is for. With the default of ``thinning``, two chains take as many
 # sweeps as BoTorch's NUTS takes iterations.
 _WARMUP, _SHORT_WARMUP = 128, 8
+# A sweep of 5,350 weights of a network took a minute.
+_MOST_VALUES = 1000
 _MAX_R_HAT = 1.05
 
 
@@ -115,7 +117,8 @@ def fit_slice_sampling(
 
     Raises:
         ValueError: What is not an exact GP with data; a model with several outputs or a
-            batch dimension, without priors to sample, with a density that is not finite
+            batch dimension, without priors to sample, with more than 1,000 values that
+            have them (the weights of a network), with a density that is not finite
             where it stands; arguments out of range; or a ``start_from`` of other
             parameters.
         UnsupportedError: An outcome transform under which a Gaussian does not stay one,
@@ -167,6 +170,14 @@ class _Task:
         self.mll = _own_copy(mll_or_model)
         self.seed = seed
         self.coordinates = PriorCoordinates(self.mll.model)
+        if len(self.coordinates) > _MOST_VALUES:
+            raise ValueError(
+                f"mll_or_model: expected at most {_MOST_VALUES} values with priors, "
+                "which are sampled one after the other, got "
+                f"{len(self.coordinates)} in a {type(self.mll.model).__name__}: use "
+                "fit_gpytorch_mll, or a model with fewer, such as MultiTaskABLR with "
+                "RandomFourierFeatures."
+            )
         self.previous = _previous(start_from, self.coordinates)
         # what cannot be a result, such as for its outcome transform, is said now
         self.result(self.coordinates.read_values()[None])

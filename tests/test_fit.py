@@ -45,7 +45,7 @@ from torch import Tensor
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
 from botorch_structured.inference.slice_sampling import SliceSampler
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import ConditionalGP, MultiTaskABLR, TreeStructuredGP
 from botorch_structured.models.hyperparameter_density import ModelDensity
 from botorch_structured.models.prior_coordinates import PriorCoordinates
 from botorch_structured.models.sampled import SampledGP
@@ -729,3 +729,10 @@ def test_several_objectives_share_one_acquisition() -> None:
         prune_baseline=True,
     )
     assert acqf(X[:6].reshape(3, 2, 2)).shape == (3,)
+
+
+def test_a_network_is_not_sampled_weight_by_weight() -> None:
+    X = torch.rand(8, 2, dtype=torch.float64)
+    model = MultiTaskABLR(X, X.sum(-1, keepdim=True), None)
+    with pytest.raises(ValueError, match="mll_or_model: expected at most 1000 values"):
+        fit_slice_sampling(model)

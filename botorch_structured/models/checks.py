@@ -130,7 +130,8 @@ def check_training_data(
         check_tensor(name, values)
         if values.dtype not in _DTYPES:
             raise DataError(
-                f"{name}: expected torch.float64 or torch.float32, got {values.dtype}."
+                f"{name}: expected torch.float64 or torch.float32, got {values.dtype}; "
+                "convert it with .double()."
             )
         if values.dtype != train_X.dtype:
             raise DataError(
@@ -475,7 +476,8 @@ def check_tensor(name: str, values: object, dtype: torch.dtype | None = None) ->
         raise DataError(f"{name}: expected a dense tensor with values, got {kind}.")
     if dtype is not None and values.dtype != dtype:
         raise DataError(
-            f"{name}: expected {dtype}, the dtype of the model, got {values.dtype}."
+            f"{name}: expected {dtype}, the dtype of the model, got {values.dtype}; "
+            f"convert it with .to({dtype})."
         )
 
 

@@ -11,6 +11,7 @@ __all__ = ["ParameterTree"]
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,12 +94,14 @@ class ParameterTree(TreeStructure):
         """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
 
         Raises:
-            ValueError: ``x`` is None, or a tree over another number of columns.
+            ValueError: ``x`` is neither, or a tree over another number of columns.
         """
-        if x is None:
+        if not isinstance(x, (ParameterTree, Mapping)):
+            hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
             raise ValueError(
                 "hierarchical_dependencies: expected a ParameterTree or {column: "
-                "{value: [columns]}}, with {} for a space without decisions, got None."
+                "{value: [columns]}}, with {} for a space without decisions, got "
+                f"{None if x is None else type(x).__name__}{hint}."
             )
         if not isinstance(x, ParameterTree):
             return cls(dim, x)

@@ -21,6 +21,7 @@ from botorch_structured.spaces import (
     In,
     Inactive,
     ParameterTree,
+    SearchSpace,
     lookup,
 )
 
@@ -441,3 +442,9 @@ def test_nan_means_nothing_where_inactive_and_is_refused_in_decisions(numeric) -
         with pytest.raises(ValueError, match="column 1: expected a number.*nan"):
             call(bad)
     assert not tree.is_declared(bad).any()
+
+
+def test_a_space_is_not_its_tree() -> None:
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]))
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*space.tree"):
+        ParameterTree.from_any(space, 1)
