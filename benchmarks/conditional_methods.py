@@ -45,16 +45,16 @@ from torch import Tensor
 from benchmarks.harness import Method, StatefulMethod
 from benchmarks.methods import random
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
-from botorch_structured.kernels.hyperparameter import LogInterval
-from botorch_structured.kernels.standard_deviations import register_amplitude_prior
+from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models import ConditionalGP
-from botorch_structured.models.default_noise import (
+from botorch_structured.models.sampled.chains import Chains, ChainsWarning
+from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
+    register_amplitude_prior,
     set_noise_floor,
 )
-from botorch_structured.models.prior_coordinates import PriorCoordinates
-from botorch_structured.models.sampled import SampledGP
 from botorch_structured.optim import optimize_acqf_local_search
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.transforms import ClipTail, Impute

@@ -27,24 +27,24 @@ from gpytorch.mlls import (
 from gpytorch.models import ExactGP
 from numpy.typing import NDArray
 
-from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
-from botorch_structured.inference.slice_sampling import Target
-from botorch_structured.inference.surroundings import (
-    few_threads,
-    progress_bar,
-    quiet,
-    seeded,
-)
-from botorch_structured.models.hyperparameter_chains import (
+from botorch_structured.models.sampled.chains import (
+    Chains,
+    ChainsWarning,
     models_at,
     run_chains,
     starting_points,
     write_inside,
 )
-from botorch_structured.models.hyperparameter_density import ModelDensity
-from botorch_structured.models.prior_coordinates import PriorCoordinates
-from botorch_structured.models.sampled import SampledGP
-from botorch_structured.models.stationary_density import StationaryDensity
+from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
+from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.sampled.slice_sampling import Target
+from botorch_structured.models.surroundings import (
+    few_threads,
+    progress_bar,
+    quiet,
+    seeded,
+)
 
 Vector = NDArray[np.float64]
 

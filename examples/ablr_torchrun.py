@@ -21,7 +21,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models import MultiTaskABLR
-from botorch_structured.models.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.feature_maps import TanhNetwork
 
 NUM_TASKS, DIM = 5, 3
 

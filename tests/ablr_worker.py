@@ -17,10 +17,12 @@ import torch.distributed as dist
 from ablr_problems import Problem, make_problem
 from torch import Tensor
 
-from botorch_structured.inference.ablr_evidence import summed_log_evidence
-from botorch_structured.inference.ablr_posterior import weight_posterior
 from botorch_structured.models import MultiTaskABLR
-from botorch_structured.models.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.regressions import (
+    summed_log_evidence,
+    weight_posterior,
+)
 
 COUNTS = [40, 0, 3, 7, 25, 8, 6]
 

@@ -29,7 +29,7 @@ from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.sampled import SampledGP
+from botorch_structured.models.sampled.sampled_gp import SampledGP
 
 S, N, D = 4, 14, 3
 DEPENDENCIES = {0: {0.0: [1], 1.0: [2]}}

@@ -43,12 +43,12 @@ from scipy import stats
 from torch import Tensor
 
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.inference.chain_diagnostics import Chains, ChainsWarning
-from botorch_structured.inference.slice_sampling import SliceSampler
 from botorch_structured.models import ConditionalGP, MultiTaskABLR, TreeStructuredGP
-from botorch_structured.models.hyperparameter_density import ModelDensity
-from botorch_structured.models.prior_coordinates import PriorCoordinates
-from botorch_structured.models.sampled import SampledGP
+from botorch_structured.models.sampled.chains import Chains, ChainsWarning
+from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.density import ModelDensity
+from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.sampled.slice_sampling import SliceSampler
 
 SHORT = {"num_samples": 4, "warmup": 4, "thinning": 2, "num_chains": 2}
 

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 import botorch_structured
 from botorch_structured import __main__ as command
 from botorch_structured.demo.log import EvaluationLog
-from botorch_structured.test_functions.killable import CallTimeout, KillableWorker
+from botorch_structured.test_functions.cash import CallTimeout, KillableWorker
 
 OPTIONS = ["--dataset", "iris", "--budget", "2", "--seed", "3"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.models.treed.treed_gp import TreedGP
 
 PUBLISHED: dict[str, Any] = {
     "split_criterion": "variance",

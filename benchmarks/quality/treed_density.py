@@ -30,7 +30,7 @@ from botorch.models.transforms import Normalize
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from numpy.typing import NDArray
 
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.models.treed.treed_gp import TreedGP
 
 Array = NDArray[np.float64]
 

@@ -26,12 +26,12 @@ from scipy.special import erfcx
 from torch import Tensor
 
 from benchmarks.speed import report
-from botorch_structured.inference.ep_sites import site_system
-from botorch_structured.inference.expectation_propagation import (
+from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.monotone.expectation_propagation import (
     EPResult,
     expectation_propagation,
 )
-from botorch_structured.kernels.derivative_stationary import StationaryDerivatives
+from botorch_structured.models.monotone.sites import site_system
 
 TOLERANCE = 1e-6
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from benchmarks.speed import report
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.inference.chain_diagnostics import effective_sample_size
+from botorch_structured.models.sampled.chains import effective_sample_size
 
 _NOISE_FLOOR = 1e-4  # the peer's
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed import report
-from botorch_structured.inference.cart import TreeNode
-from botorch_structured.kernels.stationary import CORRELATIONS, squared_distance
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.linalg.correlations import CORRELATIONS, squared_distance
+from botorch_structured.models.treed.tree import TreeNode
+from botorch_structured.models.treed.treed_gp import TreedGP
 
 _MATERN = CORRELATIONS[0]
 _GROWTH, _SLACK = 1.25, 4

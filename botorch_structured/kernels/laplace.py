@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from botorch_structured.kernels.batch import BatchKernel
+from botorch_structured.linalg.batch_kernel import BatchKernel
 
 
 class LaplaceKernel(BatchKernel):

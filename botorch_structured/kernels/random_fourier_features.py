@@ -24,7 +24,7 @@ from gpytorch import Module
 from gpytorch.priors import LogNormalPrior, Prior
 from torch import Tensor
 
-from botorch_structured.kernels.hyperparameter import LogInterval
+from botorch_structured.linalg.hyperparameter import LogInterval
 
 # Of the first, in turn: where fits start.
 _STARTS = (1.0, 3.0, 0.3, 10.0, 0.1)

@@ -27,10 +27,10 @@ __all__ = [
     "TreedGP",
 ]
 
-from botorch_structured.models.ablr import MultiTaskABLR
-from botorch_structured.models.conditional_gp import ConditionalGP
-from botorch_structured.models.decomposed_gp import DecomposedGP
-from botorch_structured.models.monotone_gp import MonotoneGP
-from botorch_structured.models.sampled import SampledGP
-from botorch_structured.models.tree_structured_gp import TreeStructuredGP
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.models.ablr.multi_task_ablr import MultiTaskABLR
+from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
+from botorch_structured.models.monotone.monotone_gp import MonotoneGP
+from botorch_structured.models.sampled.sampled_gp import SampledGP
+from botorch_structured.models.tree.conditional_gp import ConditionalGP
+from botorch_structured.models.tree.tree_structured_gp import TreeStructuredGP
+from botorch_structured.models.treed.treed_gp import TreedGP

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from botorch_structured.optim.grids import Grid
-from botorch_structured.optim.known import is_known
-from botorch_structured.optim.problem import Problem
+from botorch_structured.optim.problem import Grid, Problem, is_known
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 __all__ = [
-    "MAX_PATHS",
     "Feasible",
+    "Grid",
+    "MAX_PATHS",
     "Problem",
     "check_acquisition",
     "check_points",
+    "is_known",
     "make_problem",
 ]
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +23,6 @@ import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.grids import Grid
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import (
     check_booleans,
@@ -32,6 +34,76 @@ from botorch_structured.spaces.arguments import (
 )
 from botorch_structured.spaces.columns import slack
 
+# ----------------------------------------------------------------------
+# Columns that take only some values: integers, and the values of a categorical.
+
+# Other values of a categorical that one step of a local search looks at, at most.
+_MAX_ALTERNATIVES = 64
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values a discrete column may take, as positions 0, 1, 2, ...
+
+    Args:
+        values: The admissible values, ascending; ``None`` for all integers.
+        ordered: Whether neighbouring positions are alike (integers), so that a search
+            steps along them, or not (categoricals), so that it tries them all.
+    """
+
+    values: tuple[float, ...] | None = None
+    ordered: bool = True
+
+    def _table(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.values, dtype=like.dtype, device=like.device)
+
+    def position(self, X: Tensor) -> Tensor:
+        """The position of the nearest admissible value."""
+        if self.values is None:
+            return X.round()
+        table = self._table(X)
+        if len(table) == 1:
+            return torch.zeros_like(X)
+        right = torch.searchsorted(table, X.contiguous()).clamp(1, len(table) - 1)
+        left = right - 1
+        nearer = X - table[left] <= table[right] - X
+        return torch.where(nearer, left, right).to(X)
+
+    def value(self, position: Tensor) -> Tensor:
+        """The admissible value at a position."""
+        if self.values is None:
+            return position
+        return self._table(position)[position.long()]
+
+    def snap(self, X: Tensor) -> Tensor:
+        """The nearest admissible value."""
+        return self.value(self.position(X))
+
+    def inside(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and last admissible value in ``[lower, upper]``.
+
+        The first is above the last where there is none.
+        """
+        if self.values is None:
+            return lower.ceil(), upper.floor()
+        table = torch.tensor(
+            [-math.inf, *self.values, math.inf], dtype=lower.dtype, device=lower.device
+        )
+        first = torch.searchsorted(table, lower.contiguous())
+        last = torch.searchsorted(table, upper.contiguous(), right=True) - 1
+        return table[first], table[last]
+
+    def steps(self, span: float) -> list[int]:
+        """How far a local search moves from a position, along ``span`` positions."""
+        widest = int(span)
+        if not self.ordered:
+            widest = min(widest, _MAX_ALTERNATIVES)
+            return [s for k in range(1, widest + 1) for s in (-k, k)]
+        powers = [1 << k for k in range(widest.bit_length())]
+        return [s for power in powers if power <= widest for s in (-power, power)]
+
+
+# ----------------------------------------------------------------------
 # All paths are searched up to this number of them.
 MAX_PATHS = 1024
 
@@ -472,3 +544,63 @@ def _with_outcomes(
     return ParameterTree(
         tree.dim, conditions=tree.conditions, values={**strict, **extended}
     )
+
+
+# ----------------------------------------------------------------------
+# Tell points that are known already from new ones.
+
+# Closer than this, in widths of the bounds, two points are the same to any model.
+_SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
+_MAX_NUMBERS = 1 << 24
+
+
+def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
+    """Which candidates equal a known point on the columns that are active.
+
+    Or, in the columns that move continuously, are nearer than ``min_distance``.
+
+    Args:
+        problem: The tree and the bounds.
+        X: ``n x d`` candidates, inactive columns at the fill value.
+        known: ``m x d`` points, likewise.
+
+    Returns:
+        ``n`` booleans.
+    """
+    found = torch.zeros(len(X), dtype=torch.bool, device=X.device)
+    if not len(X) or not len(known):
+        return found
+    width = problem.bounds[1] - problem.bounds[0]
+    slack = _SAME.get(X.dtype, 1e-5) * width
+    if problem.min_distance:
+        near = problem.min_distance * width
+        near[list(problem.grids)] = 0.0  # neighbours on a grid are other points
+        slack = torch.maximum(slack, near)
+    # Equal points have equal projections on a line: sorted, few are left to compare.
+    weight = torch.linspace(1.0, 2.0, X.shape[-1], dtype=X.dtype, device=X.device).sin()
+    weight = weight / torch.where(width > 0, width, 1.0)
+    line, order = (known @ weight).sort()
+    at = X @ weight
+    size = (X.abs() @ weight.abs()).max() + (known.abs() @ weight.abs()).max()
+    reach = slack @ weight + 64 * torch.finfo(X.dtype).eps * size
+    first = torch.searchsorted(line, at - reach)
+    last = torch.searchsorted(line, at + reach, right=True)
+    count = (last - first).clamp_min(0)
+    keys, known_keys = problem.tree.path_key(X), problem.tree.path_key(known)
+    piece = max(1, _MAX_NUMBERS // X.shape[-1])
+    rows = (count > 0).nonzero().squeeze(-1)
+    # As many rows at a time as have at most that many pairs, but at least one.
+    group = (count[rows].cumsum(0) - 1).div(piece, rounding_mode="floor")
+    for g in group.unique():
+        part = rows[group == g]
+        row = part.repeat_interleave(count[part])
+        start = count[part].cumsum(0) - count[part]
+        step = torch.arange(len(row), device=X.device)
+        step = step - start.repeat_interleave(count[part])
+        other = order[first[row] + step]
+        # On the same path the same columns are active: the fill values agree, too.
+        same = keys[row] == known_keys[other]
+        row, other = row[same], other[same]
+        same = ((X[row] - known[other]).abs() <= slack).all(-1)
+        found[row[same]] = True
+    return found

@@ -18,21 +18,21 @@ from torch import Tensor
 
 from botorch_structured.optim.domain import Domain, make_domain
 from botorch_structured.optim.evaluation import Evaluator
-from botorch_structured.optim.known import is_known
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
     check_acquisition,
+    is_known,
     make_problem,
 )
-from botorch_structured.optim.proposals import (
+from botorch_structured.optim.raw import all_candidates, raw_candidates
+from botorch_structured.optim.search import (
+    Settings,
     boxes_to_search,
     greedily,
     make_generator,
     nothing_left,
 )
-from botorch_structured.optim.raw import all_candidates, raw_candidates
-from botorch_structured.optim.search import Settings
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
 

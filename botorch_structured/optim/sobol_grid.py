@@ -30,7 +30,7 @@ from botorch_structured.optim.problem import (
     check_points,
     make_problem,
 )
-from botorch_structured.optim.proposals import (
+from botorch_structured.optim.search import (
     good_points,
     greedily,
     make_generator,

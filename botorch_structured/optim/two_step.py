@@ -19,15 +19,16 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     make_problem,
 )
-from botorch_structured.optim.proposals import (
+from botorch_structured.optim.search import (
+    Found,
     boxes_to_search,
     good_points,
     greedily,
     make_generator,
     make_settings,
     nothing_left,
+    search,
 )
-from botorch_structured.optim.search import Found, search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
 

@@ -12,8 +12,16 @@ import torch
 from botorch.models.deterministic import DeterministicModel
 from torch import Tensor
 
-from botorch_structured.plots.model_data import limits_of, training_data
-from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
+from botorch_structured.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    RED,
+    limits_of,
+    new_axes,
+    tidy,
+    training_data,
+)
 from botorch_structured.spaces import ParameterTree
 
 if TYPE_CHECKING:

@@ -13,8 +13,15 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 
-from botorch_structured.plots.model_data import check_points
-from botorch_structured.plots.style import BLUE, GREY, INK, PALE, RED, new_axes
+from botorch_structured.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    RED,
+    check_points,
+    new_axes,
+)
 from botorch_structured.plots.tree import _labels, _names
 from botorch_structured.spaces import ParameterTree, SearchSpace
 

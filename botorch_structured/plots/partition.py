@@ -10,8 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.plots.model_data import limits_of, training_data
-from botorch_structured.plots.style import BLUE, GREY, INK, RED, new_axes, tidy
+from botorch_structured.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    RED,
+    limits_of,
+    new_axes,
+    tidy,
+    training_data,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

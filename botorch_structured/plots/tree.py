@@ -2,18 +2,358 @@
 
 from __future__ import annotations
 
-__all__ = ["plot_tree"]
+__all__ = [
+    "Drawing",
+    "Node",
+    "PathData",
+    "layout",
+    "plot_tree",
+]
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from botorch_structured.plots.tree_drawing import Drawing, PathData
-from botorch_structured.plots.tree_layout import layout
+from botorch_structured.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    PALE,
+    RED,
+    check_points,
+    new_axes,
+)
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
+# ----------------------------------------------------------------------
+# A parameter tree as a drawing: nodes in rows and columns, before any ink.
+#
+# The decisions of a tree may be a forest, and be switched on by combinations of others.
+# Along one path, though, they are met in an order, so that the paths make a trie: each
+# inner node is the next decision that all its paths make, each leaf is one path.
+
+
+@dataclass
+class Node:
+    """What is known after some decisions.
+
+    Args:
+        outcome: How the last decision was made, as ``(decision column, value or
+            interval)``; None at the root.
+        paths: The numbers of the paths that go through here.
+        columns: The columns that became active here and decide nothing.
+        decision: The column decided next; None at a leaf.
+        depth: The number of decisions made.
+        row: Its place from the top: that of the path at a leaf, else the middle of its
+            children.
+    """
+
+    outcome: tuple[int, float | tuple[float, float]] | None
+    paths: list[int]
+    columns: list[int]
+    decision: int | None = None
+    depth: int = 0
+    row: float = 0.0
+    children: list[Node] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, from the top."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def layout(tree: ParameterTree) -> Node:
+    """The root of the drawing; each leaf has exactly one path."""
+    paths = list(tree.paths)
+    decisions = set(tree.decision_columns)
+    rows = iter(range(len(paths)))
+
+    def grow(
+        outcome: tuple[int, float | tuple[float, float]] | None,
+        members: list[int],
+        made: frozenset[int],
+        shown: frozenset[int],
+        depth: int,
+    ) -> Node:
+        here = [paths[i] for i in members]
+        active = set.intersection(*(set(path.active_columns) for path in here))
+        node = Node(outcome, members, sorted(active - decisions - shown), depth=depth)
+        open_decisions = set.intersection(*(set(p.decisions) for p in here)) - made
+        if not open_decisions:
+            node.row = next(rows)
+            return node
+        node.decision = decision = min(open_decisions)
+        for value in tree.decision_values[decision]:
+            through = [i for i in members if paths[i].decisions[decision] == value]
+            if through:
+                child = grow(
+                    (decision, value),
+                    through,
+                    made | {decision},
+                    shown | set(node.columns),
+                    depth + 1,
+                )
+                node.children.append(child)
+        node.row = (node.children[0].row + node.children[-1].row) / 2
+        return node
+
+    return grow(None, list(range(len(paths))), frozenset(), frozenset(), 0)
+
+
+# ----------------------------------------------------------------------
+# The ink of `plot_tree`.
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Inches, for text of 9 points; smaller axes shrink all of it, the text included.
+_FONT = 9.0
+_ROW, _EDGE, _PAD, _MARGIN = 0.36, 0.5, 0.07, 0.15
+_BAR = 1.0  # the longest bar of the counts
+_LINE = 34  # characters, from which on the columns of a leaf take two lines
+
+
+class PathData:
+    """Counts and best values by path."""
+
+    def __init__(
+        self, tree: ParameterTree, X: Tensor, Y: Tensor | None, minimize: bool
+    ) -> None:
+        check_points(X, tree.dim)
+        index = tree.path_index(X).tolist()
+        self.counts = [index.count(i) for i in range(tree.num_paths)]
+        self.elsewhere = sum(i >= tree.num_paths for i in index)
+        self.best: list[float] | None = None
+        self.winner: int | None = None
+        if Y is None:
+            return
+        if not isinstance(Y, Tensor) or Y.numel() != len(X):
+            got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else f"{Y!r:.60}"
+            raise ValueError(
+                f"Y: expected one outcome for each of the {len(X)} points, got {got}."
+            )
+        values = Y.detach().double().reshape(-1).cpu() * (1 if minimize else -1)
+        lowest = [math.inf] * tree.num_paths
+        for i, value in zip(index, values.tolist(), strict=True):
+            if i < tree.num_paths and not math.isnan(value):
+                lowest[i] = min(lowest[i], value)
+        if min(lowest) < math.inf:
+            self.winner = lowest.index(min(lowest))
+        self.best = [value if minimize else -value for value in lowest]
+
+
+class Drawing:
+    """Where everything goes, in inches from the upper left corner, and then the ink."""
+
+    def __init__(
+        self,
+        root: Node,
+        names: Sequence[str],
+        labels: Mapping[tuple[int, Any], str],
+        data: PathData | None,
+        value_format: str,
+    ) -> None:
+        self.root, self.names, self.labels = root, names, labels
+        self.data, self.value_format = data, value_format
+        self.nodes = list(root.walk())
+
+    def outcome(self, node: Node) -> str:
+        return "" if node.outcome is None else self.labels[node.outcome]
+
+    def beside(self, node: Node) -> str:
+        """The columns of a node; ``svm:C`` is just ``C`` beside the outcome ``svm``."""
+        prefix = f"{self.outcome(node)}:"
+        text = ", ".join(self.names[c].removeprefix(prefix) for c in node.columns)
+        if len(text) <= _LINE or node.children:
+            return text
+        return "\n".join(textwrap.wrap(text, max(_LINE, len(text) // 2 + 12)))
+
+    def place(self) -> None:
+        """``self.left[depth]`` of the boxes and the right ends."""
+        deepest = max(node.depth for node in self.nodes)
+        self.left = [_MARGIN]
+        self.end: dict[int, float] = {}
+        for depth in range(deepest + 1):
+            right = self.left[depth]
+            for node in self.nodes:
+                if node.depth != depth:
+                    continue
+                self.end[id(node)] = self.left[depth] + self.width_of(node)
+                if node.children:
+                    right = max(right, self.end[id(node)])
+            self.left.append(right + _EDGE)
+        self.tree_width = max(self.end.values()) + _MARGIN
+        leaves = 1 + max(round(node.row) for node in self.nodes)
+        self.table = 0.0
+        if self.data is not None:
+            self.table = _BAR + 0.35 + (0.8 if self.data.best is not None else 0.0)
+        self.size = (
+            self.tree_width + self.table + _MARGIN,
+            (leaves + (0.9 if self.data else 0.0)) * _ROW + 0.1,
+        )
+
+    def box_width(self, node: Node) -> float:
+        outcome = self.outcome(node)
+        return _text_width(outcome) + 2 * _PAD if outcome else 0.0
+
+    def width_of(self, node: Node) -> float:
+        parts = [self.box_width(node)]
+        if node.decision is not None:
+            parts.append(_text_width(self.names[node.decision], bold=True) + _PAD)
+        if node.columns and not node.children:
+            parts.append(_text_width(self.beside(node)) + _PAD)
+        below = _text_width(self.beside(node)) if node.children else 0.0
+        return max(sum(parts) + _PAD * len(parts), self.box_width(node) + below + _PAD)
+
+    def draw(self, ax: Axes | None) -> Axes:
+        self.ax = new_axes(ax, 1, 1)  # first: what follows needs matplotlib too
+        self.place()
+        self.scale = self.fit() if ax is not None else self.resize()
+        width, height = self.size
+        top = -1.4 * _ROW if self.data else -0.5 * _ROW
+        self.ax.set_xlim(0, width)
+        self.ax.set_ylim(top + height, top)
+        self.ax.axis("off")
+        winner = None if self.data is None else self.data.winner
+        for node in self.nodes:
+            for child in node.children:
+                self.draw_edge(node, child, winner in child.paths)
+            self.draw_node(node, winner in node.paths)
+        if self.data is not None:
+            self.draw_table(self.data)
+        return self.ax
+
+    def fit(self) -> float:
+        """How much smaller everything has to be in axes of a given size."""
+        figure = self.ax.figure.figure
+        figure.draw_without_rendering()  # only now a layout engine gives them room
+        inches = figure.dpi_scale_trans.inverted()
+        room = self.ax.get_window_extent().transformed(inches)
+        return min(1.0, room.width / self.size[0], room.height / self.size[1])
+
+    def resize(self) -> float:
+        """Make the new figure just large enough."""
+        self.ax.figure.figure.set_size_inches(self.size[0] + 0.1, self.size[1] + 0.1)
+        return 1.0
+
+    def draw_edge(self, node: Node, child: Node, marked: bool) -> None:
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path as Curve
+
+        x0, y0 = self.end[id(node)], node.row * _ROW
+        x1, y1 = self.left[child.depth], child.row * _ROW
+        middle = (x0 + x1) / 2
+        curve = Curve(
+            [(x0, y0), (middle, y0), (middle, y1), (x1, y1)],
+            [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
+        )
+        self.ax.add_patch(
+            PathPatch(
+                curve,
+                fill=False,
+                edgecolor=RED if marked else "#b6bec9",
+                linewidth=(1.8 if marked else 1.1) * self.scale,
+                zorder=2 if marked else 1,
+            )
+        )
+
+    def draw_node(self, node: Node, marked: bool) -> None:
+        from matplotlib.patches import FancyBboxPatch
+
+        x, y = self.left[node.depth], node.row * _ROW
+        if node.outcome is not None:
+            width = self.box_width(node)
+            self.ax.add_patch(
+                FancyBboxPatch(
+                    (x, y - 0.11),
+                    width,
+                    0.22,
+                    boxstyle="round,pad=0,rounding_size=0.06",
+                    facecolor=RED if marked else PALE,
+                    edgecolor="none",
+                    zorder=3,
+                )
+            )
+            colour = "white" if marked else INK
+            self.text(x + _PAD, y, self.outcome(node), color=colour)
+            x += width + _PAD
+        if node.decision is not None:
+            self.text(x, y, self.names[node.decision], weight="bold", color=BLUE)
+            y += 0.17
+        self.text(x, y, self.beside(node), color=GREY)
+
+    def draw_table(self, data: PathData) -> None:
+        from matplotlib.patches import Rectangle
+
+        x, most = self.tree_width, max(1, *data.counts)
+        right = x + _BAR + 1.1
+        self.text(x, -0.85 * _ROW, "evaluations", color=GREY)
+        if data.best is not None:
+            self.text(right, -0.85 * _ROW, "best", color=GREY, ha="right")
+        for node in self.nodes:
+            if node.children:
+                continue
+            (path,), y = node.paths, node.row * _ROW
+            colour = RED if path == data.winner else BLUE
+            length = _BAR * data.counts[path] / most
+            self.ax.add_patch(
+                Rectangle((x, y - 0.08), length, 0.16, facecolor=colour, alpha=0.85)
+            )
+            self.text(x + length + 0.06, y, str(data.counts[path]), color=INK)
+            if data.best is not None:
+                value = data.best[path]
+                text = format(value, self.value_format) if data.counts[path] else "–"
+                self.text(
+                    right,
+                    y,
+                    "failed" if data.counts[path] and math.isinf(value) else text,
+                    ha="right",
+                    color=RED if path == data.winner else INK,
+                    weight="bold" if path == data.winner else "normal",
+                )
+        if data.elsewhere:
+            self.ax.annotate(
+                f"{data.elsewhere} more at undeclared values",
+                (1, 0),
+                xycoords="axes fraction",
+                ha="right",
+                fontsize=(_FONT - 1) * self.scale,
+                color=GREY,
+            )
+
+    def text(self, x: float, y: float, text: str, **style: Any) -> None:
+        if text:
+            self.ax.text(
+                x,
+                y,
+                text,
+                fontsize=_FONT * self.scale,
+                va="center" if "\n" in text else "center_baseline",
+                linespacing=1.1,
+                zorder=4,
+                clip_on=False,
+                **style,
+            )
+
+
+def _text_width(text: str, bold: bool = False) -> float:
+    """In inches."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    if not text:
+        return 0.0
+    font = FontProperties(weight="bold" if bold else "normal")
+    lines = [TextPath((0, 0), one, _FONT, font) for one in text.split("\n")]
+    return max(line.get_extents().width for line in lines) / 72
+
+
+# ----------------------------------------------------------------------
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 

@@ -7,23 +7,448 @@ unless asked for: see `decomposition` (counting) and `lookup` (the work on tenso
 
 from __future__ import annotations
 
-__all__ = ["ParameterTree"]
+__all__ = [
+    "HierarchicalDependencies",
+    "ParameterTree",
+    "Path",
+    "Paths",
+    "TreeStructure",
+    "check_acyclic",
+    "normalise_conditions",
+    "normalise_values",
+]
 
 import copy
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_count
-from botorch_structured.spaces.declaration import HierarchicalDependencies
-from botorch_structured.spaces.lookup import Lookup
-from botorch_structured.spaces.paths import Path
-from botorch_structured.spaces.tree_structure import TreeStructure
+from botorch_structured.spaces.arguments import check_column, check_count, check_number
+from botorch_structured.spaces.conditions import (
+    And,
+    Atom,
+    Between,
+    Condition,
+    Equals,
+    In,
+    Or,
+)
+from botorch_structured.spaces.decomposition import (
+    Decomposition,
+    Expr,
+    all_of,
+    any_of,
+    atom,
+    evaluate,
+)
+from botorch_structured.spaces.drawing import draw
+from botorch_structured.spaces.lookup import Lookup, Outcomes, cut_intervals
 
+# ----------------------------------------------------------------------
+# Reading and checking what a parameter tree is declared by.
+
+# {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
+HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
+
+
+def _check_mapping(value: object, what: str, form: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what}: expected {form}, got {value!r}.")
+
+
+def normalise_conditions(
+    dim: int,
+    hierarchical_dependencies: HierarchicalDependencies | None,
+    conditions: Mapping[int, Condition] | None,
+) -> tuple[dict[int, Condition], dict[int, set[float]]]:
+    """One condition for every conditional column, and the values the dictionary names.
+
+    Returns:
+        ``{child: condition}`` with children ascending, and ``{parent: values}``.
+    """
+    name = "hierarchical_dependencies"
+    under: dict[int, dict[int, list[float]]] = {}  # child -> parent -> values
+    named: dict[int, set[float]] = {}
+    dependencies = hierarchical_dependencies
+    if dependencies is None:
+        dependencies = {}
+    _check_mapping(dependencies, name, "{parent: {value: [children]}}")
+    for parent, branches in dependencies.items():
+        parent = check_column(name, parent, dim)
+        _check_mapping(branches, f"{name}[{parent}]", "{value: [children]}")
+        if not branches:
+            raise ValueError(
+                f"{name}[{parent}]: expected at least one value (a value without "
+                "children is written {value: []}), got {}."
+            )
+        for value, children in branches.items():
+            number = check_number(f"{name}[{parent}]", value)
+            named.setdefault(parent, set()).add(number)
+            where = f"{name}[{parent}][{value}]"
+            if isinstance(children, str) or not isinstance(children, Iterable):
+                raise ValueError(
+                    f"{where}: expected a list of columns, got {children!r}."
+                )
+            columns = [check_column(where, c, dim) for c in children]
+            if len(set(columns)) < len(columns):
+                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
+            for child in columns:
+                under.setdefault(child, {}).setdefault(parent, []).append(number)
+    parts: dict[int, list[Condition]] = {
+        child: [In(parent, values) for parent, values in parents.items()]
+        for child, parents in under.items()
+    }
+    given = {} if conditions is None else conditions
+    _check_mapping(given, "conditions", "{child: condition}")
+    for child, condition in given.items():
+        child = check_column("conditions", child, dim)
+        if not isinstance(condition, Condition):
+            raise ValueError(
+                f"conditions[{child}]: expected Equals, In, Between or a combination "
+                f"of them by & and |, got {condition!r}."
+            )
+        for parent in sorted(condition.columns()):
+            check_column(f"conditions[{child}]", parent, dim)
+        parts.setdefault(child, []).append(condition)
+    normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
+    return dict(sorted(normal.items())), named
+
+
+def normalise_values(
+    dim: int, values: Mapping[int, Sequence[float]] | None
+) -> dict[int, tuple[float, ...]]:
+    """``{decision: all its values}``, both ascending."""
+    given = {} if values is None else values
+    _check_mapping(given, "values", "{decision: [all its values]}")
+    normal = {}
+    for col, listed in given.items():
+        col = check_column("values", col, dim)
+        if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
+            raise ValueError(
+                f"values[{col}]: expected a list of values, got {listed!r}."
+            )
+        numbers = sorted(check_number(f"values[{col}]", v) for v in listed)
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"values[{col}]: expected distinct values, at least one, got {numbers}."
+            )
+        normal[col] = tuple(numbers)
+    return dict(sorted(normal.items()))
+
+
+def check_acyclic(conditions: Mapping[int, Condition]) -> None:
+    """Raise a ValueError that prints the cycle if columns wait for each other."""
+    above = {c: sorted(condition.columns()) for c, condition in conditions.items()}
+    done: set[int] = set()
+    for start in above:
+        # Depth first with an explicit stack; `trail` is the chain being followed.
+        trail: list[int] = []
+        stack = [(start, False)]
+        while stack:
+            col, leaving = stack.pop()
+            if leaving:
+                done.add(trail.pop())
+            elif col in trail:
+                cycle = [*trail[trail.index(col) :], col]
+                chain = " -> ".join(map(str, reversed(cycle)))
+                raise ValueError(
+                    "hierarchical_dependencies, conditions: expected no cycle, got "
+                    f"columns that wait for each other: {chain}."
+                )
+            elif col not in done:
+                trail.append(col)
+                stack.append((col, True))
+                stack.extend((parent, False) for parent in above.get(col, ()))
+
+
+# ----------------------------------------------------------------------
+# Paths of a parameter tree: one joint setting of its active decisions each.
+
+
+@dataclass(frozen=True)
+class Path:
+    """One joint setting of the active decisions.
+
+    Args:
+        decisions: Active decision column -> its value, or its ``(lo, hi)`` interval
+            (closed at both ends) where the decision is numeric.
+        active_columns: The active columns, ascending; active decisions among them.
+    """
+
+    decisions: dict[int, float | tuple[float, float]] = field(hash=False)
+    active_columns: tuple[int, ...]
+
+    @property
+    def active(self) -> Tensor:
+        """The active columns as a LongTensor."""
+        return torch.tensor(self.active_columns, dtype=torch.long)
+
+    @property
+    def fixed_features(self) -> dict[int, float]:
+        """The decision columns that have one value on this path, with that value."""
+        return {c: v for c, v in self.decisions.items() if not isinstance(v, tuple)}
+
+    @property
+    def intervals(self) -> dict[int, tuple[float, float]]:
+        """The numeric decision columns with the interval they move in on this path."""
+        return {c: v for c, v in self.decisions.items() if isinstance(v, tuple)}
+
+    @property
+    def free_columns(self) -> list[int]:
+        """The active columns that this path does not fix to one value."""
+        fixed = self.fixed_features
+        return [c for c in self.active_columns if c not in fixed]
+
+
+class Paths(Sequence[Path]):
+    """All declared paths of a tree, each one built when it is asked for."""
+
+    def __init__(self, num_paths: int, build: Callable[[int], Path]) -> None:
+        self._num_paths = num_paths
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._num_paths
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Path]: ...
+    def __getitem__(self, index: int | slice) -> Path | list[Path]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._num_paths))]
+        number = int(index)
+        if not -self._num_paths <= number < self._num_paths:
+            raise IndexError(
+                f"path: expected a number below {self._num_paths}, got {number} "
+                "(numbers from there on stand for undeclared values: use path_of)."
+            )
+        return self._build(number % self._num_paths)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self._build(i) for i in range(self._num_paths))
+
+    def __repr__(self) -> str:
+        return f"<{self._num_paths} paths>"
+
+
+# ----------------------------------------------------------------------
+# What a parameter tree consists of: outcomes, conditions, paths and their counts.
+
+if TYPE_CHECKING:
+    from botorch_structured.spaces.search_space import SearchSpace
+
+
+class TreeStructure:
+    """The part of `ParameterTree` that needs no points; see there."""
+
+    def __init__(
+        self,
+        dim: int,
+        hierarchical_dependencies: HierarchicalDependencies | None = None,
+        conditions: Mapping[int, Condition] | None = None,
+        values: Mapping[int, Sequence[float]] | None = None,
+    ) -> None:
+        self.dim = dim = check_count("dim", dim)
+        # The space that says what columns hold; see `ParameterTree.of_space`.
+        self.space: SearchSpace | None = None
+        self.conditions, named = normalise_conditions(
+            dim, hierarchical_dependencies, conditions
+        )
+        self._values = normalise_values(dim, values)
+        check_acyclic(self.conditions)
+        self._outcomes = self._collect_outcomes(named)
+        position = {o.col: k for k, o in enumerate(self._outcomes)}
+
+        def symbolic(condition: Condition) -> Expr:
+            if isinstance(condition, And):
+                return all_of(symbolic(part) for part in condition.parts)
+            if isinstance(condition, Or):
+                return any_of(symbolic(part) for part in condition.parts)
+            assert isinstance(condition, Atom)
+            k = position[condition.col]
+            return atom(k, self._outcomes[k].mask(condition))
+
+        self._exprs: list[Expr] = [
+            symbolic(self.conditions[c]) if c in self.conditions else True
+            for c in range(dim)
+        ]
+
+    def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
+        atoms: dict[int, list[Atom]] = {c: [] for c in named}
+        for condition in self.conditions.values():
+            for a in condition.atoms():
+                atoms.setdefault(a.col, []).append(a)
+        outcomes = []
+        for col in sorted({*atoms, *self._values}):
+            here = atoms.get(col, [])
+            points = set(named.get(col, ()))
+            for a in here:
+                if isinstance(a, Equals):
+                    points.add(a.value)
+                elif isinstance(a, In):
+                    points.update(a.values)
+            declared = self._values.get(col)
+            if declared is not None:
+                missing = sorted(points - set(declared))
+                if missing:
+                    raise ValueError(
+                        f"values[{col}]: expected all values of column {col}, those "
+                        f"its conditions name included, got {list(declared)} without "
+                        f"{missing}."
+                    )
+                outcomes.append(Outcomes.of_values(col, declared, strict=True))
+            elif any(isinstance(a, Between) for a in here):
+                cuts = cut_intervals([*here, *(Equals(col, v) for v in points)])
+                outcomes.append(Outcomes.of_intervals(col, cuts))
+            else:
+                outcomes.append(Outcomes.of_values(col, sorted(points)))
+        return outcomes
+
+    @cached_property
+    def decision_columns(self) -> list[int]:
+        """The columns that conditions refer to (or whose values are declared)."""
+        return [o.col for o in self._outcomes]
+
+    @cached_property
+    def numeric_decisions(self) -> list[int]:
+        """The decision columns whose outcomes are intervals."""
+        return [o.col for o in self._outcomes if o.numeric]
+
+    @cached_property
+    def decision_values(self) -> dict[int, list[Any]]:
+        """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
+        return {o.col: list(o.values) for o in self._outcomes}
+
+    @cached_property
+    def edge_offsets(self) -> list[int]:
+        """Where the edges of every decision start; see `num_edges`."""
+        sizes = [len(o) for o in self._outcomes]
+        return [sum(sizes[:k]) for k in range(len(sizes))]
+
+    @cached_property
+    def num_edges(self) -> int:
+        """The number of edges, one per decision and declared outcome.
+
+        Outcome ``code`` of the ``k``-th decision has the number
+        ``edge_offsets[k] + code``.
+        """
+        return sum(len(o) for o in self._outcomes)
+
+    @cached_property
+    def leaf_edges(self) -> Tensor:
+        """``num_edges`` booleans: whether that outcome switches on no decision."""
+        leaf = torch.ones(self.num_edges, dtype=torch.bool)
+        for col in self.decision_columns:
+            if col not in self.conditions:
+                continue
+            for a in self.conditions[col].atoms():
+                k = self.decision_columns.index(a.col)
+                mask = self._outcomes[k].mask(a)
+                for code in range(len(self._outcomes[k])):
+                    if mask >> code + 1 & 1:
+                        leaf[self.edge_offsets[k] + code] = False
+        return leaf
+
+    @cached_property
+    def _decomposition(self) -> Decomposition:
+        return Decomposition(
+            [len(o) for o in self._outcomes],
+            [self._exprs[o.col] for o in self._outcomes],
+        )
+
+    @cached_property
+    def num_paths(self) -> int:
+        """The number of paths over declared outcomes."""
+        return self._decomposition.num_paths
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The declared paths in the order of `path_index`, built when asked for."""
+        return Paths(
+            self.num_paths, lambda i: self._path(self._decomposition.unrank(i))
+        )
+
+    @cached_property
+    def _path_counts(self) -> list[int]:
+        """On how many declared paths every column is active."""
+        counts: dict[Expr, int] = {}
+        for expr in self._exprs:
+            if expr not in counts:
+                counts[expr] = self._decomposition.count_where(expr)
+        return [counts[expr] for expr in self._exprs]
+
+    def _is_free(self, col: int) -> bool:
+        return col not in self.decision_columns or col in self.numeric_decisions
+
+    @cached_property
+    def own_columns(self) -> list[int]:
+        """The columns, other than decisions by value, that are active on one path."""
+        counts = self._path_counts
+        return [c for c in range(self.dim) if counts[c] == 1 and self._is_free(c)]
+
+    @cached_property
+    def shared_columns(self) -> list[int]:
+        """The columns, other than decisions by value, active on more than one path."""
+        counts = self._path_counts
+        return [c for c in range(self.dim) if counts[c] > 1 and self._is_free(c)]
+
+    def leaf_columns(self, path: Path | int) -> list[int]:
+        """The columns that are active on this path and on no other.
+
+        Args:
+            path: One of `paths`, or its number.
+        """
+        if not isinstance(path, Path):
+            path = self.paths[path]
+        own = set(self.own_columns)
+        return [c for c in path.active_columns if c in own]
+
+    def _path(self, codes: dict[int, int], odd: Mapping[int, float] = {}) -> Path:  # noqa: B006  # never written to
+        """The path of these outcomes; ``odd``: decisions at undeclared values."""
+        decisions: dict[int, Any] = {
+            self._outcomes[k].col: odd.get(k)
+            if k in odd
+            else self._outcomes[k].values[code]
+            for k, code in sorted(codes.items())
+        }
+        truth: dict[Expr, bool] = {}
+        for expr in self._exprs:
+            if expr not in truth:
+                truth[expr] = evaluate(expr, codes)
+        active = tuple(c for c, expr in enumerate(self._exprs) if truth[expr])
+        return Path(decisions, active)
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (self.dim, tuple(self._outcomes), tuple(self._exprs))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TreeStructure):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What can be computed again is: tables live on devices, nodes are many.
+        keep = ("dim", "conditions", "_values", "_outcomes", "_exprs", "space")
+        return {k: self.__dict__[k] for k in keep}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TreeStructure:
+        return self  # nothing about it changes
+
+    def __repr__(self) -> str:
+        return draw(self.dim, self.num_paths, self.conditions, self.decision_values)
+
+
+# ----------------------------------------------------------------------
 if TYPE_CHECKING:
     from botorch_structured.spaces.search_space import SearchSpace
 

@@ -12,7 +12,7 @@ __all__ = ["MonotoneMixture1D"]
 import torch
 from torch import Tensor
 
-from botorch_structured.test_functions.decomposed import DecomposedTestFunction
+from botorch_structured.test_functions.box import DecomposedTestFunction
 
 _CENTRES = (0.5351, 0.3412, 0.3061, 0.3325)
 _WIDTH = 0.05

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
-from botorch_structured.test_functions.decomposed import DecomposedTestFunction
+from botorch_structured.test_functions.box import DecomposedTestFunction
 from botorch_structured.test_functions.digits_network import DigitsNetwork
 
 _NO_L1 = 1e-8  # changes errors by less than 1e-7

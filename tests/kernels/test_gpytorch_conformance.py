@@ -12,17 +12,17 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
-from botorch_structured.inference.ep_sites import GaussianSites
 from botorch_structured.kernels import (
     ConditionalKernel,
     LaplaceKernel,
     MondrianKernel,
     TreeStructuredKernel,
 )
-from botorch_structured.kernels.derivative_sites import (
+from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
 )
+from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.spaces import Between, ParameterTree
 
 # GPyTorch's data are standard normal: about half of them are on each path.

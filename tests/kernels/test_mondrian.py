@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
-from botorch_structured.kernels.mondrian import MondrianKernel
-from botorch_structured.kernels.mondrian_partition import MondrianPartition
+from botorch_structured.kernels.mondrian import MondrianKernel, MondrianPartition
 from botorch_structured.models import ConditionalGP
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.spaces import ParameterTree
 
 DTYPE = torch.float64
@@ -276,7 +275,7 @@ class TestKernel:
         X = points(20, 2, low=-1.0)
         whole = dense(kernel, X)
         monkeypatch.setattr("botorch_structured.kernels.mondrian._CHUNK", 999)
-        monkeypatch.setattr("botorch_structured.kernels.mondrian_partition._CHUNK", 99)
+        monkeypatch.setattr("botorch_structured.kernels.mondrian._CHUNK", 99)
         assert torch.equal(dense(kernel, X), whole)
 
 

@@ -95,7 +95,7 @@ def test_jenattons_two_steps() -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore::botorch_structured.inference.chain_diagnostics.ChainsWarning"
+    "ignore::botorch_structured.models.sampled.chains.ChainsWarning"
 )
 def test_levesques_kernel_priors_and_search() -> None:
     """Sections III-B and V: nothing but the default, sampled, one step, EI."""

@@ -25,7 +25,7 @@ from botorch_structured.models import (
     TreedGP,
     TreeStructuredGP,
 )
-from botorch_structured.models.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.feature_maps import TanhNetwork
 from botorch_structured.transforms import ClipTail
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_structured.optim.bfgs import maximize_in_unit_box
+from botorch_structured.optim.refine import maximize_in_unit_box
 
 
 def objective(function):  # noqa: ANN001, ANN201

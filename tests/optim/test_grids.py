@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from botorch_structured.optim.grids import Grid
+from botorch_structured.optim.problem import Grid
 
 
 def test_integers() -> None:

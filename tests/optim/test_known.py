@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from botorch_structured.optim.known import is_known
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.problem import is_known, make_problem
 from botorch_structured.spaces import ParameterTree
 
 

@@ -28,10 +28,8 @@ from botorch_structured.optim import (
 )
 from botorch_structured.optim.domain import make_domain
 from botorch_structured.optim.evaluation import Evaluator
-from botorch_structured.optim.known import is_known
-from botorch_structured.optim.local_search import climb
-from botorch_structured.optim.neighbours import Neighbourhood
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.local_search import Neighbourhood, climb
+from botorch_structured.optim.problem import is_known, make_problem
 from botorch_structured.spaces import Between, ParameterTree
 
 INTEGERS = [3]

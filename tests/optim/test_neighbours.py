@@ -9,7 +9,7 @@ from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.optim.domain import Domain, make_domain
-from botorch_structured.optim.neighbours import Neighbourhood
+from botorch_structured.optim.local_search import Neighbourhood
 from botorch_structured.optim.problem import Problem, make_problem
 from botorch_structured.spaces import Between, Equals, ParameterTree
 

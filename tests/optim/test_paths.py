@@ -22,8 +22,7 @@ from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.known import is_known
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.problem import is_known, make_problem
 from botorch_structured.spaces import Between, Equals, ParameterTree
 
 INTEGERS = [3]

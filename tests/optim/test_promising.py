@@ -15,7 +15,7 @@ from torch import Tensor
 
 from botorch_structured.models import SampledGP
 from botorch_structured.optim.problem import Problem, make_problem
-from botorch_structured.optim.promising import promising_points
+from botorch_structured.optim.search import promising_points
 from botorch_structured.spaces import ParameterTree
 
 X = torch.tensor(

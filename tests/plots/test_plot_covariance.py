@@ -10,9 +10,9 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from botorch_structured.kernels.conditional import ConditionalKernel
 from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.kernels.mondrian import MondrianKernel
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.plots import plot_covariance
 from botorch_structured.spaces import Between, ParameterTree
 from botorch_structured.test_functions import JenattonTree

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PathCollection, QuadMesh
 from torch import Tensor
 
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.models.treed.treed_gp import TreedGP
 from botorch_structured.plots import plot_partition
 
 

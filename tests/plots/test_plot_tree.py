@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from botorch_structured.plots import plot_tree
-from botorch_structured.plots.tree_layout import layout
+from botorch_structured.plots.tree import layout
 from botorch_structured.spaces import Between, Equals, ParameterTree
 from botorch_structured.test_functions import JenattonTree
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.inference.ablr_evidence import summed_log_evidence
-from botorch_structured.inference.ablr_posterior import (
+from botorch_structured.models.ablr.regressions import (
     WeightPosterior,
+    summed_log_evidence,
     update_weights,
     weight_posterior,
 )

@@ -17,7 +17,7 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Normalize
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from botorch_structured.models.treed_gp import TreedGP
+from botorch_structured.models.treed.treed_gp import TreedGP
 
 PUBLISHED: dict[str, Any] = {
     "split_criterion": "variance",

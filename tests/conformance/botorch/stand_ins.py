@@ -23,7 +23,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.spaces import Between, ParameterTree
-from botorch_structured.spaces.outcomes import Outcomes, cut_intervals
+from botorch_structured.spaces.lookup import Outcomes, cut_intervals
 
 
 class _StandIn:

@@ -1,1 +1,0 @@
-"""Evidence and predictions; nothing here knows of kernels or models."""

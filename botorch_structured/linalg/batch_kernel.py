@@ -1,0 +1,86 @@
+"""Parts of the batch of a kernel, whatever the kernel is made of."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BatchKernel",
+    "take_batch",
+]
+
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor, nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class BatchKernel(Kernel):
+    """A kernel whose batch can be indexed and expanded.
+
+    ``kernel(X)[i]`` asks for it. GPyTorch's own way takes every parameter *and every
+    buffer* of a kernel to lead with the batch shape, where ``active_dims`` and tables
+    do not, and looks into no module that is not a kernel.
+    """
+
+    def __getitem__(self, index: Any) -> Kernel:
+        """The kernels of a part of the batch; their parameters are copies."""
+        if not self.batch_shape:
+            return self
+        # where there are more indices than dimensions of this batch, the IndexError
+        # makes GPyTorch expand the kernel to the batch of the inputs first
+        return self._take(_elements(self.batch_shape)[index])
+
+    def expand_batch(self, *sizes: Any) -> Kernel:
+        """The kernel with another batch shape, which its own broadcasts to."""
+        given = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+        shape = torch.Size(given)
+        if shape == self.batch_shape:
+            return self
+        return self._take(_elements(self.batch_shape).expand(shape))
+
+    def _take(self, where: Tensor) -> Kernel:
+        """The kernels of elements of the flattened batch, of any shape."""
+        return take_batch(self, self.batch_shape, where)
+
+
+def take_batch(module: ModuleT, batch_shape: torch.Size, where: Tensor) -> ModuleT:
+    """A copy of a kernel with the parameters of some elements of its batch.
+
+    Args:
+        module: A kernel, GPyTorch's or of this package.
+        batch_shape: What the batch shapes of all its parts broadcast to.
+        where: Elements of the flattened ``batch_shape``, ``new_shape``.
+
+    Returns:
+        One with batch shape ``new_shape``.
+    """
+    taken = deepcopy(module)
+    for part, old in zip(taken.modules(), module.modules(), strict=True):
+        is_kernel = isinstance(part, Kernel)
+        # a distribution (each prior is one) has a batch shape that cannot be set
+        if not (is_kernel or "batch_shape" in vars(part)):
+            continue
+        shape: Any = old.batch_shape
+        values: list[Tensor] = [*part.parameters(recurse=False)]
+        for name, buffer in part.named_buffers(recurse=False):
+            if shape and name != "active_dims" and _leads(buffer, shape):
+                values.append(buffer)
+        for value in values:
+            own = len(shape) if _leads(value, shape) else 0
+            rest = value.shape[own:]
+            full = value.data.expand(*batch_shape, *rest).reshape(-1, *rest)
+            value.data = full[where.to(value.device)]
+        setattr(part, "_batch_shape" if is_kernel else "batch_shape", where.shape)
+    return taken
+
+
+def _leads(value: Tensor, batch_shape: torch.Size) -> bool:
+    return value.shape[: len(batch_shape)] == batch_shape
+
+
+def _elements(shape: torch.Size) -> Tensor:
+    """The number of each element of a batch, ``shape``."""
+    return torch.arange(shape.numel()).reshape(shape)

@@ -1,0 +1,278 @@
+r"""Feature maps for Bayesian linear regression: what turns ``d`` inputs into ``D``.
+
+Which when: the default, ``TanhNetwork``, learns a representation and is what transfers
+from many tasks; ``RandomFourierFeatures`` learns one bandwidth, and is faster and safer
+with few evaluations; ``MondrianKernel(...).features`` is for inputs whose axes matter.
+Any other ``torch.nn.Module`` from ``n x d`` to ``n x D`` will do.
+
+References:
+
+.. [Perrone2017multiple]
+    V. Perrone, R. Jenatton, M. Seeger and C. Archambeau. Multiple Adaptive Bayesian
+    Linear Regression for Scalable Bayesian Optimization with Warm Start.
+    arXiv:1712.02902, 2017.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "KernelFeatures",
+    "TanhNetwork",
+    "as_feature_map",
+]
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gpytorch import Module
+from gpytorch.kernels import Kernel
+from gpytorch.priors import NormalPrior
+from torch import Tensor, nn
+
+# Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the start: a
+# network in which inputs on [-1, 1] use the bent part of tanh, so that functions drawn
+# from the prior look like those of a GP with a lengthscale of about a third of the box.
+_WEIGHT_SCALE = 1.5
+_BIAS_SCALE = 0.7
+
+
+class TanhNetwork(Module):
+    r"""The network of [Perrone2017multiple]_, section 2.2: layers of tanh units.
+
+    .. math:: \phi_z(x) = \tanh(Z_L \ldots \tanh(Z_2 \tanh(Z_1 x + b_1) + b_2) \ldots)
+
+    *Inputs* are first mapped to [-1, 1], columnwise from ``bounds``.
+
+    *Prior.* The paper maximises the evidence over 5,300 weights and nothing else. With
+    five evaluations that interpolates them, and is sure of everything between. Here
+    each weight has a Gaussian prior around the value it *started* from, as wide as
+    ``prior_scale`` times what it was drawn from: without data the model is linear
+    regression on random features, a reasonable GP; every evaluation moves it from
+    there, and thousands of them outweigh the prior. ``prior_scale=None`` is the paper.
+
+    The state dict holds the weights, those they started from, and the bounds.
+
+    *As published* the network has weights only and sees its inputs as they are:
+    ``TanhNetwork(d, prior_scale=None, bias=False, bounds=torch.tensor([[-1.0] * d,
+    [1.0] * d]))``.
+
+    Args:
+        dim: The number d of inputs.
+        widths: Units of each layer; the last is the number D of features.
+        bounds: ``2 x d``: what is mapped to [-1, 1]; default: the unit cube.
+        prior_scale: See above, positive; None for no prior.
+        seed: The weights to start from, without a side effect on the global generator.
+        bias: Whether layers have the biases b_1, b_2, ...
+
+    Raises:
+        ValueError: If a number is out of range or ``bounds`` are not.
+    """
+
+    weight_scale: float = _WEIGHT_SCALE
+    bias_scale: float = _BIAS_SCALE
+
+    def __init__(
+        self,
+        dim: int,
+        widths: Sequence[int] = (50, 50, 50),
+        bounds: Tensor | None = None,
+        prior_scale: float | None = 1.0,
+        seed: int = 0,
+        bias: bool = True,
+    ) -> None:
+        if dim < 1:
+            raise ValueError(f"dim: expected at least one input, got {dim}.")
+        if not widths or min(widths) < 1:
+            raise ValueError(
+                f"widths: expected at least one layer of at least one unit, got "
+                f"{list(widths)}."
+            )
+        if prior_scale is not None and not (
+            math.isfinite(prior_scale) and prior_scale > 0
+        ):
+            raise ValueError(
+                f"prior_scale: expected a positive number or None, got {prior_scale}."
+            )
+        super().__init__()
+        if bounds is None:
+            bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+        if bounds.shape != (2, dim) or not (bounds[0] < bounds[1]).all():
+            raise ValueError(
+                f"bounds: expected ``2 x {dim}``, low < high, got {bounds.tolist()}."
+            )
+        bounds = bounds.detach().double()
+        self.register_buffer("center", bounds.mean(0))
+        self.register_buffer("half_range", (bounds[1] - bounds[0]) / 2.0)
+        self.dim = dim
+        self.prior_scale = prior_scale
+        fans = [dim, *widths]
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.zeros(b, a, dtype=torch.float64))
+            for a, b in zip(fans[:-1], fans[1:], strict=True)
+        )
+        self.biases = nn.ParameterList(
+            nn.Parameter(torch.zeros(b, dtype=torch.float64)) for b in fans[1:] if bias
+        )
+        if prior_scale is not None:
+            for kind, parameters in self._groups():
+                for i, values in enumerate(parameters):
+                    prior = NormalPrior(
+                        torch.zeros_like(values.detach()),
+                        torch.full_like(values.detach(), self._scale(values)),
+                    )
+                    entry = _Entry(kind, i)
+                    self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
+        self.seed = seed
+        self.restart()
+
+    def _groups(self) -> tuple[tuple[str, nn.ParameterList], ...]:
+        return (("weights", self.weights), ("biases", self.biases))
+
+    def _scale(self, values: Tensor) -> float:
+        drawn_from = (
+            self.weight_scale / math.sqrt(values.shape[-1])
+            if values.ndim == 2
+            else self.bias_scale
+        )
+        return (self.prior_scale or 1.0) * drawn_from
+
+    def restart(self, number: int = 0) -> None:
+        """Draw the weights anew, and center their prior there.
+
+        Args:
+            number: Which start; the seed is that of the constructor plus this.
+        """
+        self.number = number
+        drawn = self._drawn()
+        with torch.no_grad():
+            for kind, parameters in self._groups():
+                for i, values in enumerate(parameters):
+                    values.copy_(drawn[kind][i])
+                    if self.prior_scale is not None:
+                        prior = getattr(self, f"{kind}_prior_{i}")
+                        prior.loc = values.detach().clone()
+
+    def has_started(self) -> bool:
+        """Whether the weights are others than those that were drawn."""
+        drawn = self._drawn()
+        return not all(
+            torch.equal(values, drawn[kind][i].to(values))
+            for kind, parameters in self._groups()
+            for i, values in enumerate(parameters)
+        )
+
+    def _drawn(self) -> dict[str, list[Tensor]]:
+        """The same for a seed whatever dtype and device."""
+        generator = torch.Generator().manual_seed(self.seed + self.number)
+        drawn: dict[str, list[Tensor]] = {}
+        for kind, parameters in self._groups():
+            drawn[kind] = []
+            for values in parameters:
+                fan = values.shape[-1] if values.ndim == 2 else 1
+                scale = self.weight_scale if values.ndim == 2 else self.bias_scale
+                normal = torch.randn(
+                    values.shape, generator=generator, dtype=torch.float64
+                )
+                drawn[kind].append(normal * scale / math.sqrt(fan))
+        return drawn
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The features.
+
+        Args:
+            X: ``batch_shape x n x d``.
+
+        Returns:
+            ``batch_shape x n x D``.
+        """
+        values = (X - self.center) / self.half_range
+        biases = self.biases if len(self.biases) else [None] * len(self.weights)
+        for weight, bias in zip(self.weights, biases, strict=True):
+            values = torch.tanh(nn.functional.linear(values, weight, bias))
+        return values
+
+
+class _Entry:
+    """A parameter of a list by its place: closures of priors that can be pickled."""
+
+    def __init__(self, kind: str, place: int) -> None:
+        self.kind, self.place = kind, place
+
+    def __call__(self, module: TanhNetwork) -> Tensor:
+        return getattr(module, self.kind)[self.place]
+
+    def set(self, module: TanhNetwork, value: Tensor) -> None:
+        with torch.no_grad():
+            self(module).copy_(torch.as_tensor(value).expand_as(self(module)))
+
+
+class KernelFeatures(Module):
+    """A method of a kernel that gives explicit features, as a module.
+
+    Args:
+        kernel: Such as a ``MondrianKernel``.
+        method: The method's name.
+    """
+
+    def __init__(self, kernel: nn.Module, method: str = "features") -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.method = method
+
+    def forward(self, X: Tensor) -> Tensor:
+        """The features of ``batch_shape x n x d`` inputs, ``batch_shape x n x D``."""
+        return getattr(self.kernel, self.method)(X)
+
+
+def as_feature_map(
+    feature_map: nn.Module | Callable[[Tensor], Tensor] | None,
+    covar_module: nn.Module | None,
+    default: Callable[[], nn.Module],
+) -> nn.Module:
+    """The one feature map that a user means by two arguments.
+
+    Args:
+        feature_map: A module, a bound method of one, or None.
+        covar_module: A kernel with a method ``features``, or None.
+        default: Makes the feature map where both are None.
+
+    Raises:
+        ValueError: For anything else, or for both.
+    """
+    if covar_module is not None:
+        if feature_map is not None:
+            raise ValueError(
+                "covar_module: expected None beside feature_map, which is what "
+                f"determines the covariance; got {type(covar_module).__name__}."
+            )
+        if not callable(getattr(covar_module, "features", None)):
+            raise ValueError(
+                "covar_module: expected a kernel with explicit features, such as "
+                f"MondrianKernel, got {type(covar_module).__name__}: inference is "
+                "linear in the number of rows because the covariance is "
+                "phi(x)' phi(x') / beta. RandomFourierFeatures approximates an "
+                "RBF kernel."
+            )
+        return KernelFeatures(covar_module)
+    if feature_map is None:
+        return default()
+    owner: Any = getattr(feature_map, "__self__", None)
+    if not isinstance(feature_map, nn.Module) and isinstance(owner, nn.Module):
+        return KernelFeatures(owner, feature_map.__name__)
+    if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
+        raise ValueError(
+            "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "
+            "bound method of one, such as MondrianKernel(...).features, will do), got "
+            f"{type(feature_map).__name__}."
+        )
+    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    for module in feature_map.modules():
+        if isinstance(module, kinds):
+            raise ValueError(
+                "feature_map: expected features that are a function of the row, got a "
+                f"{type(module).__name__} layer, whose output depends on the other "
+                "rows or on chance."
+            )
+    return feature_map

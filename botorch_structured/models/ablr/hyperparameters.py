@@ -1,0 +1,228 @@
+"""Noise and weight precisions of many tasks, which have something in common.
+
+A precision estimated from three evaluations is worth little, and a task without any has
+none. The logarithms of a hyperparameter over all tasks are therefore exchangeable: they
+scatter around a level that is unknown and estimated with them. Tasks with many rows
+have the values that their rows say; those with few are drawn to the level.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ExchangeableLogNormalPrior",
+    "TaskLikelihood",
+    "WeightPrecision",
+]
+
+import math
+from typing import Any
+
+import torch
+from gpytorch import Module
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import HadamardGaussianLikelihood
+from gpytorch.priors import Prior
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+from torch.distributions import constraints
+
+from botorch_structured.linalg.hyperparameter import LogInterval
+from botorch_structured.models.ablr.tasks import TaskColumn
+
+# Noise variance in units of the outcomes' variance: level, standard deviations of its
+# logarithm and of the tasks' around it. Objectives range from exact to mostly noise.
+_NOISE_LEVEL, _NOISE_SPREAD = 1e-3, 2.5
+# Where fits start: from little noise the first steps bend features until they explain
+# outcomes that they cannot, and stay there.
+_FIRST_NOISE = 0.3
+_WEIGHT_SPREAD = 1.0
+_TASK_SPREAD = 1.0
+_NOISE_BOUNDS = (1e-9, 1e1)
+# of the prior variance of an outcome, relative to that of the outcomes
+_AMPLITUDE_BOUNDS = (1e-6, 1e6)
+
+
+class ExchangeableLogNormalPrior(Prior):
+    r"""Positive values whose logarithms scatter around a level that is not known.
+
+    .. math:: \log v_t = \mu + \tau \epsilon_t, \quad \mu \sim N(\mu_0, s^2)
+
+    with :math:`\mu` integrated out. Like ``log_gaussian_prior`` it is a density of the
+    logarithm: MAP estimates are where that has its mode.
+
+    Args:
+        level: exp(mu_0), positive.
+        spread: s, positive.
+        task_spread: tau, positive.
+    """
+
+    arg_constraints = {
+        "loc": constraints.real,
+        "spread": constraints.positive,
+        "task_spread": constraints.positive,
+    }
+    support = constraints.positive
+
+    def __init__(self, level: float, spread: float, task_spread: float) -> None:
+        if min(level, spread, task_spread) <= 0:
+            raise ValueError(
+                "Expected positive level, spread and task_spread, got "
+                f"{level}, {spread} and {task_spread}."
+            )
+        super().__init__(validate_args=False)
+        self.register_buffer("loc", torch.tensor(math.log(level)))
+        self.register_buffer("spread", torch.tensor(spread))
+        self.register_buffer("task_spread", torch.tensor(task_spread))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of ``... x T`` values, ``...``."""
+        deviation = value.log() - self.loc.to(value)
+        count = value.shape[-1]
+        own, common = self.task_spread.to(value) ** 2, self.spread.to(value) ** 2
+        total = own + count * common
+        explained = common * deviation.sum(-1).square() / total
+        quadratic = (deviation.square().sum(-1) - explained) / own
+        log_det = (count - 1) * own.log() + total.log()
+        return -0.5 * (quadratic + log_det + count * math.log(2.0 * math.pi))
+
+    def most_probable(self, others: Tensor) -> Tensor:
+        """The mode of one more value, on the scale of logarithms, given others."""
+        deviation = others.log() - self.loc.to(others)
+        own, common = self.task_spread.to(others) ** 2, self.spread.to(others) ** 2
+        total = own + others.shape[-1] * common
+        return (self.loc.to(others) + common * deviation.sum(-1) / total).exp()
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        """Values with the level and the tasks' deviations drawn anew."""
+        like = self.loc
+        level = torch.randn(*sample_shape[:-1], 1, dtype=like.dtype, device=like.device)
+        own = torch.randn(*sample_shape, dtype=like.dtype, device=like.device)
+        return (self.loc + self.spread * level + self.task_spread * own).exp()
+
+    def expand(
+        self, batch_shape: torch.Size, _instance: Any = None
+    ) -> ExchangeableLogNormalPrior:
+        """A prior whose samples have this shape: what BoTorch's retries ask for."""
+        return _Shaped(self, torch.Size(batch_shape))
+
+
+class _Shaped(ExchangeableLogNormalPrior):
+    def __init__(self, prior: ExchangeableLogNormalPrior, shape: torch.Size) -> None:
+        Prior.__init__(self, validate_args=False)
+        for name in ("loc", "spread", "task_spread"):
+            self.register_buffer(name, getattr(prior, name))
+        self._shape = shape
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        return super().rsample(sample_shape + self._shape)
+
+
+class WeightPrecision(Module):
+    """The precisions beta_t of the weights' prior, one for each task.
+
+    Args:
+        num_tasks: The number T of tasks.
+        level: Where they start: the precision under which a function has the variance
+            of the outcomes.
+        prior: Whether they have an exchangeable prior, around that level.
+    """
+
+    def __init__(self, num_tasks: int, level: float, prior: bool = True) -> None:
+        super().__init__()
+        start = torch.full((num_tasks,), math.log(level), dtype=torch.float64)
+        self.register_parameter("raw_value", torch.nn.Parameter(start))
+        low, high = (level * bound for bound in _AMPLITUDE_BOUNDS)
+        self.register_constraint("raw_value", LogInterval(low, high))
+        if prior:
+            self.register_prior(
+                "value_prior",
+                ExchangeableLogNormalPrior(level, _WEIGHT_SPREAD, _TASK_SPREAD),
+                _get_value,
+                _set_value,
+            )
+
+    @property
+    def value(self) -> Tensor:
+        """The positive precisions, ``T``."""
+        return self.raw_value_constraint.transform(self.raw_value)
+
+    @value.setter
+    def value(self, value: float | Tensor) -> None:
+        _set_value(self, value)
+
+
+def _get_value(module: WeightPrecision) -> Tensor:
+    return module.value
+
+
+def _set_value(module: WeightPrecision, value: float | Tensor) -> None:
+    raw = module.raw_value
+    low, high = module.raw_value_constraint
+    value = torch.as_tensor(value).to(raw).clamp(low.to(raw), high.to(raw))
+    module.initialize(raw_value=value.log().expand_as(raw))
+
+
+class TaskLikelihood(HadamardGaussianLikelihood):
+    """Gaussian noise with a variance 1 / alpha_t for each task or signal.
+
+    BoTorch's ``MultiTaskGP`` has GPyTorch's likelihood of this kind; this one knows
+    task values that are not 0, 1, ..., signals, and the noise of tasks with few rows.
+
+    Args:
+        num_tasks: The number T of tasks or signals.
+        tasks: The task column; None for signals.
+        prior: Whether the variances have an exchangeable prior.
+    """
+
+    def __init__(
+        self, num_tasks: int, tasks: TaskColumn | None, prior: bool = True
+    ) -> None:
+        super().__init__(
+            num_tasks=num_tasks,
+            noise_prior=ExchangeableLogNormalPrior(
+                _NOISE_LEVEL, _NOISE_SPREAD, _TASK_SPREAD
+            )
+            if prior
+            else None,
+            noise_constraint=LogInterval(*_NOISE_BOUNDS, initial_value=_FIRST_NOISE),
+            task_feature_index=None if tasks is None else tasks.column,
+        )
+        self.tasks = tasks
+
+    def _shaped_noise_covar(
+        self, base_shape: torch.Size, *params: Any, **kwargs: Any
+    ) -> DiagLinearOperator:
+        if kwargs.get("noise") is not None:
+            return DiagLinearOperator(kwargs["noise"].expand(base_shape))
+        noise = self.noise
+        if self.tasks is None:
+            each = noise.unsqueeze(-1) if self.num_tasks > 1 else noise
+            return DiagLinearOperator(each.expand(base_shape))
+        if not params:
+            raise ValueError(
+                "Expected the inputs, whose task column says which noise a row has: "
+                "likelihood(distribution, X)."
+            )
+        X = params[0] if torch.is_tensor(params[0]) else params[0][0]
+        index = self.tasks.index(X[..., self.tasks.column])
+        return DiagLinearOperator(noise[index].expand(base_shape))
+
+    def marginal(
+        self, function_dist: MultivariateNormal, *params: Any, **kwargs: Any
+    ) -> MultivariateNormal:
+        """The distribution of outcomes.
+
+        Args:
+            function_dist: Of function values.
+            params: The inputs, with their task column. The prior of the training rows
+                knows its own.
+            kwargs: ``noise``: variances to be used instead.
+        """
+        with_noise = getattr(function_dist, "with_noise", None)
+        if with_noise is not None:
+            return with_noise()
+        if not params and hasattr(function_dist, "rows"):
+            params = (function_dist.rows,)
+        noise = self._shaped_noise_covar(function_dist.mean.shape, *params, **kwargs)
+        covariance = function_dist.lazy_covariance_matrix + noise
+        return function_dist.__class__(function_dist.mean, covariance)

@@ -1,0 +1,190 @@
+"""Sums over the processes of a ``torch.distributed`` group.
+
+Each process holds a part of the rows. All of them call the same functions in the same
+order, and leave with the same numbers, bit for bit, so that optimisers that run in each
+process take the same steps.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ProcessGroup",
+    "Processes",
+]
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+class Processes:
+    """The processes that share the rows, or this one alone.
+
+    Args:
+        group: A process group (gloo or nccl), or None for this process alone.
+
+    Attributes:
+        size: Number of processes.
+        rank: Number of this one among them.
+
+    Raises:
+        ValueError: If this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.size, self.rank = 1, 0
+        if group is not None:
+            self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+            if self.rank < 0:
+                raise ValueError(
+                    "process_group: expected a group that this process is in."
+                )
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no one to ask."""
+        return self._group is None
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, of one shape, in the order of their ranks.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone:
+            return [tensor]
+        tensor = tensor.contiguous()
+        out = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._call(lambda: dist.all_gather(out, tensor, group=self._group))
+        return out
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over processes, the same bits in each of them.
+
+        Args:
+            tensors: Of the same shapes in every process.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone or not tensors:
+            return list(tensors)
+        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        self._call(lambda: dist.all_reduce(flat, group=self._group))
+        return self._unpack(self._of_first(flat), tensors)
+
+    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What the first process has, where rounding may differ between machines.
+
+        Args:
+            tensors: Of the same shapes in every process.
+
+        Raises:
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone or not tensors:
+            return list(tensors)
+        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        return self._unpack(self._of_first(flat), tensors)
+
+    def check_same(self, values: dict[str, float], device: torch.device) -> None:
+        """Compare numbers that have to agree, up to rounding.
+
+        Args:
+            values: What to compare, by name; the same names in each process.
+            device: Where the group wants its tensors.
+
+        Raises:
+            ValueError: In all processes, if one of them has another number.
+            RuntimeError: If a process of the group has ended or does not answer.
+        """
+        if self.alone:
+            return
+        mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+        table = torch.stack(self.gather(mine))
+        same = torch.isclose(table, table[:1], rtol=1e-9, atol=0.0, equal_nan=True)
+        for i, name in enumerate(values):
+            if not bool(same[:, i].all()):
+                raise ValueError(
+                    f"{name}: expected the same in all {self.size} processes, got "
+                    f"{table[:, i].tolist()}. Start them with the same seed, or send "
+                    "the first one's state_dict to the others."
+                )
+
+    def _of_first(self, flat: Tensor) -> Tensor:
+        assert self._group is not None
+        first = dist.get_global_rank(self._group, 0)
+        self._call(lambda: dist.broadcast(flat, first, group=self._group))
+        return flat
+
+    @staticmethod
+    def _unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+        parts = flat.split([t.numel() for t in like])
+        return [p.reshape(t.shape).to(t) for p, t in zip(parts, like, strict=True)]
+
+    def _call(self, communicate: Callable[[], _T]) -> _T:
+        try:
+            return communicate()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Process {self.rank} of {self.size} got no answer from another one of "
+                "its group: that one has ended, or was busy for longer than the "
+                "group's timeout. Its own output says why; start all of them again. "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+
+
+# ----------------------------------------------------------------------
+# The processes that share the rows of one model.
+
+
+class ProcessGroup:
+    """A ``torch.distributed`` group, or None for one process that has all rows.
+
+    Copies of a model share it; a stored model has none.
+
+    Args:
+        process_group: The group, or None.
+    """
+
+    def __init__(self, process_group: Any = None) -> None:
+        self.process_group = process_group
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other processes."""
+        return self.process_group is not None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one to talk to the user."""
+        return Processes(self.process_group).rank == 0
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for the functions of ``inference``."""
+        return {"process_group": self.process_group} if self.is_shared else {}
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of a tensor over the processes, on each of them."""
+        return Processes(self.process_group).sum([values])[0]
+
+    def min(self, values: Tensor) -> Tensor:
+        """The minimum of a tensor over the processes, on each of them."""
+        return torch.stack(Processes(self.process_group).gather(values)).amin(0)
+
+    def sum_of_int(self, value: int, device: torch.device) -> int:
+        """The sum of an integer over the processes."""
+        return int(self.sum(torch.tensor([value], device=device)))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGroup:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return ProcessGroup, ()

@@ -1,0 +1,552 @@
+r"""A sum of functions that are observed one by one.
+
+Which model when: ``DecomposedGP`` where an evaluation returns the parts of what is
+optimised, and a part is easier to model than the sum: validation error = training error
++ generalisation gap, profit = revenue - cost. A ``ModelListGP`` where the parts are
+several objectives, or enter in another way than as a sum.
+
+References:
+
+.. [Wang2018monotonicity]
+    W. Wang and W. J. Welch. Bayesian Optimization Using Monotonicity Information and
+    Its Application in Machine Learning Hyperparameter Tuning. arXiv:1802.03532, 2018.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DecomposedGP",
+    "ObservedComponents",
+    "independent",
+]
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from botorch import settings as botorch_settings
+from botorch.models import ModelListGP
+from botorch.models.deterministic import DeterministicModel
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import Model, ModelList
+from botorch.models.utils.assorted import fantasize as fantasize_flag
+from botorch.posteriors import GPyTorchPosterior, Posterior, PosteriorList
+from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
+from botorch.sampling.base import MCSampler
+from botorch.sampling.list_sampler import ListSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from botorch.sampling.pathwise.paths import PathList, SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.utils.transforms import is_ensemble
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods.gaussian_likelihood import FixedNoiseGaussianLikelihood
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+from torch.nn import ModuleList
+
+from botorch_structured.models.checks import (
+    check_finite_points,
+    check_points,
+    check_tensor,
+    columns_of,
+)
+from botorch_structured.models.outcome_scale import (
+    at_unit_scale,
+    least_variance,
+    with_least_variance,
+)
+
+# ----------------------------------------------------------------------
+# Conditioning and fantasies of a sum whose parts are what is observed.
+
+_Self = TypeVar("_Self", bound="ObservedComponents")
+
+
+class ObservedComponents(ABC):
+    """What is observed of each of ``models``, whatever their sum is used for.
+
+    To be mixed into a ``ModelListGP``, before it.
+    """
+
+    models: ModuleList
+    batch_shape: torch.Size
+
+    @abstractmethod
+    def _with_models(self: _Self, models: Sequence[Model]) -> _Self:
+        """The same with other components that have data."""
+
+    @abstractmethod
+    def _as_posterior(self, mvn: MultivariateNormal) -> Posterior:
+        """A posterior of the kind that the components have."""
+
+    if TYPE_CHECKING:  # from ``ModelListGP``
+
+        def _broadcast_mvns(
+            self, mvns: list[MultivariateNormal]
+        ) -> list[MultivariateNormal]: ...
+
+    @property
+    def _with_data(self) -> list[GPyTorchModel]:
+        return list(self.models)
+
+    def condition_on_observations(
+        self: _Self,
+        X: Tensor | Sequence[Tensor],
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> _Self:
+        r"""The model with more observations of the components.
+
+        Args:
+            X: ``batch_shape x n' x d``, where all components were observed, or a list
+                of one such tensor for each component with data. As users have them:
+                components apply their input transforms.
+            Y: ``batch_shape' x n' x m``, a column for each component with data.
+            noise: Variances, of the shape of ``Y``, of components with fixed noise, in
+                the space of their transformed outcomes.
+            kwargs: For the components' ``condition_on_observations``.
+
+        Raises:
+            ValueError: For another number of columns, or of tensors in ``X``.
+        """
+        m = len(self.models)
+        X = [X] * m if isinstance(X, Tensor) else list(X)
+        if len(X) != m:
+            raise ValueError(
+                f"X: expected one tensor for all or one for each of the {m} components "
+                f"with data, got {len(X)}."
+            )
+        self._check_columns("Y", Y)
+        if noise is not None:
+            self._check_columns("noise", noise)
+        conditioned = []
+        for i, model in enumerate(self._with_data):
+            own = {} if noise is None else {"noise": noise[..., i : i + 1]}
+            one = model.condition_on_observations(
+                X[i], Y[..., i : i + 1], **own, **kwargs
+            )
+            conditioned.append(one)
+        return self._with_models(conditioned)
+
+    def fantasize(
+        self: _Self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        evaluation_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> _Self:
+        r"""Models conditioned on draws of the components from their joint posterior.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            sampler: Its ``sample_shape`` leads the batch shape of the result. A
+                ``ListSampler`` has one sampler for each component with data.
+            observation_noise: ``model_batch_shape x 1 x m`` or ``x n' x m`` variances,
+                each in the space of the component's transformed outcomes. If None,
+                inferred noise, and the mean of fixed noise.
+            evaluation_mask: ``n' x m``, which components are observed where.
+            kwargs: For ``condition_on_observations``.
+
+        Raises:
+            ValueError: For noise or a mask of another shape.
+        """
+        m = len(self.models)
+        if evaluation_mask is not None and evaluation_mask.shape != (X.shape[-2], m):
+            raise ValueError(
+                f"evaluation_mask: expected shape {(X.shape[-2], m)}, a column for "
+                f"each component with data, got {tuple(evaluation_mask.shape)}."
+            )
+        if observation_noise is not None:
+            self._check_columns("observation_noise", observation_noise)
+        noises = [
+            _fantasy_noise(model)
+            if observation_noise is None
+            else observation_noise[..., i : i + 1]
+            for i, model in enumerate(self._with_data)
+        ]
+        propagate = kwargs.pop("propagate_grads", False)
+        with fantasize_flag():
+            with botorch_settings.propagate_grads(propagate):
+                Y = self._draw(X, sampler, noises)
+            pairs = zip(self._with_data, noises, strict=True)
+            fantasies = []
+            for i, (model, noise) in enumerate(pairs):
+                Y_i, X_i = Y[..., i : i + 1], X
+                own = {} if noise is None else {"noise": noise.expand(Y_i.shape[1:])}
+                if evaluation_mask is not None:
+                    rows = evaluation_mask[:, i]
+                    Y_i, X_i = Y_i[..., rows, :], X[..., rows, :]
+                    own = {key: value[..., rows, :] for key, value in own.items()}
+                one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
+                fantasies.append(one)
+        return self._with_models(fantasies)
+
+    def _draw(
+        self, X: Tensor, sampler: MCSampler, noises: list[Tensor | None]
+    ) -> Tensor:
+        """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
+        if X.shape[-2] == 0:
+            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+            return X.new_empty(*sampler.sample_shape, *shape, 0, len(self.models))
+        posteriors = [
+            model.posterior(X, observation_noise=True if noise is None else noise)
+            for model, noise in zip(self._with_data, noises, strict=True)
+        ]
+        if isinstance(sampler, ListSampler):
+            return sampler(PosteriorList(*posteriors))
+        mvns = self._broadcast_mvns([p.distribution for p in posteriors])
+        return sampler(self._as_posterior(independent(mvns)))
+
+    def _check_columns(self, name: str, value: Tensor) -> None:
+        check_tensor(name, value)
+        m = len(self.models)
+        if value.dim() < 2 or value.shape[-1] != m:
+            raise ValueError(
+                f"{name}: expected {m} columns, one for each component with data "
+                f"(known components have none), got shape {tuple(value.shape)}."
+            )
+
+
+def _fantasy_noise(model: Model) -> Tensor | None:
+    """As in ``FantasizeMixin``: the mean of noise that was given, else None."""
+    if not isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        return None
+    return model.likelihood.noise.unsqueeze(-1).mean(dim=-2, keepdim=True)
+
+
+def independent(mvns: list[MultivariateNormal]) -> MultivariateNormal:
+    """Their joint distribution, one output each."""
+    if len(mvns) == 1:
+        return mvns[0]
+    return MultitaskMultivariateNormal.from_independent_mvns(mvns)
+
+
+# ----------------------------------------------------------------------
+class DecomposedGP(ObservedComponents, ModelListGP):
+    r"""f(x) = sum_i f_i(x), every f_i observed: the posterior is that of the sum.
+
+    Choose it when an evaluation returns the parts of the objective: each may then have
+    its own data, transforms and prior knowledge, such as the signs of a ``MonotoneGP``
+    ([Wang2018monotonicity]_, section 3.1). The components are independent, so that
+    means add and covariances add.
+
+    It has *one output*, the sum: ``num_outputs`` is 1, and acquisition functions,
+    analytic or Monte Carlo, take the model as they take a ``SingleTaskGP``. ``best_f``
+    is the best observed *sum*. Everything that is observed stays in *component space*,
+    one column for each component with data: ``condition_on_observations``,
+    ``fantasize`` and noise given as a tensor. A ``posterior_transform`` is applied to
+    the joint posterior of all components, as with a ``ModelListGP``: other weights
+    (``ScalarizedPosteriorTransform``), or a difference. (For a Monte Carlo objective
+    of the components take ``ModelListGP(*model.models)``.)
+
+    A component that is known, a price or a cost, is a ``DeterministicModel``: it adds
+    to the mean, has no data and no column, and is not in ``models``. A product of
+    positive parts is a sum of logarithms, with the same maximiser: demand times margin
+    (section 5) is the second example.
+
+    Two things are not as in ``ModelListGP``. Fantasies of the components are drawn
+    jointly: with the same base samples for each, as there, they would be perfectly
+    correlated, and the sum too variable. Conditioning goes through the components'
+    own ``condition_on_observations``, so that input transforms are applied.
+
+    Args:
+        models: Different components, single-output GPs and ``DeterministicModel`` s,
+            at least one of them a GP. Outcome transforms must be linear (such as
+            ``Standardize``): the sum of what a ``Log`` transform undoes is not
+            Gaussian.
+
+    Raises:
+        ValueError: For other components, and those that differ in the number of columns
+            or the dtype of their data.
+
+    Example:
+        >>> # column 0: regularisation; parts: training error and gap, negated, n x 2
+        >>> box = {"bounds": bounds, "input_transform": Normalize(d, bounds=bounds)}
+        >>> error = MonotoneGP(X, parts[:, :1], {0: -1}, **box)
+        >>> gap = MonotoneGP(X, parts[:, 1:], {0: 1}, **box)
+        >>> model = DecomposedGP(error, gap)
+        >>> fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        >>> acqf = LogExpectedImprovement(model, best_f=parts.sum(-1).max())
+
+        >>> # profit = demand(price) * (price - cost): log-demand falls, the rest is
+        >>> # known, and exp(sum) is the profit
+        >>> log_demand = MonotoneGP(price, demand.log(), {0: -1}, **box)
+        >>> log_margin = GenericDeterministicModel(lambda X: (X - cost).log())
+        >>> model = DecomposedGP(log_demand, log_margin)
+    """
+
+    def __init__(self, *models: Model) -> None:
+        _check_components(models)
+        known = [isinstance(model, DeterministicModel) for model in models]
+        super().__init__(*(m for m, k in zip(models, known, strict=True) if not k))
+        self.known_models = ModuleList(
+            m for m, k in zip(models, known, strict=True) if k
+        )
+        self._known = tuple(known)
+        self._columns = _common_columns(self._with_data)
+
+    @property
+    def num_outputs(self) -> int:
+        """One: the sum. The components are in ``models`` and ``known_models``."""
+        return 1
+
+    @property
+    def components(self) -> list[Model]:
+        """All components, in the order in which they were given."""
+        models, known = iter(self.models), iter(self.known_models)
+        return [next(known if k else models) for k in self._known]
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: Any | None = None,
+    ) -> Posterior:
+        r"""The posterior of the sum, or of what a transform makes of the components.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Without a ``posterior_transform``: of the one output, the
+                sum, ``[0]``. With one: the components that it is given.
+            observation_noise: Whether to add the components' noise, or its variances,
+                ``batch_shape x q x m`` for ``m`` components with data, each in the
+                space of the component's transformed outcomes.
+            posterior_transform: Applied to the joint posterior of the components, in
+                the order in which they were given.
+
+        Returns:
+            A ``GPyTorchPosterior`` over ``batch_shape x q x 1``, or what the transform
+            returns.
+
+        Raises:
+            ValueError: For another output than the sum, or noise of another shape.
+        """
+        if posterior_transform is not None:
+            joint = self.component_posterior(X, output_indices, observation_noise)
+            return posterior_transform(posterior=joint, X=X)
+        self._check_output(output_indices)
+        learned = self._learned(X, observation_noise)
+        mean = sum(mvn.mean for mvn in learned)
+        for value in self._known_values(X, mean):
+            mean = mean + value
+        covariance = learned[0].lazy_covariance_matrix
+        for mvn in learned[1:]:
+            covariance = covariance + mvn.lazy_covariance_matrix
+        least: Any = sum(self._least(X))
+        total = MultivariateNormal(mean, at_unit_scale(covariance))
+        return self._as_posterior(total, least)
+
+    def component_posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+    ) -> Posterior:
+        r"""The joint posterior of the components, which are independent.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Which components, known ones included; all if None.
+            observation_noise: As in ``posterior``.
+
+        Returns:
+            A posterior over ``batch_shape x q x k`` for ``k`` components; the variance
+            of a known one is the least that GPyTorch allows, 1e-10 in double precision.
+        """
+        mvns = self._learned(X, observation_noise)
+        learned, like = iter(mvns), mvns[0].mean
+        known = iter(self._known_values(X, like))
+        parts = [_certain(next(known)) if k else next(learned) for k in self._known]
+        if output_indices is not None:
+            k = len(parts)
+            if not all(-k <= i < k for i in output_indices):
+                raise ValueError(
+                    f"output_indices: expected components 0 to {k - 1}, got "
+                    f"{list(output_indices)}."
+                )
+            parts = [parts[i] for i in output_indices]
+        # those that are known keep what ``_certain`` says
+        each = iter(self._least(X))
+        least = [X.new_zeros(1, 1) if k else next(each) for k in self._known]
+        if output_indices is not None:
+            least = [least[i] for i in output_indices]
+        together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
+        return self._as_posterior(independent(parts), together)
+
+    def subset_output(self, idcs: list[int]) -> DecomposedGP:
+        """The model itself: there is one output.
+
+        A sum of fewer components is ``DecomposedGP(*some_of_them)``.
+        """
+        self._check_output(idcs)
+        return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:
+        """Of all components; models that are loaded in ways of their own do so."""
+        super().load_state_dict(state_dict, strict=strict, assign=assign)
+        prefix = "known_models."
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        self.known_models.load_state_dict(own, strict=strict, assign=assign)
+
+    def _learned(
+        self, X: Tensor, observation_noise: bool | Tensor
+    ) -> list[MultivariateNormal]:
+        """The posterior of each component with data, of one batch shape."""
+        dtype = self._with_data[0].train_targets.dtype
+        check_finite_points(X, dtype)
+        # with a task column in X, components look themselves
+        if self._columns is not None and fantasize_flag.off():
+            check_points(X, self._columns, dtype)
+        noises: list[Any] = [observation_noise] * len(self.models)
+        if isinstance(observation_noise, Tensor):
+            self._check_columns("observation_noise", observation_noise)
+            noises = list(observation_noise.split(1, dim=-1))
+        return self._broadcast_mvns(
+            [
+                model.posterior(X, observation_noise=noise).distribution
+                for model, noise in zip(self._with_data, noises, strict=True)
+            ]
+        )
+
+    def _known_values(self, X: Tensor, like: Tensor) -> list[Tensor]:
+        """Each known component, of the shape of ``like``, ``batch_shape x q``."""
+        known: list[Any] = list(self.known_models)
+        values = [model.posterior(X).mean.squeeze(-1) for model in known]
+        if is_ensemble(self):  # the members stand before the points
+            values = [value.unsqueeze(-2) for value in values]
+        return [value.expand_as(like) for value in values]
+
+    def _least(self, X: Tensor) -> list[Tensor]:
+        """Smallest variances of the components with data, ``batch_shape x 1 x 1``."""
+        found = []
+        for model in self.models:
+            transform = getattr(model, "outcome_transform", None)
+            least = least_variance(transform, X) * X.new_ones(1, 1)
+            found.append(least.unsqueeze(-3) if is_ensemble(self) else least)
+        return found
+
+    def _as_posterior(
+        self, mvn: MultivariateNormal, least: Tensor | float = 0.0
+    ) -> Posterior:
+        kind = GaussianMixturePosterior if is_ensemble(self) else GPyTorchPosterior
+        return with_least_variance(kind(distribution=mvn), least)
+
+    def _with_models(self, models: Sequence[Model]) -> DecomposedGP:
+        """The same known components with other ones that have data."""
+        learned, known = iter(models), iter(self.known_models)
+        return type(self)(*(next(known if k else learned) for k in self._known))
+
+    def _check_output(self, indices: list[int] | None) -> None:
+        if indices is not None and list(indices) not in ([0], [-1]):
+            raise ValueError(
+                "output_indices: expected [0], since a DecomposedGP has one output, "
+                f"the sum, got {indices}. Its components are in `components`; their "
+                "joint posterior is `component_posterior`."
+            )
+
+
+def _check_components(models: Sequence[Model]) -> None:
+    for i, model in enumerate(models):
+        known = isinstance(model, DeterministicModel)
+        gp = isinstance(model, GPyTorchModel) and not isinstance(model, ModelList)
+        if not (known or gp):
+            raise ValueError(
+                "models: expected single GPs or DeterministicModels, got a "
+                f"{type(model).__name__} at {i}."
+            )
+        if model.num_outputs != 1:
+            raise ValueError(
+                "models: expected components with one output, got "
+                f"{model.num_outputs} at {i}: sum each output in a DecomposedGP of its "
+                "own."
+            )
+        transform = getattr(model, "outcome_transform", None)
+        if gp and transform is not None and not transform._is_linear:
+            raise ValueError(
+                "models: expected linear outcome transforms, such as Standardize, got "
+                f"a {type(transform).__name__} at {i}, whose sum with others is not "
+                "Gaussian: model the transformed values instead, and sum those."
+            )
+        if gp and any(model is other for other in models[:i]):
+            raise ValueError(
+                "models: expected different components, which are independent, got "
+                f"component {i} twice: multiply its outcomes by two instead."
+            )
+    if all(isinstance(model, DeterministicModel) for model in models):
+        raise ValueError(
+            "models: expected at least one component with data, got "
+            f"{len(models)} components, all of them known."
+        )
+
+
+def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
+    """How many columns points have; None where that is for components to say.
+
+    Raises:
+        ValueError: If components ask for different points, or have data of different
+            dtypes, or batch shapes that do not broadcast.
+    """
+    widths = [columns_of(model) for model in models]
+    dtypes = [model.train_targets.dtype for model in models]
+    for name, found in (("columns", widths), ("dtypes", dtypes)):
+        known = {value for value in found if value is not None}
+        if len(known) > 1:
+            raise ValueError(
+                f"models: expected components with the same {name} of train_X, since "
+                f"all are asked at the same points, got {found}."
+            )
+    shapes = [tuple(model.batch_shape) for model in models]
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(
+            f"models: expected components whose batch shapes broadcast, got {shapes}."
+        ) from None
+    tasks = any(getattr(m, "_task_feature", None) is not None for m in models)
+    return None if tasks else next((w for w in widths if w is not None), None)
+
+
+def _certain(value: Tensor) -> MultivariateNormal:
+    """``batch_shape x q`` with the least variance that GPyTorch does not warn of."""
+    least = settings.min_variance.value(value.dtype)
+    return MultivariateNormal(value, DiagLinearOperator(torch.full_like(value, least)))
+
+
+class _KnownPath(SamplePath):
+    """A known component as the sample path that it always is."""
+
+    def __init__(self, model: DeterministicModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.model.posterior(x).mean.squeeze(-1)
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        """Nothing depends on it."""
+
+
+# Without it BoTorch finds the method for a ModelListGP: a list of paths, one a
+# component, where one path of the sum is expected.
+@DrawMatheronPaths.register(DecomposedGP)
+def _draw_paths_of_sum(
+    model: DecomposedGP, sample_shape: torch.Size, **kwargs: Any
+) -> PathList:
+    paths = [
+        _KnownPath(part)
+        if isinstance(part, DeterministicModel)
+        else draw_matheron_paths(part, sample_shape=sample_shape, **kwargs)
+        for part in model.components
+    ]
+    return PathList(paths, join=sum)

@@ -1,0 +1,371 @@
+r"""Gaussian sites on derivatives, folded into a prior.
+
+Given Gaussian sites on derivatives d_j f(v), a Gaussian process is a Gaussian process
+again, with
+
+    m~(x)     = m(x) + c(x)' (S + P^-1)^-1 (t - m')
+    k~(x, x') = k(x, x') - c(x)' (S + P^-1)^-1 c(x')
+
+for c(x) = cov(f(x), derivatives), S and m' their prior covariance and mean, and sites
+with precisions P and modes t. Conditioning m~ and k~ on data is conditioning m and k on
+data and sites: whatever can be done with an exact GP can be done with the result.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DerivativeSites",
+    "SiteConditionedKernel",
+    "SiteConditionedMean",
+    "partial_of_mean",
+    "site_conditioned_features",
+]
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from botorch.sampling.pathwise.features.generators import (
+    GenKernelFeatures,
+    gen_kernel_features,
+)
+from botorch.sampling.pathwise.features.maps import KernelFeatureMap
+from botorch.sampling.pathwise.utils import (
+    ChainedTransform,
+    TensorTransform,
+)
+from gpytorch import settings
+from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean, Mean, ZeroMean
+from linear_operator import to_dense
+from torch import Tensor
+from torch.nn import Module
+
+from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.monotone.sites import (
+    GaussianSites,
+    SiteSystem,
+    log_site_evidence,
+    site_system,
+)
+
+
+class DerivativeSites(Module):
+    """Sites on the derivatives at some points, one per point and column.
+
+    Sites are ordered by column first. They are buffers: what is estimated travels with
+    the state of a model, and loading a state brings its points, however many.
+
+    Args:
+        points: ``v x d``, where derivatives are taken.
+        columns: With respect to which ones, ``k`` of them.
+        batch_shape: Of the process; the points are shared by the batch.
+    """
+
+    points: Tensor
+    precision: Tensor
+    shift: Tensor
+    log_scale: Tensor
+
+    def __init__(
+        self,
+        points: Tensor,
+        columns: Sequence[int],
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__()
+        self.columns = tuple(columns)
+        self.batch_shape = batch_shape
+        self.register_buffer("points", points.clone())
+        for name in ("precision", "shift"):
+            self.register_buffer(name, points.new_zeros(*batch_shape, self.num_sites))
+        self.register_buffer("log_scale", points.new_zeros(batch_shape))
+
+    @property
+    def num_sites(self) -> int:
+        """How many, ``k v``."""
+        return len(self.columns) * self.points.shape[-2]
+
+    @property
+    def gaussian(self) -> GaussianSites:
+        """The sites, in double precision, in which all algebra with them is done."""
+        return GaussianSites(
+            self.precision.double(), self.shift.double(), self.log_scale.double()
+        )
+
+    def set(self, sites: GaussianSites, points: Tensor | None = None) -> None:
+        """Replace what the sites say, and where they are, ``v x d``, unless None."""
+        if points is not None:
+            self.points = points.detach().to(self.points)
+        for name, value in sites._asdict().items():
+            setattr(self, name, value.detach().to(self.points))
+
+    def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
+        """Those of elements of a flattened batch, which their own broadcasts to."""
+        result = copy(self)
+        result._buffers = dict(self._buffers)
+        for name in ("precision", "shift", "log_scale"):
+            value = getattr(self, name)
+            own = value.shape[len(self.batch_shape) :]
+            full = value.expand(*batch_shape, *own).reshape(-1, *own)
+            setattr(result, name, full[where])
+        result.batch_shape = where.shape
+        return result
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: Any
+    ) -> None:
+        points = state_dict.get(prefix + "points")
+        if points is not None and points.shape[-2] != self.points.shape[-2]:
+            self.points = self.points.new_zeros(points.shape)
+            for name in ("precision", "shift"):
+                empty = self.points.new_zeros(*self.batch_shape, self.num_sites)
+                setattr(self, name, empty)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SiteConditionedKernel(BatchKernel):
+    r"""The covariance of a Gaussian process given sites on its derivatives.
+
+    Args:
+        base_kernel: k, an ``RBFKernel`` or a Matern-5/2 kernel, in a ``ScaleKernel`` or
+            not.
+        sites: On derivatives.
+
+    Raises:
+        ValueError: For another kernel.
+    """
+
+    _solved: tuple[list[Tensor], SiteSystem] | None = None
+
+    def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
+        StationaryDerivatives.of(base_kernel)
+        super().__init__()
+        self.base_kernel = base_kernel
+        self.sites = sites
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the base kernel and of the sites."""
+        return torch.broadcast_shapes(
+            self.base_kernel.batch_shape, self.sites.batch_shape
+        )
+
+    @property
+    def derivatives(self) -> StationaryDerivatives:
+        """Covariances of the unconditioned process and its derivatives."""
+        return StationaryDerivatives.of(self.base_kernel)
+
+    def cross(self, x: Tensor) -> Tensor:
+        """c(x), ``batch_shape x n x s`` for ``s`` sites, before conditioning."""
+        return self.derivatives.cross(x, self.sites.points, self.sites.columns)
+
+    def system(self) -> SiteSystem:
+        """S + P^-1 solved, in double precision; kept between calls of a fitted model.
+
+        With a graph in training, and wherever GPyTorch is told not to detach caches.
+        """
+        if self.training or settings.detach_test_caches.off():
+            return self._solve()
+        key = [*self.base_kernel.parameters(), self.sites.points]
+        key += [self.sites.precision, self.sites.shift]
+        if self._solved is None or not _equal(self._solved[0], key):
+            with torch.no_grad():
+                self._solved = ([t.detach().clone() for t in key], self._solve())
+        return self._solved[1]
+
+    def _solve(self) -> SiteSystem:
+        gram = self.derivatives.gram(self.sites.points, self.sites.columns)
+        return site_system(gram.double(), self.sites.gaussian)
+
+    def explained(self, x: Tensor, system: SiteSystem) -> Tensor:
+        """L^-1 P^1/2 c(x)', transposed: what the sites explain of f(x), white.
+
+        Returns:
+            ``batch_shape x n x s``, in double precision.
+        """
+        return self.cross(x).double() @ system.root.mT
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
+        """k~(x, x').
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only.
+            last_dim_is_batch: Not possible: a derivative needs all columns.
+            params: Passed to the base kernel.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+        """
+        if last_dim_is_batch:
+            raise ValueError(
+                "SiteConditionedKernel: expected last_dim_is_batch=False, since sites "
+                "are a matter of all columns."
+            )
+        system = self.system()
+        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        a = self.explained(x1, system)
+        b = a if same else self.explained(x2, system)
+        if diag:
+            prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
+            return (prior - (a * b).sum(-1)).to(prior.dtype)
+        return self.remaining(x1, x2, a, b, **params)
+
+    def remaining(
+        self, x1: Tensor, x2: Tensor, a: Tensor, b: Tensor, **params: Any
+    ) -> Tensor:
+        """k~(x, x') where ``a`` and ``b`` are ``explained`` at ``x1`` and ``x2``."""
+        prior = to_dense(self.base_kernel(x1, x2, **params))
+        return (prior - a @ b.mT).to(prior.dtype)
+
+    def _take(self, where: Tensor) -> SiteConditionedKernel:
+        batch = self.batch_shape
+        result = SiteConditionedKernel(
+            take_batch(self.base_kernel, batch, where), self.sites.take(batch, where)
+        )
+        return result.train(self.training)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_solved": None}
+
+
+class SiteConditionedMean(Mean):
+    """The mean of a Gaussian process given sites on its derivatives.
+
+    Args:
+        base_mean: m, differentiable.
+        kernel: With the sites. Not a submodule: its parameters are in the model once.
+    """
+
+    def __init__(self, base_mean: Mean, kernel: SiteConditionedKernel) -> None:
+        super().__init__()
+        self.base_mean = base_mean
+        self._kernel = (kernel,)
+
+    @property
+    def kernel(self) -> SiteConditionedKernel:
+        """The kernel with the sites."""
+        return self._kernel[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """m~(x), ``batch_shape x n``."""
+        system = self.kernel.system()
+        return self.shifted(x, self.kernel.explained(x, system), system)
+
+    def shifted(self, x: Tensor, explained: Tensor, system: SiteSystem) -> Tensor:
+        """m~(x) where ``explained`` is that of the kernel at ``x``."""
+        shift = explained @ self.residual(system).unsqueeze(-1)
+        prior = self.base_mean(x)
+        return (prior + shift.squeeze(-1)).to(prior.dtype)
+
+    def log_evidence(self, system: SiteSystem) -> Tensor:
+        """log-probability of the sites under the prior, ``batch_shape``."""
+        sites = self.kernel.sites
+        return log_site_evidence(system, self.derivative(), sites.gaussian)
+
+    def residual(self, system: SiteSystem) -> Tensor:
+        """What the sites say beyond the prior mean, white, ``batch_shape x s``."""
+        return system.residual(self.derivative())
+
+    def derivative(self) -> Tensor:
+        """m', ``batch_shape x s``, in double precision."""
+        sites = self.kernel.sites
+        slope = partial_of_mean(self.base_mean, sites.points, sites.columns)
+        return slope.double().expand(*self.kernel.batch_shape, -1)
+
+
+def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tensor:
+    """Partial derivatives of a prior mean, differentiable in its parameters.
+
+    Args:
+        mean: Differentiable.
+        points: ``batch_shape x v x d``.
+        columns: With respect to which ones, ``k`` of them.
+
+    Returns:
+        ``batch_shape x (k v)``, columns slowest.
+    """
+    if isinstance(mean, (ConstantMean, ZeroMean)):
+        return points.new_zeros(*points.shape[:-2], len(columns) * points.shape[-2])
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = points.expand(*mean(points).shape, points.shape[-1])
+        x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
+        total = mean(x).sum()
+        if not total.requires_grad:  # constant in x, and without parameters
+            slope = torch.zeros_like(x)
+        else:
+            (slope,) = torch.autograd.grad(
+                total, x, create_graph=graph, materialize_grads=True
+            )
+    return torch.cat([slope[..., j] for j in columns], dim=-1)
+
+
+def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(
+        s.device == t.device and s.dtype == t.dtype and torch.equal(s, t)
+        for s, t in zip(a, b, strict=True)
+    )
+
+
+# ----------------------------------------------------------------------
+# Finite features of a prior given sites, for BoTorch's pathwise sampling.
+#
+# With features phi(x) of the prior, k(x, x') = phi(x) phi(x')', f(x) = phi(x) w and w ~
+# N(0, I). Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1),
+# so that with the Cholesky factor L of I + Phi' P Phi the features given the sites are
+# phi(x) L^-T. BoTorch samples paths of the prior with them, and corrects those by data
+# with the covariance itself.
+
+
+class _Reweighted(TensorTransform):
+    """Features given sites from those of the prior."""
+
+    def __init__(self, root: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("root", root)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """``batch_shape x n x l``, or ``l``, to the same."""
+        return values @ self.root
+
+
+@GenKernelFeatures.register(SiteConditionedKernel)
+def site_conditioned_features(
+    kernel: SiteConditionedKernel, *, num_inputs: int, num_outputs: int
+) -> KernelFeatureMap:
+    """Features of the base kernel, made those of the kernel given its sites.
+
+    Args:
+        kernel: With sites.
+        num_inputs: Columns.
+        num_outputs: Features.
+    """
+    features = gen_kernel_features(
+        kernel.base_kernel, num_inputs=num_inputs, num_outputs=num_outputs
+    )
+    sites, points = kernel.sites, kernel.sites.points
+    slopes = []
+    for column in sites.columns:
+        along = torch.zeros_like(points)
+        along[:, column] = 1.0
+        slopes.append(torch.func.jvp(features, (points,), (along,))[1])
+    half = torch.cat(slopes, dim=-2) * sites.precision.sqrt().unsqueeze(-1)
+    eye = torch.eye(half.shape[-1], dtype=half.dtype, device=half.device)
+    factor = torch.linalg.cholesky(eye + half.mT @ half)
+    root = torch.linalg.solve_triangular(factor, eye, upper=False).mT.detach()
+    features.output_transform = ChainedTransform(
+        _Reweighted(root), features.output_transform
+    )
+    return features

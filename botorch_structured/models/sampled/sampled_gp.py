@@ -1,0 +1,637 @@
+r"""A GP averaged over samples of its hyperparameters.
+
+Which one when: a fit gives *one* set of hyperparameters, which with few points is a
+guess; ``SampledGP`` holds several, drawn from their posterior by `fit_slice_sampling`,
+and every BoTorch acquisition function averages over them. BoTorch's own fully Bayesian
+models (``SaasFullyBayesianSingleTaskGP``) come with a kernel of their own and need JAX;
+this one takes any BoTorch GP.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Ensemble",
+    "SampledGP",
+    "stack_distributions",
+]
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions import UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import FantasizeMixin
+from botorch.models.utils import fantasize as fantasize_flag
+from botorch.models.utils import gpt_posterior_settings
+from botorch.posteriors import GPyTorchPosterior
+from botorch.posteriors.fully_bayesian import MCMC_DIM, GaussianMixturePosterior
+from botorch.sampling.base import MCSampler
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from linear_operator import to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, LinearOperator
+from torch import Tensor, nn
+
+from botorch_structured.models.checks import (
+    check_finite_points,
+    check_points,
+    check_tensor,
+    columns_of,
+)
+from botorch_structured.models.outcome_scale import least_variance, with_least_variance
+from botorch_structured.models.sampled.folded_prediction import (
+    FoldedPredictor,
+    can_fold,
+    stack_modules,
+)
+from botorch_structured.models.tree.leaf_model import StructuredInference
+
+# ----------------------------------------------------------------------
+# What BoTorch reads from a model, for a model that is several alike ones.
+
+
+class Ensemble(GPyTorchModel):
+    """``S`` GPs of one class on the same data: attributes, modes and state.
+
+    Data, noise and batch shapes are those of BoTorch's own ensembles
+    (``EnsembleMapSaasSingleTaskGP``): one more batch dimension, behind the others.
+
+    Args:
+        models: ``S`` GPs. They are held, not copied.
+
+    Raises:
+        ValueError: No models, models of different classes, or on data of different
+            shapes.
+        UnsupportedError: An outcome transform under which a Gaussian does not stay one.
+    """
+
+    _is_ensemble = True
+    _is_fully_bayesian = True
+    _supports_batched_models = False
+
+    # one tensor of each kind (dtype and device) that the models have
+    _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
+
+    def __init__(self, models: Sequence[GPyTorchModel]) -> None:
+        models = list(models)
+        _check_models(models)
+        super().__init__()
+        # not called "models": ModelList.load_state_dict drops that from every key
+        self.samples = nn.ModuleList(models)
+
+    def _drop_caches(self) -> None:
+        """Called wherever hyperparameters or data may have changed."""
+        self._probes = None
+
+    @property
+    def models(self) -> Sequence[GPyTorchModel]:
+        """The ``S`` GPs, a ``ModuleList``."""
+        return cast("Sequence[GPyTorchModel]", self.samples)
+
+    @property
+    def num_samples(self) -> int:
+        """The number S of samples of the hyperparameters."""
+        return len(self.models)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs."""
+        return self.models[0].num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the models and ``S``, as BoTorch's fully Bayesian models have it."""
+        return torch.Size([*self.models[0].batch_shape, self.num_samples])
+
+    @property
+    def train_inputs(self) -> tuple[Tensor, ...]:
+        """Those of all samples, ``batch_shape x S x [m] x n x d``.
+
+        Transformed in evaluation mode, as in BoTorch.
+        """
+        inputs = zip(*(model.train_inputs for model in self.models), strict=True)
+        return tuple(self._stack_data(parts) for parts in inputs)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """On the transformed scale, ``batch_shape x S x [m] x n``."""
+        return self._stack_data([model.train_targets for model in self.models])
+
+    def _stack_data(self, parts: Sequence[Tensor]) -> Tensor:
+        # BoTorch keeps data output by output, behind the batch dimensions
+        return torch.stack(list(parts), dim=len(self.models[0].batch_shape))
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihoods of all samples as one with batch shape ``S``, a copy."""
+        parts = [model.likelihood for model in self.models]
+        stacked = stack_modules(parts)
+        if stacked is None:
+            raise UnsupportedError(
+                "likelihood: those of the samples differ in more than their "
+                "parameters; they are likelihoods of the models in `models`."
+            )
+        if isinstance(stacked, FixedNoiseGaussianLikelihood):
+            noise = self._stack_data([part.noise_covar.noise for part in parts])
+            stacked.noise_covar.noise = noise
+        return stacked
+
+    @property
+    def outcome_transform(self) -> Any:
+        """The outcome transform, if the models have one."""
+        return self.models[0].outcome_transform
+
+    @property
+    def input_transform(self) -> Any:
+        """The input transform of the first sample, if the models have one."""
+        return self.models[0].input_transform
+
+    @property
+    def _has_transformed_inputs(self) -> bool:
+        return self.models[0]._has_transformed_inputs
+
+    @property
+    def _original_train_inputs(self) -> Tensor | None:
+        parts = [model._original_train_inputs for model in self.models]
+        return None if parts[0] is None else torch.stack(parts, dim=MCMC_DIM)
+
+    @property
+    def _supports_cache_root(self) -> bool:
+        return all(getattr(m, "_supports_cache_root", True) for m in self.models)
+
+    def _set_transformed_inputs(self) -> None:
+        """Nothing: each model sees to its own inputs."""
+
+    def _revert_to_original_inputs(self) -> None:
+        """Nothing: each model sees to its own inputs."""
+
+    # -- caches and state ---------------------------------------------------------
+
+    def train(self, mode: bool = True, reset: bool = False) -> Ensemble:
+        """Training mode of all models: drops caches; there is nothing to be fitted.
+
+        Args:
+            mode: Whether to train or to evaluate.
+            reset: BoTorch drops the samples of its fully Bayesian models on the way to
+                another fit. These here were given: only False is possible.
+        """
+        if reset:
+            raise UnsupportedError("reset: expected False, samples are not refitted.")
+        if mode:
+            self._drop_caches()
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
+        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
+        # models of some thirty tensors that costs more than the prediction, so a
+        # conversion that leaves each kind of tensor alone is not carried out.
+        probes = self._probes
+        data = [t for m in self.models for t in (*m.train_inputs, m.train_targets)]
+        if probes is None or any((t.dtype, t.device) not in probes for t in data):
+            kinds = {(t.dtype, t.device) for t in (*data, *self.parameters())}
+            kinds |= {(t.dtype, t.device) for t in self.buffers()}
+            probes = {k: torch.empty(0, dtype=k[0], device=k[1]) for k in kinds}
+            self._probes = probes
+        # ``share_memory`` works in place
+        if all(
+            fn(p) is p and (p.is_cuda or not p.is_shared()) for p in probes.values()
+        ):
+            return self
+        self._drop_caches()
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._drop_caches()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        keep_transforms: bool = True,
+        assign: bool = False,
+    ) -> None:
+        """Load the hyperparameters of all samples, see ``GPyTorchModel``.
+
+        Raises:
+            ValueError: If ``strict`` and the state is one of another number of samples.
+        """
+        prefixes = [f"samples.{s}." for s in range(self.num_samples)]
+        states: list[dict[str, Any]] = [{} for _ in prefixes]
+        unknown = []
+        for key, value in state_dict.items():
+            head, _, name = key.removeprefix("samples.").partition(".")
+            if (
+                key.startswith("samples.")
+                and head.isdigit()
+                and int(head) < len(states)
+            ):
+                states[int(head)][name] = value
+            else:
+                unknown.append(key)
+        if strict and (unknown or not all(states)):
+            raise ValueError(
+                f"state_dict: expected the state of {self.num_samples} samples, keys "
+                f"{prefixes[0]}* to {prefixes[-1]}*, got "
+                f"{sum(map(bool, states))} of them and other keys {unknown[:3]}."
+            )
+        self._drop_caches()
+        for model, state in zip(self.models, states, strict=True):
+            model.load_state_dict(
+                state, strict=strict, keep_transforms=keep_transforms, assign=assign
+            )
+
+
+def _check_models(models: list[GPyTorchModel]) -> None:
+    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
+        raise ValueError(
+            "models: expected at least one GPyTorchModel, got "
+            f"{[type(m).__name__ for m in models]}."
+        )
+    first = models[0]
+    for model in models[1:]:
+        if type(model) is not type(first):
+            raise ValueError(
+                "models: expected models of one class, got "
+                f"{type(first).__name__} and {type(model).__name__}."
+            )
+    shapes = {
+        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
+        for m in models
+    }
+    if len(shapes) > 1:
+        raise ValueError(
+            f"models: expected the same data in all, got the shapes {sorted(shapes)}."
+        )
+    transform = getattr(first, "outcome_transform", None)
+    if transform is not None and not transform._is_linear:
+        raise UnsupportedError(
+            "models: expected an outcome transform that keeps a Gaussian Gaussian, "
+            f"got {type(transform).__name__}."
+        )
+
+
+# ----------------------------------------------------------------------
+# Gaussians of several models as one batch of Gaussians.
+
+
+def stack_distributions(
+    distributions: Sequence[MultivariateNormal],
+) -> MultivariateNormal:
+    """The distributions of ``S`` models, in BoTorch's order of dimensions for them.
+
+    Args:
+        distributions: Over ``batch_shape x q`` or (multitask) ``batch_shape x q x m``.
+
+    Returns:
+        One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
+        Independent outputs stay a block diagonal.
+    """
+    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
+    means = [d.mean for d in distributions]
+    first = distributions[0]
+    if isinstance(first, MultitaskMultivariateNormal):
+        return MultitaskMultivariateNormal(
+            torch.stack(means, dim=MCMC_DIM),
+            covariance,
+            interleaved=first._interleaved,
+        )
+    return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
+
+
+def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
+    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
+        # cached roots and hypervolumes look for the blocks
+        blocks = [part.base_linear_op.to_dense() for part in parts]
+        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
+        return BlockDiagLinearOperator(to_linear_operator(stacked))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(
+        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
+    )
+
+
+# ----------------------------------------------------------------------
+# Above so many points leaves are cheaper than one matrix, for models that have leaves.
+_MANY_ROWS = 300
+
+
+class SampledGP(Ensemble, FantasizeMixin):
+    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
+
+    Choose it when there are too few points to know the hyperparameters: predictions are
+    then less sure where the samples disagree, which is what an acquisition function
+    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
+    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
+    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
+    their values (of log values: the logarithm of the mean).
+
+    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
+    twice and raises for a batch of candidates, max-value entropy search refuses
+    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
+
+    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
+    costs no more than one of them does through GPyTorch; any other model is asked
+    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
+    from the next ``train()`` of the ensemble on.
+
+    Args:
+        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
+            hyperparameters of their own, already set. They are held, not copied.
+        chains: Anything to keep beside them, such as the diagnostics of a sampler.
+
+    Attributes:
+        chains: What was given.
+
+    Raises:
+        ValueError: No models, models of different classes, or on data of different
+            shapes.
+        UnsupportedError: An outcome transform under which a Gaussian does not stay one.
+
+    Example:
+        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
+        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
+    """
+
+    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
+
+    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
+        super().__init__(models)
+        self.chains = chains
+        first = self.models[0]
+        with_task = getattr(first, "_task_feature", None) is not None
+        self._columns = None if with_task else columns_of(first)
+        self.eval()  # there is nothing to be fitted
+
+    def _drop_caches(self) -> None:
+        super()._drop_caches()
+        self._predictor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # cheap to rebuild and large to store
+        return {**self.__dict__, "_predictor": None, "_probes": None}
+
+    def _folded(self) -> FoldedPredictor | None:
+        """The cached factors, or None where predictions must be made one by one."""
+        if settings.prior_mode.on() or settings.detach_test_caches.off():
+            return None
+        # new tensors stand for new data, a new dtype or a new device
+        data = [t for m in self.models for t in (*m.train_inputs, m.train_targets)]
+        cache = self._predictor
+        if (
+            cache is None
+            or len(cache[0]) != len(data)
+            or any(a is not b for a, b in zip(cache[0], data, strict=True))
+        ):
+            predictor = FoldedPredictor(self.models) if self._should_fold() else None
+            self._predictor = cache = (data, predictor)
+        return cache[1]
+
+    def _should_fold(self) -> bool:
+        first = self.models[0]
+        if (
+            isinstance(first, StructuredInference)
+            and len(first.train_targets) > _MANY_ROWS
+            and first._use_predictor()
+        ):
+            return False
+        return can_fold(self.models)
+
+    # -- predictions --------------------------------------------------------------
+
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """The priors of all samples, as of a GPyTorch model with batch shape ``S``.
+
+        Args:
+            X: ``n x d``, or ``batch_shape x S x n x d``.
+        """
+        return self._each(X, lambda model, x: model.forward(x))
+
+    def __call__(self, X: Tensor) -> MultivariateNormal:
+        """Posteriors of all samples on the transformed scale (training: priors).
+
+        As of a GPyTorch model with batch shape ``S``, see ``forward``.
+        """
+        return self._each(X, lambda model, x: model(x))
+
+    def _each(
+        self, X: Tensor, call: Callable[[GPyTorchModel, Tensor], MultivariateNormal]
+    ) -> MultivariateNormal:
+        first = self.models[0]
+        if first.train_targets.ndim > len(first.batch_shape) + 1:
+            raise UnsupportedError(
+                "models: expected one output, or outputs that are one GP, got "
+                f"{self.num_outputs} independent ones: use posterior."
+            )
+        Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples
+        parts = zip(self.models, Xs, strict=True)
+        return stack_distributions([call(model, x) for model, x in parts])
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> GaussianMixturePosterior:
+        r"""The posteriors of all samples at the points ``X``.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Outputs to predict; all if omitted.
+            observation_noise: Whether to add the noise of each sample, or noise
+                variances to add (on the scale of transformed outcomes):
+                ``batch_shape x q x m``, or with a sample dimension
+                ``batch_shape x S x q x m``.
+            posterior_transform: Applied to the posterior of every sample.
+
+        Returns:
+            A posterior with mean and variance ``batch_shape x S x q x m``; its
+            ``mixture_mean`` and ``mixture_variance`` are those of the average.
+
+        Raises:
+            ValueError: Noise without a value for each sample.
+            UnsupportedError: A transform whose result is not Gaussian.
+        """
+        if self.training or any(model.training for model in self.models):
+            self._predictor = None  # whoever asks to train may change anything
+            self.eval()
+        dtype = self.models[0].train_targets.dtype
+        check_finite_points(X, dtype)
+        if self._columns is not None and fantasize_flag.off():
+            check_points(X, self._columns, dtype)
+        noise: bool | list[Tensor] = (
+            self._noise_of_samples(observation_noise, X)
+            if isinstance(observation_noise, Tensor)
+            else observation_noise
+        )
+        with gpt_posterior_settings():
+            folded = self._folded() if X.shape[-2] else None
+            if folded is not None:
+                posterior = folded(X, noise)
+            else:
+                posterior = self._one_by_one(X, output_indices, noise)
+        if posterior_transform is not None:
+            posterior = posterior_transform(
+                posterior=posterior, X=X.unsqueeze(MCMC_DIM)
+            )
+            if not isinstance(posterior, GPyTorchPosterior):
+                raise UnsupportedError(
+                    "posterior_transform: expected one whose result is a "
+                    f"GPyTorchPosterior, got a {type(posterior).__name__}: only "
+                    "Gaussians can be averaged."
+                )
+        else:
+            transform = getattr(self.models[0], "outcome_transform", None)
+            least = least_variance(transform, X, self.num_outputs, output_indices)
+            if torch.is_tensor(least):
+                least = least.unsqueeze(MCMC_DIM)
+            posterior = with_least_variance(posterior, least)
+        return GaussianMixturePosterior(distribution=posterior.distribution)
+
+    def _one_by_one(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None,
+        observation_noise: bool | list[Tensor],
+    ) -> GPyTorchPosterior:
+        """The definition, right for any model."""
+        kwargs = {} if output_indices is None else {"output_indices": output_indices}
+        distributions = []
+        for s, model in enumerate(self.models):
+            posterior = model.posterior(
+                X,
+                observation_noise=observation_noise[s]
+                if isinstance(observation_noise, list)
+                else observation_noise,
+                **kwargs,
+            )
+            if not isinstance(posterior, GPyTorchPosterior):
+                raise UnsupportedError(
+                    "models: expected Gaussian posteriors, got a "
+                    f"{type(posterior).__name__} from {type(model).__name__}."
+                )
+            distributions.append(posterior.distribution)
+        return GPyTorchPosterior(stack_distributions(distributions))
+
+    def _noise_of_samples(self, noise: Tensor, X: Tensor) -> list[Tensor]:
+        """Noise of each sample; one more dimension than ``X`` is that of samples."""
+        if noise.ndim <= X.ndim:
+            return [noise] * self.num_samples
+        return self._samples_of("observation_noise", noise)
+
+    def _samples_of(self, name: str, values: Tensor) -> list[Tensor]:
+        """``batch_shape x S x n x m`` values, sample by sample."""
+        if values.ndim < 3 or values.shape[MCMC_DIM] != self.num_samples:
+            raise ValueError(
+                f"{name}: expected {self.num_samples} samples in dimension {MCMC_DIM}, "
+                f"got shape {tuple(values.shape)}."
+            )
+        return list(values.unbind(MCMC_DIM))
+
+    @property
+    def path_posterior(self) -> Callable[[Tensor], GaussianMixturePosterior]:
+        """What a path promises, its leaf unseen: there if the models have it."""
+        parts = [model.path_posterior for model in self.models]
+
+        def path_posterior(X: Tensor) -> GaussianMixturePosterior:
+            return GaussianMixturePosterior(
+                stack_distributions([p(X).distribution for p in parts])
+            )
+
+        return path_posterior
+
+    # -- other models made of this one --------------------------------------------
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> SampledGP:
+        r"""Every sample with more data, hyperparameters as they are.
+
+        Args:
+            X: ``n' x d`` or ``batch_shape x n' x d`` for all samples, or, with as many
+                dimensions as ``Y``, ``batch_shape x S x n' x d``.
+            Y: ``n' x m`` for all samples, else ``batch_shape x S x n' x m``, which may
+                have one more leading dimension (of fantasies) than ``X``.
+            noise: Noise variances, of the shape of ``Y``.
+            kwargs: Passed to each model.
+
+        Raises:
+            ValueError: Batches without a sample dimension.
+        """
+        self.eval()
+        given = {"X": X, "Y": Y} | ({} if noise is None else {"noise": noise})
+        for name, values in given.items():
+            check_tensor(name, values)
+        S = self.num_samples
+        Ys = [Y] * S if Y.ndim <= 2 else self._samples_of("Y", Y)
+        own = X.ndim > 2 and X.ndim == Y.ndim
+        Xs = self._samples_of("X", X) if own else [X] * S
+        if noise is None:
+            noises: list[dict[str, Any]] = [{}] * S
+        elif noise.ndim <= 2:
+            noises = [{"noise": noise}] * S
+        else:
+            noises = [{"noise": v} for v in self._samples_of("noise", noise)]
+        models = []
+        for model, x, y, extra in zip(self.models, Xs, Ys, noises, strict=True):
+            if model.prediction_strategy is None:
+                # GPyTorch updates caches that predictions made here never needed
+                with gpt_posterior_settings():
+                    model(*(t[..., :1, :] for t in model.train_inputs))
+            models.append(model.condition_on_observations(x, y, **extra, **kwargs))
+        return type(self)(models, self.chains)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SampledGP:
+        r"""Condition every sample on outcomes drawn from its own posterior.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            sampler: Draws the outcomes.
+            observation_noise: As in ``posterior``. If omitted that of the samples, the
+                mean of it where the noise is known.
+            kwargs: Passed to ``condition_on_observations``.
+        """
+        likelihood = self.models[0].likelihood
+        if observation_noise is not None:
+            noises = self._noise_of_samples(observation_noise, X)
+            observation_noise = torch.stack(noises, dim=MCMC_DIM)
+        elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            noise = self.likelihood.noise
+            noise = noise.unsqueeze(-2) if self.num_outputs == 1 else noise
+            observation_noise = noise.mean(dim=-1, keepdim=True).mT
+        if observation_noise is not None:
+            batch = (*X.shape[:-2], self.num_samples)
+            observation_noise = observation_noise.expand(
+                *batch, *observation_noise.shape[-2:]
+            )
+        return super().fantasize(
+            X, sampler, observation_noise=observation_noise, **kwargs
+        )
+
+    def subset_output(self, idcs: list[int]) -> SampledGP:
+        """The same samples of a model of some of the outputs."""
+        return type(self)([m.subset_output(idcs) for m in self.models], self.chains)
+
+
+@DrawMatheronPaths.register(SampledGP)
+def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
+    """BoTorch's hook for whole paths, which are those of one GP.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        "model: expected one GP to draw whole paths from, got a SampledGP: draw from "
+        "one of its samples, draw_matheron_paths(model.models[s], ...)."
+    )

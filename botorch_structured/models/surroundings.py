@@ -1,0 +1,84 @@
+"""What a long computation wants around it: seeds, threads, quiet, a bar."""
+
+from __future__ import annotations
+
+__all__ = [
+    "few_threads",
+    "progress_bar",
+    "quiet",
+    "seeded",
+]
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from linear_operator.utils.warnings import NumericalWarning
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+_ROWS_FOR_ONE_THREAD = 1000
+# A bar for what is over before one can read it is noise.
+_SECONDS_WITHOUT_BAR = 3.0
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Global random states of their own: retries of a fit draw from the priors.
+
+    Args:
+        seed: Of the CPU's state, and of the device's.
+        device: Where else random numbers may be drawn.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        # not torch.manual_seed, which also seeds devices that are not restored
+        torch.random.default_generator.manual_seed(seed)
+        for other in devices:
+            with torch.cuda.device(other):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No word of jitter: the far ends of slices are where matrices are singular."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        yield
+
+
+@contextmanager
+def few_threads(rows: int) -> Iterator[None]:
+    """One thread for factorisations so small that sharing them out costs more.
+
+    At 200 rows two threads on busy cores took nine times as long as one. The threads
+    are those of NumPy's and SciPy's LAPACK; torch has its own.
+
+    Args:
+        rows: Of the matrices.
+    """
+    small = rows <= _ROWS_FOR_ONE_THREAD
+    with threadpool_limits(limits=1 if small else None, user_api="blas"):
+        yield
+
+
+@contextmanager
+def progress_bar(total: int, progress: bool | None) -> Iterator[Callable[[], None]]:
+    """A bar over sweeps; what it yields is called after each.
+
+    Args:
+        total: How many.
+        progress: Whether there is one; None: when it takes more than 3 seconds.
+    """
+    delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
+    with tqdm(
+        total=total,
+        desc="slice sampling",
+        unit="sweep",
+        disable=progress is False,
+        delay=delay,
+        leave=False,
+    ) as bar:
+        yield lambda: bar.update() and None

@@ -1,0 +1,274 @@
+r"""A Gaussian process that learns nothing about one branch of a space from another.
+
+Which model when: ``ConditionalGP`` where branches have nothing in common but the scale
+of the outcome, or as the plain baseline; ``TreeStructuredGP`` where there are shared
+columns, or too few points per branch to learn its level from. ``SingleTaskGP`` on
+imputed inputs (``transforms.Impute``) confuses fill values with settings.
+
+References:
+
+.. [Levesque2017conditional]
+    J.-C. Levesque, A. Durand, C. Gagne and R. Sabourin. Bayesian Optimization for
+    Conditional Hyperparameter Spaces. IJCNN 2017.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConditionalGP",
+]
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import check_min_max_scaling
+from botorch.settings import validate_input_scaling
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.priors import NormalPrior
+from torch import Tensor
+
+import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
+from botorch_structured.linalg.hyperparameter import (
+    LogInterval,
+    QuickLogNormalPrior,
+)
+from botorch_structured.models.checks import (
+    CheckedModel,
+    check_modules,
+    check_training_data,
+)
+from botorch_structured.models.input_transforms import (
+    DependentInputs,
+    protect_decisions,
+)
+from botorch_structured.models.outcome_scale import AnyScale
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.leaf_model import (
+    StructuredInference,
+    ToleranceOfRounding,
+)
+from botorch_structured.models.tree.noise import (
+    horseshoe_likelihood,
+    register_amplitude_prior,
+    set_noise_floor,
+)
+from botorch_structured.spaces import ParameterTree
+
+_LENGTHSCALES = (1e-2, 1e3)
+_VARIANCES = (1e-4, 1e4)
+
+
+class ConditionalGP(
+    CheckedModel,
+    StructuredInference,
+    ToleranceOfRounding,
+    DependentInputs,
+    AnyScale,
+    SingleTaskGP,
+):
+    r"""A GP with a ``ConditionalKernel``: zero covariance across paths.
+
+    Choose it when some parameters exist only for some values of others and what is
+    learned on one path says nothing about another ([Levesque2017conditional]_, section
+    IV-A). All paths share one set of hyperparameters. Evidence and predictions take the
+    blocks of the covariance one by one, O(sum_p n_p^3) (equations (9) and (10)).
+
+    The default base kernel is the paper's: a Matern-5/2 kernel with a lengthscale per
+    column, times a variance; inputs in [0, 1]. So are the priors: log-normal(0, 1) on
+    lengthscales and on the amplitude sigma_f, horseshoe(1) on the noise standard
+    deviation. They serve MAP estimates (``fit_gpytorch_mll``) and slice sampling
+    (``botorch_structured.fit.fit_slice_sampling``, which is what the paper does). The
+    constant mean has a standard normal prior.
+
+    A tree without decisions has one path: the model then *is* a ``SingleTaskGP``,
+    unless there are ``categorical_features``.
+
+    Args:
+        train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
+            Inactive columns may hold any finite value: the posterior does not depend on
+            it.
+        train_Y: ``batch_shape x n x m``.
+        hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
+            as in BoTorch and Ax, or a ``ParameterTree``.
+        train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
+        likelihood: Default: homoskedastic noise with the prior above, and a floor of
+            1e-9, or of 1e-4 where more than a quarter of the outcomes repeat exactly.
+        covar_module: The base kernel that is wrapped; a ``ConditionalKernel`` of the
+            same tree is taken as it is. It sees all ``d`` columns, inactive ones at
+            0.5.
+        mean_module: Default: a ``ConstantMean``.
+        outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
+            another one (or None) outcomes that are not all equal must have a standard
+            deviation of at least 1e-5 (1e-3 in single precision): GPyTorch's smallest
+            variance is larger.
+        input_transform: Decision and categorical columns are left out of a
+            ``Normalize``; any other transform must leave them unchanged and not learn
+            from the data.
+        categorical_features: Columns without an order besides the decisions. The
+            default base kernel is then multiplied by BoTorch's ``CategoricalKernel``.
+
+    Raises:
+        ValueError: For columns out of range, an undeclared value in a strictly declared
+            decision, a transform that changes a decision column, a ``covar_module`` for
+            another tree, or one together with ``categorical_features``.
+
+    Example:
+        >>> # x0 chooses between x1 and x2
+        >>> model = ConditionalGP(train_X, train_Y, {0: {0: [1], 1: [2]}})
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        hierarchical_dependencies: (
+            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
+        ),
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        categorical_features: Sequence[int] | None = None,
+    ) -> None:
+        check_modules(
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        dependent = bool(hierarchical_dependencies)
+        check_training_data(
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome_transform,
+            tree=dependent,
+        )
+        tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
+        categorical = _categorical(categorical_features, tree)
+        _check_covar_module(covar_module, tree, categorical)
+        tree.active_mask(train_X)  # refuses undeclared values of strict decisions
+        input_transform = protect_decisions(input_transform, tree, train_X, categorical)
+        _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
+        own_likelihood = own_kernel = False
+        # one path: exactly a SingleTaskGP, its defaults included
+        if tree.decision_columns or categorical:
+            with torch.no_grad():
+                X = self.transform_inputs(train_X, input_transform=input_transform)
+                imputed = tree.impute(X)
+            named = [*tree.decision_columns, *categorical]
+            if validate_input_scaling.on():
+                check_min_max_scaling(imputed, ignore_dims=named)
+            if covar_module is None:
+                covar_module = _base_kernel(tree, categorical, aug_batch_shape)
+                own_kernel = True
+            if not isinstance(covar_module, ConditionalKernel):
+                covar_module = ConditionalKernel(covar_module, tree)
+            if mean_module is None:
+                mean_module = ConstantMean(
+                    constant_prior=NormalPrior(0.0, 1.0), batch_shape=aug_batch_shape
+                )
+            if likelihood is None and train_Yvar is None:
+                likelihood, own_likelihood = horseshoe_likelihood(aug_batch_shape), True
+        super().__init__(
+            train_X=train_X,
+            train_Y=train_Y,
+            train_Yvar=train_Yvar,
+            likelihood=likelihood,
+            covar_module=covar_module,
+            mean_module=mean_module,
+            outcome_transform=outcome_transform,
+            input_transform=input_transform,
+        )
+        self.tree = tree
+        if own_likelihood:
+            set_noise_floor(self.likelihood, self.train_targets)
+        if own_kernel:
+            self._subset_batch_dict = {
+                name: _OUTPUT_DIMENSION[name.rpartition(".")[2]]
+                for name, _ in self.named_parameters()
+                if name.rpartition(".")[2] in _OUTPUT_DIMENSION
+            }
+
+
+# where the output dimension of each parameter is, for ``subset_output``
+_OUTPUT_DIMENSION = {
+    "raw_lengthscale": -3,
+    "raw_outputscale": -1,
+    "raw_constant": -1,
+    "raw_noise": -2,
+}
+
+
+def _categorical(features: Sequence[int] | None, tree: ParameterTree) -> list[int]:
+    """Categorical columns besides the decisions, ascending."""
+    columns = sorted(set(features or ()))
+    if columns and not 0 <= columns[0] <= columns[-1] < tree.dim:
+        raise ValueError(
+            f"categorical_features: expected columns from 0 to {tree.dim - 1}, "
+            f"got {columns}."
+        )
+    return [c for c in columns if c not in tree.decision_columns]
+
+
+def _check_covar_module(
+    covar_module: Kernel | None, tree: ParameterTree, categorical: list[int]
+) -> None:
+    if covar_module is not None and categorical:
+        raise ValueError(
+            "covar_module replaces the base kernel that categorical_features would "
+            "configure: expected one or the other, got both."
+        )
+    if isinstance(covar_module, ConditionalKernel) and covar_module.tree != tree:
+        raise ValueError(
+            "covar_module: expected a ConditionalKernel of the same tree as "
+            f"hierarchical_dependencies, got one of {covar_module.tree!r}."
+        )
+
+
+def _base_kernel(
+    tree: ParameterTree, categorical: list[int], batch_shape: torch.Size
+) -> Kernel:
+    """Matern-5/2 with a lengthscale per column, times a variance, the paper's priors.
+
+    A categorical decision is the same everywhere on a path: it has no lengthscale.
+    """
+    constant = set(tree.decision_columns) - set(tree.numeric_decisions)
+    numeric = [c for c in range(tree.dim) if c not in constant | set(categorical)]
+
+    def arguments(columns: list[int], start: float) -> dict[str, Any]:
+        return {
+            "ard_num_dims": len(columns),
+            "active_dims": columns,
+            "batch_shape": batch_shape,
+            "lengthscale_prior": QuickLogNormalPrior(0.0, 1.0),
+            "lengthscale_constraint": LogInterval(*_LENGTHSCALES, initial_value=start),
+        }
+
+    parts: list[Kernel] = []
+    if numeric or not categorical:
+        # a space of decisions only: one column of theirs, the same all over a path
+        columns = numeric or tree.decision_columns[:1]
+        parts.append(MaternKernel(nu=2.5, **arguments(columns, 0.5)))
+    if categorical:
+        parts.append(CategoricalKernel(**arguments(categorical, 1.0)))
+    base = parts[0] if len(parts) == 1 else parts[0] * parts[1]
+    scaled = ScaleKernel(
+        base,
+        batch_shape=batch_shape,
+        outputscale_constraint=LogInterval(*_VARIANCES, initial_value=1.0),
+    )
+    register_amplitude_prior(scaled, QuickLogNormalPrior(0.0, 1.0))
+    return scaled

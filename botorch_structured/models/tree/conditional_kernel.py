@@ -1,0 +1,320 @@
+r"""A kernel that knows which points can be compared.
+
+References:
+
+.. [Levesque2017conditional]
+    J.-C. Levesque, A. Durand, C. Gagne and R. Sabourin. Bayesian Optimization for
+    Conditional Hyperparameter Spaces. IJCNN 2017.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConditionalKernel",
+]
+
+from typing import Any, NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from linear_operator import to_dense
+from torch import Tensor
+
+from botorch_structured.linalg.correlations import (
+    CORRELATIONS,
+    Correlation,
+    squared_distance,
+)
+from botorch_structured.linalg.leaf_layout import Bucket, LeafLayout
+from botorch_structured.models.tree.evidence import BlockTensors, CrossCovariance
+from botorch_structured.models.tree.leaf_kernel import (
+    LeafKernel,
+    Structure,
+    same_points,
+    stationary_covariance,
+    stationary_cross,
+)
+from botorch_structured.spaces import ParameterTree
+
+_MATERN, _RBF = CORRELATIONS
+
+
+class _Places(NamedTuple):
+    """Path and active columns of rows, ``batch_shape x n`` (``x d``)."""
+
+    key: Tensor
+    active: Tensor
+
+
+class _Rows(NamedTuple):
+    """What the kernel knows of rows, see ``LeafRows``."""
+
+    key: Tensor
+    points: Tensor
+    features: Tensor
+    prior: Tensor
+
+
+class _Stationary(NamedTuple):
+    """A base kernel as the structured algebra can evaluate it without autograd."""
+
+    correlation: Correlation
+    inverse_lengthscale: Tensor
+    variance: Tensor
+
+
+class _Fill(torch.nn.Module):
+    values: Tensor
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values, persistent=False)
+
+
+class ConditionalKernel(LeafKernel):
+    r"""The base kernel between points on the same path, exactly zero across paths.
+
+    Wrap it around any kernel where nothing should be learned about one branch of a
+    space from another ([Levesque2017conditional]_, equation (8)):
+
+    .. math:: k_C(x, x') = k(x, x') \text{ if } x_c = x'_c \;\forall c \in C,
+        \text{ else } 0
+
+    where C are the *active* decisions. Two values of a categorical decision are equal
+    if they are the same one; two values of a numeric decision, if no condition tells
+    them apart (they are in the same interval). An active decision never equals an
+    inactive one. Like ``ScaleKernel`` it is a decorator, and can be used on its own::
+
+        base = ScaleKernel(MaternKernel(ard_num_dims=d))
+        SingleTaskGP(X, Y, covar_module=ConditionalKernel(base, tree))
+
+    The base kernel sees inactive columns at ``fill``, so that the covariance is exactly
+    invariant to what they hold. The covariance matrix is block-diagonal in the paths
+    (equations (9) and (10)); ``ConditionalGP`` makes use of that.
+
+    Args:
+        base_kernel: Any kernel with one output; its ``active_dims`` are honoured.
+        tree: Which columns are active where.
+        fill: What the base kernel sees in inactive columns: a number or ``d`` of them.
+            It matters to kernels that are not stationary only.
+
+    Raises:
+        ValueError: If ``tree`` is not a ``ParameterTree``, ``fill`` or ``active_dims``
+            do not fit it, or the base kernel has derivatives as further outputs.
+    """
+
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        tree: ParameterTree,
+        fill: float | Tensor = 0.5,
+    ) -> None:
+        if not isinstance(base_kernel, Kernel):
+            raise ValueError(
+                "base_kernel: expected a GPyTorch kernel, got "
+                f"{type(base_kernel).__name__}."
+            )
+        if not isinstance(tree, ParameterTree):
+            raise ValueError(
+                "tree: expected a ParameterTree (or ParameterTree(d, dependencies)), "
+                f"got {type(tree).__name__}."
+            )
+        columns = base_kernel.active_dims
+        if columns is not None and not (columns < tree.dim).all():
+            raise ValueError(
+                f"base_kernel: expected active_dims below {tree.dim}, the number of "
+                f"columns of the tree, got {columns.tolist()}."
+            )
+        filled = torch.as_tensor(fill, dtype=torch.float64)
+        if filled.shape not in (torch.Size(), torch.Size([tree.dim])):
+            raise ValueError(
+                f"fill: expected a number or {tree.dim} numbers, got shape "
+                f"{tuple(filled.shape)}."
+            )
+        super().__init__()
+        self.base_kernel = base_kernel
+        self.tree = tree
+        if base_kernel.num_outputs_per_input(*[torch.zeros(1, tree.dim)] * 2) != 1:
+            raise ValueError(
+                "base_kernel: expected one output per input, got the derivatives too "
+                f"({type(base_kernel).__name__})."
+            )
+        # a module of its own: GPyTorch indexes a kernel's own buffers by batch
+        self._imputation = _Fill(filled.expand(tree.dim).clone())
+
+    @property
+    def fill(self) -> Tensor:
+        """What the base kernel sees in inactive columns, ``d``."""
+        return self._imputation.values
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
+        """The definition: the base kernel, masked.
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only.
+            last_dim_is_batch: Not possible: paths are a matter of all columns.
+            params: Passed to the base kernel.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+        """
+        if last_dim_is_batch:
+            raise ValueError(
+                "ConditionalKernel: expected last_dim_is_batch=False, since paths are "
+                "a matter of all columns."
+            )
+        a = self._place(x1)
+        equal = same_points(x1, x2)
+        b = a if equal else self._place(x2)
+        points = self._impute(x1, a)
+        others = points if equal else self._impute(x2, b)
+        if diag:
+            covariance = self.base_kernel(points, others, diag=True, **params)
+            return torch.where(a.key == b.key, to_dense(covariance), 0.0)
+        covariance = self.base_kernel.forward(
+            self._select(points), self._select(others), **params
+        )
+        return _on_the_same_path(a, b, to_dense(covariance))
+
+    def _place(self, X: Tensor) -> _Places:
+        # A model checks its training data; on a GPU looking at the values of what it
+        # predicts would make the device wait in each acquisition call.
+        _, active, key = self.tree.locate(X, strict=X.device.type == "cpu")
+        return _Places(key, active)
+
+    def _impute(self, X: Tensor, places: _Places) -> Tensor:
+        return torch.where(places.active, X, self.fill.to(X))
+
+    def _select(self, imputed: Tensor) -> Tensor:
+        """What the base kernel sees, ``batch_shape x n x e``."""
+        columns = self.base_kernel.active_dims
+        return imputed if columns is None else imputed.index_select(-1, columns)
+
+    # -- by leaf ------------------------------------------------------------------
+
+    def _stationary(self) -> _Stationary | None:
+        """The base kernel if it is a (scaled) Matern-5/2 or RBF kernel."""
+        kernel = self.base_kernel
+        variance = None
+        if type(kernel) is ScaleKernel:
+            variance, kernel = kernel.outputscale, kernel.base_kernel
+        matern = type(kernel) is MaternKernel and kernel.nu == 2.5
+        if not (matern or type(kernel) is RBFKernel):
+            return None
+        lengthscale = kernel.lengthscale
+        if variance is None:
+            variance = lengthscale.new_ones(lengthscale.shape[:-2])
+        return _Stationary(_MATERN if matern else _RBF, 1.0 / lengthscale, variance)
+
+    def rows(self, X: Tensor, places: Any = None) -> _Rows:
+        """Paths, what the base kernel sees, and prior variances.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            places: From ``structure``, if known.
+        """
+        places = self._place(X) if places is None else places
+        imputed = self._impute(X, places)
+        points = self._select(imputed)
+        features = X.new_zeros(*X.shape[:-1], 0)
+        form = self._stationary()
+        if form is None:
+            prior = self.base_kernel(imputed, diag=True)
+        else:
+            points = points * form.inverse_lengthscale
+            prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
+        return _Rows(places.key, points, features, to_dense(prior))
+
+    def leaf_covariance(self, a: _Rows, b: _Rows) -> Tensor:
+        """The covariance from rows: ``forward`` without a second look at inputs."""
+        form = self._stationary()
+        if form is None:
+            value = to_dense(self.base_kernel.forward(a.points, b.points))
+        else:
+            value = form.correlation.value(squared_distance(a.points, b.points))
+            value = form.variance[..., None, None] * value
+        return _on_the_same_path(a, b, value)
+
+    def structure(self, X: Tensor) -> Structure:
+        """The paths of a data set.
+
+        Args:
+            X: ``n x d``.
+        """
+        places = self._place(X)
+        layout = LeafLayout(places.key)
+        none = [b.index.new_zeros(len(b.leaves), 0) for b in layout.buckets]
+        return Structure(places, layout, none, none)
+
+    def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
+        """The blocks K_cond of equation (9), in buckets.
+
+        Args:
+            X: ``n x d``.
+            structure: From ``structure``, of inputs with the same decisions.
+        """
+        points = self.rows(X, structure.places).points
+        # copies of the last row: padding must be an input like any other
+        points = torch.cat([points, points[-1:]])
+        form = self._stationary()
+        out = []
+        for bucket, weights in zip(
+            structure.layout.buckets, structure.weights, strict=True
+        ):
+            mine = points[bucket.index]
+            if form is None:
+                covariance, cross = self._base_block(mine, bucket)
+            else:
+                covariance, cross = _stationary_block(form, mine, bucket)
+            features = mine.new_zeros(*mine.shape[:-1], 0)
+            out.append(BlockTensors(bucket, covariance, features, weights, cross))
+        return out
+
+    def _base_block(
+        self, mine: Tensor, bucket: Bucket
+    ) -> tuple[Tensor, CrossCovariance]:
+        base = self.base_kernel
+        covariance = to_dense(base.forward(mine, mine))
+        if bucket.real is not None:
+            pair = bucket.real.unsqueeze(-1) & bucket.real.unsqueeze(-2)
+            covariance = torch.where(pair, covariance, 0.0)
+
+        def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
+            return to_dense(base.forward(points[index], mine[places]))
+
+        return covariance, cross
+
+
+def _on_the_same_path(
+    a: _Places | _Rows, b: _Places | _Rows, covariance: Tensor
+) -> Tensor:
+    same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
+    return torch.where(same, covariance, 0.0)
+
+
+def _stationary_block(
+    form: _Stationary, mine: Tensor, bucket: Bucket
+) -> tuple[Tensor, CrossCovariance]:
+    variance = form.variance.expand(len(bucket.leaves))
+    constant = torch.zeros_like(variance)
+    covariance = stationary_covariance(
+        mine, variance, constant, bucket.real, form.correlation
+    )
+    columns = torch.arange(mine.shape[-1], device=mine.device)
+    cross = stationary_cross(
+        mine,
+        variance,
+        constant,
+        columns.expand(len(bucket.leaves), -1),
+        form.correlation,
+    )
+    return covariance, cross

@@ -1,0 +1,345 @@
+"""Kernels with hyperparameters for each leaf of a partition.
+
+A ``TreedKernel`` is an ordinary GPyTorch kernel whose ``forward`` takes points
+anywhere, and offers the same leaf by leaf for fast inference. Parameters have shape
+``batch_shape x L ...``; where the trees of a batch differ in size, the last leaves of
+the smaller ones are not used and stay at the modes of their priors.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "TreedCopies",
+    "TreedKernel",
+    "TreedStationary",
+    "element_of",
+    "place_of",
+]
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.utils import kumaraswamy_warp
+from botorch.sampling.pathwise.features.generators import GenKernelFeatures
+from gpytorch.kernels import Kernel
+from linear_operator import to_dense
+from torch import Tensor
+
+from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.linalg.correlations import (
+    CORRELATIONS,
+    Correlation,
+    squared_distance,
+)
+from botorch_structured.linalg.hyperparameter import Hyperparameter
+from botorch_structured.models.tree.leaf_kernel import stationary_covariance
+from botorch_structured.models.treed.partition import TreePartition
+
+_LENGTHSCALES = (1e-2, 50.0)
+_VARIANCES = (1e-5, 1e2)
+_CONCENTRATIONS = (1e-1, 1e1)
+_WARP_EPS = 1e-7  # BoTorch's own, of ``Warp``
+
+
+class TreedKernel(BatchKernel):
+    r"""A kernel of its own within each leaf, and zero covariance between leaves.
+
+    .. math:: k(x, x') = 1[j(x) = j(x')] k_{j(x)}(x, x')
+
+    This is an approximation where leaves meet, and what BoTorch sees as the prior.
+
+    Args:
+        partition: The leaves; shared with the model.
+    """
+
+    has_lengthscale = False
+    is_stationary = False
+
+    def __init__(self, partition: TreePartition) -> None:
+        super().__init__()
+        # the model owns the module: here it is a reference, not a child
+        self._partition = (partition,)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of the trees."""
+        return self._partition[0].tree_shape
+
+    @batch_shape.setter
+    def batch_shape(self, value: torch.Size) -> None:
+        """Nothing: the partition knows."""
+
+    def _take(self, where: Tensor) -> Kernel:
+        taken = take_batch(self, self.batch_shape, where)
+        taken._partition = (self._partition[0].take(where),)
+        return taken
+
+    @abstractmethod
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """Covariances under the hyperparameters of given leaves.
+
+        Args:
+            element: Element of the (flattened) batch of trees.
+            leaves: ``B``.
+            a: ``B x m x d``.
+            b: ``B x q x d``; the same points if None.
+
+        Returns:
+            ``B x m x m`` or ``B x m x q``.
+        """
+
+    @abstractmethod
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """Prior variances ``B x m`` of points ``B x m x d``, see above."""
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+    ) -> Tensor:
+        """The dense definition.
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only.
+            params: Not used; GPyTorch passes what its own kernels know.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+        """
+        if params.get("last_dim_is_batch"):
+            raise ValueError(
+                f"{type(self).__name__}: expected last_dim_is_batch=False, since "
+                "leaves are a matter of all columns."
+            )
+        (partition,) = self._partition
+        trees = partition.tree_shape
+        shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], trees)
+        count = trees.numel()
+        x1, x2 = (x.expand(*shape, *x.shape[-2:]) for x in (x1, x2))
+        leaf1, leaf2 = partition.leaf_index(x1), partition.leaf_index(x2)
+        # trees are the end of the batch: one column for each
+        x1, x2, leaf1, leaf2 = (
+            t.reshape(-1, count, *t.shape[len(shape) :]) for t in (x1, x2, leaf1, leaf2)
+        )
+        found = []
+        for e in range(count):
+            a, b = x1[:, e], x2[:, e]
+            total = a.new_zeros(a.shape[:-1] if diag else (*a.shape[:-1], b.shape[-2]))
+            for leaf in range(partition.num_leaves):
+                leaves = torch.full((len(a),), leaf, device=a.device)
+                mine1, mine2 = leaf1[:, e] == leaf, leaf2[:, e] == leaf
+                if diag:
+                    part, mask = self.leaf_variance(e, leaves, a), mine1
+                else:
+                    part = self.leaf_covariance(e, leaves, a, b)
+                    mask = mine1.unsqueeze(-1) & mine2.unsqueeze(-2)
+                total = torch.where(mask, part, total)
+            found.append(total)
+        stacked = torch.stack(found, dim=1)
+        return stacked.reshape(*shape, *stacked.shape[2:])
+
+
+class TreedStationary(TreedKernel):
+    """Matern-5/2 or RBF with a lengthscale per column, times a variance, in each leaf.
+
+    Args:
+        partition: The leaves.
+        dim: d.
+        categorical: Columns whose values are equal or not.
+        warp: Whether inputs pass through a Kumaraswamy distribution function first
+            (BoTorch's ``Warp``), with concentrations for each leaf and column.
+    """
+
+    def __init__(
+        self,
+        partition: TreePartition,
+        dim: int,
+        categorical: Sequence[int] = (),
+        warp: bool = False,
+    ) -> None:
+        super().__init__(partition)
+        leaves, batch_shape = partition.num_leaves, partition.tree_shape
+        # which of the correlations each tree has; part of the state
+        self.register_buffer("kind", torch.zeros(batch_shape, dtype=torch.long))
+        self.lengthscale_of_leaf = Hyperparameter(
+            (leaves, dim),
+            mode=0.4 * math.sqrt(dim),
+            scale=1.0,
+            bounds=_LENGTHSCALES,
+            batch_shape=batch_shape,
+        )
+        self.variance_of_leaf = Hyperparameter(
+            (leaves,), mode=1.0, scale=1.5, bounds=_VARIANCES, batch_shape=batch_shape
+        )
+        self.categorical = sorted(categorical)
+        self.numeric = [j for j in range(dim) if j not in self.categorical]
+        self.warp = warp
+        if warp:
+            for name in ("concentration0", "concentration1"):
+                # the mode is the identity; the prior of BoTorch's tutorials
+                concentration = Hyperparameter(
+                    (leaves, len(self.numeric)),
+                    mode=1.0,
+                    scale=math.sqrt(0.75),
+                    bounds=_CONCENTRATIONS,
+                    batch_shape=batch_shape,
+                )
+                setattr(self, name, concentration)
+
+    def correlation(self, element: int) -> Correlation:
+        """The correlation function of an element of the batch."""
+        return CORRELATIONS[int(self.kind.reshape(-1)[element])]
+
+    def variance_of(self, element: int, leaves: Tensor) -> Tensor:
+        """Variances of given leaves, ``B``."""
+        return element_of(self.variance_of_leaf.value, element, 1)[leaves]
+
+    def coordinates(self, element: int, X: Tensor) -> Tensor:
+        """Where correlations of the data depend on the Euclidean distance alone.
+
+        Inputs over lengthscales; a categorical column becomes one column for each of
+        its values, 1 / (sqrt2 l) or 0, so that any two values are 1 / l apart.
+
+        Args:
+            element: Element of the (flattened) batch of trees.
+            X: The data, ``n x d``.
+
+        Returns:
+            ``L x n x e``.
+        """
+        leaves = torch.arange(self._partition[0].num_leaves, device=X.device)
+        scaled, scale = self._scaled(element, leaves, X)
+        parts = [scaled]
+        for j in self.categorical:
+            values = X[:, j : j + 1] == X[:, j].unique()
+            parts.append(values / (math.sqrt(2.0) * scale[..., j : j + 1]))
+        return torch.cat(parts, dim=-1) if self.categorical else scaled
+
+    def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
+        scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]
+        scale = scale.unsqueeze(-2)
+        if not self.warp and not self.categorical:
+            return X / scale, scale
+        x = X[..., self.numeric]
+        if self.warp:
+            c0, c1 = (
+                element_of(c.value, element, 2)[leaves].unsqueeze(-2)
+                for c in (self.concentration0, self.concentration1)
+            )
+            x = kumaraswamy_warp(x, c0=c0, c1=c1, eps=_WARP_EPS)
+        return x / scale[..., self.numeric], scale
+
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """See ``TreedKernel``."""
+        variance = self.variance_of(element, leaves)
+        left, scale = self._scaled(element, leaves, a)
+        if b is None and not self.categorical:
+            zero = torch.zeros_like(variance)
+            return stationary_covariance(
+                left, variance, zero, None, self.correlation(element)
+            )
+        right = left if b is None else self._scaled(element, leaves, b)[0]
+        squared = squared_distance(left, right)
+        for j in self.categorical:
+            other = a if b is None else b
+            differ = a[..., :, None, j] != other[..., None, :, j]
+            squared = squared + differ / scale[..., j : j + 1].square()
+        return variance[:, None, None] * self.correlation(element).value(squared)
+
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """See ``TreedKernel``."""
+        variance = self.variance_of(element, leaves)
+        return variance.unsqueeze(-1).expand(a.shape[:-1])
+
+
+class TreedCopies(TreedKernel):
+    """A copy of any kernel for each leaf.
+
+    Args:
+        partition: The leaves.
+        kernel: What is copied; with the batch shape of the partition.
+    """
+
+    def __init__(self, partition: TreePartition, kernel: Kernel) -> None:
+        super().__init__(partition)
+        copies = [deepcopy(kernel) for _ in range(partition.num_leaves)]
+        self.copies = torch.nn.ModuleList(copies)
+
+    def _of(self, element: int, leaf: Tensor, *points: Tensor, **kwargs: Any) -> Tensor:
+        """What the copy of a leaf says of points: indexed, it would lose its graph."""
+        kernel: Any = self.copies[int(leaf)]
+        batch = kernel.batch_shape
+        values = kernel(*(x.expand(*batch, *x.shape) for x in points), **kwargs)
+        return to_dense(values)[place_of(element, batch)]
+
+    def leaf_covariance(
+        self,
+        element: int,
+        leaves: Tensor,
+        a: Tensor,
+        b: Tensor | None = None,
+    ) -> Tensor:
+        """See ``TreedKernel``."""
+        other = a if b is None else b
+        parts = [
+            self._of(element, leaf, x, y)
+            for leaf, x, y in zip(leaves, a, other, strict=True)
+        ]
+        return torch.stack(parts)
+
+    def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
+        """See ``TreedKernel``."""
+        parts = [
+            self._of(element, leaf, x, diag=True)
+            for leaf, x in zip(leaves, a, strict=True)
+        ]
+        return torch.stack(parts)
+
+
+@GenKernelFeatures.register(TreedKernel)
+def _no_features(kernel: TreedKernel, **kwargs: Any) -> Any:
+    """BoTorch's hook for whole paths: leaves predict, not a prior and a correction.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        "model: expected one with the prior that it predicts from, to draw whole paths "
+        "of, got a TreedGP with more than one leaf (or warp, or categorical_features): "
+        "its posterior is mixed from those of leaves. Draw at a finite set of points "
+        "instead: posterior(X).rsample(), or MaxPosteriorSampling."
+    )
+
+
+def place_of(element: int, shape: torch.Size) -> tuple[int, ...]:
+    """The index of an element of a flattened batch; empty where there is none."""
+    place = []
+    for size in reversed(shape):
+        place.append(element % size)
+        element //= size
+    return tuple(reversed(place))
+
+
+def element_of(values: Tensor, element: int, own: int) -> Tensor:
+    """One element of a batch, for values with so many dimensions of their own."""
+    if values.ndim == own:
+        return values
+    return values.reshape(-1, *values.shape[-own:])[element]

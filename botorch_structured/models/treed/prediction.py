@@ -1,0 +1,350 @@
+r"""Predictions of a GP per leaf, and their mixture where the change may be.
+
+With factors ``J`` of each leaf (``J' J = (K + V)^-1``) a leaf predicts as any GP does.
+Where two leaves meet, what is known of the change point is a distribution: it is in the
+gap between the nearest data, or in one of those beside it that explain the data nearly
+as well. With p(x) the probability that x is on the left,
+
+.. math:: C(x, x') = P_{ll} C_l(x, x') + P_{rr} C_r(x, x')
+    + (P_{ll} - p p') \Delta(x) \Delta(x'),
+
+with :math:`P_{ll} = \min(p, p')`, :math:`P_{rr} = 1 - \max(p, p')` and
+:math:`\Delta = \mu_l - \mu_r`, are the first two moments of the mixture, jointly for
+all points and node by node up the tree. Each term is a product of positive
+semi-definite functions, so the sum is one; elsewhere leaves are independent.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BorrowedPrior",
+    "LeafFactors",
+    "TreedPredictor",
+]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from botorch_structured.models.treed.kernel import TreedKernel
+from botorch_structured.models.treed.leaf_modules import TreedMean, TreedMeanCopies
+from botorch_structured.models.treed.partition import (
+    TreePartition,
+    left_probability,
+)
+
+# A point from across the boundary is lent where the leaf finds it plausible.
+_PLAUSIBLE = 3.0
+
+
+@dataclass(frozen=True)
+class LeafFactors:
+    """The data a leaf predicts from.
+
+    Attributes:
+        X: ``E x m x d``.
+        root: J, ``E x m x m``; rows and columns of padding are those of the identity.
+        half: J (y - mean), ``E x m``; zero where padded.
+        real: False where padded, ``E x m``.
+    """
+
+    X: Tensor
+    root: Tensor
+    half: Tensor
+    real: Tensor
+
+
+class TreedPredictor:
+    """The posterior of one element of a batch of treed GPs.
+
+    Args:
+        element: Number of the element.
+        partition: Its partition.
+        kernel: Kernel of the leaves.
+        mean: Mean of the leaves.
+        noise: Noise variances ``... x n`` of all data, were they of a given leaf.
+        X: ``fantasies x n x d``, ``fantasies`` being any batch shape.
+        y: ``fantasies x n``.
+        lend: Whether a leaf predicts from its own data and what others lend; otherwise
+            from all data, and there is no mixture.
+        graph: Whether factors are differentiable (in data, and hyperparameters).
+    """
+
+    def __init__(
+        self,
+        element: int,
+        partition: TreePartition,
+        kernel: TreedKernel,
+        mean: TreedMean | TreedMeanCopies,
+        noise: Callable[[int], Tensor],
+        X: Tensor,
+        y: Tensor,
+        lend: bool,
+        graph: bool,
+    ) -> None:
+        self.graph = graph
+        # on a GPU looking at values would cost more than computing what is not needed
+        self.masked = X.is_cuda
+        self.element, self.kernel, self.mean = element, kernel, mean
+        self.noise, self.lend = noise, lend
+        self.nodes = partition.nodes
+        self.changes = [
+            partition.change(k) if lend and node.split is not None else None
+            for k, node in enumerate(self.nodes)
+        ]
+        shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
+        self.fantasies = shape
+        self.X = X.expand(*shape, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
+        self.y = y.expand(*shape, -1).reshape(-1, y.shape[-1])
+        self._home = partition.leaf_index(self.X)
+        self._reach = self._members()
+        self._factors: dict[int, LeafFactors] = {}
+
+    def _members(self) -> dict[int, Tensor]:
+        """Which rows belong to each leaf, shared ones included: ``E x n``."""
+        inside = {0: torch.ones_like(self._home, dtype=torch.bool)}
+        for k, node in enumerate(self.nodes):
+            if node.split is None:
+                continue
+            x = self.X[..., node.split.column]
+            if node.split.categorical:
+                left, right = x == node.split.threshold, x != node.split.threshold
+            else:
+                left, right = x <= node.split.threshold, x >= node.split.threshold
+            inside[node.children[0]] = inside[k] & left
+            inside[node.children[1]] = inside[k] & right
+        return {
+            node.leaf: inside[k]
+            for k, node in enumerate(self.nodes)
+            if node.leaf is not None
+        }
+
+    # -- what a leaf predicts from ------------------------------------------------
+
+    def factors(self, leaf: int) -> LeafFactors:
+        """The factors of a leaf, computed when first asked for."""
+        if leaf not in self._factors:
+            with torch.set_grad_enabled(self.graph):
+                self._factors[leaf] = self._make_factors(leaf)
+        return self._factors[leaf]
+
+    def _make_factors(self, leaf: int) -> LeafFactors:
+        if not self.lend:
+            everything = torch.ones_like(self._home, dtype=torch.bool)
+            return self._factorise(leaf, everything)
+        home = self._home == leaf
+        own = self._factorise(leaf, home)
+        lent = self.lent(leaf, own)
+        return own if lent is None else self._factorise(leaf, home | lent)
+
+    def lent(self, leaf: int, own: LeafFactors) -> Tensor | None:
+        """Points at the boundary that others lend to a leaf, ``E x n``.
+
+        Args:
+            leaf: Its number.
+            own: Factors of its own data.
+        """
+        offered = self._reach[leaf] & (self._home != leaf)
+        if not bool(offered.any()):
+            return None
+        with torch.no_grad():
+            mean, projected, variance = self._project(leaf, own, self.X, None)
+            predicted = variance - projected.square().sum(-1)
+            predicted = predicted + self.noise(leaf).expand(self.y.shape)
+            z = (self.y - mean).square() / predicted
+        lent = offered & (z < _PLAUSIBLE**2)
+        return lent if bool(lent.any()) else None
+
+    def _factorise(self, leaf: int, chosen: Tensor) -> LeafFactors:
+        count = int(chosen.sum(-1).max()) if chosen.numel() else 0
+        order = chosen.long().argsort(dim=-1, descending=True, stable=True)
+        index = order[..., :count]
+        real = chosen.gather(-1, index)
+        X = self.X.gather(
+            -2, index.unsqueeze(-1).expand(*index.shape, self.X.shape[-1])
+        )
+        leaves = torch.full((len(X),), leaf, device=X.device)
+        noise = self.noise(leaf).expand(self.y.shape).gather(-1, index)
+        if count == 0:
+            empty = X.new_zeros(len(X), 0)
+            return LeafFactors(X, X.new_zeros(len(X), 0, 0), empty, real)
+        covariance = self.kernel.leaf_covariance(self.element, leaves, X)
+        residual = self.y.gather(-1, index) - self.mean.leaf_mean(
+            self.element, leaves, X
+        )
+        if not bool(real.all()):
+            pair = real.unsqueeze(-1) & real.unsqueeze(-2)
+            covariance = torch.where(pair, covariance, 0.0)
+            noise = torch.where(real, noise, 1.0)
+            residual = torch.where(real, residual, 0.0)
+        chol = psd_safe_cholesky(covariance + torch.diag_embed(noise))
+        eye = torch.eye(count, dtype=X.dtype, device=X.device).expand_as(chol)
+        root = torch.linalg.solve_triangular(chol, eye, upper=False)
+        half = (root @ residual.unsqueeze(-1)).squeeze(-1)
+        return LeafFactors(X, root, half, real)
+
+    # -- predictions of one leaf --------------------------------------------------
+
+    def _project(
+        self, leaf: int, factors: LeafFactors, X: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Posterior mean, J k and prior variance at ``E x p x d`` points.
+
+        Args:
+            leaf: Number of the leaf.
+            factors: Its factors.
+            X: Points; ``E`` may be 1.
+            rows: Which fantasies the points are of; None for all, in order.
+        """
+        root, half, data, real = factors.root, factors.half, factors.X, factors.real
+        if rows is not None:
+            root, half, data, real = root[rows], half[rows], data[rows], real[rows]
+        size = max(len(X), len(data))
+        X = X.expand(size, *X.shape[-2:])
+        data = data.expand(size, *data.shape[-2:])
+        leaves = torch.full((size,), leaf, device=X.device)
+        mean = self.mean.leaf_mean(self.element, leaves, X)
+        variance = self.kernel.leaf_variance(self.element, leaves, X)
+        if data.shape[-2] == 0:
+            return mean, X.new_zeros(*X.shape[:-1], 0), variance
+        cross = self.kernel.leaf_covariance(self.element, leaves, X, data)
+        cross = torch.where(real.unsqueeze(-2), cross, 0.0)
+        projected = cross @ root.mT
+        return mean + (projected @ half.unsqueeze(-1)).squeeze(-1), projected, variance
+
+    def _leaf_moments(
+        self, leaf: int, X: Tensor, reached: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean ``T x q`` and covariance ``T x q x q`` (``T x 1`` if q is 1).
+
+        Args:
+            leaf: Number of the leaf.
+            X: ``T x q x d``, where T is a multiple of the number of fantasies.
+            reached: Where the leaf matters, ``T x q``.
+        """
+        factors = self.factors(leaf)
+        count, (batch, q) = len(factors.X), X.shape[:-1]
+        single = count == 1
+        if single and not self.masked and not bool(reached.all()):
+            # only the points that are there: one matrix for all of a t-batch
+            index = reached.reshape(-1).nonzero().squeeze(-1)
+            points = X.flatten(0, 1)[index].unsqueeze(0)
+            m, p, v = self._project(leaf, factors, points, None)
+            total = batch * q
+            mean = X.new_zeros(total).index_put((index,), m[0])
+            projected = X.new_zeros(total, p.shape[-1]).index_put((index,), p[0])
+            variance = X.new_zeros(total).index_put((index,), v[0])
+            if batch == 1 and q > 1:
+                leaves = torch.full((1,), leaf, device=X.device)
+                own = self.kernel.leaf_covariance(self.element, leaves, points, points)
+                own = own[0] - p[0] @ p[0].mT
+                covariance = X.new_zeros(q, q).index_put(
+                    (index.unsqueeze(-1), index.unsqueeze(0)), own
+                )
+                return mean.view(1, q), covariance.unsqueeze(0)
+        else:
+            if single:
+                points, rows = X.flatten(0, 1).unsqueeze(0), None
+            else:
+                points = X
+                rows = torch.arange(batch, device=X.device) % count
+            mean, projected, variance = self._project(leaf, factors, points, rows)
+        mean = mean.reshape(batch, q)
+        projected = projected.reshape(batch, q, projected.shape[-1])
+        variance = variance.reshape(batch, q)
+        if q == 1:
+            return mean, variance - projected.square().sum(-1)
+        leaves = torch.full((batch,), leaf, device=X.device)
+        own = self.kernel.leaf_covariance(self.element, leaves, X, X)
+        return mean, own - projected @ projected.mT
+
+    # -- the mixture --------------------------------------------------------------
+
+    def __call__(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``T x q`` and covariance ``T x q x q`` of the latent function.
+
+        Args:
+            X: ``T x q x d``; the fantasies are the end of the batch T.
+        """
+        reached = torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+        mean, covariance = self._moments(0, X, reached)
+        if X.shape[-2] == 1:
+            covariance = covariance.unsqueeze(-1)
+        return mean, covariance
+
+    def _moments(
+        self, position: int, X: Tensor, reached: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        node = self.nodes[position]
+        if node.leaf is not None:
+            return self._leaf_moments(node.leaf, X, reached)
+        assert node.split is not None
+        p = left_probability(X, node.split, self.changes[position])
+        to_left, to_right = reached & (p > 0), reached & (p < 1)
+        if not self.masked:
+            if not bool(to_right.any()):
+                return self._moments(node.children[0], X, to_left)
+            if not bool(to_left.any()):
+                return self._moments(node.children[1], X, to_right)
+        left_mean, left = self._moments(node.children[0], X, to_left)
+        right_mean, right = self._moments(node.children[1], X, to_right)
+        difference = left_mean - right_mean
+        mean = right_mean + p * difference
+        if X.shape[-2] == 1:
+            spread = p * (1.0 - p) * difference.square()
+            return mean, p * left + (1.0 - p) * right + spread
+        first, second = p.unsqueeze(-1), p.unsqueeze(-2)
+        both_left = torch.minimum(first, second)
+        both_right = 1.0 - torch.maximum(first, second)
+        spread = (both_left - first * second) * (
+            difference.unsqueeze(-1) * difference.unsqueeze(-2)
+        )
+        return mean, both_left * left + both_right * right + spread
+
+    # -- leave-one-out ------------------------------------------------------------
+
+    def borrowed_prior(self) -> BorrowedPrior:
+        """The prior of each leaf's own data given what it borrows, see there."""
+        mean = torch.zeros_like(self.y)
+        n = self.y.shape[-1]
+        covariance = self.X.new_zeros(len(self.X), n, n)
+        for leaf in range(len(self._reach)):
+            home = self._home == leaf
+            borrowed: Tensor | None = ~home
+            if self.lend:
+                borrowed = self.lent(leaf, self._factorise(leaf, home))
+            leaves = torch.full((len(self.X),), leaf, device=self.X.device)
+            own = self.kernel.leaf_covariance(self.element, leaves, self.X)
+            own_mean = self.mean.leaf_mean(self.element, leaves, self.X)
+            if borrowed is not None:
+                factors = self._factorise(leaf, borrowed)
+                own_mean, projected, _ = self._project(leaf, factors, self.X, None)
+                own = own - projected @ projected.mT
+            pair = home.unsqueeze(-1) & home.unsqueeze(-2)
+            mean = torch.where(home, own_mean, mean)
+            covariance = torch.where(pair, own, covariance)
+        return BorrowedPrior(
+            mean.reshape(*self.fantasies, n),
+            covariance.reshape(*self.fantasies, n, n),
+            self._home.reshape(*self.fantasies, n),
+        )
+
+
+@dataclass(frozen=True)
+class BorrowedPrior:
+    """What a leaf knows of its own data before it sees them.
+
+    Leave-one-out predictions of this Gaussian are those of the leaf models.
+
+    Attributes:
+        mean: ``fantasies x n``.
+        covariance: ``fantasies x n x n``.
+        leaves: ``fantasies x n``.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    leaves: Tensor

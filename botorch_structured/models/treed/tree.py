@@ -1,0 +1,268 @@
+r"""Binary trees over data, grown best first, and the splits of CART.
+
+After Assael et al. (2014), section 3.1: a node A is split at ``h(x) > tau`` where the
+empirical variance U is reduced most,
+
+.. math:: I = U(A) - \frac{|A'|}{|A|} U(A') - \frac{|A''|}{|A|} U(A''), \quad (1)
+
+with tau exactly *at* a data point, which belongs to both children (so that there is no
+gap between them without data). Its ``home`` is the left child, which predicts there.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ChangePoint",
+    "Proposal",
+    "Split",
+    "TreeNode",
+    "grow",
+    "split_by_variance",
+]
+
+import heapq
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+# Relative to U of the node: below this a reduction is rounding.
+_NO_REDUCTION = 1e-12
+
+
+@dataclass(frozen=True)
+class Split:
+    """A test that sends a point to the left child, or to the right one.
+
+    Attributes:
+        column: The column it looks at.
+        threshold: tau: left are the points with ``x <= tau`` (categorical: ``==``).
+        categorical: Whether the column has no order (one against the rest).
+    """
+
+    column: int
+    threshold: float
+    categorical: bool = False
+
+    def left(self, X: Array) -> NDArray[np.bool_]:
+        """Which of the points ``n x d`` are at home on the left."""
+        x = X[:, self.column]
+        return x == self.threshold if self.categorical else x <= self.threshold
+
+    def shared(self, X: Array) -> NDArray[np.bool_]:
+        """Which of the points ``n x d`` belong to both children."""
+        if self.categorical:
+            return np.zeros(len(X), dtype=bool)
+        return X[:, self.column] == self.threshold
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where regimes change, as a distribution: uniform within each of some intervals.
+
+    A split at a data point says that the change is between it and the next one.
+
+    Attributes:
+        starts: Data points that the split might be at, ascending, ``k``.
+        ends: The next data points, ``k``.
+        weights: Probabilities, ``k``.
+    """
+
+    starts: Array
+    ends: Array
+    weights: Array
+
+
+@dataclass(eq=False)
+class TreeNode:
+    """A node and the data in it.
+
+    Attributes:
+        rows: The rows of all its data, M_i of the paper.
+        home: The rows that are predicted here: without those shared from the left.
+        depth: Edges from the root.
+        parent: None for the root.
+        split: None for a leaf.
+        children: Left and right.
+        change: Where else the split might have been; None if that is not known.
+        fit: What a criterion wants to remember about the node.
+    """
+
+    rows: Rows
+    home: Rows
+    depth: int = 0
+    parent: TreeNode | None = None
+    split: Split | None = None
+    children: tuple[TreeNode, ...] = ()
+    change: ChangePoint | None = None
+    fit: Any = field(default=None, repr=False)
+
+    def divided(self, X: Array, split: Split) -> tuple[TreeNode, TreeNode]:
+        """The children that a split would make."""
+        left, shared = split.left(X), split.shared(X)
+
+        def child(rows: NDArray[np.bool_], home: NDArray[np.bool_]) -> TreeNode:
+            return TreeNode(
+                rows=self.rows[rows[self.rows]],
+                home=self.home[home[self.home]],
+                depth=self.depth + 1,
+                parent=self,
+            )
+
+        return child(left, left), child(~left | shared, ~left)
+
+    def walk(self) -> list[TreeNode]:
+        """This node and all below it, parents before children, left before right."""
+        found = [self]
+        for child in self.children:
+            found += child.walk()
+        return found
+
+    def leaves(self) -> list[TreeNode]:
+        """Leaves below this node, left to right."""
+        return [node for node in self.walk() if node.split is None]
+
+    def path(self) -> list[TreeNode]:
+        """This node, its parent, and so on to the root."""
+        found = [self]
+        while found[-1].parent is not None:
+            found.append(found[-1].parent)
+        return found
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """How a node might be split.
+
+    Attributes:
+        value: What is gained; the largest is carried out first.
+        split: The split.
+        children: The nodes it makes.
+        change: Where else the split might have been.
+    """
+
+    value: float
+    split: Split
+    children: tuple[TreeNode, TreeNode]
+    change: ChangePoint | None = None
+
+
+def grow(
+    root: TreeNode,
+    propose: Callable[[TreeNode], Proposal | None],
+    max_leaves: int | None = None,
+) -> None:
+    """Split leaves, the one that gains most first, until nothing is proposed.
+
+    Args:
+        root: The tree, changed in place.
+        propose: The best split of a node, or None.
+        max_leaves: Where to stop.
+    """
+    queue: list[tuple[float, int, TreeNode, Proposal]] = []
+    count = 0  # ties are settled by age
+
+    def consider(node: TreeNode) -> None:
+        nonlocal count
+        proposal = propose(node)
+        if proposal is not None:
+            heapq.heappush(queue, (-proposal.value, count, node, proposal))
+            count += 1
+
+    leaves = 1
+    if max_leaves is None or leaves < max_leaves:
+        consider(root)
+    while queue and (max_leaves is None or leaves < max_leaves):
+        _, _, node, proposal = heapq.heappop(queue)
+        node.split, node.children = proposal.split, proposal.children
+        node.change = proposal.change
+        leaves += 1
+        for child in node.children:
+            consider(child)
+
+
+def split_by_variance(
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    categorical: Collection[int] = (),
+) -> tuple[float, Split] | None:
+    """The split that reduces U the most, equation (1), in O(d n log n).
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        min_leaf_size: Fewest points of a child, shared ones included.
+        categorical: Columns without an order.
+
+    Returns:
+        I and the split; None if none reduces U or leaves enough points on both sides.
+        Ties go to the first column and the smallest threshold.
+    """
+    n, d = X.shape
+    centred = y - y.mean()
+    squares = float(centred @ centred)
+    best: tuple[float, Split] | None = None
+    numeric = [j for j in range(d) if j not in set(categorical)]
+    if numeric and n >= 2:
+        reduction, thresholds = _numeric_reductions(
+            X[:, numeric], centred, min_leaf_size
+        )
+        place = np.unravel_index(int(np.argmax(reduction.T)), reduction.T.shape)
+        value = float(reduction.T[place])
+        if np.isfinite(value):
+            split = Split(numeric[place[0]], float(thresholds.T[place]))
+            best = (value, split)
+    for column in sorted(categorical):
+        values, codes, counts = np.unique(
+            X[:, column], return_inverse=True, return_counts=True
+        )
+        sums = np.bincount(codes, weights=centred, minlength=len(values))
+        # sums of squares around means cancel: what is between groups remains
+        with np.errstate(divide="ignore", invalid="ignore"):
+            between = sums**2 / counts + sums**2 / (n - counts)
+        allowed = (counts >= min_leaf_size) & (n - counts >= min_leaf_size)
+        between = np.where(allowed, between / n, -np.inf)
+        k = int(np.argmax(between))
+        if np.isfinite(between[k]) and (best is None or between[k] > best[0]):
+            best = (float(between[k]), Split(column, float(values[k]), True))
+    if best is None or best[0] <= _NO_REDUCTION * squares / n:
+        return None
+    return best
+
+
+def _numeric_reductions(
+    X: Array, centred: Array, min_leaf_size: int
+) -> tuple[Array, Array]:
+    """I of each threshold: ``n x d``, in the order of each column, and thresholds."""
+    n, d = X.shape
+    order = np.argsort(X, axis=0, kind="stable")
+    x = np.take_along_axis(X, order, axis=0)
+    y = centred[order]
+    zero = np.zeros((1, d))
+    total = np.concatenate([zero, np.cumsum(y, axis=0)])
+    squares = np.concatenate([zero, np.cumsum(y**2, axis=0)])
+    # equal values are on the same side, so a threshold has a first and a last row
+    position = np.arange(n)[:, None]
+    starts = np.concatenate([np.ones((1, d), dtype=bool), x[1:] != x[:-1]])
+    first = np.maximum.accumulate(np.where(starts, position, 0), axis=0)
+    ends = np.concatenate([starts[1:], np.ones((1, d), dtype=bool)])
+    after = np.minimum.accumulate(np.where(ends, position, n)[::-1], axis=0)[::-1] + 1
+
+    def scatter(low: Rows, high: Rows) -> Array:
+        """Sum of squares around the mean of rows from ``low`` up to ``high``."""
+        s1 = np.take_along_axis(total, high, 0) - np.take_along_axis(total, low, 0)
+        s2 = np.take_along_axis(squares, high, 0) - np.take_along_axis(squares, low, 0)
+        return s2 - s1**2 / (high - low)
+
+    none, all_rows = np.zeros_like(after), np.full_like(after, n)
+    within = scatter(none, after) + scatter(first, all_rows)
+    reduction = (scatter(none, all_rows) - within) / n
+    left, right = after, n - first
+    allowed = (np.minimum(left, right) >= min_leaf_size) & (np.maximum(left, right) < n)
+    return np.where(allowed & starts, reduction, -np.inf), x

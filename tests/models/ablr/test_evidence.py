@@ -1,0 +1,327 @@
+"""The summed evidence and its gradient against the Gaussian it is defined by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from ablr_problems import Problem, dense_log_evidence, make_problem
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_operator.utils.errors import NanError
+from torch import Tensor, nn
+
+from botorch_structured.models.ablr import factors as ablr_factors
+from botorch_structured.models.ablr.factors import (
+    cholesky_qr,
+    triangular_factor,
+)
+from botorch_structured.models.ablr.regressions import summed_log_evidence
+from botorch_structured.models.ablr.rows import TaskRows
+
+#: no data, one row, fewer than, as many as and more than the six features
+RAGGED = [3, 0, 6, 7, 30, 1, 12]
+
+
+def ours(problem: Problem, **kwargs: Any) -> Tensor:
+    kwargs.setdefault("noise_variance", problem.noise_variance)
+    return summed_log_evidence(*problem.arguments, problem.log_beta, **kwargs)
+
+
+def check(problem: Problem, value: Tensor, expected: Tensor, rtol: float) -> None:
+    """Values, and gradients to everything learnt, each against its own size."""
+    torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol)
+    gradients = torch.autograd.grad(value, problem.learnt)
+    if not expected.requires_grad:  # no data at all
+        expected = expected + 0.0 * sum(t.sum() for t in problem.learnt)
+    dense = torch.autograd.grad(expected, problem.learnt)
+    for g, e in zip(gradients, dense, strict=True):
+        assert g.dtype == e.dtype and g.shape == e.shape
+        size = float(e.abs().max()) if e.numel() else 0.0
+        torch.testing.assert_close(g, e, rtol=100 * rtol, atol=100 * rtol * size)
+
+
+@pytest.mark.parametrize("fixed_noise", [False, True])
+@pytest.mark.parametrize("chunk_rows", [None, 5, 16])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_against_the_dense_definition(
+    fixed_noise: bool, chunk_rows: int | None, ordered: bool, device: torch.device
+) -> None:
+    problem = make_problem(
+        RAGGED, fixed_noise=fixed_noise, ordered=ordered, device=device
+    )
+    value = ours(problem, chunk_rows=chunk_rows)
+    check(problem, value, dense_log_evidence(problem), 1e-11)
+
+
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=5),
+    st.integers(1, 9),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.integers(0, 1000),
+)
+def test_random_shapes(
+    counts: list[int], num_features: int, chunk_rows: int | None, seed: int
+) -> None:
+    problem = make_problem(counts, num_features, seed=seed)
+    value = ours(problem, chunk_rows=chunk_rows)
+    check(problem, value, dense_log_evidence(problem), 1e-9)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 4])
+def test_constant_outcomes_and_repeated_rows(chunk_rows: int | None) -> None:
+    problem = make_problem(RAGGED)
+    problem.X.data[:] = problem.X.data[:1]
+    problem.Y.data.fill_(2.0)
+    value = ours(problem, chunk_rows=chunk_rows)
+    check(problem, value, dense_log_evidence(problem), 1e-10)
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 4])
+def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
+    """Outcomes that share rows are what they are on rows of their own."""
+    g = torch.Generator().manual_seed(0)
+    shared = make_problem([12, 20, 5])
+    rows = torch.randint(0, 15, (37,), generator=g)
+    X = shared.X.detach()[:15].requires_grad_()
+    task = TaskRows(shared.task, 3, rows=rows, num_rows=15, chunk_rows=chunk_rows)
+    value = summed_log_evidence(
+        shared.features, X, shared.Y, task, shared.log_alpha, shared.log_beta
+    )
+    shared.X = X
+    expected = dense_log_evidence(shared, shared.features(X)[rows])
+    check(shared, value, expected, 1e-11)
+
+
+def test_no_data_at_all() -> None:
+    problem = make_problem([0, 0])
+    value = ours(problem)
+    assert float(value.detach()) == 0.0
+    for g in torch.autograd.grad(value, problem.learnt):
+        assert not g.any()
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+@pytest.mark.parametrize("num_features", [6, 12])
+def test_chunks_change_nothing_where_ratios_are_extreme(
+    num_features: int, as_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of alpha / beta = 1e10, products of features would keep half of the digits.
+
+    Twelve features of five hidden units and a constant are of rank six. (Derivatives to
+    the network are not compared: outcomes that differ by rounding already change them
+    by alpha |Phi| |y| times rounding, which is 1e-5 here.)
+    """
+    problem = make_problem([400, 300], num_features, seed=4)
+    assert problem.log_alpha is not None
+    problem.log_alpha.data.fill_(18.0)
+    problem.log_beta.data.fill_(-5.0)
+    # with such noise as alpha says
+    weights = torch.linspace(-1.0, 1.0, num_features, dtype=torch.float64)
+    signal = problem.features(problem.X.detach()).detach() @ weights
+    problem.Y.data.mul_(math.exp(-9.0)).add_(signal)
+    whole = ours(problem)
+    if as_on_a_gpu:
+        by_products = []
+
+        def factor(data: Tensor) -> Tensor:
+            by_products.append(cholesky_qr(data))
+            return (
+                triangular_factor(data) if by_products[-1] is None else by_products[-1]
+            )
+
+        monkeypatch.setattr(ablr_factors, "triangular_factor", factor)
+    chunked = ours(problem, chunk_rows=50)
+    if as_on_a_gpu:  # of dependent features, none
+        assert (by_products[-1] is None) == (num_features == 12)
+    torch.testing.assert_close(whole, chunked, rtol=1e-12, atol=0.0)
+    learnt = [problem.log_alpha, problem.log_beta]
+    for a, b in zip(
+        torch.autograd.grad(whole, learnt),
+        torch.autograd.grad(chunked, learnt),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9 * float(b.abs().max()))
+
+
+def test_gradient_against_differences() -> None:
+    """By differences, independent of any other gradient."""
+    problem = make_problem([4, 9], num_features=5)
+    assert torch.autograd.gradcheck(
+        lambda *_: ours(problem), problem.learnt, eps=1e-6, rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("chunk_rows", [None, 5])
+def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
+    """Never all rows at once above a chunk; a single chunk is not computed again."""
+    problem = make_problem(RAGGED)
+    sizes: list[int] = []
+    problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
+    ours(problem, chunk_rows=chunk_rows).backward()
+    n = sum(RAGGED)
+    assert sizes.pop(0) == 1  # how many features there are
+    assert sum(sizes) == (n if chunk_rows is None else 2 * n)
+    assert max(sizes) <= (chunk_rows or n)
+    sizes.clear()
+    with torch.no_grad():
+        ours(problem, chunk_rows=chunk_rows)
+    assert sum(sizes) == 1 + n
+
+
+def test_held_features_are_computed_once() -> None:
+    problem = make_problem(RAGGED)
+    for p in problem.features.parameters():
+        p.requires_grad_(False)
+    problem.X, problem.Y = problem.X.detach(), problem.Y.detach()
+    sizes: list[int] = []
+    problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
+    value = ours(problem, chunk_rows=5)
+    assert sum(sizes) == 1 + sum(RAGGED)
+    check(problem, value, dense_log_evidence(problem), 1e-11)
+
+
+def test_no_gradient_where_none_is_wanted() -> None:
+    problem = make_problem(RAGGED)
+    with torch.no_grad():
+        assert not ours(problem).requires_grad
+    for p in problem.features.parameters():
+        p.requires_grad_(False)
+    problem.X, problem.Y = problem.X.detach(), problem.Y.detach()
+    check(problem, ours(problem), dense_log_evidence(problem), 1e-11)
+    assert problem.log_alpha is not None
+    problem.log_alpha, problem.log_beta = (
+        problem.log_alpha.detach(),
+        problem.log_beta.detach(),
+    )
+    assert not ours(problem).requires_grad
+
+
+def test_single_precision_is_computed_in_double() -> None:
+    """The algebra, that is; features and gradients are as precise as they come."""
+    problem = make_problem(RAGGED)
+    expected = torch.autograd.grad(ours(problem), problem.learnt)
+    problem.features.float()
+    single = Problem(
+        problem.features,
+        problem.X.detach().float().requires_grad_(),
+        problem.Y.detach().float().requires_grad_(),
+        problem.task,
+        *(
+            p.detach().float().requires_grad_()
+            for p in (problem.log_alpha, problem.log_beta)
+        ),
+        None,
+    )
+    value = ours(single)
+    assert value.dtype == torch.float32
+    for g, e in zip(torch.autograd.grad(value, single.learnt), expected, strict=True):
+        assert g.dtype == torch.float32
+        size = float(e.abs().max())
+        torch.testing.assert_close(g.double(), e, rtol=1e-3, atol=1e-3 * size)
+
+
+class Method(nn.Module):
+    """A module whose features are a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def features(self, X: Tensor) -> Tensor:
+        return torch.cat([(X * self.scale).sin(), X.square()], dim=-1)
+
+
+def test_a_method_of_a_module() -> None:
+    problem = make_problem(RAGGED)
+    method = Method()
+    value = summed_log_evidence(
+        method.features, *problem.arguments[1:], problem.log_beta
+    )
+    problem.features = method
+    expected = dense_log_evidence(problem, method.features(problem.X))
+    check(problem, value, expected, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"log_alpha": None}, "log_alpha, noise_variance: .* one of them, got neither"),
+        ({"noise_variance": torch.ones(5)}, "noise_variance: .* got both"),
+        ({"log_alpha": torch.zeros(3)}, r"one number per task, got shapes \(3,\)"),
+        ({"X": torch.zeros(5)}, r"X: expected a floating-point tensor n x d"),
+        ({"X": torch.zeros(5, 2, dtype=torch.long)}, "X: .* torch.int64"),
+        ({"Y": torch.zeros(4)}, "X, Y: expected 5 rows and 5 outcomes"),
+        ({"task": torch.tensor([0, 1, 2, 0, 0])}, "task: expected values in 0 ... 1"),
+        (
+            {"task": TaskRows(torch.zeros(5, dtype=torch.long), 1)},
+            "task: expected 2 tasks, one per hyperparameter, got 1",
+        ),
+        ({"features": nn.Flatten(0)}, r"features: expected 1 x D .* got \(2,\)"),
+        ({"features": nn.Dropout()}, r"features: .* Dropout \(itself\) in training"),
+        (
+            {"features": nn.Sequential(nn.BatchNorm1d(2))},
+            r"features: .* BatchNorm1d \(0\) in training",
+        ),
+    ],
+)
+def test_errors(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "features": nn.Identity(),
+        "X": torch.zeros(5, 2),
+        "Y": torch.zeros(5),
+        "task": torch.tensor([0, 1, 1, 0, 0]),
+        "log_alpha": torch.zeros(2),
+        "log_beta": torch.zeros(2),
+    }
+    with pytest.raises(ValueError, match=message):
+        summed_log_evidence(**{**arguments, **change})
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (torch.ones(3), r"one per outcome, of shape \(5,\)"),
+        (torch.ones(5).requires_grad_(), "expected constants"),
+        (torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]), "positive numbers, got a minimum of"),
+        (torch.full((5,), torch.nan), "positive numbers"),
+    ],
+)
+def test_errors_in_known_noise(noise: Tensor, message: str) -> None:
+    problem = make_problem([5], fixed_noise=True)
+    with pytest.raises(ValueError, match=f"noise_variance: .*{message}"):
+        ours(problem, noise_variance=noise)
+
+
+def test_chunks_are_said_once() -> None:
+    problem = make_problem([5])
+    problem.task = TaskRows(problem.task, 1)  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="chunk_rows: give it to TaskRows"):
+        ours(problem, chunk_rows=3)
+
+
+def test_unknown_parameters_are_refused() -> None:
+    problem = make_problem([5])
+    plain = make_problem([5])
+    net = problem.features
+    with pytest.raises(ValueError, match="features: has parameters .* no nn.Module"):
+        summed_log_evidence(
+            lambda x: net(x), plain.X.detach(), *plain.arguments[2:], plain.log_beta
+        )
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("features", "features or outcomes are not"), ("log_beta", "hyperparameters are")],
+)
+@pytest.mark.parametrize("counts", [[3, 5], [3, 20]])
+def test_values_that_are_not_finite(what: str, message: str, counts: list[int]) -> None:
+    problem = make_problem(counts)
+    if what == "features":
+        problem.X.data[problem.task == 1] = torch.nan
+    else:
+        problem.log_beta.data[1] = torch.nan
+    with pytest.raises(NanError, match=f"1 of 2 tasks, the first is 1: .*{message}"):
+        ours(problem)

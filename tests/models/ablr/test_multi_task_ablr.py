@@ -1,0 +1,693 @@
+"""MultiTaskABLR: its numbers against a dense definition, tasks, signals, updates."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
+from botorch.exceptions.errors import UnsupportedError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms import Normalize, Standardize
+from botorch.models.transforms.input import Warp
+from botorch.models.transforms.outcome import Log, StratifiedStandardize
+from botorch.optim.fit import fit_gpytorch_mll_torch
+from botorch.posteriors import TransformedPosterior
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import get_matheron_path_model
+from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
+from gpytorch.kernels import RBFKernel
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    HadamardGaussianLikelihood,
+)
+from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+from botorch_structured.kernels import MondrianKernel, RandomFourierFeatures
+from botorch_structured.models import MultiTaskABLR
+from botorch_structured.models.ablr.feature_maps import TanhNetwork
+
+TASKS = [0, 2, 5]
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def network(**kwargs: Any) -> TanhNetwork:
+    return TanhNetwork(2, widths=(8, 8), **kwargs)
+
+
+def task_data(n: int = 21, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two inputs and a task column; each task has its own level and scale."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, 2, generator=g)
+    task = torch.tensor(TASKS)[torch.arange(n) % 3]
+    f = torch.sin(4.0 * X[:, 0]) * (1.0 + task) + X[:, 1] + 10.0 * task
+    Y = f + 0.1 * torch.randn(n, generator=g)
+    return torch.cat([X, task.unsqueeze(-1).double()], -1), Y.unsqueeze(-1)
+
+
+def signal_data(n: int = 20) -> tuple[Tensor, Tensor]:
+    """Three signals, some of them missing, one row without any."""
+    g = torch.Generator().manual_seed(1)
+    X = torch.rand(n, 2, generator=g)
+    f = torch.sin(4.0 * X[:, 0])
+    Y = torch.stack([f, 100.0 * f**2, X[:, 1] - 5.0], -1)
+    Y = Y + 0.01 * torch.randn(n, 3, generator=g)
+    Y[2, 0] = Y[5:9, 2] = Y[11] = torch.nan
+    return X, Y
+
+
+def fitted(model: MultiTaskABLR, steps: int = 8, **kwargs: Any) -> MultiTaskABLR:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    options = {"options": {"maxiter": steps}}
+    fit_gpytorch_mll(mll, optimizer_kwargs=options, num_starts=1, **kwargs)
+    return model
+
+
+def task_model(**kwargs: Any) -> MultiTaskABLR:
+    return MultiTaskABLR(*task_data(), -1, **{"feature_map": network(), **kwargs})
+
+
+def objective(model: MultiTaskABLR) -> Tensor:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    mll.train()
+    return mll(model(*model.train_inputs), model.train_targets)
+
+
+def test_evidence_and_its_gradient_are_those_of_the_dense_gp() -> None:
+    model = task_model(outcome_transform=Standardize(m=1))
+    X = model.train_inputs[0]
+    task = model.tasks.index(X[:, -1])
+    with torch.no_grad():
+        model.likelihood.noise = torch.tensor([0.1, 0.3, 0.02])
+        model.covar_module.weight_precision.value = torch.tensor([2.0, 5.0, 9.0])
+    noise = torch.diag(model.likelihood.noise[task])
+    covariance = model.covar_module(X).to_dense() + noise
+    dense = MultivariateNormal(torch.zeros(21), covariance)
+    expected = dense.log_prob(model.train_targets)
+    fast = model.log_evidence()
+    torch.testing.assert_close(fast, expected, rtol=1e-11, atol=1e-11)
+    parameters = list(model.parameters())
+    pairs = zip(
+        torch.autograd.grad(fast, parameters),
+        torch.autograd.grad(expected, parameters),
+        strict=True,
+    )
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_the_kernel_is_the_formula() -> None:
+    model = task_model()
+    X = model.train_inputs[0]
+    phi, task = model.feature_map(X[:, :2]), model.tasks.index(X[:, 2])
+    K = phi @ phi.mT / model.weight_precision[task].unsqueeze(-1)
+    K = K * (task.unsqueeze(-1) == task)
+    actual = model.covar_module(X)
+    torch.testing.assert_close(actual.to_dense(), K)
+    torch.testing.assert_close(actual.diagonal(), K.diagonal())
+
+
+def test_posterior_is_equations_1_and_2() -> None:
+    X, Y = task_data()
+    model = fitted(MultiTaskABLR(X, Y, -1, feature_map=network()))
+    points = torch.rand(4, 2)
+    posterior = model.posterior(points, observation_noise=True)
+    for t, value in enumerate(TASKS):
+        mine = X[:, 2] == value
+        y = Y[mine, 0]
+        shift, scale = y.mean(), y.std()
+        alpha, beta = model.noise_precision[t], model.weight_precision[t]
+        phi, new = model.feature_map(X[mine, :2]), model.feature_map(points)
+        K = alpha / beta * phi.mT @ phi + torch.eye(8)
+        mean = alpha / beta * new @ torch.linalg.solve(K, phi.mT @ (y - shift) / scale)
+        variance = (new @ torch.linalg.solve(K, new.mT)).diagonal() / beta + 1 / alpha
+        torch.testing.assert_close(posterior.mean[:, t], shift + scale * mean)
+        torch.testing.assert_close(posterior.variance[:, t], scale**2 * variance)
+        # and no covariance between tasks
+        block = posterior.distribution.covariance_matrix[4 * t : 4 * t + 4]
+        block = block.clone()
+        block[:, 4 * t : 4 * t + 4] = 0.0
+        assert (block == 0.0).all()
+
+
+def test_mll_of_the_model_is_what_is_fitted() -> None:
+    for model in (
+        task_model(),
+        MultiTaskABLR(*signal_data(), None, feature_map=network()),
+    ):
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        torch.testing.assert_close(objective(model), -model.compute_custom_loss(mll))
+        count = model.train_targets.shape[-1]
+        priors = sum(
+            prior.log_prob(closure(module)).sum()
+            for _, module, prior, closure, _ in model.named_priors()
+        )
+        expected = (model.log_evidence() + priors) / count
+        torch.testing.assert_close(objective(model), expected)
+        moved = mll(model(*model.train_inputs), model.train_targets + 1.0)
+        assert moved != objective(model)
+        with pytest.raises(ValueError, match="value: expected shape"):
+            mll(model(*model.train_inputs), model.train_targets[..., :-1])
+
+
+def test_outputs_tasks_and_columns() -> None:
+    model = fitted(task_model(all_tasks=[0, 2, 5, 9], output_tasks=[5, 2]))
+    X = torch.rand(3, 2, 2)
+    both = model.posterior(X)
+    assert model.num_outputs == 2 and both.mean.shape == (3, 2, 2)
+    for i, value in enumerate((5.0, 2.0)):
+        rows = torch.cat([X, torch.full((3, 2, 1), value)], -1)
+        one = model.posterior(rows)
+        asked = model.posterior(X, output_indices=[int(value)])
+        for other in (one, asked, model.subset_output([i]).posterior(X)):
+            torch.testing.assert_close(other.mean, both.mean[..., i : i + 1])
+            torch.testing.assert_close(other.variance, both.variance[..., i : i + 1])
+    # rows of different tasks are independent
+    rows = torch.cat([X, torch.tensor([5.0, 2.0]).expand(3, 2).unsqueeze(-1)], -1)
+    mixed = model.posterior(rows, observation_noise=True)
+    assert (mixed.distribution.covariance_matrix[:, 0, 1] == 0.0).all()
+    noisy = model.posterior(X, observation_noise=True)
+    for i in range(2):
+        torch.testing.assert_close(mixed.mean[:, i, 0], noisy.mean[:, i, i])
+        torch.testing.assert_close(mixed.variance[:, i, 0], noisy.variance[:, i, i])
+    with pytest.raises(ValueError, match="invalid raw task values"):
+        model.posterior(X, output_indices=[1])
+    with pytest.raises(ValueError, match="`output_indices` must be None"):
+        model.posterior(rows, output_indices=[5])
+    with pytest.raises(ValueError, match="expected 3 columns, or one less"):
+        model.posterior(torch.rand(3, 1))
+    rows[0, 0, -1] = 2.5
+    with pytest.raises(ValueError, match=r"unexpected task values: \{2.5\}"):
+        model.posterior(rows)
+    lenient = task_model(output_tasks=[5], validate_task_values=False)
+    rows[..., -1] = 77.0
+    expected = lenient.posterior(rows[..., :2]).mean
+    torch.testing.assert_close(lenient.posterior(rows).mean, expected)
+
+
+def test_a_task_without_rows_has_the_prior_at_the_usual_level() -> None:
+    model = fitted(task_model(all_tasks=[*TASKS, 9], output_tasks=[9]), steps=30)
+    points = torch.rand(5, 2)
+    posterior = model.posterior(points)
+    level = task_data()[1].reshape(-1, 3).mean(0).mean()
+    torch.testing.assert_close(posterior.mean, level.expand(5, 1))
+    phi = model.feature_map(points)
+    scale = model.outcome_transform.stdvs[3]
+    logs = model.outcome_transform.stdvs[:3].log()
+    torch.testing.assert_close(scale, logs.mean().exp())
+    variance = phi.square().sum(-1, keepdim=True) / model.weight_precision[3]
+    torch.testing.assert_close(posterior.variance, scale**2 * variance)
+    # the most probable value is stationary under the prior
+    for module, values in (
+        (model.likelihood.noise_covar, model.likelihood.noise),
+        (model.covar_module.weight_precision, model.weight_precision),
+    ):
+        prior = getattr(module, "noise_prior", None) or module.value_prior
+        logs = values.detach().log().requires_grad_(True)
+        (slope,) = torch.autograd.grad(prior.log_prob(logs.exp()), logs)
+        assert abs(slope[3]) < 1e-10 < abs(slope[0])
+
+
+@pytest.mark.parametrize("priors", [True, False])
+def test_maximum_likelihood_leaves_an_empty_task_with_the_others(priors: bool) -> None:
+    model = task_model(
+        all_tasks=[*TASKS, 9], priors=priors, feature_map=network(prior_scale=None)
+    )
+    assert bool(list(model.named_priors())) == priors
+    fitted(model, steps=20)
+    if not priors:
+        logs = model.weight_precision.log()
+        torch.testing.assert_close(logs[3], logs[:3].mean())
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_conditioning_is_a_refit_of_the_weights(given: bool) -> None:
+    X, Y = task_data()
+    X_new, Y_new = task_data(9, seed=7)
+    Y_new[4] = torch.nan
+    noise = {"train_Yvar": torch.full_like(Y, 0.2)} if given else {}
+    bounds = torch.tensor([[0.0, 0.0], [2.0, 1.0]])
+
+    def transform() -> Normalize:
+        return Normalize(3, indices=[0, 1], bounds=bounds)
+
+    model = fitted(
+        MultiTaskABLR(
+            X, Y, -1, feature_map=network(), input_transform=transform(), **noise
+        )
+    )
+    updated = model.condition_on_observations(X_new, Y_new)
+    both, scaled = torch.cat([X, X_new]), torch.cat([Y, Y_new])
+    if given:  # the default for new rows is the mean over those of their task
+        noise = {"train_Yvar": torch.full_like(scaled, 0.2)}
+    refit = MultiTaskABLR(
+        both,
+        scaled,
+        -1,
+        feature_map=network(),
+        input_transform=transform(),
+        **noise,
+    )
+    refit.load_state_dict(model.state_dict())
+    points = torch.rand(4, 2)
+    a, b = updated.posterior(points), refit.posterior(points)
+    torch.testing.assert_close(a.mean, b.mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(a.variance, b.variance, rtol=1e-7, atol=1e-12)
+    assert len(model.train_targets) == 21 and len(updated.train_targets) == 30
+    updated.train()
+    assert torch.equal(updated.train_inputs[0], both)
+    torch.testing.assert_close(updated.log_evidence(), refit.log_evidence())
+    again = updated.posterior(points)
+    torch.testing.assert_close(again.mean, b.mean, rtol=1e-9, atol=1e-9)
+
+
+def test_conditioning_touches_no_training_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fitted(task_model(output_tasks=[5]))
+    points = torch.rand(2, 2)
+    model.posterior(points)
+    seen: list[int] = []
+    original = TanhNetwork.forward
+
+    def forward(self: TanhNetwork, X: Tensor) -> Tensor:
+        seen.append(X.shape[-2])
+        return original(self, X)
+
+    monkeypatch.setattr(TanhNetwork, "forward", forward)
+    for _ in range(3):
+        model = model.condition_on_observations(points, torch.rand(2, 1) + 50.0)
+        model.posterior(points)
+    assert seen and max(seen) == 2
+    assert model._train_inputs[0] is not None and len(model._train_inputs[0]) == 21
+    assert len(model.train_inputs[0]) == 27
+
+
+def test_fantasies_are_models_of_their_own() -> None:
+    model = fitted(task_model(output_tasks=[2, 5]))
+    X, points = torch.rand(3, 1, 2), torch.rand(4, 2)
+    sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
+    fantasies = model.fantasize(X, sampler)
+    assert fantasies.batch_shape == (2, 3)
+    batch = fantasies.posterior(points)
+    assert batch.mean.shape == (2, 3, 4, 2)
+    Y = sampler(model.posterior(X, observation_noise=True))
+    one = model.condition_on_observations(X[1], Y[0, 1]).posterior(points)
+    torch.testing.assert_close(batch.mean[0, 1], one.mean)
+    torch.testing.assert_close(batch.variance[0, 1], one.variance)
+    for other in (copy.deepcopy(fantasies), pickle.loads(pickle.dumps(fantasies))):
+        torch.testing.assert_close(other.posterior(points).mean, batch.mean)
+    deeper = fantasies.fantasize(points[:1], sampler)
+    assert deeper.posterior(points).mean.shape == (2, 2, 3, 4, 2)
+    assert fantasies.train_targets.shape == (2, 3, 23)
+    with pytest.raises(UnsupportedError, match="batch of conditioned models"):
+        fantasies.train()
+        fantasies.log_evidence()
+
+
+def test_signals_are_regressions_of_what_was_observed() -> None:
+    X, Y = signal_data()
+    features = RandomFourierFeatures(15, seed=0)
+    model = fitted(MultiTaskABLR(X, Y, None, feature_map=features))
+    points = torch.rand(3, 4, 2)
+    posterior = model.posterior(points)
+    assert posterior.mean.shape == (3, 4, 3)
+    for i in range(3):
+        seen = ~Y[:, i].isnan()
+        alone = MultiTaskABLR(
+            X[seen], Y[seen, i : i + 1], None, feature_map=copy.deepcopy(features)
+        )
+        with torch.no_grad():
+            alone.likelihood.noise = model.likelihood.noise[i]
+            alone.covar_module.weight_precision.value = model.weight_precision[i]
+        expected = alone.posterior(points)
+        torch.testing.assert_close(posterior.mean[..., i], expected.mean[..., 0])
+        torch.testing.assert_close(
+            posterior.variance[..., i], expected.variance[..., 0]
+        )
+        asked = model.posterior(points, output_indices=[i])
+        torch.testing.assert_close(asked.mean, expected.mean)
+    X_new, Y_new = torch.rand(2, 2), torch.tensor([[0.1, torch.nan, -5.0]] * 2)
+    both = torch.cat([X, X_new]), torch.cat([Y, Y_new])
+    refit = MultiTaskABLR(*both, None, feature_map=RandomFourierFeatures(15, seed=0))
+    refit.load_state_dict(model.state_dict())
+    updated = model.condition_on_observations(X_new, Y_new)
+    a, b = updated.posterior(points), refit.posterior(points)
+    torch.testing.assert_close(a.mean, b.mean)
+    torch.testing.assert_close(a.variance, b.variance)
+    torch.testing.assert_close(
+        updated.train_targets, refit.train_targets, equal_nan=True
+    )
+    part = model.subset_output([2, 0]).condition_on_observations(
+        X_new, Y_new[:, [2, 0]]
+    )
+    torch.testing.assert_close(part.posterior(points).mean, a.mean[..., [2, 0]])
+
+
+def test_known_noise() -> None:
+    X, Y = signal_data()
+    Yvar = 0.01 * (1.0 + torch.arange(60.0).reshape(20, 3)) * Y.nanmean(0) ** 2
+    model = MultiTaskABLR(X, Y, None, train_Yvar=Yvar, feature_map=network())
+    i, seen = 1, ~Y[:, 1].isnan()
+    alone = MultiTaskABLR(
+        X[seen], Y[seen, 1:2], None, train_Yvar=Yvar[seen, 1:2], feature_map=network()
+    )
+    with torch.no_grad():
+        alone.covar_module.weight_precision.value = model.weight_precision[i]
+    points = torch.rand(4, 2)
+    for noise in (False, True):
+        a = model.posterior(points, observation_noise=noise)
+        b = alone.posterior(points, observation_noise=noise)
+        torch.testing.assert_close(a.mean[:, i], b.mean[:, 0])
+        torch.testing.assert_close(a.variance[:, i], b.variance[:, 0])
+    with pytest.raises(ValueError, match="expected inferred noise"):
+        _ = model.noise_precision
+
+
+def test_fit_starts_restarts_and_leaves_the_generator_alone() -> None:
+    state = torch.random.get_rng_state()
+    model = task_model()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    options = {"options": {"maxiter": 8}}
+    fit_gpytorch_mll(mll, optimizer_kwargs=options, num_starts=3)
+    assert torch.equal(state, torch.random.get_rng_state())
+    best = objective(model)
+    singles = []
+    for seed in range(3):
+        one = task_model(feature_map=network(seed=seed))
+        singles.append(objective(fitted(one, steps=8)))
+    assert best > max(singles)  # the best of three brief fits, and some more steps
+    # a state goes on from where it is, whatever the number of starts
+    for other in (task_model(), copy.deepcopy(model)):
+        other.load_state_dict(model.state_dict())
+        torch.testing.assert_close(objective(other), best)
+        mll = ExactMarginalLogLikelihood(other.likelihood, other)
+        fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 1}})
+        assert objective(other) >= best
+    with pytest.raises(ValueError, match="num_starts"):
+        fit_gpytorch_mll(mll, num_starts=0)
+
+
+def test_an_interrupted_fit_keeps_its_last_step() -> None:
+    model = task_model()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    before, seen = objective(model), []
+
+    def callback(parameters: dict[str, Any], result: Any) -> None:
+        seen.append(result.fval)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_gpytorch_mll(
+            mll, optimizer_kwargs={"callback": callback}, num_starts=1, progress=False
+        )
+    assert not model.training
+    model.posterior(torch.rand(2, 2))
+    assert objective(model) > before
+    assert objective(model).item() == pytest.approx(-float(seen[-1]), rel=1e-12)
+
+
+def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    fitted(task_model(), steps=2, progress=None)  # over before one could read it
+    assert capsys.readouterr().err == ""
+    fitted(task_model(), steps=2, progress=True)
+    assert "ABLR fit" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("outputs", [[2], [5, 0]])
+def test_functions_drawn_have_the_posterior(outputs: list[int]) -> None:
+    model = fitted(task_model(output_tasks=outputs))
+    X = torch.rand(3, 2, 2, requires_grad=True)
+    functions = model.sample_functions(4000, seed=0)
+    values = functions(X)
+    assert values.shape == (4000, 3, 2, len(outputs))
+    posterior = model.posterior(X)
+    sd = posterior.variance.sqrt()
+    error = 5.0 / math.sqrt(4000.0)
+    assert ((values.mean(0) - posterior.mean).abs() < error * sd).all()
+    assert ((values.std(0) / sd - 1.0).abs() < error).all()
+    # functions, not values: the same wherever they are asked, and with gradients
+    torch.testing.assert_close(functions(X[:, :1]), values[:, :, :1])
+    (gradient,) = torch.autograd.grad(values.sum(), X)
+    assert torch.isfinite(gradient).all()
+    assert torch.equal(
+        model.sample_functions(2, seed=3)(X), model.sample_functions(2, seed=3)(X)
+    )
+
+
+def test_pathwise_thompson_sampling() -> None:
+    model = fitted(task_model(output_tasks=[2]))
+    X = torch.rand(6, 2, 2)
+    assert PathwiseThompsonSampling(model)(X).shape == (6,)
+    assert get_matheron_path_model(model)(X).shape == (6, 2, 1)
+    rows = torch.cat([X, torch.full((6, 2, 1), 2.0)], -1)
+    path = get_matheron_path_model(model)
+    torch.testing.assert_close(path(rows), path(X))
+    with pytest.raises(ValueError, match="Expected inputs of task 2"):
+        path(torch.cat([X, torch.zeros(6, 2, 1)], -1))
+    signals = MultiTaskABLR(*signal_data(), None, feature_map=network())
+    assert get_matheron_path_model(signals)(X).shape == (6, 2, 3)
+    shape = torch.Size([6])
+    assert get_matheron_path_model(signals, sample_shape=shape)(X).shape == (6, 2, 3)
+
+
+def test_many_points_are_sampled_through_the_weights() -> None:
+    model = fitted(task_model(output_tasks=[2]))
+    samples = model.posterior(torch.rand(300, 2)).rsample(torch.Size([9]))
+    assert torch.linalg.matrix_rank(samples[..., 0].mT) == 9
+    centred = samples[..., 0] - model.posterior(torch.rand(1, 2)).mean
+    assert torch.isfinite(centred).all()
+
+
+def test_means_are_fitted_and_predicted() -> None:
+    X, Y = task_data(30)
+    means = MultitaskMean(ConstantMean(), num_tasks=3)
+    for mean in (means, LinearMean(3), ConstantMean()):
+        model = MultiTaskABLR(
+            X, Y, -1, mean_module=mean, feature_map=network(), outcome_transform=None
+        )
+        dense = model.forward(X)
+        noise = model.likelihood.noise[model.tasks.index(X[:, 2])]
+        covariance = dense.covariance_matrix + torch.diag(noise)
+        expected = MultivariateNormal(dense.mean, covariance).log_prob(Y[:, 0])
+        torch.testing.assert_close(model.log_evidence(), expected)
+        parameters = list(mean.parameters())
+        ours = torch.autograd.grad(model.log_evidence(), parameters)
+        theirs = torch.autograd.grad(expected, parameters)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+        fitted(model)
+        far = model.posterior(X).mean - Y
+        assert far.square().mean() < Y.square().mean()
+
+
+def test_transforms_given_by_the_user() -> None:
+    X, Y = task_data()
+    tasks = torch.tensor(TASKS)
+    points = torch.rand(3, 2, 2)
+    default = fitted(task_model())
+    same = MultiTaskABLR(
+        X,
+        Y,
+        -1,
+        feature_map=network(),
+        outcome_transform=StratifiedStandardize(2, tasks),
+    )
+    state = {
+        k: v for k, v in default.state_dict().items() if "outcome_transform" not in k
+    }
+    same.load_state_dict(state, strict=False)
+    for outputs in ([2], [0, 5]):
+        a = default.posterior(points, output_indices=outputs, observation_noise=True)
+        b = same.posterior(points, output_indices=outputs, observation_noise=True)
+        torch.testing.assert_close(a.mean, b.mean)
+        torch.testing.assert_close(a.variance, b.variance)
+    log = task_model(outcome_transform=Log())
+    assert isinstance(log.posterior(points), TransformedPosterior)
+    assert log.posterior(points).rsample(torch.Size([4])).shape == (4, 3, 2, 3)
+    learnt = task_model(input_transform=Warp(3, indices=[0, 1]))
+    before = learnt.input_transform.concentration0.clone()
+    fitted(learnt)
+    assert (learnt.input_transform.concentration0 != before).all()
+    learnt.posterior(points)
+    evidence = learnt.log_evidence()
+    learnt.train()
+    torch.testing.assert_close(learnt.log_evidence(), evidence)
+
+
+def test_feature_maps() -> None:
+    X, Y = task_data()
+    kernel = MondrianKernel(lifetime=2.0, num_trees=5, seed=0)
+    linear = nn.Linear(2, 4)  # float32 made double, by default
+    for given in (
+        {"feature_map": RandomFourierFeatures(10, seed=0)},
+        {"feature_map": kernel.features},
+        {"covar_module": kernel},
+        {"feature_map": nn.Sequential(linear, nn.ReLU())},
+        {},
+    ):
+        model = fitted(MultiTaskABLR(X, Y, -1, **given), steps=2)
+        assert torch.isfinite(model.posterior(torch.rand(3, 2)).mean).all()
+        pickle.loads(pickle.dumps(model))
+    assert model.feature_map(torch.rand(3, 2)).shape == (3, 50)
+    for given, message in (
+        ({"covar_module": RBFKernel()}, "expected a kernel with explicit features"),
+        (
+            {"covar_module": kernel, "feature_map": linear},
+            "expected None beside feature_map",
+        ),
+        ({"feature_map": torch.sin}, "expected a torch.nn.Module"),
+        ({"feature_map": nn.Dropout()}, "a function of the row"),
+        (
+            {"feature_map": nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (1, -1)))},
+            "``n x D``",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MultiTaskABLR(X, Y, -1, **given)
+
+
+def test_likelihoods_given_by_the_user() -> None:
+    X, Y = task_data()
+    one = GaussianLikelihood()
+    model = fitted(task_model(likelihood=one))
+    assert model.likelihood is one and model.noise_precision.shape == (3,)
+    X[:, 2] = (X[:, 2] > 0).double() + (X[:, 2] > 2).double()
+    each = HadamardGaussianLikelihood(3, task_feature_index=2)
+    model = fitted(MultiTaskABLR(X, Y, -1, likelihood=each, feature_map=network()))
+    assert model.noise_precision.shape == (3,)
+    with pytest.raises(ValueError, match="expected a GaussianLikelihood"):
+        task_model(likelihood=BernoulliLikelihood())
+
+
+def test_extremes_have_finite_fits() -> None:
+    X, Y = task_data()
+    constant = MultiTaskABLR(X, torch.ones_like(Y), -1, feature_map=network())
+    assert torch.isfinite(fitted(constant).posterior(X).mean).all()
+    torch.testing.assert_close(constant.posterior(X).mean, torch.ones_like(Y))
+    single = MultiTaskABLR(X[:1], Y[:1], -1, feature_map=network())
+    assert torch.isfinite(fitted(single).posterior(X[:1]).mean).all()
+    repeated = MultiTaskABLR(
+        X[:1].expand(30, 3), Y[:1].expand(30, 1), -1, feature_map=network()
+    )
+    assert torch.isfinite(fitted(repeated).posterior(X[:1]).variance).all()
+    extreme = task_model()
+    with torch.no_grad():
+        extreme.likelihood.noise = torch.full((3,), 1e-8)
+        extreme.covar_module.weight_precision.value = torch.full((3,), 1e-2)
+    inside = extreme.posterior(X)
+    assert (inside.mean - Y).abs().max() < 2.0 * Y.std()
+    assert (inside.variance >= 0.0).all()
+
+
+def test_errors() -> None:
+    X, Y = task_data()
+    for change, message in (
+        ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
+        ({"task_feature": 3}, "task_feature: expected a column"),
+        ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
+        ({"train_Y": torch.cat([Y, Y], -1)}, "several tasks and several signals"),
+        ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
+        ({"train_X": X + 0.5}, "expected integers in the task column"),
+        ({"input_transform": Normalize(3)}, "leaves the task column"),
+    ):
+        arguments = {
+            "train_X": X,
+            "train_Y": Y,
+            "task_feature": -1,
+            **change,
+        }
+        with pytest.raises(ValueError, match=message):
+            MultiTaskABLR(**arguments)
+    with pytest.raises(UnsupportedError, match="does not contain all the task"):
+        MultiTaskABLR(X, Y, -1, all_tasks=[0])
+    model = task_model(output_tasks=[2])
+    with pytest.raises(ValueError, match="one column for each output"):
+        model.condition_on_observations(torch.rand(2, 2), torch.rand(2, 3))
+    model.train()
+    with pytest.raises(RuntimeError, match="train on the training inputs"):
+        model(X + 1.0)
+
+
+def test_construct_inputs() -> None:
+    X, Y = task_data()
+    parts = []
+    for value in TASKS:
+        mine = X[:, 2] == value
+        parts.append(
+            SupervisedDataset(
+                X[mine, :2],
+                Y[mine],
+                feature_names=["a", "b"],
+                outcome_names=[f"y{value}"],
+            )
+        )
+    data = MultiTaskDataset(datasets=parts, target_outcome_name="y5")
+    inputs = MultiTaskABLR.construct_inputs(data, task_feature=-1, output_tasks=[2])
+    assert inputs["all_tasks"] == [0, 1, 2]
+    model = MultiTaskABLR(**inputs)
+    assert model.posterior(torch.rand(3, 2)).mean.shape == (3, 1)
+
+
+def test_unnormalised_inputs_are_scaled_by_the_network() -> None:
+    X, Y = task_data()
+    bounds = torch.tensor([[-30.0, 5.0, 0.0], [20.0, 5000.0, 0.0]])
+    low, high = X[:, :2].amin(0), X[:, :2].amax(0)
+    scaled = X.clone()
+    unit = (X[:, :2] - low) / (high - low)
+    scaled[:, :2] = bounds[0, :2] + unit * (bounds[1] - bounds[0])[:2]
+    model = MultiTaskABLR(scaled, Y, -1)
+    inside = (scaled[:, :2] - model.feature_map.center) / model.feature_map.half_range
+    torch.testing.assert_close(inside, 2.0 * unit - 1.0)
+
+
+def test_a_model_without_rows_is_its_prior() -> None:
+    X, Y = task_data()
+    model = MultiTaskABLR(X[:0], Y[:0], -1, all_tasks=TASKS, feature_map=network())
+    fitted(model, steps=2)
+    points = torch.rand(4, 2)
+    assert (model.posterior(points).mean == 0.0).all()
+    updated = model.condition_on_observations(X, Y)
+    assert torch.isfinite(updated.posterior(points).mean).all()
+
+
+def test_other_optimisers_and_missing_outcomes() -> None:
+    X, Y = task_data()
+    Y[[1, 8]] = torch.nan
+    model = MultiTaskABLR(X, Y, -1, feature_map=network())
+    kept = ~Y[:, 0].isnan()
+    same = MultiTaskABLR(X[kept], Y[kept], -1, feature_map=network())
+    same.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.log_evidence(), same.log_evidence())
+    before = objective(model)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(
+        mll, optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 10}
+    )
+    assert not model.training and objective(model) > before
+
+
+def test_a_conditioned_model_is_fitted_on_from_where_it_is() -> None:
+    model = fitted(task_model(output_tasks=[2]), steps=10)
+    weights = model.feature_map.weights[0].detach().clone()
+    updated = model.condition_on_observations(torch.rand(3, 2), 30.0 + torch.rand(3, 1))
+    before = objective(updated)
+    mll = ExactMarginalLogLikelihood(updated.likelihood, updated)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
+    assert objective(updated) > before and len(updated.train_targets) == 24
+    # not from another network, and without a trace in the model it comes from
+    assert (updated.feature_map.weights[0] - weights).abs().max() < 1.0
+    assert torch.equal(model.feature_map.weights[0], weights)

@@ -1,0 +1,121 @@
+"""Derivative covariances: GPyTorch's derivative kernels, and autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import (
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    ScaleKernel,
+)
+from gpytorch.kernels.matern52_kernel_grad import Matern52KernelGrad
+from torch import Tensor
+
+from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def kernels(matern: bool, **kwargs: Any) -> tuple[Kernel, Kernel]:
+    """Ours takes the first, the second has the derivatives."""
+    if matern:
+        return MaternKernel(nu=2.5, **kwargs), Matern52KernelGrad(**kwargs)
+    return RBFKernel(**kwargs), RBFKernelGrad(**kwargs)
+
+
+def points(seed: int, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), **DOUBLE)
+
+
+@pytest.mark.parametrize("matern", [False, True])
+@pytest.mark.parametrize("ard", [None, 3])
+def test_gpytorch(matern: bool, ard: int | None) -> None:
+    kernel, peer = kernels(matern, ard_num_dims=ard)
+    length = 0.3 + points(0, 1, ard or 1)
+    for k in (kernel.double(), peer.double()):
+        k.lengthscale = length
+    x, v = points(1, 5, 3), points(2, 4, 3)
+    ours = StationaryDerivatives.of(kernel)
+    for a, b in ((x, v), (x, x)):
+        # values, then derivatives along each column, of each point
+        full = peer(a, b).to_dense().reshape(len(a), 4, len(b), 4)
+        torch.testing.assert_close(ours.value(a, b), full[:, 0, :, 0])
+        columns = [2, 0]
+        cross = full[:, 0][..., [3, 1]].movedim(-1, 1).flatten(1)
+        torch.testing.assert_close(ours.cross(a, b, columns), cross)
+        gram = full[:, [3, 1]][..., [3, 1]].permute(1, 0, 3, 2).reshape(2 * len(a), -1)
+        torch.testing.assert_close(ours.gram(a, columns, b), gram)
+
+
+@pytest.mark.parametrize("matern", [False, True])
+def test_autograd(matern: bool) -> None:
+    """With a scale, and a kernel that sees some of the columns."""
+    inner, _ = kernels(matern, ard_num_dims=2, active_dims=(0, 2))
+    kernel = ScaleKernel(inner).double()
+    kernel.outputscale, inner.lengthscale = 2.5, torch.tensor([[0.4, 0.9]])
+    ours = StationaryDerivatives.of(kernel)
+    x, v = points(1, 3, 3).requires_grad_(True), points(2, 4, 3).requires_grad_(True)
+    K = ours.value(x, v)  # torch does not differentiate the kernel's distances twice
+    torch.testing.assert_close(K, kernel(x, v).to_dense())
+    for j, column in enumerate([2, 0]):
+        for p in range(3):
+            for q in range(4):
+                (dv,) = torch.autograd.grad(
+                    K[p, q], v, create_graph=True, retain_graph=True
+                )
+                slope = dv[q, column]
+                cross = ours.cross(x, v, [2, 0])[p, 4 * j + q]
+                torch.testing.assert_close(cross, slope)
+                (dx,) = torch.autograd.grad(slope, x, retain_graph=True)
+                gram = ours.gram(x, [0], v, [2, 0])[p, 4 * j + q]
+                torch.testing.assert_close(gram, dx[p, 0])
+
+
+@pytest.mark.parametrize("matern", [False, True])
+def test_batches(matern: bool) -> None:
+    """Of kernels and of points, each its own."""
+    shape = torch.Size([2])
+    inner, _ = kernels(matern, ard_num_dims=2, batch_shape=shape)
+    kernel = ScaleKernel(inner, batch_shape=shape).double()
+    inner.lengthscale = 0.2 + points(0, 2, 1, 2)
+    kernel.outputscale = torch.tensor([0.7, 3.0])
+    x, v = points(1, 5, 2, 3, 2), points(2, 4, 2)
+    ours = StationaryDerivatives.of(kernel)
+    cross, gram = ours.cross(x, v, [1]), ours.gram(v, [0, 1])
+    assert cross.shape == (5, 2, 3, 4) and gram.shape == (2, 8, 8)
+    for i in range(2):
+        one = StationaryDerivatives.of(kernel[i])
+        torch.testing.assert_close(cross[:, i], one.cross(x[:, i], v, [1]))
+        torch.testing.assert_close(gram[i], one.gram(v, [0, 1]))
+
+
+@pytest.mark.parametrize("matern", [False, True])
+def test_gradients_are_finite_where_points_meet(matern: bool) -> None:
+    kernel, _ = kernels(matern, ard_num_dims=2)
+    kernel = kernel.double()
+    v = points(2, 4, 2)
+    x = v.clone().requires_grad_(True)
+    ours = StationaryDerivatives.of(kernel)
+    total = (ours.cross(x, v, [0]).square().sum() + ours.gram(x, [0, 1], v).sum()).sum()
+    for gradient in torch.autograd.grad(total, (x, kernel.raw_lengthscale)):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        MaternKernel(nu=1.5),
+        ScaleKernel(PeriodicKernel()),
+        RBFKernel() + RBFKernel(),
+        ScaleKernel(ScaleKernel(RBFKernel())),
+    ],
+)
+def test_other_kernels(kernel: Kernel) -> None:
+    with pytest.raises(ValueError, match="covar_module: expected an RBFKernel or a"):
+        StationaryDerivatives.of(kernel)

@@ -1,0 +1,200 @@
+"""EP: fixed points, from wherever and however fast; tails; what is reported."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from strategies import seeds
+from torch import Tensor
+
+from botorch_structured.models.monotone.expectation_propagation import (
+    EPResult,
+    expectation_propagation,
+)
+from botorch_structured.models.monotone.sites import log_site_evidence, site_system
+
+DOUBLE = {"dtype": torch.float64}
+NUS = (0.5, 0.1, 1e-2, 1e-4, 1e-6)
+
+
+def problem(
+    seed: int, d: int, bends: int, n: int | None = None, m: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Derivatives along the first column, given data with, without, against a trend."""
+    g = torch.Generator().manual_seed(seed)
+    unit = torch.rand(4, generator=g, **DOUBLE)
+    n = n or 5 + int(25 * unit[0])
+    m = m or 5 + int(60 * unit[1])
+    length = 10.0 ** (1.1 * unit[2] - 0.8) * d**0.5
+    noise = 10.0 ** (2.7 * unit[3] - 3.0)
+    X = torch.rand(n, d, generator=g, **DOUBLE)
+    V = torch.rand(m, d, generator=g, **DOUBLE)
+    f = 2.0 * bends * X[:, 0] + 0.5 * torch.sin(5.0 * X[:, -1]) * (d > 1)
+    f = f + 0.5 * torch.sin(8.0 * X[:, 0]) * (bends == 0)
+    y = f + noise * torch.randn(n, generator=g, **DOUBLE)
+    y = (y - y.mean()) / y.std()
+
+    def k(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(-0.5 * torch.cdist(a / length, b / length).square())
+
+    def slope(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None, 0] - b[None, :, 0]) / length**2
+
+    factor = torch.linalg.cholesky(k(X, X) + noise**2 * torch.eye(n, **DOUBLE))
+    half = torch.linalg.solve_triangular(factor, k(X, V) * slope(X, V), upper=False)
+    white = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
+    gram = k(V, V) * (length**-2 - slope(V, V).square())
+    return (half.mT @ white).squeeze(-1), gram - half.mT @ half
+
+
+def posterior(mean: Tensor, S: Tensor, result: EPResult) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the latent values given the sites."""
+    system = site_system(S, result.sites)
+    explained = S @ system.root.mT
+    shift = (explained @ system.residual(mean).unsqueeze(-1)).squeeze(-1)
+    return mean + shift, S - explained @ explained.mT
+
+
+def evidence(mean: Tensor, S: Tensor, nu: float) -> Tensor:
+    result = expectation_propagation(mean, S, nu)
+    assert result.converged.all()
+    return log_site_evidence(site_system(S, result.sites), mean, result.sites)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 5])
+def test_random_problems(d: int) -> None:
+    """200 in all: converged, and to the fixed point that small steps find."""
+    for i in range(40):
+        bends, nu = (1, 0, -1)[i % 3], NUS[i % 5]
+        mean, S = problem(1000 * d + i, d, bends)
+        fast = expectation_propagation(mean, S, nu)
+        assert fast.converged, (d, i)
+        slow = expectation_propagation(
+            mean, S, nu, start=fast.sites if i % 4 else None, damping=0.2
+        )
+        assert slow.converged, (d, i)
+        a, b = posterior(mean, S, fast), posterior(mean, S, slow)
+        sd = S.diagonal().sqrt()
+        assert ((a[0] - b[0]) / sd).abs().max() < 1e-6, (d, i)
+        gap = (a[1] - b[1]).diagonal() / sd.square()
+        assert gap.abs().max() < 1e-6, (d, i)
+
+
+@pytest.mark.parametrize("nu", [1.0, 0.1, 1e-6])
+@pytest.mark.parametrize("at", [-40.0, -1.0, 0.5, 6.0])
+def test_one_site_is_exact(nu: float, at: float) -> None:
+    """Mass, mean and variance of a Gaussian cut off by one probit, by quadrature."""
+    mean, S = torch.tensor([at], **DOUBLE), torch.tensor([[2.0]], **DOUBLE)
+    result = expectation_propagation(mean, S, nu)
+    z = mean / (nu**2 + 2.0) ** 0.5
+    expected = torch.special.log_ndtr(z).squeeze()
+    torch.testing.assert_close(evidence(mean, S, nu), expected)
+    # the mass is where g is not far below zero
+    low = at - 15.0 if nu == 1.0 else -12.0 * nu
+    g = torch.linspace(low, max(at, 0.0) + 15.0, 2_000_001, **DOUBLE)
+    weight = torch.special.log_ndtr(g / nu) - 0.25 * (g - at).square()
+    weight = (weight - weight.max()).exp()
+    weight = weight / weight.sum()
+    m1 = (weight * g).sum()
+    m2 = (weight * (g - m1).square()).sum()
+    actual = posterior(mean, S, result)
+    # the trapezoidal rule sees the edge of a probit narrower than its step only so well
+    torch.testing.assert_close(actual[0].squeeze(), m1, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual[1].squeeze(), m2, rtol=1e-4, atol=1e-5)
+
+
+@given(seeds)
+def test_independent_sites_are_one_by_one(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    mean = 3.0 * torch.randn(5, generator=g, **DOUBLE)
+    S = torch.diag(torch.rand(5, generator=g, **DOUBLE) + 0.1)
+    z = mean / (0.01 + S.diagonal()).sqrt()
+    expected = torch.special.log_ndtr(z).sum()
+    torch.testing.assert_close(evidence(mean, S, 0.1), expected)
+
+
+def test_a_batch_is_its_elements(device: torch.device) -> None:
+    problems = [problem(i, 2, (1, 0, -1)[i % 3], n=9, m=14) for i in range(6)]
+    mean = torch.stack([p[0] for p in problems]).reshape(2, 3, 14).to(device)
+    S = torch.stack([p[1] for p in problems]).reshape(2, 3, 14, 14).to(device)
+    batch = expectation_propagation(mean, S, 0.1)
+    assert batch.sites.precision.device.type == device.type
+    assert batch.sites.precision.shape == (2, 3, 14)
+    assert batch.sites.log_scale.shape == batch.sweeps.shape == (2, 3)
+    for i, (m, s) in enumerate(problems):
+        one = expectation_propagation(m, s, 0.1)
+        at = divmod(i, 3)
+        assert torch.equal(batch.sites.precision[at].cpu(), one.sites.precision)
+        assert batch.sweeps[at] == one.sweeps
+
+
+def test_a_start_at_the_fixed_point_stays_there() -> None:
+    mean, S = problem(4, 2, -1)
+    result = expectation_propagation(mean, S, 0.1)
+    again = expectation_propagation(mean, S, 0.1, start=result.sites)
+    assert again.sweeps == 0 and result.sweeps > 5
+    torch.testing.assert_close(again.sites.log_scale, result.sites.log_scale)
+
+
+def test_what_is_reported_without_convergence() -> None:
+    mean, S = problem(4, 2, -1)
+    result = expectation_propagation(mean, S, 0.1, max_sweeps=3)
+    assert not result.converged and result.sweeps == 3
+    assert result.residual > 1e-10
+    assert all(t.isfinite().all() for t in result.sites)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1e-2, 1e-6])
+@pytest.mark.parametrize("bends", [1, -1])
+def test_gradient_with_the_sites_held(nu: float, bends: int) -> None:
+    """Equals the slope of the evidence with EP run anew on each side."""
+    mean, S = problem(7, 2, bends, n=8, m=6)
+    size = S.diagonal().mean()
+    # so that differences may leave it
+    mean, S = mean / size.sqrt(), S / size + 0.3 * torch.eye(6, **DOUBLE)
+    sites = expectation_propagation(mean, S, nu, tolerance=1e-13).sites
+    m, C = mean.clone().requires_grad_(True), S.clone().requires_grad_(True)
+    value = log_site_evidence(site_system(C, sites), m, sites)
+    by_mean, by_S = torch.autograd.grad(value, (m, C))
+    g = torch.Generator().manual_seed(0)
+    dm = torch.randn(6, generator=g, **DOUBLE)
+    A = torch.randn(6, 6, generator=g, **DOUBLE)
+    dS = A + A.mT
+    h = 1e-5
+    rise = evidence(mean + h * dm, S + h * dS, nu)
+    rise = rise - evidence(mean - h * dm, S - h * dS, nu)
+    expected = (by_mean * dm).sum() + (by_S * dS).sum()
+    # differences over 1e-5 of numbers of size 10 know seven digits
+    torch.testing.assert_close(rise / (2 * h), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("away", [-1e3, -30.0, 30.0, 1e3])
+def test_tails(away: float) -> None:
+    """Signs that are contradicted, or confirmed, by many standard deviations."""
+    _, S = problem(3, 1, 1, n=6, m=12)
+    S = 0.1 * S / S.diagonal().mean() + torch.eye(12, **DOUBLE)
+    mean = away * S.diagonal().sqrt()
+    for nu in (0.1, 1e-6):
+        result = expectation_propagation(mean, S, nu)
+        assert result.converged
+        value, covariance = posterior(mean, S, result)
+        assert value.isfinite().all() and covariance.isfinite().all()
+        if away < 0.0:
+            # pulled to zero as far as a nu against a variance of one allows
+            assert (value > 12.0 * nu * nu * mean - 1e-6).all()
+        else:
+            torch.testing.assert_close(value, mean)
+            torch.testing.assert_close(covariance, S)
+
+
+def test_errors() -> None:
+    mean, S = torch.zeros(2, **DOUBLE), torch.eye(2, **DOUBLE)
+    with pytest.raises(ValueError, match="nu: expected a positive number, got 0"):
+        expectation_propagation(mean, S, 0.0)
+    with pytest.raises(ValueError, match=r"damping: expected .* \(0, 1\], got 1.5"):
+        expectation_propagation(mean, S, 0.1, damping=1.5)
+    with pytest.raises(ValueError, match=r"covariance: expected .*, got \(3, 3\)"):
+        expectation_propagation(mean, torch.eye(3), 0.1)
+    with pytest.raises(ValueError, match="finite"):
+        expectation_propagation(mean * float("nan"), S, 0.1)

@@ -1,0 +1,211 @@
+"""A prior given sites: the joint system of values and derivatives, written out."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from gpytorch import settings
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean, LinearMean, Mean, ZeroMean
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import seeds
+from torch import Tensor
+
+from botorch_structured.models.monotone.derivatives import StationaryDerivatives
+from botorch_structured.models.monotone.site_kernel import (
+    DerivativeSites,
+    SiteConditionedKernel,
+    SiteConditionedMean,
+)
+from botorch_structured.models.monotone.sites import GaussianSites
+
+DOUBLE = {"dtype": torch.float64}
+COLUMNS = [1, 0]
+
+
+def rand(seed: int, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), **DOUBLE)
+
+
+def prior(
+    seed: int, matern: bool = False, mean: Mean | None = None, points: int = 6
+) -> tuple[SiteConditionedKernel, SiteConditionedMean]:
+    inner = MaternKernel(nu=2.5, ard_num_dims=2) if matern else RBFKernel()
+    base = ScaleKernel(inner).double()
+    base.outputscale, inner.lengthscale = 1.7, 0.5
+    sites = DerivativeSites(rand(seed, points, 2), COLUMNS)
+    precision = 10.0 ** (4.0 * rand(seed + 1, 2 * points) - 2.0)
+    shift = precision * (rand(seed + 2, 2 * points) - 0.3)
+    sites.set(GaussianSites(precision, shift, torch.zeros((), **DOUBLE)))
+    kernel = SiteConditionedKernel(base, sites)
+    return kernel, SiteConditionedMean((mean or ZeroMean()).double(), kernel)
+
+
+def dense(
+    kernel: SiteConditionedKernel, mean: Mean, slope: Tensor, X: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of f(X) given the sites, as observations of derivatives."""
+    sites, k = kernel.sites, StationaryDerivatives.of(kernel.base_kernel)
+    gram = k.gram(sites.points, COLUMNS) + torch.diag(1.0 / sites.precision)
+    cross = k.cross(X, sites.points, COLUMNS)
+    target = sites.shift / sites.precision - slope
+    solved = torch.linalg.solve(gram, torch.cat([cross.mT, target[:, None]], -1))
+    covariance = k.value(X, X) - cross @ solved[:, :-1]
+    return mean(X) + cross @ solved[:, -1], covariance
+
+
+@given(seeds, st.booleans())
+def test_dense(seed: int, matern: bool) -> None:
+    linear = LinearMean(2)
+    with torch.no_grad():
+        linear.weights.copy_(torch.tensor([[0.5], [-2.0]]))
+    for base, by_column in ((ConstantMean(), [0.0, 0.0]), (linear, [-2.0, 0.5])):
+        kernel, mean = prior(seed, matern, base)
+        X = rand(seed + 3, 5, 2)
+        slope = torch.tensor(by_column, **DOUBLE).repeat_interleave(6)
+        expected = dense(kernel, base, slope, X)
+        for _ in range(2):
+            tolerance = {"rtol": 1e-9, "atol": 1e-9}
+            torch.testing.assert_close(mean(X), expected[0], **tolerance)
+            K = kernel(X).to_dense()
+            torch.testing.assert_close(K, expected[1], **tolerance)
+            torch.testing.assert_close(
+                kernel(X, diag=True), expected[1].diagonal(), **tolerance
+            )
+            torch.testing.assert_close(
+                kernel(X[:2], X[2:]).to_dense(), expected[1][:2, 2:], **tolerance
+            )
+            kernel.eval()  # the second time from the cache
+
+
+def test_posterior_is_that_of_the_joint_system() -> None:
+    """Data and sites at once, in one matrix; mean, variance and covariance to 1e-9."""
+    for matern in (False, True):
+        kernel, mean = prior(5, matern)
+        X, x = rand(8, 9, 2), rand(9, 4, 2)
+        Y = torch.sin(3.0 * X.sum(-1, keepdim=True))
+        Yvar = torch.full_like(Y, 0.01)
+        model = SingleTaskGP(
+            X, Y, Yvar, covar_module=kernel, mean_module=mean, outcome_transform=None
+        )
+        posterior = model.posterior(x).distribution
+        k, sites = kernel.derivatives, kernel.sites
+        to_sites = k.cross(X, sites.points, COLUMNS)
+        gram = k.gram(sites.points, COLUMNS) + torch.diag(1.0 / sites.precision)
+        values = k.value(X, X) + 0.01 * torch.eye(9, **DOUBLE)
+        top = torch.cat([values, to_sites], -1)
+        joint = torch.cat([top, torch.cat([to_sites.mT, gram], -1)], -2)
+        cross = torch.cat([k.value(x, X), k.cross(x, sites.points, COLUMNS)], -1)
+        target = torch.cat([Y.squeeze(-1), sites.shift / sites.precision])
+        expected = cross @ torch.linalg.solve(joint, target)
+        torch.testing.assert_close(posterior.mean, expected, rtol=1e-9, atol=1e-9)
+        covariance = k.value(x, x) - cross @ torch.linalg.solve(joint, cross.mT)
+        torch.testing.assert_close(
+            posterior.covariance_matrix, covariance, rtol=1e-9, atol=1e-9
+        )
+
+
+def test_gradients() -> None:
+    """Of mean and covariance, with respect to inputs and hyperparameters."""
+    kernel, mean = prior(5, matern=True)
+    parameters = list(kernel.parameters())
+    kernel.train()
+
+    def value(x: Tensor, *raw: Tensor) -> Tensor:
+        with torch.no_grad():
+            for p, r in zip(parameters, raw, strict=True):
+                p.copy_(r)
+        return mean(x).sum() + kernel(x).to_dense().square().sum()
+
+    x = rand(3, 3, 2).requires_grad_(True)
+    start = [p.detach().clone() for p in parameters]
+    total = value(x, *start)
+    gradients = torch.autograd.grad(total, [x, *parameters])
+    h = 1e-6
+    for i, g in enumerate(gradients):
+        direction = rand(20 + i, *g.shape)
+        ends = []
+        for sign in (h, -h):
+            inputs = [x.detach(), *start]
+            inputs[i] = inputs[i] + sign * direction
+            ends.append(value(*inputs).item())
+        slope = (ends[0] - ends[1]) / (2.0 * h)
+        assert slope == pytest.approx((g * direction).sum().item(), rel=1e-6, abs=1e-7)
+
+
+def test_cache_follows_hyperparameters_and_sites() -> None:
+    kernel, _ = prior(5)
+    X = rand(3, 4, 2)
+    kernel.eval()
+    kernel(X).to_dense()
+    assert kernel.system() is kernel.system()
+    kernel.base_kernel.base_kernel.lengthscale = 0.9
+    torch.testing.assert_close(kernel(X).to_dense(), kernel.train()(X).to_dense())
+    kernel.eval()
+    before = kernel(X).to_dense()
+    sites = kernel.sites.gaussian
+    kernel.sites.set(sites._replace(precision=2.0 * sites.precision))
+    assert not torch.equal(kernel(X).to_dense(), before)
+    with settings.detach_test_caches(False):
+        assert kernel.system().root.requires_grad
+
+
+def test_a_state_brings_its_points() -> None:
+    kernel, _ = prior(5, points=6)
+    other, _ = prior(6, points=9)
+    kernel.load_state_dict(other.state_dict())
+    X = rand(3, 4, 2)
+    assert torch.equal(kernel(X).to_dense(), other(X).to_dense())
+
+
+def test_copies() -> None:
+    kernel, mean = prior(5)
+    X = rand(3, 4, 2)
+    both = torch.nn.ModuleList([kernel, mean]).eval()
+    kernel(X).to_dense()
+    for copied in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
+        assert copied[1].kernel is copied[0]
+        assert torch.equal(copied[0](X).to_dense(), kernel(X).to_dense())
+    names = [name for name, _ in both.named_parameters()]
+    assert len(names) == len(set(names)) == 2  # the mean has none of the kernel's
+    assert not any("kernel" in name for name in mean.state_dict())
+
+
+def test_sites_elsewhere() -> None:
+    kernel, mean = prior(5, points=6)
+    other, other_mean = prior(6, points=9)
+    X = rand(3, 4, 2)
+    kernel.sites.set(other.sites.gaussian, other.sites.points)
+    assert kernel.sites.num_sites == other.sites.num_sites
+    expected = SiteConditionedKernel(kernel.base_kernel, other.sites)(X).to_dense()
+    torch.testing.assert_close(kernel(X).to_dense(), expected)
+
+
+def test_part_of_a_batch() -> None:
+    shape = torch.Size([3])
+    base: Kernel = RBFKernel(ard_num_dims=2, batch_shape=shape).double()
+    base.lengthscale = 0.3 + rand(0, 3, 1, 2)
+    sites = DerivativeSites(rand(1, 5, 2), [0], shape)
+    sites.set(GaussianSites(rand(2, 3, 5), rand(3, 3, 5), rand(4, 3)))
+    kernel = SiteConditionedKernel(base, sites)
+    X = rand(5, 4, 2)
+    full = kernel(X.expand(3, 4, 2)).to_dense()
+    assert kernel.batch_shape == shape
+    for i in range(3):
+        torch.testing.assert_close(kernel[i](X).to_dense(), full[i])
+    unbatched = SiteConditionedKernel(RBFKernel().double(), sites)
+    assert unbatched.batch_shape == shape
+    assert unbatched[1](X).to_dense().shape == (4, 4)
+
+
+def test_errors() -> None:
+    kernel, _ = prior(5)
+    with pytest.raises(ValueError, match="last_dim_is_batch=False"):
+        kernel.forward(rand(0, 3, 2), rand(0, 3, 2), last_dim_is_batch=True)
+    with pytest.raises(ValueError, match="nu=1.5"):
+        SiteConditionedKernel(MaternKernel(nu=1.5), kernel.sites)

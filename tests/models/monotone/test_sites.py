@@ -1,0 +1,90 @@
+"""Gaussian sites against the joint system written out."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from strategies import seeds
+from torch import Tensor
+
+from botorch_structured.models.monotone.sites import (
+    GaussianSites,
+    log_site_evidence,
+    site_system,
+)
+
+DOUBLE = {"dtype": torch.float64}
+
+
+def problem(seed: int, m: int = 6) -> tuple[Tensor, Tensor, GaussianSites]:
+    g = torch.Generator().manual_seed(seed)
+    A = torch.randn(m, m, generator=g, **DOUBLE)
+    sites = GaussianSites(
+        10.0 ** (4.0 * torch.rand(m, generator=g, **DOUBLE) - 2.0),
+        torch.randn(m, generator=g, **DOUBLE),
+        torch.randn((), generator=g, **DOUBLE),
+    )
+    return torch.randn(m, generator=g, **DOUBLE), A @ A.mT, sites
+
+
+@given(seeds)
+def test_sites_are_observations(seed: int) -> None:
+    """With noise of variance 1 / precision, of value shift / precision."""
+    mean, S, sites = problem(seed)
+    system = site_system(S, sites)
+    noisy = S + torch.diag(1.0 / sites.precision)
+    inverse = torch.linalg.inv(noisy)
+    tolerance = {"rtol": 1e-8, "atol": 1e-8}
+    torch.testing.assert_close(system.root.mT @ system.root, inverse, **tolerance)
+    away = sites.shift / sites.precision - mean
+    weights = system.root.mT @ system.residual(mean)
+    torch.testing.assert_close(weights, inverse @ away, **tolerance)
+    # exp(-p (g - t)^2 / 2) is a density of t, times sqrt(2 pi / p)
+    normal = torch.distributions.MultivariateNormal(mean, noisy)
+    expected = normal.log_prob(sites.shift / sites.precision)
+    expected = expected + 0.5 * (2.0 * torch.pi / sites.precision).log().sum()
+    actual = log_site_evidence(system, mean, sites)
+    torch.testing.assert_close(actual, expected + sites.log_scale, **tolerance)
+
+
+@given(seeds)
+def test_a_site_without_precision_is_none(seed: int) -> None:
+    mean, S, sites = problem(seed)
+    keep = torch.tensor([0, 2, 5])
+    drop = torch.tensor([1, 3, 4])
+    precision, shift = sites.precision.clone(), sites.shift.clone()
+    precision[drop] = shift[drop] = 0.0
+    system = site_system(S, GaussianSites(precision, shift, sites.log_scale))
+    fewer = GaussianSites(precision[keep], shift[keep], sites.log_scale)
+    part = site_system(S[keep][:, keep], fewer)
+    weights = system.root.mT @ system.residual(mean)
+    torch.testing.assert_close(
+        weights[keep], part.root.mT @ part.residual(mean[keep]), rtol=1e-8, atol=1e-8
+    )
+    assert (weights[drop] == 0.0).all()
+
+
+def test_a_singular_covariance() -> None:
+    """Two derivatives that are one: a site on each is a site of twice the precision."""
+    one = torch.ones(2, 2, **DOUBLE)
+    mean = torch.tensor([0.3, 0.3], **DOUBLE)
+    zero = torch.zeros((), **DOUBLE)
+    both = GaussianSites(
+        torch.tensor([2.0, 2.0], **DOUBLE), torch.tensor([1.0, 1.0], **DOUBLE), zero
+    )
+    double = GaussianSites(2 * both.precision[:1], 2 * both.shift[:1], zero)
+    torch.testing.assert_close(
+        log_site_evidence(site_system(one, both), mean, both),
+        log_site_evidence(site_system(one[:1, :1], double), mean[:1], double),
+    )
+
+
+def test_gradient() -> None:
+    mean, S, sites = problem(3)
+
+    def evidence(mean: Tensor, A: Tensor) -> Tensor:
+        S = A @ A.mT
+        return log_site_evidence(site_system(S, sites), mean, sites)
+
+    A = torch.linalg.cholesky(S).requires_grad_(True)
+    assert torch.autograd.gradcheck(evidence, (mean.requires_grad_(True), A))

@@ -1,0 +1,151 @@
+"""R-hat and effective sample size where they are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from botorch_structured.models.sampled.chains import (
+    Chains,
+    effective_sample_size,
+    split_r_hat,
+)
+
+
+def autoregressive(rho: float, chains: int, n: int, k: int, seed: int) -> np.ndarray:
+    """Stationary AR(1) chains with unit innovations, ``chains x n x k``."""
+    rng = np.random.default_rng(seed)
+    x = np.empty((chains, n, k))
+    x[:, 0] = rng.standard_normal((chains, k)) / np.sqrt(1.0 - rho**2)
+    for t in range(1, n):
+        x[:, t] = rho * x[:, t - 1] + rng.standard_normal((chains, k))
+    return x
+
+
+def some_chains(draws: int = 10) -> Chains:
+    rng = np.random.default_rng(0)
+    samples = np.exp(rng.standard_normal((2, draws, 3)))
+    samples[..., 1] = np.log(samples[..., 1])
+    return Chains(
+        names=("noise", "mean", "lengthscale[0]"),
+        samples=samples,
+        log_density=rng.standard_normal((2, draws)),
+        positive=np.array([True, False, True]),
+        last=samples[:, -1],
+        widths=np.ones(3),
+        evaluations=7,
+    )
+
+
+@pytest.mark.parametrize("rho", [-0.4, 0.0, 0.5, 0.9])
+def test_effective_sample_size_of_an_autoregression(rho: float) -> None:
+    """N (1 - rho) / (1 + rho) in expectation: the mean over 20 parameters."""
+    n = 2000
+    x = autoregressive(rho, chains=4, n=n, k=20, seed=1)
+    expected = 4 * n * (1 - rho) / (1 + rho)
+    # single estimates scatter by 10 % at rho = 0.9, so that their mean does by 2 %;
+    # Geweke-style truncation biases it by a few per cent more
+    assert effective_sample_size(x).mean() == pytest.approx(expected, rel=0.08)
+
+
+def test_r_hat_of_an_autoregression() -> None:
+    """sqrt((n - 1) / n + 1 / ESS of a half) is what stationary chains have."""
+    rho, n = 0.8, 400
+    x = autoregressive(rho, chains=4, n=n, k=400, seed=2)
+    half = n // 2
+    ess = half * (1 - rho) / (1 + rho)
+    expected = (half - 1) / half + 1 / ess
+    assert (split_r_hat(x) ** 2).mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_r_hat_of_shifted_and_drifting_chains() -> None:
+    x = autoregressive(0.0, chains=2, n=1000, k=2, seed=3)
+    assert (split_r_hat(x) < 1.01).all()
+    shifted = x + np.array([0.0, 2.0])[:, None, None]
+    # between variance 2^2 / 2 * 4 / 6 of four halves in two pairs: 4/3; within 1
+    np.testing.assert_allclose(split_r_hat(shifted), np.sqrt(1 + 4 / 3), rtol=0.05)
+    drifting = x + np.linspace(-1, 1, 1000)[:, None]
+    # means of the halves 1 apart: between 1/2; within 1 + 1/12, that of the drift
+    expected = np.sqrt(1 + 0.5 / (1 + 1 / 12))
+    np.testing.assert_allclose(split_r_hat(drifting[:1]), expected, rtol=0.05)
+
+
+def test_chains_that_do_not_move() -> None:
+    x = np.zeros((2, 10, 1))
+    assert np.isinf(split_r_hat(x)).all()
+    assert (effective_sample_size(x) == 0).all()
+    apart = x + np.arange(2.0)[:, None, None]
+    assert np.isinf(split_r_hat(apart)).all()
+    assert (effective_sample_size(apart) == 0).all()
+
+
+@pytest.mark.parametrize("function", [split_r_hat, effective_sample_size])
+def test_what_cannot_be_judged_raises(function) -> None:
+    with pytest.raises(ValueError, match="at least 4 draws.*got shape"):
+        function(np.zeros((2, 3, 1)))
+    with pytest.raises(ValueError, match="num_chains x num_draws x k"):
+        function(np.zeros((10, 2)))
+    with pytest.raises(ValueError, match="finite"):
+        function(np.full((2, 8, 1), np.nan))
+
+
+def test_an_odd_number_of_draws() -> None:
+    x = autoregressive(0.0, chains=2, n=11, k=1, seed=4)
+    even = np.delete(x, 5, axis=1)
+    np.testing.assert_allclose(split_r_hat(x), split_r_hat(even))
+    np.testing.assert_allclose(effective_sample_size(x), effective_sample_size(even))
+
+
+def test_chains_survive_json() -> None:
+    chains = some_chains()
+    again = Chains.from_dict(json.loads(json.dumps(chains.to_dict())))
+    assert again.names == chains.names
+    assert again.evaluations == 7
+    for name in ("samples", "log_density", "positive", "last", "widths", "r_hat"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(chains, name))
+
+
+def test_from_dict_refuses_what_does_not_fit() -> None:
+    state = some_chains().to_dict()
+    with pytest.raises(ValueError, match="lacks.*widths"):
+        Chains.from_dict({k: v for k, v in state.items() if k != "widths"})
+    with pytest.raises(ValueError, match="3 parameters"):
+        Chains.from_dict({**state, "last": [[1.0, 2.0]]})
+
+
+def test_diagnostics_are_of_coordinates() -> None:
+    chains = some_chains(200)
+    logs = np.log(chains.samples[..., [0]])
+    np.testing.assert_allclose(chains.r_hat[[0]], split_r_hat(logs))
+    np.testing.assert_allclose(chains.ess[[0]], effective_sample_size(logs))
+    mean = chains.samples[..., [1]]
+    np.testing.assert_allclose(chains.r_hat[[1]], split_r_hat(mean))
+
+
+def test_too_few_draws_are_no_evidence_of_convergence() -> None:
+    chains = some_chains(3)
+    assert np.isinf(chains.r_hat).all() and (chains.ess == 0).all()
+
+
+def test_table() -> None:
+    text = repr(some_chains())
+    lines = text.splitlines()
+    assert lines[0] == "Chains: 2 of 10 draws"
+    assert lines[1].split() == ["parameter", "median", "5", "%", "95", "%"] + [
+        "R-hat",
+        "ESS",
+    ]
+    assert [line.split()[0] for line in lines[2:]] == list(some_chains().names)
+    assert len({len(line) for line in lines[1:]}) == 1
+    renamed = replace(some_chains(), names=("a" * 50, "b", "c"))
+    assert "a" * 50 in repr(renamed)
+
+
+def test_chains_are_equal_if_they_are_one() -> None:
+    """Comparing arrays would raise, as would hashing them."""
+    a, b = some_chains(), some_chains()
+    assert a == a and a != b
+    assert len({a, b}) == 2

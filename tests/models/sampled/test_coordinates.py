@@ -1,0 +1,265 @@
+"""Which values are sampled, on which scale, within which bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models.transforms.input import Warp
+from botorch.models.utils.priors import BetaPrior
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.priors import (
+    GammaPrior,
+    HalfCauchyPrior,
+    HalfNormalPrior,
+    HorseshoePrior,
+    LogNormalPrior,
+    MultivariateNormalPrior,
+    NormalPrior,
+    Prior,
+    UniformPrior,
+)
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.sampled.coordinates import PriorCoordinates
+from botorch_structured.models.sampled.priors import scalar_log_densities
+
+
+def data(n: int = 8, d: int = 2) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(n, d, generator=g, dtype=torch.float64)
+    return X, X.sin().sum(-1, keepdim=True)
+
+
+def single(**kwargs) -> SingleTaskGP:
+    return SingleTaskGP(*data(), **kwargs)
+
+
+def test_single_task_gp() -> None:
+    c = PriorCoordinates(single())
+    assert c.names == (
+        "likelihood.noise_covar.noise",
+        "covar_module.lengthscale[0]",
+        "covar_module.lengthscale[1]",
+    )
+    assert c.held == ["mean_module.raw_constant"] and c.derived == []
+    assert c.positive.all()
+    np.testing.assert_allclose(c.lower, [1e-4, 0.025, 0.025], rtol=1e-6)
+    assert np.isinf(c.upper).all()
+
+
+def test_values_and_coordinates_are_inverse() -> None:
+    c = PriorCoordinates(
+        single(mean_module=ConstantMean(constant_prior=NormalPrior(0.0, 1.0)))
+    )
+    assert c.names[1] == "mean_module.mean" and not c.positive[1]
+    z = np.array([-3.0, -1.5, 0.2, 2.0])
+    values = c.to_values(z)
+    np.testing.assert_allclose(values, [math.exp(-3), -1.5, math.exp(0.2), math.exp(2)])
+    np.testing.assert_allclose(c.to_position(values), z)
+    assert c.write_values(values)
+    np.testing.assert_allclose(c.read_values(), values, rtol=1e-15)
+    for axis in range(4):
+        assert c.scalar_value(axis)(z[axis]) == pytest.approx(values[axis], rel=1e-15)
+    assert c.scalar_value(0)(math.log(0.9e-4)) is None  # below the floor
+    assert c.scalar_value(0)(1e4) is None  # exp overflows
+    assert not c.inside(np.array([0.9e-4, 0.0, 1.0, 1.0]))
+
+
+def test_probing_leaves_no_trace() -> None:
+    model = TreeStructuredGP(*data(d=3), {0: {0: [1], 1: [2]}})
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    PriorCoordinates(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_standard_deviations_are_coordinates_of_their_own() -> None:
+    """Priors on square roots: positive, bounded by the bounds of the variances."""
+    X, Y = data(d=3)
+    X[:, 0] = (X[:, 0] > 0.5).double()
+    model = ConditionalGP(X, Y, {0: {0: [1], 1: [2]}})
+    c = PriorCoordinates(model)
+    assert c.held == [] and c.derived == []
+    block = {b.name: b for b in c.blocks}
+    noise = block["likelihood.noise_covar.noise_std"]
+    amplitude = block["covar_module.base_kernel.amplitude"]
+    assert (noise.power, amplitude.power) == (2.0, 2.0)
+    floor = model.likelihood.noise_covar.raw_noise_constraint.lower_bound.item()
+    np.testing.assert_allclose(noise.lower, [math.sqrt(floor)], rtol=1e-6)
+    np.testing.assert_allclose(amplitude.lower, [1e-2], rtol=1e-6)
+    np.testing.assert_allclose(amplitude.upper, [1e2], rtol=1e-6)
+    assert c.positive[noise.first] and c.positive[amplitude.first]
+    values = c.read_values()
+    values[noise.first] = 0.3
+    c.write_values(values)
+    assert model.likelihood.noise.item() == pytest.approx(0.09)
+
+
+def test_a_value_that_is_no_power_is_found_by_trying() -> None:
+    """A prior on a ratio: the sign and the bounds come from setting it."""
+    kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)))
+    kernel.register_prior(
+        "level_prior",
+        NormalPrior(0.0, 1.0),
+        lambda m: 1.0 + m.outputscale,
+        lambda m, v: m.initialize(outputscale=torch.as_tensor(v) - 1.0),
+    )
+    c = PriorCoordinates(single(covar_module=kernel))
+    block = next(b for b in c.blocks if b.name == "covar_module.level")
+    assert block.power is None
+    assert c.positive[block.first]  # -1 and so on cannot be set
+    assert block.write(np.array([3.0])) and kernel.outputscale.item() == 2.0
+    assert not block.write(np.array([0.5]))  # an outputscale of -0.5
+
+
+def test_priors_without_a_setting_closure_are_not_sampled() -> None:
+    X, Y = data()
+    X[:, 0] = torch.arange(8) % 2
+    model = MultiTaskGP(X, Y, task_feature=0)
+    c = PriorCoordinates(model)
+    assert c.derived == ["covar_module.kernels.1.IndexKernelPrior"]
+    assert "covar_module.kernels.1.raw_var" in c.held
+
+
+def test_a_second_prior_on_the_same_parameter_is_not_a_coordinate() -> None:
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=LogNormalPrior(0.0, 1.0))
+    kernel.register_prior(
+        "smoothness_prior",
+        GammaPrior(2.0, 2.0),
+        lambda m: m.lengthscale.reciprocal(),
+        lambda m, v: m.initialize(lengthscale=torch.as_tensor(v).reciprocal()),
+    )
+    c = PriorCoordinates(single(covar_module=kernel))
+    assert len(c) == 3 and c.derived == ["covar_module.smoothness_prior"]
+
+
+def test_what_the_user_holds_is_neither_sampled_nor_fitted() -> None:
+    model = single()
+    model.covar_module.raw_lengthscale.requires_grad_(False)
+    model.mean_module.raw_constant.requires_grad_(False)
+    c = PriorCoordinates(model)
+    assert c.names == ("likelihood.noise_covar.noise",)
+    assert c.held == [] and c.derived == []
+
+
+def test_nothing_to_sample_raises() -> None:
+    model = single(likelihood=GaussianLikelihood(), covar_module=RBFKernel())
+    with pytest.raises(ValueError, match="at least one prior with a setting closure"):
+        PriorCoordinates(model)
+
+
+def test_parameters_of_an_input_transform() -> None:
+    prior = LogNormalPrior(0.0, 0.5)
+    warp = Warp(d=2, indices=[0, 1], concentration0_prior=prior)
+    c = PriorCoordinates(single(input_transform=warp))
+    assert c.names[-2:] == (
+        "input_transform.concentration0[0]",
+        "input_transform.concentration0[1]",
+    )
+
+
+def test_two_bounds() -> None:
+    kernel = RBFKernel(
+        lengthscale_prior=UniformPrior(0.2, 2.0),
+        lengthscale_constraint=Interval(0.1, 1.5, transform=None, initial_value=1.0),
+    )
+    c = PriorCoordinates(single(covar_module=kernel))
+    assert c.lower[-1] == pytest.approx(0.2) and c.upper[-1] == pytest.approx(1.5)
+    assert c.scalar_value(1)(math.log(1.6)) is None
+
+
+def test_bounds_themselves_are_inside() -> None:
+    """exp(log(bound)) may be a rounding error outside."""
+    model = single(
+        likelihood=GaussianLikelihood(
+            noise_prior=LogNormalPrior(-4.0, 1.0),
+            noise_constraint=GreaterThan(3e-3, transform=None, initial_value=0.1),
+        )
+    )
+    c = PriorCoordinates(model)
+    z = c.to_position(np.array([c.lower[0], 1.0, 1.0]))
+    assert c.inside(c.to_values(z))
+    value = c.scalar_value(0)(z[0])
+    assert value is not None and c.blocks[0].write(np.array([value]))
+
+
+@pytest.mark.parametrize("values", [[0.95, 0.5], [0.95, 0.105], [0.5, 1.0]])
+def test_near_the_ends_of_a_support(values: list[float]) -> None:
+    """There is no density a step further on, where others are checked."""
+    prior = UniformPrior(0.1, 1.0)
+    densities = scalar_log_densities(prior, tensor(*values))
+    assert densities is not None
+    assert densities[0](0.3) == pytest.approx(-math.log(0.9))
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
+    kernel.lengthscale = torch.tensor(values)
+    c = PriorCoordinates(single(covar_module=kernel))
+    np.testing.assert_allclose(c.lower[1:], 0.1, rtol=1e-6)
+    np.testing.assert_allclose(c.upper[1:], 1.0, rtol=1e-6)
+    assert scalar_log_densities(prior, tensor(2.0)) is None
+
+
+class Halved(LogNormalPrior):
+    """Has a density of its own: what a table of classes would get wrong."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return 0.5 * super().log_prob(value)
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        LogNormalPrior(0.3, 0.8),
+        LogNormalPrior(tensor(0.3, -0.5, 1.0), tensor(0.8, 0.9, 1.0)),
+        NormalPrior(0.3, 0.8),
+        GammaPrior(3.0, 6.0),
+        HalfNormalPrior(0.7),
+        HalfCauchyPrior(0.7),
+        HorseshoePrior(0.7),
+        UniformPrior(0.0, 5.0),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_scalar_densities_are_those_of_the_priors(prior: Prior) -> None:
+    value = tensor(0.2, 0.7, 2.5)
+    densities = scalar_log_densities(prior, value)
+    assert densities is not None
+    for x in (value, 0.1 * value, 1.9 * value):
+        ours = tensor(*(f(v) for f, v in zip(densities, x.tolist(), strict=True)))
+        # float32 buffers of a scalar prior: its own log_prob knows no more digits
+        given = prior.log_prob(x).double()
+        torch.testing.assert_close(ours, given, rtol=1e-6, atol=1e-6)
+
+
+def test_scalar_densities_outside_the_support() -> None:
+    for prior in (LogNormalPrior(0.0, 1.0), GammaPrior(2.0, 2.0), HalfCauchyPrior(1.0)):
+        (density,) = scalar_log_densities(prior, tensor(1.0))
+        assert density(-1.0) == -math.inf
+    (density,) = scalar_log_densities(UniformPrior(0.0, 2.0), tensor(1.0))
+    assert density(2.5) == -math.inf
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        Halved(0.0, 1.0),
+        NormalPrior(0.0, 1.0, transform=torch.log),
+        BetaPrior(2.0, 2.0),
+        MultivariateNormalPrior(torch.zeros(2), torch.eye(2)),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_other_priors_are_left_to_torch(prior: Prior) -> None:
+    value = torch.tensor([0.3, 0.4])
+    assert scalar_log_densities(prior, value) is None

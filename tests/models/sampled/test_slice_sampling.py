@@ -1,0 +1,218 @@
+"""The slice sampler against distributions that are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from botorch_structured.models.sampled.chains import effective_sample_size
+from botorch_structured.models.sampled.slice_sampling import (
+    SliceSampler,
+    first_widths,
+    slice_update,
+)
+
+
+class Plain:
+    """A target that is a function of the whole position."""
+
+    def __init__(self, log_density: Callable[[np.ndarray], float], dim: int) -> None:
+        self.function, self.dim = log_density, dim
+        self.evaluations = 0
+
+    def move_to(self, position: np.ndarray) -> float:
+        self.position = position.copy()
+        return self.function(position)
+
+    def along(self, axis: int) -> Callable[[float], float]:
+        def log_density(value: float) -> float:
+            self.evaluations += 1
+            self.trial = self.position.copy()
+            self.trial[axis] = value
+            return self.function(self.trial)
+
+        return log_density
+
+    def accept(self) -> None:
+        self.position = self.trial
+
+
+def sample(
+    target: Plain, start: list[float], seed: int, draws: int, warmup: int = 50
+) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    sampler = SliceSampler(target, np.array(start), rng, first_widths(len(start)))
+    sampler.warm_up(warmup)
+    out = np.empty((draws, len(start)))
+    for t in range(draws):
+        sampler.sweep()
+        out[t] = sampler.position
+    return out
+
+
+def thinned(draws: np.ndarray, cdf: Callable) -> np.ndarray:
+    """Every so many-th of ``n`` draws, to be as good as independent.
+
+    By the autocorrelation of their quantiles, which exists whatever the tails are.
+    """
+    ess = effective_sample_size(cdf(draws)[None, :, None])[0]
+    return draws[:: math.ceil(len(draws) / ess)]
+
+
+CASES: dict[str, tuple[Plain, list[float], int, Callable]] = {
+    "normal": (Plain(lambda z: -0.5 * z[0] ** 2, 1), [3.0], 0, stats.norm().cdf),
+    # the gamma density of exp(z) with the Jacobian: heavy to one side
+    "log-gamma": (
+        Plain(lambda z: 0.5 * z[0] - math.exp(min(z[0], 700.0)), 1),
+        [0.0],
+        0,
+        lambda z: stats.gamma(0.5).cdf(np.exp(z)),
+    ),
+    "bounded": (
+        Plain(lambda z: -z[0] if 0 <= z[0] <= 1 else -math.inf, 1),
+        [0.5],
+        0,
+        stats.truncexpon(1.0).cdf,
+    ),
+    "cauchy": (Plain(lambda z: -math.log1p(z[0] ** 2), 1), [0.0], 0, stats.cauchy.cdf),
+    "two modes": (
+        Plain(lambda z: np.logaddexp(-0.5 * z[0] ** 2, -0.5 * (z[0] - 4) ** 2), 1),
+        [0.0],
+        0,
+        lambda z: 0.5 * (stats.norm.cdf(z) + stats.norm.cdf(z - 4)),
+    ),
+    # correlation 0.8: what univariate updates find hard
+    "correlated": (
+        Plain(lambda z: -(z[0] ** 2 - 1.6 * z[0] * z[1] + z[1] ** 2) / 0.72, 2),
+        [0.0, 0.0],
+        1,
+        stats.norm().cdf,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_known_distributions(name: str) -> None:
+    """At most one Kolmogorov-Smirnov test of 20 fails at p = 0.01."""
+    target, start, axis, cdf = CASES[name]
+    failures = 0
+    for seed in range(20):
+        draws = thinned(sample(target, start, seed, draws=600)[:, axis], cdf)
+        assert len(draws) > 30
+        failures += stats.kstest(draws, cdf).pvalue < 0.01
+    assert failures <= 1
+
+
+def test_a_limited_step_out_is_still_right() -> None:
+    """The interval may stop at one width, as long as its place is random."""
+    failures = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x, lp, out = 0.0, 0.0, []
+        for _ in range(1000):
+            update = slice_update(lambda v: -0.5 * v * v, x, lp, 1.0, rng, max_steps=1)
+            assert abs(update.value - x) <= 1.0
+            x, lp = update.value, update.log_density
+            out.append(x)
+        draws = thinned(np.array(out), stats.norm.cdf)
+        failures += stats.kstest(draws, "norm").pvalue < 0.01
+    assert failures <= 1
+
+
+@pytest.mark.parametrize("max_steps", [1, 2, 3])
+def test_the_first_interval_and_its_steps_are_placed_at_random(max_steps: int) -> None:
+    """Else the interval found from the new value would not be as likely as this one.
+
+    A narrow high step and a wide low one with next to nothing between them: intervals
+    around the value reach from one to the other more often than back. Distances of the
+    distributions are 0.08 and more then, or if steps are not shared out at random.
+    """
+    ends, logs = np.array([0.0, 1.0, 2.0, 4.0]), np.array([0.0, -3.0, -0.5])
+    mass = np.exp(logs) * np.diff(ends)
+    below = np.concatenate([[0.0], np.cumsum(mass)]) / mass.sum()
+
+    def log_density(v: float) -> float:
+        if not 0.0 <= v < 4.0:
+            return -math.inf
+        return 0.0 if v < 1.0 else (-3.0 if v < 2.0 else -0.5)
+
+    rng = np.random.default_rng(0)
+    x, lp, draws = 0.5, 0.0, []
+    for _ in range(20_000):
+        x, lp = slice_update(log_density, x, lp, 2.5, rng, max_steps=max_steps)[:2]
+        draws.append(x)
+    distance = stats.kstest(draws, lambda v: np.interp(v, ends, below)).statistic
+    # that of 3000 independent draws is above it in 1 % of cases
+    assert distance < 0.03
+
+
+def test_widths_are_tuned_to_the_slices() -> None:
+    """Scales a million apart take as few evaluations as equal ones."""
+    scales = np.array([1e-3, 1.0, 1e3])
+    target = Plain(lambda z: -0.5 * float(((z / scales) ** 2).sum()), 3)
+    rng = np.random.default_rng(0)
+    sampler = SliceSampler(target, np.zeros(3), rng, first_widths(3))
+    sampler.warm_up(100)
+    # a slice of a normal distribution is about three standard deviations long
+    assert (sampler.widths > 3 * scales).all() and (sampler.widths < 6 * scales).all()
+    before, widths = sampler.evaluations, sampler.widths.copy()
+    for _ in range(200):
+        sampler.sweep()
+    assert (sampler.evaluations - before) / 600 < 5.5
+    np.testing.assert_array_equal(sampler.widths, widths)  # fixed after warmup
+    assert target.evaluations == sampler.evaluations
+
+
+def test_update_reports_what_it_did() -> None:
+    calls = []
+
+    def log_density(v: float) -> float:
+        calls.append(v)
+        return -0.5 * v * v
+
+    update = slice_update(log_density, 0.5, -0.125, 2.0, np.random.default_rng(1))
+    assert update.evaluations == len(calls)
+    assert update.moved and update.value == calls[-1]
+    assert update.log_density == -0.5 * update.value**2
+
+
+def test_an_empty_slice_stays_where_it_is() -> None:
+    """A log density that rounding has made too high at the current point."""
+    update = slice_update(lambda v: -1e9, 0.0, 0.0, 1.0, np.random.default_rng(0))
+    assert not update.moved
+    assert (update.value, update.log_density) == (0.0, 0.0)
+
+
+def test_nan_counts_as_impossible() -> None:
+    def log_density(v: float) -> float:
+        return math.nan if v > 0.2 else -0.5 * v * v
+
+    rng = np.random.default_rng(0)
+    x, lp = 0.0, 0.0
+    for _ in range(100):
+        x, lp = slice_update(log_density, x, lp, 1.0, rng)[:2]
+        assert x <= 0.2
+
+
+def test_step_out_ends_on_a_flat_density() -> None:
+    """An improper density must not make it walk forever."""
+    rng = np.random.default_rng(0)
+    update = slice_update(lambda v: 0.0, 0.0, 0.0, 1.0, rng, max_steps=8)
+    assert update.length == pytest.approx(8.0)
+
+
+def test_same_seed_same_chain() -> None:
+    target = Plain(lambda z: -0.5 * float((z**2).sum()), 2)
+    a, b, c = (sample(target, [0.0, 0.0], seed, draws=20) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+
+
+def test_a_start_without_density_raises() -> None:
+    target = Plain(lambda z: -math.inf, 1)
+    with pytest.raises(ValueError, match="finite log density.*-inf"):
+        SliceSampler(target, np.zeros(1), np.random.default_rng(0), first_widths(1))

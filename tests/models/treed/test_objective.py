@@ -1,0 +1,132 @@
+"""Equation (2) as a model has it, for all of its kernels, against one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from torch import Tensor
+
+from botorch_structured.models.treed.kernel import TreedStationary
+from botorch_structured.models.treed.treed_gp import TreedGP
+from tests.treed_models import PUBLISHED, randomised, step_data
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def with_gradient(model: TreedGP, value: Tensor) -> list[Tensor]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [value, *torch.autograd.grad(value.sum(), parameters, allow_unused=True)]
+
+
+def by_the_kernel(model: TreedGP) -> Tensor:
+    """The objective from covariances as predictions take them, by autograd."""
+    totals = []
+    for e, data in enumerate(model._plan()):
+        mean, noise = model._mean_and_noise(e, data)
+        levels = model._levels_of(e)
+        L = len(data.root.leaves())
+        total = torch.zeros(())
+        for group in data.groups:
+            for b, (leaf, v) in enumerate(zip(group.leaves, group.values, strict=True)):
+                for member, weight in zip(
+                    group.members[b], group.weights[b], strict=True
+                ):
+                    if weight == 0.0:
+                        continue
+                    rows = group.rows[b, member > 0.0]
+                    X = data.X[rows].unsqueeze(0)
+                    # two sets of points: no shortcut for the gradient
+                    K = model.covar_module.leaf_covariance(
+                        e, leaf.unsqueeze(0), X, X.clone()
+                    )[0]
+                    if v >= L:
+                        own = model.covar_module.variance_of(e, leaf)
+                        K = K * (levels[v - L, 0] / own)
+                    K = K + torch.diag(noise[v, rows])
+                    density = torch.distributions.MultivariateNormal(mean[v, rows], K)
+                    total = total + weight * density.log_prob(data.y[rows])
+        totals.append(total)
+    return torch.stack(totals).reshape(model.partition.tree_shape)
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("kind", ["warp", "categorical", "known noise", "batch"])
+def test_one_pass_over_the_terms_is_autograd_over_each(
+    kind: str, published: bool
+) -> None:
+    X, Y = step_data(40, seed=1)
+    kwargs: dict[str, Any] = dict(PUBLISHED) if published else {}
+    if kind == "warp":
+        kwargs["warp"] = True
+    elif kind == "categorical":
+        X = torch.cat([X, (3.0 * X[:, :1] + X[:, 1:]).floor()], dim=-1)
+        kwargs["categorical_features"] = [2]
+    elif kind == "known noise":
+        kwargs["train_Yvar"] = 0.01 + 0.1 * X[:, :1]
+    else:
+        Y = torch.cat([Y, Y.flip(0), X[:, :1]], dim=-1)  # trees of several sizes
+    model = randomised(TreedGP(X, Y, **kwargs), seed=2).train()
+    assert isinstance(model.covar_module, TreedStationary)
+    assert model.partition.num_leaves > 1
+    found = with_gradient(model, model._log_path_evidence())
+    expected = with_gradient(model, by_the_kernel(model))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("share", ["all", "lengthscale"])
+def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
+    """Where nothing is known of a kernel the same number comes from its matrices."""
+    X, Y = step_data(40, seed=1)
+    default = randomised(TreedGP(X, Y, path_sharing=share, leaf_kernel="matern"))
+    copies = TreedGP(
+        X,
+        Y,
+        path_sharing=share,
+        covar_module=ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2)),
+        mean_module=ConstantMean(),
+    )
+    copies.levels.copy_(default.levels)
+    kernel, mean = default.covar_module, default.mean_module
+    with torch.no_grad():
+        copies.likelihood.noise_covar.noise_of_leaf.raw_value.copy_(
+            default.likelihood.noise_covar.noise_of_leaf.raw_value
+        )
+        for j, (copy, constant) in enumerate(
+            zip(copies.covar_module.copies, copies.mean_module.copies, strict=True)
+        ):
+            copy.base_kernel.lengthscale = kernel.lengthscale_of_leaf.value[j]
+            copy.outputscale = kernel.variance_of_leaf.value[j]
+            constant.constant = mean.constant[j]
+    if share == "lengthscale":
+        # a copy keeps its amplitude in all nodes: so must the default, for once
+        default.levels[:, 0] = copies.levels[:, 0] = 1.0
+        with torch.no_grad():
+            kernel.variance_of_leaf.raw_value.zero_()
+            for copy in copies.covar_module.copies:
+                copy.outputscale = 1.0
+    a, b = (model.train()._log_path_evidence() for model in (default, copies))
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    a.backward()
+    b.backward()
+    slopes = [copy.base_kernel for copy in copies.covar_module.copies]
+    for j, base in enumerate(slopes):
+        # from raw parameters to logarithms
+        length = base.lengthscale
+        (chain,) = torch.autograd.grad(length.log().sum(), base.raw_lengthscale)
+        torch.testing.assert_close(
+            base.raw_lengthscale.grad[0],
+            kernel.lengthscale_of_leaf.raw_value.grad[j] * chain[0],
+            rtol=1e-8,
+            atol=1e-9,
+        )
