@@ -14,7 +14,8 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from botorch_structured.models import MonotoneGP, monotone_inference
+from botorch_structured.models import MonotoneGP
+from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.virtual_points import transformed_box
 
 POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)

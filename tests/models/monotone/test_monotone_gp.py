@@ -35,7 +35,8 @@ from model_test_case import StructuredModelTestCase, sampler
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from botorch_structured.models import MonotoneGP, monotone_inference
+from botorch_structured.models import MonotoneGP
+from botorch_structured.models.monotone import monotone_gp as monotone_inference
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )

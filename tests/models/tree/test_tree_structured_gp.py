@@ -22,7 +22,9 @@ from torch import Tensor
 
 from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models import TreeStructuredGP, map_fit, tree_structured_gp
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.models.tree import leaf_model as map_fit
+from botorch_structured.models.tree import tree_structured_gp
 from botorch_structured.models.tree.prediction import LeafPredictor
 from botorch_structured.spaces import ParameterTree
 
