@@ -1,0 +1,175 @@
+"""The house rules that the imports and the files can be asked about.
+
+``CONTRIBUTING.md`` states them; a rule that is broken is named with the modules that
+break it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import botorch_structured
+from botorch_structured import models
+
+PACKAGE = Path(botorch_structured.__file__).parent
+FAMILIES = ["tree", "treed", "ablr", "monotone", "sampled"]
+# What a module may import: its own layer, and those above it in this list.
+LAYERS = [
+    "spaces",
+    "linalg",
+    "kernels",
+    "transforms",
+    "models",
+    "models.tree",
+    *(f"models.{family}" for family in FAMILIES if family != "tree"),
+    "acquisition",
+    "optim",
+    "fit",
+    "test_functions",
+    "plots",
+    "demo",
+    "__main__",
+]
+_MOST_LINES = 800
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+# Faces import what they show, wherever it is; nobody below imports them.
+FACES = {name for name, path in FILES.items() if path.name == "__init__.py"}
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _imports(name: str) -> set[str]:
+    """Modules of the package that a module imports when it runs, in functions too."""
+    found = set()
+    tree = ast.parse(FILES[name].read_text())
+    tree.body = [node for node in tree.body if not _is_for_types(node)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: a relative import"
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets += [node.module or ""]
+        else:
+            continue
+        for target in targets:
+            short = target.removeprefix("botorch_structured.")
+            if target.startswith("botorch_structured") and short in FILES:
+                found.add(short)
+                break  # the module itself, not the package that it is in
+    return found - {name}
+
+
+IMPORTS = {name: _imports(name) for name in FILES}
+
+
+def _layer(name: str) -> str:
+    """The longest entry of ``LAYERS`` that a module is in."""
+    return max(
+        (layer for layer in LAYERS if f"{name}.".startswith(f"{layer}.")),
+        key=len,
+        default="",
+    )
+
+
+def test_every_module_has_a_layer() -> None:
+    assert not [name for name in FILES if not _layer(name) and name[:1].isalpha()]
+
+
+def test_imports_run_one_way() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name in FILES
+        if name not in FACES and _layer(name)
+        for target in IMPORTS[name]
+        if LAYERS.index(_layer(target)) > LAYERS.index(_layer(name))
+    ]
+    assert not wrong
+
+
+def test_families_do_not_import_each_other() -> None:
+    """All may use the tree's."""
+    families = {f"models.{family}" for family in FAMILIES}
+    wrong = [
+        f"{name} imports {target}"
+        for name in FILES
+        for target in IMPORTS[name]
+        if _layer(name) in families
+        and _layer(target) in families - {_layer(name), "models.tree"}
+    ]
+    assert not wrong
+
+
+def test_no_circles() -> None:
+    try:
+        tuple(TopologicalSorter(IMPORTS).static_order())
+    except CycleError as error:
+        pytest.fail(f"A circle of imports: {error.args[1]}")
+
+
+def test_files_end_where_their_idea_ends() -> None:
+    long = {n: p.read_text().count("\n") for n, p in FILES.items()}
+    assert {n: lines for n, lines in long.items() if lines > _MOST_LINES} == {}
+
+
+def test_errors_are_in_one_style() -> None:
+    """``argument: expected ..., got ...``"""
+    odd = []
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                words = [
+                    part.value
+                    for part in ast.walk(node.exc)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                ]
+                if re.search(r"\bexpects\b|\bmust be\b", " ".join(words)):
+                    odd.append(f"{name}:{node.lineno}")
+    assert not odd
+
+
+@pytest.mark.parametrize("name", models.__all__)
+def test_a_public_model_is_whole(name: str) -> None:
+    """A class of the package that a model derives from serves another one, too."""
+    public = [getattr(models, other) for other in models.__all__]
+    slices = [
+        base.__name__
+        for base in getattr(models, name).__mro__[1:]
+        if base.__module__.startswith("botorch_structured")
+        and sum(issubclass(model, base) for model in public) < 2
+    ]
+    assert not slices
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_front_door_names_what_is_there(family: str) -> None:
+    """Each ``module.name`` of the table of equations exists."""
+    package = f"botorch_structured.models.{family}"
+    table = importlib.import_module(package).__doc__ or ""
+    modules = {n.rpartition(".")[2] for n in FILES if n.startswith(f"models.{family}.")}
+    named = [
+        parts
+        for text in re.findall(r"`+([\w.]+)`+", table)
+        if len(parts := text.split(".")) > 1 and parts[0] in modules
+    ]
+    assert len(named) >= 3, "expected a table `equation -> ``module.function```"
+    for module, *names in named:
+        value = importlib.import_module(f"{package}.{module}")
+        for part in names:
+            assert hasattr(value, part), f"{module}.{'.'.join(names)} is not there"
+            value = getattr(value, part)
