@@ -190,7 +190,7 @@ def _update(B: Tensor, informed: Tensor, s: Tensor, y: Tensor) -> tuple[Tensor, 
 # Ordered discrete columns with more values than this are continuous to begin with.
 _RELAXED_FROM = 8
 _MAX_ROUNDS = 16
-_PATIENCE, _OPTIMISM = 2, 10.0
+_WALK_PATIENCE, _WALK_OPTIMISM = 2, 10.0
 _MAX_CONSTRAINED = 4
 
 
@@ -403,9 +403,9 @@ def _walk(
             break
         walking, gain = owner[best], new[best] - values[owner[best]]
         X[walking], values[walking] = near[best], new[best]
-        if sweep >= _PATIENCE:
+        if sweep >= _WALK_PATIENCE:
             # A start that gains little of what it lacks will not become the best.
-            walking = walking[values.max() - values[walking] <= _OPTIMISM * gain]
+            walking = walking[values.max() - values[walking] <= _WALK_OPTIMISM * gain]
             if not len(walking):
                 break
     return X, values
