@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.linalg.batch_kernel import BatchKernel
-from botorch_structured.models.tree.leaf_kernel import same_points
+from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
 
 # ----------------------------------------------------------------------
 # Random partitions by Mondrian processes, made on demand and never stored.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BatchKernel",
+    "same_points",
     "take_batch",
 ]
 
@@ -44,6 +45,11 @@ class BatchKernel(Kernel):
     def _take(self, where: Tensor) -> Kernel:
         """The kernels of elements of the flattened batch, of any shape."""
         return take_batch(self, self.batch_shape, where)
+
+
+def same_points(x1: Tensor, x2: Tensor) -> bool:
+    """Whether a covariance is asked for of points with themselves, as most are."""
+    return x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
 
 
 def take_batch(module: ModuleT, batch_shape: torch.Size, where: Tensor) -> ModuleT:

@@ -1,19 +1,26 @@
 """Stationary correlations as functions of a squared scaled distance.
 
-With r^2 = sum_j (x_j - x'_j)^2 / l_j^2,
+With s = r^2 = sum_j (x_j - x'_j)^2 / l_j^2 and u = sqrt(5 s),
 
-    Matern-5/2   k(r^2) = (1 + sqrt5 r + 5 r^2 / 3) exp(-sqrt5 r)
-    RBF          k(r^2) = exp(-r^2 / 2)
+    Matern-5/2   k = (1 + u + u^2 / 3) exp(-u)    RBF   k = exp(-s / 2)
+    -dk/ds         = 5/6 (1 + u) exp(-u)                = 1/2 exp(-s / 2)
+    d^2k/ds^2      = 25/12 exp(-u)                      = 1/4 exp(-s / 2)
 
-and ``slope`` is -dk/d(r^2) of the same, which is all that a gradient needs: with H = G
-* slope the derivative of sum_ij G_ij k(r_ij^2) with respect to the scaled inputs is a
-matrix product.
+``slope`` is -dk/ds and ``curvature`` d^2k/ds^2. With the slope a gradient is a matrix
+product: of sum_ij G_ij k(s_ij) with respect to the scaled inputs, with H = G * slope.
+
+Slice sampling and the growth of trees work on NumPy arrays, which for small matrices is
+several times faster: ``array_*`` are the same functions there. ``ARRAY_VALUES`` has
+three more, of which nobody needs derivatives.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "ARRAY_VALUES",
     "CORRELATIONS",
+    "MATERN52",
+    "RBF",
     "Correlation",
     "squared_distance",
 ]
@@ -22,9 +29,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
+
+Array = NDArray[np.float64]
 
 _SQRT5 = math.sqrt(5.0)
 # below this squared distance a square root would have an unbounded derivative, while
@@ -46,17 +57,50 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     return (squared - 2.0 * a @ b.mT).clamp_min(0.0)
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """A stationary correlation function.
+
+    Attributes:
+        name: "matern" (5/2) or "rbf".
+        value: s to k, differentiable.
+        value_and_slope: s to k and -dk/ds.
+        slope_and_curvature: s to -dk/ds and d^2k/ds^2, differentiable.
+        array_value: s to k, written into the second array.
+        array_value_and_slope: s to k and -dk/ds.
+        spectral_quantile: Quantile function of the spectral density in one dimension,
+            for a unit lengthscale (frequencies of Fourier features).
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
+    slope_and_curvature: Callable[[Tensor], tuple[Tensor, Tensor]]
+    array_value: Callable[[Array, Array], Array]
+    array_value_and_slope: Callable[[Array], tuple[Array, Array]]
+    spectral_quantile: Callable[[float], float]
+
+
+# -- on tensors -------------------------------------------------------------------
+
+
 def _matern52(squared: Tensor) -> Tensor:
-    r = squared.clamp_min(_TINY).sqrt() * _SQRT5
-    return (1.0 + r + r.square() / 3.0) * torch.exp(-r)
+    u = squared.clamp_min(_TINY).sqrt() * _SQRT5
+    return (1.0 + u + u.square() / 3.0) * torch.exp(-u)
 
 
 def _matern52_slope(squared: Tensor) -> tuple[Tensor, Tensor]:
-    r = squared.clamp_min(_TINY).sqrt().mul_(_SQRT5)
-    e = torch.exp(-r)
-    slope = e.addcmul(e, r)  # (1 + r) e
-    k = torch.addcmul(slope, e * r, r, value=1.0 / 3.0)
+    u = squared.clamp_min(_TINY).sqrt().mul_(_SQRT5)
+    e = torch.exp(-u)
+    slope = e.addcmul(e, u)  # (1 + u) e
+    k = torch.addcmul(slope, e * u, u, value=1.0 / 3.0)
     return k, slope.mul_(5.0 / 6.0)
+
+
+def _matern52_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:
+    u = squared.clamp_min(_TINY).sqrt() * _SQRT5
+    e = torch.exp(-u)
+    return 5.0 / 6.0 * (1.0 + u) * e, 25.0 / 12.0 * e
 
 
 def _rbf(squared: Tensor) -> Tensor:
@@ -68,22 +112,69 @@ def _rbf_slope(squared: Tensor) -> tuple[Tensor, Tensor]:
     return k, 0.5 * k
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """A stationary correlation function.
+def _rbf_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:
+    k = torch.exp(-0.5 * squared)
+    return 0.5 * k, 0.25 * k
 
-    Attributes:
-        name: "matern" (5/2) or "rbf".
-        value: Squared distances to correlations, differentiable.
-        value_and_slope: Squared distances to correlations and -dk/d(r^2).
-        spectral_quantile: Quantile function of the spectral density in one dimension,
-            for a unit lengthscale (frequencies of Fourier features).
-    """
 
-    name: str
-    value: Callable[[Tensor], Tensor]
-    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
-    spectral_quantile: Callable[[float], float]
+# -- on arrays --------------------------------------------------------------------
+
+
+def _array_matern52(squared: Array, out: Array) -> Array:
+    np.multiply(squared, 5.0, out=out)
+    np.sqrt(out, out=out)
+    polynomial = out * (1.0 / 3.0)
+    polynomial += 1.0
+    polynomial *= out
+    polynomial += 1.0
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+    out *= polynomial
+    return out
+
+
+def _array_matern52_slope(squared: Array) -> tuple[Array, Array]:
+    u = np.sqrt(5.0 * squared)
+    e = np.exp(-u)
+    slope = 1.0 + u
+    slope *= e
+    u *= u
+    u *= e
+    u *= 1.0 / 3.0
+    u += slope
+    slope *= 5.0 / 6.0
+    return u, slope
+
+
+def _array_rbf(squared: Array, out: Array) -> Array:
+    np.multiply(squared, -0.5, out=out)
+    return np.exp(out, out=out)
+
+
+def _array_rbf_slope(squared: Array) -> tuple[Array, Array]:
+    k = np.exp(-0.5 * squared)
+    return k, 0.5 * k
+
+
+def _array_matern32(squared: Array, out: Array) -> Array:
+    np.multiply(squared, 3.0, out=out)
+    np.sqrt(out, out=out)
+    polynomial = out + 1.0
+    np.negative(out, out=out)
+    np.exp(out, out=out)
+    out *= polynomial
+    return out
+
+
+def _array_matern12(squared: Array, out: Array) -> Array:
+    np.sqrt(squared, out=out)
+    np.negative(out, out=out)
+    return np.exp(out, out=out)
+
+
+def _array_laplace(distance: Array, out: Array) -> Array:
+    np.negative(distance, out=out)
+    return np.exp(out, out=out)
 
 
 def _student_quantile(p: float) -> float:
@@ -95,7 +186,33 @@ def _normal_quantile(p: float) -> float:
     return float(stats.norm.ppf(p))
 
 
-CORRELATIONS: tuple[Correlation, ...] = (
-    Correlation("matern", _matern52, _matern52_slope, _student_quantile),
-    Correlation("rbf", _rbf, _rbf_slope, _normal_quantile),
+MATERN52 = Correlation(
+    "matern",
+    _matern52,
+    _matern52_slope,
+    _matern52_curvature,
+    _array_matern52,
+    _array_matern52_slope,
+    _student_quantile,
 )
+RBF = Correlation(
+    "rbf",
+    _rbf,
+    _rbf_slope,
+    _rbf_curvature,
+    _array_rbf,
+    _array_rbf_slope,
+    _normal_quantile,
+)
+
+#: Those that a leaf can have.
+CORRELATIONS: tuple[Correlation, ...] = (MATERN52, RBF)
+
+#: k of an array, written into a second one. "laplace" is of sum_j |x_j - x'_j| / l_j.
+ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
+    "matern12": _array_matern12,
+    "matern32": _array_matern32,
+    "matern52": _array_matern52,
+    "rbf": _array_rbf,
+    "laplace": _array_laplace,
+}

@@ -21,6 +21,7 @@ __all__ = [
     "columns_of",
     "extremes",
     "is_constant",
+    "raw_inputs",
 ]
 
 import math
@@ -421,7 +422,7 @@ class CheckedModel(_Base):
     def _check_transformed(self, X: Tensor) -> None:
         """The columns of the model: a transform may append some, in some modes."""
         self.eval()
-        raw = _raw_inputs(self).shape[-1]
+        raw = raw_inputs(self).shape[-1]
         found: int | None = None
         try:
             with torch.no_grad():
@@ -446,7 +447,7 @@ def columns_of(model: GPyTorchModel) -> int | None:
     Returns:
         None where its input transform makes some of the columns of ``train_X``.
     """
-    raw = _raw_inputs(model)
+    raw = raw_inputs(model)
     if getattr(model, "input_transform", None) is not None:
         transform = deepcopy(model.input_transform).eval()
         with torch.no_grad():
@@ -457,7 +458,8 @@ def columns_of(model: GPyTorchModel) -> int | None:
     return raw.shape[-1] - has_task
 
 
-def _raw_inputs(model: GPyTorchModel) -> Tensor:
+def raw_inputs(model: GPyTorchModel) -> Tensor:
+    """Training inputs as they were given, whether or not they are transformed now."""
     if model._has_transformed_inputs:
         return model._original_train_inputs
     return model.train_inputs[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "DependentInputs",
     "dataset_task",
     "in_evaluation",
     "leaves_alone",
@@ -14,7 +13,6 @@ __all__ = [
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import BotorchError
@@ -215,69 +213,6 @@ def _active_bounds(tree: ParameterTree, train_X: Tensor, min_range: float) -> Te
     known = upper - lower >= min_range  # False where never active, too
     lower, upper = torch.where(known, lower, 0.0), torch.where(known, upper, 1.0)
     return torch.stack([lower, upper], dim=-2)
-
-
-# ----------------------------------------------------------------------
-# Constructor arguments of models, as BoTorch and Ax ask for them.
-#
-# Ax hands over what its transforms left of a search space, and nothing where they left
-# nothing: the same silence for a flat space and for a hierarchical one that was
-# flattened. No model takes it for an answer.
-
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP as _Base
-else:
-    _Base = object
-
-
-class DependentInputs(_Base):
-    """``construct_inputs`` of models that take ``hierarchical_dependencies``."""
-
-    @classmethod
-    def construct_inputs(
-        cls,
-        training_data: SupervisedDataset,
-        *,
-        hierarchical_dependencies: (
-            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
-        ) = None,
-        categorical_features: Sequence[int] | None = None,
-        task_feature: int | None = None,
-        fidelity_features: Sequence[int] | None = None,
-    ) -> dict[str, Any]:
-        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
-
-        Args:
-            training_data: The data.
-            hierarchical_dependencies: As in the constructor. It has to be given; ``{}``
-                says that there are no decisions.
-            categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order. Default: that of
-                a ``MultiTaskDataset``.
-            fidelity_features: Fidelities are ordinary columns of these models.
-
-        Raises:
-            ValueError: Without ``hierarchical_dependencies``. Ax gives none where its
-                ``Cast`` has flattened the space, which is what it does by default.
-        """
-        if hierarchical_dependencies is None:
-            raise ValueError(
-                "hierarchical_dependencies: expected {column: {value: [columns]}}, "
-                "with {} for a space without decisions, got None. In Ax, keep the "
-                "hierarchy: give the generator transforms=Mixed_transforms + Y_trans "
-                "and transform_configs={'Cast': {'flatten_hss': False}}; where there "
-                "is none, give the ModelConfig "
-                "model_options={'hierarchical_dependencies': {}}."
-            )
-        categorical = list(categorical_features or [])
-        task = dataset_task(training_data, task_feature)
-        if task is not None:
-            categorical.append(task)
-        inputs = super().construct_inputs(training_data=training_data)
-        inputs["hierarchical_dependencies"] = hierarchical_dependencies
-        if categorical:
-            inputs["categorical_features"] = categorical
-        return inputs
 
 
 def dataset_task(

@@ -16,6 +16,7 @@ __all__ = [
     "at_unit_scale",
     "check_scale",
     "least_variance",
+    "some_outputs",
     "with_least_variance",
 ]
 
@@ -321,13 +322,13 @@ class AnyScale(_Base):
         least = least_variance(transform, X, self.num_outputs)
         posterior = with_least_variance(posterior, least)
         if output_indices is not None and self.num_outputs > 1:
-            posterior = _some_outputs(posterior, output_indices, self.num_outputs)
+            posterior = some_outputs(posterior, output_indices, self.num_outputs)
         if posterior_transform is None:
             return posterior
         return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
 
 
-def _some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
+def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
     """Some of the ``m`` independent outputs of a posterior, in the order given."""
     chosen = list(outputs)
     if not chosen or not all(isinstance(i, int) and -m <= i < m for i in chosen):

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 
+from botorch_structured.kernels import LaplaceKernel
 from botorch_structured.linalg.correlations import (
+    ARRAY_VALUES,
     CORRELATIONS,
     Correlation,
     squared_distance,
@@ -33,6 +36,30 @@ class TestCorrelations:
         torch.testing.assert_close(value, correlation.value(d).detach())
         torch.testing.assert_close(slope, -gradient, rtol=1e-6, atol=1e-12)
 
+    def test_curvature_is_the_derivative_of_the_slope(
+        self, correlation: Correlation
+    ) -> None:
+        d = torch.tensor([1e-12, 1e-4, 0.3, 2.0, 40.0], dtype=torch.float64)
+        d.requires_grad_(True)
+        slope, curvature = correlation.slope_and_curvature(d)
+        (gradient,) = torch.autograd.grad(slope.sum(), d)
+        _, expected = correlation.value_and_slope(d.detach())
+        torch.testing.assert_close(slope, expected)
+        torch.testing.assert_close(curvature, -gradient, rtol=1e-6, atol=1e-12)
+
+    def test_arrays(self, correlation: Correlation) -> None:
+        """What is for NumPy says the same, and leaves its argument alone."""
+        d = torch.tensor([0.0, 1e-12, 1e-4, 0.3, 2.0, 40.0], dtype=torch.float64)
+        array = d.numpy().copy()
+        value, slope = correlation.value_and_slope(d)
+        found = correlation.array_value_and_slope(array)
+        np.testing.assert_allclose(found[0], value, rtol=1e-12)
+        np.testing.assert_allclose(found[1], slope, rtol=1e-12)
+        out = np.empty_like(array)
+        assert correlation.array_value(array, out) is out
+        np.testing.assert_allclose(out, value, rtol=1e-12)
+        np.testing.assert_array_equal(array, d)
+
     def test_finite_at_zero_distance(self, correlation: Correlation) -> None:
         x = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
         correlation.value(squared_distance(x, x)).sum().backward()
@@ -48,3 +75,22 @@ class TestCorrelations:
         for r in (0.1, 0.7, 2.0):
             k = correlation.value(torch.tensor(r * r, dtype=torch.float64))
             assert math.isclose((w * r).cos().mean(), k, abs_tol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "peer", "exponent"),
+    [
+        ("matern12", MaternKernel(0.5), 2),
+        ("matern32", MaternKernel(1.5), 2),
+        ("matern52", MaternKernel(2.5), 2),
+        ("rbf", RBFKernel(), 2),
+        ("laplace", LaplaceKernel(), 1),
+    ],
+)
+def test_array_values(name: str, peer: Kernel, exponent: int) -> None:
+    x = torch.randn(8, 3, dtype=torch.float64)
+    peer = peer.double()
+    peer.lengthscale = 1.0
+    distance = (x.unsqueeze(1) - x).abs().pow(exponent).sum(-1).numpy()
+    actual = ARRAY_VALUES[name](distance, np.empty_like(distance))
+    np.testing.assert_allclose(actual, peer(x).to_dense().detach(), atol=1e-7)

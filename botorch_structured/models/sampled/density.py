@@ -36,10 +36,11 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 
 from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.models.fast_inference import FastInference
 from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_model import StructuredInference
+from botorch_structured.models.tree.leaf_model import LeafModel
 
 # ----------------------------------------------------------------------
 # Which GPs are plain, and what of them an incremental evaluation needs.
@@ -91,6 +92,10 @@ def _laplace(distance: Vector, out: Vector) -> Vector:
 
 
 _MATERN: dict[float, Correlation] = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52}
+
+
+# of models whose evidence is that of an exact GP, whichever way it is computed
+_OWN_EVIDENCE = (None, FastInference._fast_evidence, LeafModel._fast_evidence)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ def is_plain(mll: MarginalLogLikelihood) -> bool:
         and mll.likelihood is model.likelihood
         and isinstance(model, SingleTaskGP)
         and cls.forward is SingleTaskGP.forward
-        and own in (None, StructuredInference.compute_custom_loss)
+        and own in (None, FastInference.compute_custom_loss)
+        and getattr(cls, "_fast_evidence", None) in _OWN_EVIDENCE
         and noise_is_known(mll.likelihood)
         and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())

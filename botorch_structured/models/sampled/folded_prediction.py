@@ -46,13 +46,13 @@ from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 
-from botorch_structured.models.checks import CheckedModel
-from botorch_structured.models.gaussian_noise import noise_is_known
-from botorch_structured.models.outcome_scale import AnyScale, AnyScaleStandardize
-from botorch_structured.models.tree.leaf_model import (
-    StructuredInference,
+from botorch_structured.models.fast_inference import (
+    FastInference,
+    FastSingleTaskGP,
     with_variance_floor,
 )
+from botorch_structured.models.gaussian_noise import noise_is_known
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.transforms import ClipTail
 
 # ----------------------------------------------------------------------
@@ -192,9 +192,8 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
     if not (
         isinstance(first, SingleTaskGP)
         and kind.forward is SingleTaskGP.forward
-        and kind.posterior
-        in (SingleTaskGP.posterior, CheckedModel.posterior, AnyScale.posterior)
-        and kind.__call__ in (SingleTaskGP.__call__, StructuredInference.__call__)
+        and kind.posterior in (SingleTaskGP.posterior, FastSingleTaskGP.posterior)
+        and kind.__call__ in (SingleTaskGP.__call__, FastInference.__call__)
         and all(_is_plain(model) for model in models)
         and _same(models, "outcome_transform")
         and _is_affine(getattr(first, "outcome_transform", None))

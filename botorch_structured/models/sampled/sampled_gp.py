@@ -48,7 +48,7 @@ from botorch_structured.models.sampled.folded_prediction import (
     can_fold,
     stack_modules,
 )
-from botorch_structured.models.tree.leaf_model import StructuredInference
+from botorch_structured.models.tree.leaf_model import LeafModel
 
 # ----------------------------------------------------------------------
 # What BoTorch reads from a model, for a model that is several alike ones.
@@ -394,7 +394,7 @@ class SampledGP(Ensemble, FantasizeMixin):
     def _should_fold(self) -> bool:
         first = self.models[0]
         if (
-            isinstance(first, StructuredInference)
+            isinstance(first, LeafModel)
             and len(first.train_targets) > _MANY_ROWS
             and first._use_predictor()
         ):

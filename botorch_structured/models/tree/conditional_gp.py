@@ -22,13 +22,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from botorch.models import SingleTaskGP
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.settings import validate_input_scaling
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
@@ -36,25 +35,15 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.hyperparameter import (
     LogInterval,
     QuickLogNormalPrior,
 )
-from botorch_structured.models.checks import (
-    CheckedModel,
-    check_modules,
-    check_training_data,
-)
-from botorch_structured.models.input_transforms import (
-    DependentInputs,
-    protect_decisions,
-)
-from botorch_structured.models.outcome_scale import AnyScale
+from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_model import (
-    StructuredInference,
-    ToleranceOfRounding,
-)
+from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
     register_amplitude_prior,
@@ -66,14 +55,7 @@ _LENGTHSCALES = (1e-2, 1e3)
 _VARIANCES = (1e-4, 1e4)
 
 
-class ConditionalGP(
-    CheckedModel,
-    StructuredInference,
-    ToleranceOfRounding,
-    DependentInputs,
-    AnyScale,
-    SingleTaskGP,
-):
+class ConditionalGP(LeafModel):
     r"""A GP with a ``ConditionalKernel``: zero covariance across paths.
 
     Choose it when some parameters exist only for some values of others and what is
@@ -137,7 +119,7 @@ class ConditionalGP(
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         categorical_features: Sequence[int] | None = None,
     ) -> None:

@@ -20,6 +20,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from linear_operator import to_dense
 from torch import Tensor
 
+from botorch_structured.linalg.batch_kernel import same_points
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
@@ -30,7 +31,6 @@ from botorch_structured.models.tree.evidence import BlockTensors, CrossCovarianc
 from botorch_structured.models.tree.leaf_kernel import (
     LeafKernel,
     Structure,
-    same_points,
     stationary_covariance,
     stationary_cross,
 )

@@ -10,7 +10,6 @@ __all__ = [
     "Structure",
     "check_aligned_columns",
     "positions",
-    "same_points",
     "stationary_covariance",
     "stationary_cross",
     "trim",
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from botorch_structured.linalg.batch_kernel import BatchKernel
+from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.linalg.leaf_layout import LeafLayout
 from botorch_structured.models.tree.evidence import BlockTensors, CrossCovariance
@@ -154,11 +153,6 @@ def trim(positions: Tensor) -> Tensor:
     # the padding value is the largest possible position
     used = int((positions < positions.shape[-1]).sum(-1).max())
     return positions[:, : max(used, 1)]
-
-
-def same_points(x1: Tensor, x2: Tensor) -> bool:
-    """Whether a covariance is asked for of points with themselves, as most are."""
-    return x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
 
 
 # ----------------------------------------------------------------------

@@ -9,20 +9,16 @@ each point.
 from __future__ import annotations
 
 __all__ = [
-    "StructuredInference",
-    "ToleranceOfRounding",
-    "with_gradient",
-    "with_variance_floor",
+    "LeafModel",
 ]
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
-from warnings import WarningMessage
+from typing import Any
 
 import torch
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.fit import DEFAULT_WARNING_HANDLER, _fit_fallback
 from botorch.models import SingleTaskGP
+from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -30,10 +26,20 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured.linalg.leaf_layout import LeafLayout
-from botorch_structured.models.gaussian_noise import noise_is_known
+from botorch_structured.models.fast_inference import (
+    FIT_OPTIONS,
+    FastSingleTaskGP,
+    accept_rounding,
+    fit_map,
+    noise_is_known,
+    with_gradient,
+    with_variance_floor,
+)
+from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.tree.evidence import log_evidence
 from botorch_structured.models.tree.leaf_kernel import LeafKernel, Structure
 from botorch_structured.models.tree.prediction import LeafPredictor
+from botorch_structured.spaces import ParameterTree
 
 # Up to here a solve is cheaper than the bookkeeping around it.
 _SMALL = 200
@@ -42,15 +48,14 @@ _SMALL = 200
 _MANY_WEIGHTS = 512
 
 
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP as _Base
-else:
-    _Base = object
+class LeafModel(FastSingleTaskGP):
+    """A ``SingleTaskGP`` over a tree, fast where its kernel is a ``LeafKernel``."""
 
+    tree: ParameterTree
+    covar_module: Any
 
-class StructuredInference(_Base):
-    """Evidence and posterior of an ``ExactGP`` with a ``LeafKernel``."""
-
+    _data_caches = ("_structure_cache",)
+    _fit_caches = ("_predictor_cache",)
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
 
@@ -97,54 +102,20 @@ class StructuredInference(_Base):
             self._structure_cache = cache = (X, kernel, kernel.structure(X))
         return cache[2]
 
-    def _clear_cache(self) -> None:
-        super()._clear_cache()
-        self._predictor_cache = None
-
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``."""
-        super().set_train_data(*args, **kwargs)
-        self._structure_cache = self._predictor_cache = None
-
-    def _apply(self, fn: Any) -> Any:
-        before = None if self.train_inputs is None else self.train_inputs[0]
-        result = super()._apply(fn)
-        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing it must not cost the caches
-        if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._structure_cache = self._predictor_cache = None
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        # caches are cheap to rebuild and large to store
-        return {**self.__dict__, "_structure_cache": None, "_predictor_cache": None}
-
     # -- evidence -----------------------------------------------------------------
 
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
-
-        Args:
-            mll: An ``ExactMarginalLogLikelihood`` of this model.
-            kwargs: Passed to ``mll`` where the dense evaluation is used.
-
-        Returns:
-            A scalar, or ``batch_shape`` for a batched model.
-        """
-        X = self.train_inputs[0]
-        # A subclass, or leaving one out, is another objective.
-        exact = type(mll) is ExactMarginalLogLikelihood
+    def _fast_evidence(
+        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> Tensor | None:
         own = mll.likelihood is self.likelihood and not kwargs
-        if exact and own and self._is_structured():
-            # paths do not depend on the transform: decisions are left alone by it
-            structure = self._structure(X)
-            if self._evidence_pays(structure.layout):
-                evidence = self._log_evidence(self.transform_inputs(X), structure)
-                evidence = mll._add_other_terms(evidence, ())
-                return -evidence / X.shape[0]
-        output = self(*self.train_inputs)
-        transformed = (self.transform_inputs(t) for t in self.train_inputs)
-        return -mll(output, self.train_targets, *transformed, **kwargs)
+        if not own or not self._is_structured():
+            return None
+        # paths do not depend on the transform: decisions are left alone by it
+        X = self.train_inputs[0]
+        structure = self._structure(X)
+        if not self._evidence_pays(structure.layout):
+            return None
+        return self._log_evidence(self.transform_inputs(X), structure)
 
     def _noise(self, n: int) -> Tensor:
         noise = self.likelihood.noise
@@ -179,13 +150,6 @@ class StructuredInference(_Base):
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Prior in training mode, posterior in evaluation mode."""
-        if len(args) == 1 and not kwargs and self._use_predictor():
-            x = args[0].unsqueeze(-1) if args[0].ndim == 1 else args[0]
-            return self._leaf_posterior(x)
-        return super().__call__(*args, **kwargs)
-
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
@@ -193,11 +157,10 @@ class StructuredInference(_Base):
         without a batch dimension is simply appended, and stays structured.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
-        if self.prediction_strategy is None and not self.training:
-            if X.ndim == 2 and targets.ndim == 1 and self._use_predictor():
-                return self._appended(X, targets, **kwargs)
-            # GPyTorch needs its own caches, which predictions by leaf never made
-            super().__call__(self.train_inputs[0][..., :1, :])
+        flat = X.ndim == 2 and targets.ndim == 1
+        if flat and self.prediction_strategy is None and self._use_predictor():
+            return self._appended(X, targets, **kwargs)
+        self._fill_gpytorch_caches()
         return super().get_fantasy_model(inputs, targets, **kwargs)
 
     def _appended(self, X: Tensor, targets: Tensor, **kwargs: Any) -> Any:
@@ -210,8 +173,10 @@ class StructuredInference(_Base):
         )
         return new
 
-    def _leaf_posterior(self, X: Tensor) -> MultivariateNormal:
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
+        if not self._use_predictor():
+            return None
         kernel = self.covar_module
         rows = kernel.rows(X)
         batch, q = X.shape[:-2], X.shape[-2]
@@ -241,65 +206,7 @@ class StructuredInference(_Base):
             mean, to_linear_operator(with_variance_floor(covariance))
         )
 
-
-def with_gradient(mean: Tensor, X: Tensor) -> Tensor:
-    """``mean`` with a gradient, zero where it does not depend on ``X``.
-
-    Optimisers ask for one on a path without data, too, where all is constant.
-
-    Args:
-        mean: ``batch_shape x n``.
-        X: ``batch_shape x n x d``; inactive columns may hold anything.
-    """
-    return mean + X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0).sum(-1)
-
-
-def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """GPyTorch's own floor of variances, without its warning at points that are known.
-
-    Args:
-        covariance: ``batch_shape x n x n``.
-        unit: Of variances: 1 where outcomes are standardised. Broadcastable to
-            ``batch_shape x n``.
-    """
-    floor = settings.min_variance.value(covariance.dtype) * unit
-    lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
-    return covariance + torch.diag_embed(lack)
-
-
-# ----------------------------------------------------------------------
-# MAP fits of models whose noise may be as small as rounding errors allow.
-
-# The objective is per data point: finer steps than these change no prediction.
-_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
-
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP
-
-    from botorch_structured.spaces import ParameterTree
-
-    class _Base(SingleTaskGP):
-        tree: ParameterTree
-else:
-    _Base = object
-
-
-def _accept_rounding(warning: WarningMessage) -> bool:
-    """BoTorch's own policy, but a line search that stops at rounding is no failure.
-
-    At a noise of 1e-9 the evidence is known to eight digits or so; L-BFGS-B then ends
-    with "ABNORMAL" where it cannot descend further, and a retry from random
-    hyperparameters would throw the fit away.
-    """
-    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
-        warning.message
-    ):
-        return True
-    return DEFAULT_WARNING_HANDLER(warning)
-
-
-class ToleranceOfRounding(_Base):
-    """BoTorch's fit with tolerances and a warning policy for a small noise."""
+    # -- as BoTorch calls it ------------------------------------------------------
 
     def custom_fit(
         self, mll: MarginalLogLikelihood, **kwargs: Any
@@ -312,33 +219,56 @@ class ToleranceOfRounding(_Base):
         return self._fit_map(mll, **kwargs)
 
     def _fit_map(
-        self,
-        mll: MarginalLogLikelihood,
-        closure: Any = None,
-        closure_kwargs: dict[str, Any] | None = None,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, mll: MarginalLogLikelihood, **kwargs: Any
     ) -> MarginalLogLikelihood:
-        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
-            return _fit_fallback(
-                mll,
-                closure=closure,
-                closure_kwargs=closure_kwargs,
-                optimizer_kwargs=optimizer_kwargs,
-                **kwargs,
+            return fit_map(mll, **kwargs)
+        kwargs.setdefault("warning_handler", accept_rounding)
+        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
+        return fit_map(mll, None if batched else FIT_OPTIONS, **kwargs)
+
+    @classmethod
+    def construct_inputs(
+        cls,
+        training_data: SupervisedDataset,
+        *,
+        hierarchical_dependencies: (
+            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
+        ) = None,
+        categorical_features: Sequence[int] | None = None,
+        task_feature: int | None = None,
+        fidelity_features: Sequence[int] | None = None,
+    ) -> dict[str, Any]:
+        r"""Constructor arguments from a dataset, as BoTorch and Ax ask for them.
+
+        Args:
+            training_data: The data.
+            hierarchical_dependencies: As in the constructor. It has to be given; ``{}``
+                says that there are no decisions.
+            categorical_features: Columns without an order.
+            task_feature: A task is one more column without an order. Default: that of
+                a ``MultiTaskDataset``.
+            fidelity_features: Fidelities are ordinary columns of these models.
+
+        Raises:
+            ValueError: Without ``hierarchical_dependencies``. Ax gives none where its
+                ``Cast`` has flattened the space, which is what it does by default.
+        """
+        if hierarchical_dependencies is None:
+            raise ValueError(
+                "hierarchical_dependencies: expected {column: {value: [columns]}}, "
+                "with {} for a space without decisions, got None. In Ax, keep the "
+                "hierarchy: give the generator transforms=Mixed_transforms + Y_trans "
+                "and transform_configs={'Cast': {'flatten_hss': False}}; where there "
+                "is none, give the ModelConfig "
+                "model_options={'hierarchical_dependencies': {}}."
             )
-        if closure is None and "optimizer" not in kwargs and not batched:
-            options = dict((optimizer_kwargs or {}).get("options") or {})
-            optimizer_kwargs = {
-                **(optimizer_kwargs or {}),
-                "options": {**_FIT_OPTIONS, **options},
-            }
-        kwargs.setdefault("warning_handler", _accept_rounding)
-        return _fit_fallback(
-            mll,
-            closure=closure,
-            closure_kwargs=closure_kwargs,
-            optimizer_kwargs=optimizer_kwargs,
-            **kwargs,
-        )
+        categorical = list(categorical_features or [])
+        task = dataset_task(training_data, task_feature)
+        if task is not None:
+            categorical.append(task)
+        inputs = super().construct_inputs(training_data=training_data)
+        inputs["hierarchical_dependencies"] = hierarchical_dependencies
+        if categorical:
+            inputs["categorical_features"] = categorical
+        return inputs

@@ -27,13 +27,12 @@ from typing import Any, Literal, Self
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import validate_input_scaling
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
@@ -44,30 +43,22 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.checks import (
-    CheckedModel,
-    check_modules,
-    check_training_data,
+from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.fast_inference import (
+    with_gradient,
+    with_variance_floor,
 )
-from botorch_structured.models.input_transforms import (
-    DependentInputs,
-    protect_decisions,
-)
+from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.outcome_scale import (
-    AnyScale,
     least_variance,
     with_least_variance,
 )
 from botorch_structured.models.tree.leaf_hyperparameters import MAX_LISTED_PATHS
 from botorch_structured.models.tree.leaf_kernel import LeafKernel
-from botorch_structured.models.tree.leaf_model import (
-    StructuredInference,
-    ToleranceOfRounding,
-    with_gradient,
-    with_variance_floor,
-)
+from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
@@ -134,14 +125,7 @@ class PathMean(Mean):
 
 
 # ----------------------------------------------------------------------
-class TreeStructuredGP(
-    CheckedModel,
-    StructuredInference,
-    ToleranceOfRounding,
-    DependentInputs,
-    AnyScale,
-    SingleTaskGP,
-):
+class TreeStructuredGP(LeafModel):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
 
     Choose it when some parameters exist only for some values of others: a point on path
@@ -229,7 +213,7 @@ class TreeStructuredGP(
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         categorical_features: (
             Sequence[int] | Mapping[int, Sequence[float]] | None

@@ -23,8 +23,7 @@ from torch import Tensor
 from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.tree import leaf_model as map_fit
-from botorch_structured.models.tree import tree_structured_gp
+from botorch_structured.models.tree import leaf_model, tree_structured_gp
 from botorch_structured.models.tree.prediction import LeafPredictor
 from botorch_structured.spaces import ParameterTree
 
@@ -153,9 +152,9 @@ def test_structured_is_dense(seed: int) -> None:
             expected = model(batch)  # GPyTorch's own
             del model._use_predictor
             model._predictor().masked = True  # as on a GPU
-            masked = model._leaf_posterior(batch)
+            masked = model._fast_posterior(batch)
             model._predictor().masked = False
-            actual = model._leaf_posterior(batch)
+            actual = model._fast_posterior(batch)
         close(actual.mean, expected.mean)
         close(actual.covariance_matrix, expected.covariance_matrix)
         close(masked.mean, expected.mean)
@@ -350,7 +349,7 @@ def test_undeclared_values_are_paths_of_their_own() -> None:
     model = TreeStructuredGP(X, Y, tree, outcome_transform=None)
     model.likelihood.noise = 1e-6
     close(model.posterior(X).mean, Y, 1e-3)
-    actual = model._leaf_posterior(X)
+    actual = model._fast_posterior(X)
     close(actual.mean.unsqueeze(-1), model.posterior(X).mean, 1e-7)
     for options in ({"leaf_offset": "fixed"}, {"leaf_hyperparameters": "independent"}):
         with pytest.raises(ValueError, match="undeclared"):
@@ -574,17 +573,17 @@ def test_one_kernel_that_fails_does_not_spoil_the_other(
 ) -> None:
     X = random_points(TREE, 12, torch.Generator().manual_seed(0))
     model = TreeStructuredGP(X, X[:, :1], TREE)
-    original = map_fit._fit_fallback
+    original = leaf_model.fit_map
 
-    def fail_for_rbf(mll: Any, **kwargs: Any) -> Any:
+    def fail_for_rbf(mll: Any, *args: Any, **kwargs: Any) -> Any:
         if model.covar_module.correlation.name == "rbf":
             raise ModelFittingError("no")
-        return original(mll, **kwargs)
+        return original(mll, *args, **kwargs)
 
-    monkeypatch.setattr(map_fit, "_fit_fallback", fail_for_rbf)
+    monkeypatch.setattr(leaf_model, "fit_map", fail_for_rbf)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.covar_module.correlation.name == "matern" and not model.training
-    monkeypatch.setattr(map_fit, "_fit_fallback", lambda *_, **__: fail_for_rbf(None))
+    monkeypatch.setattr(leaf_model, "fit_map", lambda *_, **__: fail_for_rbf(None))
     model.covar_module.set_correlation("rbf")
     monkeypatch.setattr(tree_structured_gp, "CORRELATIONS", CORRELATIONS[1:])
     with pytest.raises(ModelFittingError):

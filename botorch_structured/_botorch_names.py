@@ -1,0 +1,83 @@
+"""Every private name of BoTorch, GPyTorch and PyTorch that this package relies on.
+
+Private names are imported here and nowhere else; attributes and methods that are read
+or overridden are listed. ``tests/test_botorch_names.py`` looks for each of them, and
+says which one is missing when one of these libraries has changed.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ATTRIBUTES",
+    "BatchNorm",
+    "DefaultType",
+    "DropoutNd",
+    "GaussianLikelihoodBase",
+    "ei_helper",
+    "fit_fallback",
+    "log_ei_helper",
+    "scaled_improvement",
+]
+
+from botorch.acquisition.analytic import _ei_helper as ei_helper
+from botorch.acquisition.analytic import _log_ei_helper as log_ei_helper
+from botorch.acquisition.analytic import _scaled_improvement as scaled_improvement
+from botorch.fit import _fit_fallback as fit_fallback
+from botorch.utils.types import _DefaultType as DefaultType
+from gpytorch.likelihoods.gaussian_likelihood import (
+    _GaussianLikelihoodBase as GaussianLikelihoodBase,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+
+#: Class to the private attributes and methods that are read, set or overridden.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "botorch.models.SingleTaskGP": (
+        "_apply_noise",
+        "_aug_batch_shape",
+        "_clear_cache",
+        "_get_test_prior_mean_and_covariances",
+        "_has_transformed_inputs",
+        "_input_batch_shape",
+        "_num_outputs",
+        "_original_train_inputs",
+        "_revert_to_original_inputs",
+        "_set_transformed_inputs",
+        "_subset_batch_dict",
+    ),
+    "botorch.models.MultiTaskGP": (
+        "_extract_targets_and_noise",
+        "_num_outputs",
+        "_output_tasks",
+        "_restore_targets_and_noise",
+        "_supports_cache_root",
+        "_task_feature",
+        "_validate_tensor_args",
+    ),
+    "botorch.models.ModelListGP": ("_broadcast_mvns",),
+    "botorch.models.model.Model": (
+        "_has_transformed_inputs",
+        "_is_ensemble",
+        "_is_fully_bayesian",
+        "_original_train_inputs",
+    ),
+    "botorch.models.transforms.outcome.OutcomeTransform": ("_is_linear",),
+    "botorch.models.transforms.outcome.Standardize": (
+        "_is_trained",
+        "_min_stdv",
+        "_outputs",
+        "_stdvs_sq",
+    ),
+    "botorch.posteriors.TransformedPosterior": (
+        "_mean_transform",
+        "_posterior",
+        "_sample_transform",
+        "_variance_transform",
+    ),
+    "gpytorch.distributions.MultitaskMultivariateNormal": ("_interleaved",),
+    "gpytorch.kernels.Kernel": ("_batch_shape",),
+    "gpytorch.likelihoods.GaussianLikelihood": ("_shaped_noise_covar",),
+    "gpytorch.mlls.ExactMarginalLogLikelihood": ("_add_other_terms",),
+    "gpytorch.models.ExactGP": ("_train_targets",),
+    "torch.nn.Module": ("_apply", "_buffers", "_load_from_state_dict"),
+}

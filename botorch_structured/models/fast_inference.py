@@ -1,0 +1,545 @@
+"""The base of every exact GP here: BoTorch's model, with a faster way to the same.
+
+The dense evidence and posterior of BoTorch and GPyTorch are always there. A subclass
+that can compute one of them faster says so in two methods,
+
+    _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
+    _fast_posterior(X)            the posterior at transformed inputs, or None,
+
+and names the attributes in which it keeps what it has computed,
+
+    _data_caches   from training inputs and outcomes alone,
+    _fit_caches    from hyperparameters too.
+
+Such an attribute is None where nothing is kept, from the start (in the class). It is
+dropped with new data, another dtype or device, and from copies and pickles;
+``_fit_caches`` also where training begins.
+
+``FastSingleTaskGP`` is that for a ``SingleTaskGP``. It checks the points it is asked
+about, and takes outcomes of any scale.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "FIT_OPTIONS",
+    "FastInference",
+    "FastSingleTaskGP",
+    "accept_rounding",
+    "check_noise",
+    "check_own_objective",
+    "fit_map",
+    "noise_at",
+    "noise_is_known",
+    "training_prior",
+    "with_gradient",
+    "with_variance_floor",
+]
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+from warnings import WarningMessage
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import BotorchTensorDimensionError
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import DEFAULT_WARNING_HANDLER
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasize_flag
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.utils.types import DEFAULT
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    HadamardGaussianLikelihood,
+    Likelihood,
+)
+from gpytorch.likelihoods.noise_models import (
+    FixedGaussianNoise,
+    HomoskedasticNoise,
+    MultitaskHomoskedasticNoise,
+)
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.models import ExactGP
+from linear_operator import to_linear_operator
+from linear_operator.operators import ZeroLinearOperator
+from torch import Tensor
+
+from botorch_structured._botorch_names import DefaultType, fit_fallback
+from botorch_structured.models.checks import (
+    ShapeError,
+    check_finite_points,
+    check_new_data,
+    check_points,
+    raw_inputs,
+)
+from botorch_structured.models.outcome_scale import (
+    AnyScaleStandardize,
+    check_scale,
+    least_variance,
+    some_outputs,
+    with_least_variance,
+)
+
+#: Of L-BFGS-B. The objective is per data point: finer steps change no prediction.
+FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
+
+
+class FastInference(ExactGP):
+    """An ``ExactGP`` with caches, and perhaps a fast evidence and a fast posterior.
+
+    Inherit from it, and then from the model of BoTorch that is to be faster.
+    """
+
+    _data_caches: ClassVar[tuple[str, ...]] = ()
+    _fit_caches: ClassVar[tuple[str, ...]] = ()
+
+    # -- caches -------------------------------------------------------------------
+
+    def _drop_caches(self) -> None:
+        for name in (*self._data_caches, *self._fit_caches):
+            setattr(self, name, None)
+
+    def _clear_cache(self) -> None:
+        super()._clear_cache()
+        for name in self._fit_caches:
+            setattr(self, name, None)
+
+    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(*args, **kwargs)
+        self._drop_caches()
+
+    def _apply(self, fn: Any) -> Any:
+        before = None if self.train_inputs is None else self.train_inputs[0]
+        result = super()._apply(fn)
+        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
+        # changes nothing it must not cost the caches
+        if self.train_inputs is None or self.train_inputs[0] is not before:
+            self._drop_caches()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        # caches are cheap to rebuild and large to store
+        none = dict.fromkeys((*self._data_caches, *self._fit_caches))
+        return {**self.__dict__, **none}
+
+    # -- evidence -----------------------------------------------------------------
+
+    def _fast_evidence(
+        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        """Log evidence of the training data; None to evaluate ``mll`` itself.
+
+        Args:
+            mll: An ``ExactMarginalLogLikelihood`` proper, of this model.
+            kwargs: Arguments to its likelihood.
+        """
+        return None
+
+    @property
+    def _num_observed(self) -> int:
+        """How many outcomes the evidence is of: an objective is per outcome."""
+        return int(self.train_targets.shape[-1])
+
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
+
+        Args:
+            mll: Of this model.
+            kwargs: Passed to ``mll`` where that is evaluated itself.
+
+        Returns:
+            A scalar, or ``batch_shape`` for a batched model.
+        """
+        # a subclass, or leaving one out, is another objective
+        if type(mll) is ExactMarginalLogLikelihood:
+            evidence = self._fast_evidence(mll, kwargs)
+            if evidence is not None:
+                return -mll._add_other_terms(evidence, ()) / self._num_observed
+        output = self(*self.train_inputs)
+        transformed = (self.transform_inputs(t) for t in self.train_inputs)
+        return -mll(output, self.train_targets, *transformed, **kwargs)
+
+    # -- posterior ----------------------------------------------------------------
+
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """Posterior at transformed inputs; None where GPyTorch is to compute it.
+
+        Args:
+            X: ``batch_shape x q x d``.
+        """
+        return None
+
+    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+        """Prior in training mode, posterior in evaluation mode."""
+        if (
+            len(args) == 1
+            and not (kwargs or self.training or self.train_inputs is None)
+            and settings.prior_mode.off()
+        ):
+            x = args[0].unsqueeze(-1) if args[0].ndim == 1 else args[0]
+            fast = self._fast_posterior(x)
+            if fast is not None:
+                return fast
+        return super().__call__(*args, **kwargs)
+
+    def _fill_gpytorch_caches(self) -> None:
+        """What GPyTorch conditions for fantasies, and fast posteriors never made."""
+        if self.prediction_strategy is None and not self.training:
+            super().__call__(self.train_inputs[0][..., :1, :])
+
+
+class FastSingleTaskGP(FastInference, SingleTaskGP):
+    """A ``SingleTaskGP`` that checks points, and has outcomes of any scale.
+
+    The default outcome transform is ``AnyScaleStandardize``. Under another (or none)
+    targets are refused whose variance is below GPyTorch's smallest (``check_scale``).
+
+    Args:
+        train_X: ``batch_shape x n x d``.
+        train_Y: ``batch_shape x n x m``.
+        args: See ``SingleTaskGP``.
+        outcome_transform: See ``SingleTaskGP``.
+        kwargs: See ``SingleTaskGP``.
+    """
+
+    # numbers of columns that fit, and whether in a fantasy, of models with a transform
+    _widths: frozenset[tuple[int, bool]] = frozenset()
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        *args: Any,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
+        **kwargs: Any,
+    ) -> None:
+        default = outcome_transform is DEFAULT
+        if default:
+            outcome_transform = AnyScaleStandardize(
+                m=train_Y.shape[-1], batch_shape=train_X.shape[:-2]
+            )
+        super().__init__(
+            train_X, train_Y, *args, outcome_transform=outcome_transform, **kwargs
+        )
+        if not default:
+            targets = self.train_targets
+            targets = targets.mT if self.num_outputs > 1 else targets.unsqueeze(-1)
+            check_scale(train_Y, targets)
+
+    def posterior(
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """See ``SingleTaskGP``; variances that rounding made negative are not.
+
+        BoTorch's own scales output ``output_indices[i]`` as if it were output i. Here
+        outputs are chosen from the posterior of all.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            output_indices: Of the outputs wanted, in that order; default: all. Not
+                read if there is one: a ``ModelList`` passes on its own numbers.
+            observation_noise: See ``SingleTaskGP``.
+            posterior_transform: See ``SingleTaskGP``.
+
+        Raises:
+            ValueError: For another number of columns, another dtype than that of the
+                training data, NaN or infinity in ``X``, or an output there is not.
+            UnsupportedError: For ``output_indices`` under an outcome transform that is
+                not linear.
+        """
+        self._check_points(X)
+        posterior = super().posterior(X, observation_noise=observation_noise)
+        transform = getattr(self, "outcome_transform", None)
+        least = least_variance(transform, X, self.num_outputs)
+        posterior = with_least_variance(posterior, least)
+        if output_indices is not None and self.num_outputs > 1:
+            posterior = some_outputs(posterior, output_indices, self.num_outputs)
+        if posterior_transform is None:
+            return posterior
+        return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """As in BoTorch, after a look at the data.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            Y: ``batch_shape' x n' x m``. Batch dimensions of the model, ``X`` and ``Y``
+                broadcast; those of ``Y`` in front are fantasies.
+            noise: Noise variances, of the shape of ``Y``, of a model that was given
+                ``train_Yvar``.
+            kwargs: See ``BatchedMultiOutputGPyTorchModel``.
+
+        Raises:
+            ValueError: For shapes that do not fit together, another dtype, NaN or
+                infinity, negative variances, and known noise where that of the other
+                rows is inferred.
+        """
+        if fantasize_flag.off():  # else BoTorch made them, from points that were seen
+            self._check_points(X)
+            batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
+            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if noise is not None and not known:
+                raise ValueError(
+                    "noise: expected None, as this model has inferred its noise, got "
+                    "variances; models with train_Yvar take them."
+                )
+            # GPyTorch does not broadcast, except that fantasies may share their inputs
+            Y = Y.expand(*batch, *Y.shape[-2:])
+            noise = noise if noise is None else noise.expand_as(Y)
+            shared = batch[len(batch) - X.ndim + 2 :] == X.shape[:-2]
+            if not shared or noise is not None:
+                X = X.expand(*batch, *X.shape[-2:])
+        if noise is not None:
+            kwargs["noise"] = noise
+        return super().condition_on_observations(X, Y, **kwargs)
+
+    def _check_points(self, X: Tensor) -> None:
+        """Raise an error for points that no prediction can be made at."""
+        transformed = hasattr(self, "input_transform")
+        columns = None if transformed else self.train_inputs[0].shape[-1]
+        dtype = self.train_targets.dtype
+        if not _are_points(X, columns, dtype):
+            tree = getattr(self, "tree", None)
+            conditional = tree is not None and bool(tree.decision_columns)
+            if columns is None:
+                check_finite_points(X, dtype, conditional)
+            else:
+                check_points(X, columns, dtype, conditional)
+        if transformed:
+            width = (X.shape[-1], fantasize_flag.on())
+            if width not in self._widths:
+                self._check_transformed(X)
+                self._widths |= {width}
+
+    def _check_transformed(self, X: Tensor) -> None:
+        """The columns of the model: a transform may append some, in some modes."""
+        self.eval()
+        raw = raw_inputs(self).shape[-1]
+        found: int | None = None
+        try:
+            with torch.no_grad():
+                found = self.transform_inputs(X).shape[-1]
+        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
+            if X.ndim > 1 and X.shape[-1] == raw:
+                raise
+        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
+            raise ShapeError(
+                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
+                f"input_transform, a {type(self.input_transform).__name__}, makes "
+                f"that of; got {tuple(X.shape)}."
+            )
+
+
+def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
+    """Whether ``check_points`` has nothing to say, from one look at the values."""
+    return (
+        isinstance(X, Tensor)
+        and X.dtype == dtype
+        and X.layout == torch.strided
+        and not X.is_meta
+        and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
+        # what is added up is finite only if every part is
+        and math.isfinite(X.detach().square().sum().item())
+    )
+
+
+def training_prior(
+    prior: MultivariateNormal, log_density: Callable[[Tensor], Tensor]
+) -> MultivariateNormal:
+    """The prior of the training data, with another log density of the outcomes.
+
+    ``ExactMarginalLogLikelihood`` adds noise and asks the result, which is of the same
+    class, for the log density; then it adds the priors of hyperparameters.
+
+    Args:
+        prior: Of the training data.
+        log_density: Of outcomes, their noise included; replaces the Gaussian one.
+    """
+
+    class TrainingPrior(MultivariateNormal):
+        def log_prob(self, value: Tensor) -> Tensor:
+            return log_density(value)
+
+        def with_noise(self) -> MultivariateNormal:
+            return self
+
+    return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)
+
+
+# -- fits -------------------------------------------------------------------------
+
+
+def fit_map(
+    mll: MarginalLogLikelihood,
+    options: Mapping[str, Any] | None = None,
+    closure: Any = None,
+    closure_kwargs: dict[str, Any] | None = None,
+    optimizer_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> MarginalLogLikelihood:
+    """BoTorch's fit, retries included, for a ``custom_fit``.
+
+    Args:
+        mll: The objective.
+        options: Of L-BFGS-B, where the caller has given neither others nor a closure or
+            an optimiser of their own.
+        closure: See ``fit_gpytorch_mll``.
+        closure_kwargs: See there.
+        optimizer_kwargs: See there.
+        kwargs: See there.
+    """
+    if options and closure is None and "optimizer" not in kwargs:
+        given = dict((optimizer_kwargs or {}).get("options") or {})
+        optimizer_kwargs = {**(optimizer_kwargs or {}), "options": {**options, **given}}
+    return fit_fallback(
+        mll,
+        closure=closure,
+        closure_kwargs=closure_kwargs,
+        optimizer_kwargs=optimizer_kwargs,
+        **kwargs,
+    )
+
+
+def accept_rounding(warning: WarningMessage) -> bool:
+    """BoTorch's ``warning_handler``, but a line search that stops at rounding may end.
+
+    At a noise of 1e-9 the evidence is known to eight digits or so; L-BFGS-B then ends
+    with "ABNORMAL" where it cannot descend further, and a retry from random
+    hyperparameters would throw the fit away.
+
+    Args:
+        warning: Of an optimisation.
+    """
+    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
+        warning.message
+    ):
+        return True
+    return DEFAULT_WARNING_HANDLER(warning)
+
+
+# -- moments ----------------------------------------------------------------------
+
+
+def with_gradient(mean: Tensor, X: Tensor) -> Tensor:
+    """``mean`` with a gradient, zero where it does not depend on ``X``.
+
+    Optimisers ask for one on a path without data, too, where all is constant.
+
+    Args:
+        mean: ``batch_shape x n``.
+        X: ``batch_shape x n x d``; inactive columns may hold anything.
+    """
+    return mean + X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0).sum(-1)
+
+
+def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+    """GPyTorch's own floor of variances, without its warning at points that are known.
+
+    Args:
+        covariance: ``batch_shape x n x n``.
+        unit: Of variances: 1 where outcomes are standardised. Broadcastable to
+            ``batch_shape x n``.
+    """
+    floor = settings.min_variance.value(covariance.dtype) * unit
+    lack = (floor - covariance.diagonal(dim1=-1, dim2=-2)).clamp_min(0.0)
+    return covariance + torch.diag_embed(lack)
+
+
+# -- noise ------------------------------------------------------------------------
+
+# A subclass of a Gaussian likelihood may do anything with the noise of its parent: what
+# ``noise`` says is what is added for these very classes, and any other is asked.
+_NOISE = {
+    GaussianLikelihood: HomoskedasticNoise,
+    FixedNoiseGaussianLikelihood: FixedGaussianNoise,
+    HadamardGaussianLikelihood: MultitaskHomoskedasticNoise,
+}
+
+
+def noise_is_known(likelihood: Likelihood, tasks: bool = False) -> bool:
+    """Whether the noise variances are ``likelihood.noise``: one, or one for each row.
+
+    Args:
+        likelihood: Any likelihood; for subclasses the answer is False.
+        tasks: Whether one for each task will do too.
+    """
+    kind = type(likelihood)
+    known = kind in _NOISE and type(likelihood.noise_covar) is _NOISE[kind]
+    return known and (tasks or kind is not HadamardGaussianLikelihood)
+
+
+def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
+    """The noise variances that a likelihood adds, differentiable in what it learns.
+
+    Args:
+        likelihood: A Gaussian likelihood, see ``check_noise``.
+        X: Transformed training inputs, ``batch_shape x n x d``.
+        shape: Of the outcomes, ``batch_shape x n``.
+    """
+    mean = X.new_zeros(shape)
+    nothing = ZeroLinearOperator(*shape, shape[-1], dtype=X.dtype, device=X.device)
+    noisy = likelihood(MultivariateNormal(mean, nothing), X)
+    return noisy.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2).expand(shape)
+
+
+def check_own_objective(
+    model: ExactGP, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+) -> None:
+    """Raise a ``ValueError`` if an objective asks for another noise than a model has.
+
+    For models whose evidence is their own business: a likelihood beside theirs, or
+    arguments to one, would go unheard.
+
+    Args:
+        model: The model.
+        mll: The objective.
+        kwargs: Arguments of a call.
+    """
+    if mll.likelihood is not model.likelihood:
+        raise ValueError(
+            "mll: expected the likelihood of the model itself, got another "
+            f"{type(mll.likelihood).__name__}; use "
+            "ExactMarginalLogLikelihood(model.likelihood, model)."
+        )
+    if kwargs:
+        raise ValueError(
+            f"kwargs: expected no arguments to the likelihood of "
+            f"{type(model).__name__}, got {sorted(kwargs)}."
+        )
+
+
+def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:
+    """Raise a ``ValueError`` unless all a likelihood does is to add variances.
+
+    Args:
+        likelihood: Any likelihood.
+        X: Transformed training inputs, ``batch_shape x n x d``.
+        shape: Of the outcomes, ``batch_shape x n``.
+    """
+    if noise_is_known(likelihood):
+        return
+    with torch.no_grad():
+        mean = X.new_ones(shape)
+        # neither scaled nor shifted, and more on the diagonal only
+        prior = mean.unsqueeze(-1) + torch.diag_embed(mean)
+        noisy = likelihood(MultivariateNormal(mean, to_linear_operator(prior)), X)
+        added = noisy.covariance_matrix - prior
+        apart = torch.diag_embed(added.diagonal(dim1=-1, dim2=-2))
+        if not (torch.allclose(noisy.mean, mean) and torch.allclose(added, apart)):
+            raise ValueError(
+                "likelihood: expected one that adds noise to each outcome by itself, "
+                f"got {type(likelihood).__name__}, which does something else."
+            )
