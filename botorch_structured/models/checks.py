@@ -1,8 +1,8 @@
-"""What all models ask of data and of points, before any work is done with them.
+"""What all models check of data and of points, before any work is done with them.
 
-Errors are BoTorch's own classes, which its callers look for, and a ``ValueError``, as
-every bad argument of this package. Their messages name the argument, what was expected
-and what came.
+Errors are instances of BoTorch's own classes, which its callers catch, and of
+``ValueError``, as for every bad argument of this package. Their messages say
+"`argument`: expected ..., got ...".
 """
 
 from __future__ import annotations
@@ -104,20 +104,20 @@ def check_training_data(
 ) -> None:
     """Raise an error for training data that no model can be made of.
 
-    As BoTorch does, it leaves values (not shapes) alone where
-    ``botorch.settings.validate_input_scaling`` is off.
+    Values (not shapes) are not looked at where
+    ``botorch.settings.validate_input_scaling`` is off, as in BoTorch.
 
     Args:
         train_X: ``batch_shape x n x d``.
         train_Y: ``batch_shape x n x m``.
         train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
-        outcome_transform: Infinite outcomes are left to one that is more than a
-            ``Standardize``: ``ClipTail`` takes them for failures. ``check_scale`` looks
-            at the result.
+        outcome_transform: With one that is more than a ``Standardize``, infinite
+            outcomes are allowed: ``ClipTail`` takes them for failures. ``check_scale``
+            looks at the result.
         missing: Whether NaN in ``train_Y`` stands for what was not observed.
         empty: Whether n may be 0.
-        tree: Whether the model has a ``ParameterTree``: what to do about inactive
-            columns is then said.
+        tree: Whether the model has a ``ParameterTree``. If so, the message about NaN
+            says how to fill inactive columns.
 
     Raises:
         DataError: What is not a tensor of numbers in single or double precision, all
@@ -155,7 +155,7 @@ def check_training_data(
 
 
 def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
-    """Whether it is more than a mean and a deviation, which infinity would spoil."""
+    """Whether it may take infinite outcomes: a ``Standardize`` alone would make NaN."""
     if not isinstance(transform, OutcomeTransform):
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
@@ -166,8 +166,8 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest outcomes, each ``batch_shape x 1 x m``.
 
     Args:
-        Y: ``batch_shape x n x m``, n > 0; NaN and infinity are left out, and where
-            nothing is left the smallest is infinite and the largest minus that.
+        Y: ``batch_shape x n x m``, n > 0. NaN and infinity are left out; of nothing,
+            the smallest is infinity and the largest minus infinity.
     """
     Y = Y.detach()
     left_out = ~Y.isfinite()

@@ -1,9 +1,9 @@
 """Outcomes of any scale: what is standardised, what is refused, smallest variances.
 
-BoTorch leaves outcomes alone whose standard deviation is below 1e-8, and GPyTorch
-rounds variances up to 1e-10, on the scale of the outcomes: of a loss with a standard
-deviation of 1e-6, all predictions have one of 1e-5. Here both are in proportion to the
-outcomes.
+BoTorch does not standardise outcomes whose standard deviation is below 1e-8, and
+GPyTorch rounds variances up to 1e-10, on the scale of the outcomes: predictions of a
+loss with a standard deviation of 1e-6 then all have one of 1e-5. Here both limits are
+in proportion to the outcomes.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class AnyScaleStandardize(Standardize):
     ) -> GPyTorchPosterior | TransformedPosterior:
         """On the scale of the outcomes, to be factorised on that of the targets.
 
-        What is added to the diagonal of a covariance that rounding made indefinite is
-        1e-8, whatever its scale: of small outcomes, samples would be that and no more.
+        The jitter of a covariance that rounding made indefinite is 1e-8, whatever its
+        scale: samples of small outcomes would consist of jitter.
 
         Args:
             posterior: Of standardised outcomes.
@@ -171,7 +171,8 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
 class ScaledNormal(MultivariateNormal):
     """A normal distribution with a smallest variance of its own, without a warning.
 
-    Rounding makes variances at data negative, about which a user can do nothing.
+    Rounding makes variances at data negative; GPyTorch warns of it, and a user can do
+    nothing about it.
     """
 
     #: Broadcastable to ``variance``.
