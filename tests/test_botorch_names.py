@@ -1,9 +1,11 @@
-"""The one that fails, and says which, when a library that we build on has changed."""
+"""Which private name of a library is missing, when the library has changed."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
+from botorch_structured import _botorch_names
 from botorch_structured._botorch_names import ATTRIBUTES
 
 NAMES = [(kind, name) for kind, names in ATTRIBUTES.items() for name in names]
@@ -56,3 +59,42 @@ def test_is_there(kind: str, name: str) -> None:
     module, _, cls = kind.rpartition(".")
     found = instances().get(kind, getattr(importlib.import_module(module), cls))
     assert hasattr(found, name), f"{kind} has no {name} any more."
+
+
+def private_names(source: str) -> tuple[set[str], set[str], set[str]]:
+    """Private names that a module imports, those it reads, and those it makes."""
+    imported, read, made = set(), set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(
+            "botorch_structured"
+        ):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            (made if isinstance(node.ctx, ast.Store) else read).add(node.attr)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            made.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            made |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+
+    def private(names: set[str]) -> set[str]:
+        return {n for n in names if n.startswith("_") and not n.startswith("__")}
+
+    return private(imported), private(read), private(made)
+
+
+def test_no_other_private_names() -> None:
+    """Imports are in one module, and attributes of others in its table."""
+    root = Path(_botorch_names.__file__).parent
+    found = {
+        path.relative_to(root).as_posix(): private_names(path.read_text())
+        for path in root.rglob("*.py")
+        if path != Path(_botorch_names.__file__)
+    }
+    imported = {file: names for file, (names, _, _) in found.items() if names}
+    assert not imported, "import these from _botorch_names"
+    listed = {name for names in ATTRIBUTES.values() for name in names}
+    known = listed.union(*(made for _, _, made in found.values()), {"_asdict"})
+    unknown = {f: sorted(read - known) for f, (_, read, _) in found.items()}
+    assert not {f: names for f, names in unknown.items() if names}

@@ -27,7 +27,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from benchmarks.speed import report
-from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
 

@@ -23,11 +23,13 @@ __all__ = [
     "RBF",
     "Correlation",
     "squared_distance",
+    "stationary_covariance",
 ]
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -216,3 +218,72 @@ ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
     "rbf": _array_rbf,
     "laplace": _array_laplace,
 }
+
+
+# -- covariances with the gradient written out ------------------------------------
+
+
+class _StationaryCovariance(torch.autograd.Function):
+    """A_p = v k(s) + c of the squared distances s of scaled inputs S.
+
+    With G the derivative of a scalar by A_p and H = v G * slope, its derivative by the
+    inputs is 4 (H S - rowsum(H) S): autograd need not differentiate distances.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        static: tuple[Tensor | None, Correlation],
+        scaled: Tensor,
+        variance: Tensor,
+        constant: Tensor,
+    ) -> Tensor:
+        real, correlation = static
+        squares = scaled.square().sum(-1)
+        distance = squares.unsqueeze(-1) + squares.unsqueeze(-2)
+        distance = distance.sub_(scaled @ scaled.mT, alpha=2.0).clamp_min_(0.0)
+        # rounding must not put two copies of a point apart from one another's diagonal
+        distance.diagonal(dim1=-1, dim2=-2).zero_()
+        pair = None
+        if real is not None:
+            pair = (real.unsqueeze(-1) & real.unsqueeze(-2)).to(distance)
+        if not any(ctx.needs_input_grad):
+            value, slope = correlation.value(distance), None
+        else:
+            value, slope = correlation.value_and_slope(distance)
+        if pair is not None:
+            value = value * pair
+        ctx.saved = (scaled, variance, value, slope, pair)
+        shift = constant[:, None, None]
+        covariance = variance[:, None, None] * value
+        return covariance + (shift if pair is None else shift * pair)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grad_outputs
+        scaled, variance, value, slope, pair = ctx.saved
+        if pair is not None:
+            g = g * pair
+        h = g * slope * variance[:, None, None]
+        h = 0.5 * (h + h.mT)
+        d_scaled = 4.0 * (h @ scaled - h.sum(-1, True) * scaled)
+        return None, d_scaled, (g * value).sum((-1, -2)), g.sum((-1, -2))
+
+
+def stationary_covariance(
+    scaled: Tensor,
+    variance: Tensor,
+    constant: Tensor,
+    real: Tensor | None,
+    correlation: Correlation,
+) -> Tensor:
+    """Prior covariances of a bucket of leaves, ``B x N x N``, zero where padded.
+
+    Args:
+        scaled: Inputs over lengthscales, ``B x N x e``.
+        variance: v, ``B``.
+        constant: c, ``B``: a constant of the leaf's own.
+        real: ``B x N``, False where padded; None if nothing is.
+        correlation: k.
+    """
+    return _StationaryCovariance.apply((real, correlation), scaled, variance, constant)

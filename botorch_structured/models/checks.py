@@ -1,14 +1,13 @@
-"""What all models ask of data and of points, before any work is done with them.
+"""What all models check of data and of points, before any work is done with them.
 
-Errors are BoTorch's own classes, which its callers look for, and a ``ValueError``, as
-every bad argument of this package. Their messages name the argument, what was expected
-and what came.
+Errors are instances of BoTorch's own classes, which its callers catch, and of
+``ValueError``, as for every bad argument of this package. Their messages say
+"`argument`: expected ..., got ...".
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "CheckedModel",
     "DataError",
     "ShapeError",
     "check_finite_points",
@@ -26,30 +25,23 @@ __all__ = [
 
 import math
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
     OutcomeTransform,
     Standardize,
 )
-from botorch.models.utils import fantasize as fantasize_flag
 from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import ModuleDict
-
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP as _Base
-    from botorch.models.gpytorch import GPyTorchModel
-else:
-    _Base = object
 
 _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
@@ -104,20 +96,20 @@ def check_training_data(
 ) -> None:
     """Raise an error for training data that no model can be made of.
 
-    As BoTorch does, it leaves values (not shapes) alone where
-    ``botorch.settings.validate_input_scaling`` is off.
+    Values (not shapes) are not looked at where
+    ``botorch.settings.validate_input_scaling`` is off, as in BoTorch.
 
     Args:
         train_X: ``batch_shape x n x d``.
         train_Y: ``batch_shape x n x m``.
         train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
-        outcome_transform: Infinite outcomes are left to one that is more than a
-            ``Standardize``: ``ClipTail`` takes them for failures. ``check_scale`` looks
-            at the result.
+        outcome_transform: With one that is more than a ``Standardize``, infinite
+            outcomes are allowed: ``ClipTail`` takes them for failures. ``check_scale``
+            looks at the result.
         missing: Whether NaN in ``train_Y`` stands for what was not observed.
         empty: Whether n may be 0.
-        tree: Whether the model has a ``ParameterTree``: what to do about inactive
-            columns is then said.
+        tree: Whether the model has a ``ParameterTree``. If so, the message about NaN
+            says how to fill inactive columns.
 
     Raises:
         DataError: What is not a tensor of numbers in single or double precision, all
@@ -155,7 +147,7 @@ def check_training_data(
 
 
 def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
-    """Whether it is more than a mean and a deviation, which infinity would spoil."""
+    """Whether it may take infinite outcomes: a ``Standardize`` alone would make NaN."""
     if not isinstance(transform, OutcomeTransform):
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
@@ -166,8 +158,8 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest outcomes, each ``batch_shape x 1 x m``.
 
     Args:
-        Y: ``batch_shape x n x m``, n > 0; NaN and infinity are left out, and where
-            nothing is left the smallest is infinite and the largest minus that.
+        Y: ``batch_shape x n x m``, n > 0. NaN and infinity are left out; of nothing,
+            the smallest is infinity and the largest minus infinity.
     """
     Y = Y.detach()
     left_out = ~Y.isfinite()
@@ -346,96 +338,6 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
     # one reduction, one look: what is added up is finite only if every part is
     if not math.isfinite(X.detach().square().sum().item()):
         _check_inputs("X", X, tree)
-
-
-class CheckedModel(_Base):
-    """``posterior`` and conditioning of a ``SingleTaskGP`` with checked points."""
-
-    # numbers of columns that fit, and whether in a fantasy, of models with a transform
-    _widths: frozenset[tuple[int, bool]] = frozenset()
-
-    def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As in BoTorch, after a look at the points.
-
-        Args:
-            X: ``batch_shape x q x d``.
-            args: See ``BatchedMultiOutputGPyTorchModel.posterior``.
-            kwargs: See there.
-
-        Raises:
-            ValueError: For another number of columns, another dtype than that of the
-                training data, and NaN or infinity in ``X``.
-        """
-        self._check_points(X)
-        return super().posterior(X, *args, **kwargs)
-
-    def condition_on_observations(
-        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
-    ) -> Any:
-        """As in BoTorch, after a look at the data.
-
-        Args:
-            X: ``batch_shape x n' x d``.
-            Y: ``batch_shape' x n' x m``. Batch dimensions of the model, ``X`` and ``Y``
-                broadcast; those of ``Y`` in front are fantasies.
-            noise: Noise variances, of the shape of ``Y``, of a model that was given
-                ``train_Yvar``.
-            kwargs: See ``BatchedMultiOutputGPyTorchModel``.
-
-        Raises:
-            ValueError: For shapes that do not fit together, another dtype, NaN or
-                infinity, negative variances, and known noise where that of the other
-                rows is inferred.
-        """
-        if fantasize_flag.off():  # else BoTorch made them, from points that were seen
-            self._check_points(X)
-            batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
-            known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-            if noise is not None and not known:
-                raise ValueError(
-                    "noise: expected None, as this model has inferred its noise, got "
-                    "variances; models with train_Yvar take them."
-                )
-            # GPyTorch does not broadcast, except that fantasies may share their inputs
-            Y = Y.expand(*batch, *Y.shape[-2:])
-            noise = noise if noise is None else noise.expand_as(Y)
-            shared = batch[len(batch) - X.ndim + 2 :] == X.shape[:-2]
-            if not shared or noise is not None:
-                X = X.expand(*batch, *X.shape[-2:])
-        if noise is not None:
-            kwargs["noise"] = noise
-        return super().condition_on_observations(X, Y, **kwargs)
-
-    def _check_points(self, X: Tensor) -> None:
-        tree = getattr(self, "tree", None)
-        conditional = tree is not None and bool(tree.decision_columns)
-        if not hasattr(self, "input_transform"):
-            columns = self.train_inputs[0].shape[-1]
-            check_points(X, columns, self.train_targets.dtype, conditional)
-            return
-        check_finite_points(X, self.train_targets.dtype, conditional)
-        width = (X.shape[-1], fantasize_flag.on())
-        if width not in self._widths:
-            self._check_transformed(X)
-            self._widths |= {width}
-
-    def _check_transformed(self, X: Tensor) -> None:
-        """The columns of the model: a transform may append some, in some modes."""
-        self.eval()
-        raw = raw_inputs(self).shape[-1]
-        found: int | None = None
-        try:
-            with torch.no_grad():
-                found = self.transform_inputs(X).shape[-1]
-        except (RuntimeError, IndexError, ValueError, BotorchTensorDimensionError):
-            if X.ndim > 1 and X.shape[-1] == raw:
-                raise
-        if X.ndim < 2 or found != self.train_inputs[0].shape[-1]:
-            raise ShapeError(
-                f"X: expected ``batch_shape x q x {raw}`` as train_X, or what "
-                f"input_transform, a {type(self.input_transform).__name__}, makes "
-                f"that of; got {tuple(X.shape)}."
-            )
 
 
 def columns_of(model: GPyTorchModel) -> int | None:

@@ -1,15 +1,14 @@
 """Outcomes of any scale: what is standardised, what is refused, smallest variances.
 
-BoTorch leaves outcomes alone whose standard deviation is below 1e-8, and GPyTorch
-rounds variances up to 1e-10, on the scale of the outcomes: of a loss with a standard
-deviation of 1e-6, all predictions have one of 1e-5. Here both are in proportion to the
-outcomes.
+BoTorch does not standardise outcomes whose standard deviation is below 1e-8, and
+GPyTorch rounds variances up to 1e-10, on the scale of the outcomes: predictions of a
+loss with a standard deviation of 1e-6 then all have one of 1e-5. Here both limits are
+in proportion to the outcomes.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "AnyScale",
     "AnyScaleStandardize",
     "ScaledMultitaskNormal",
     "ScaledNormal",
@@ -21,10 +20,9 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import (
     OutcomeTransform,
@@ -32,7 +30,6 @@ from botorch.models.transforms.outcome import (
     StratifiedStandardize,
 )
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
-from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from linear_operator import LinearOperator, to_linear_operator
@@ -46,11 +43,6 @@ from torch import Tensor
 from botorch_structured.models.checks import DataError, extremes, is_constant
 
 PosteriorT = TypeVar("PosteriorT", bound=Posterior)
-
-if TYPE_CHECKING:  # what it is mixed into
-    from botorch.models import SingleTaskGP as _Base
-else:
-    _Base = object
 
 
 class AnyScaleStandardize(Standardize):
@@ -90,8 +82,8 @@ class AnyScaleStandardize(Standardize):
     ) -> GPyTorchPosterior | TransformedPosterior:
         """On the scale of the outcomes, to be factorised on that of the targets.
 
-        What is added to the diagonal of a covariance that rounding made indefinite is
-        1e-8, whatever its scale: of small outcomes, samples would be that and no more.
+        The jitter of a covariance that rounding made indefinite is 1e-8, whatever its
+        scale: samples of small outcomes would consist of jitter.
 
         Args:
             posterior: Of standardised outcomes.
@@ -171,7 +163,8 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
 class ScaledNormal(MultivariateNormal):
     """A normal distribution with a smallest variance of its own, without a warning.
 
-    Rounding makes variances at data negative, about which a user can do nothing.
+    Rounding makes variances at data negative; GPyTorch warns of it, and a user can do
+    nothing about it.
     """
 
     #: Broadcastable to ``variance``.
@@ -263,69 +256,6 @@ def least_variance(
         scale = transform.untransform(zero + 1.0)[0] - transform.untransform(zero)[0]
         square = scale.square()
     return unit * (square[..., output_indices] if output_indices and m > 1 else square)
-
-
-class AnyScale(_Base):
-    """A ``SingleTaskGP`` of outcomes of any scale; mixed in just before it.
-
-    The default outcome transform is ``AnyScaleStandardize``; under another (or none)
-    targets are refused for which ``check_scale`` says so.
-    """
-
-    def __init__(
-        self,
-        train_X: Tensor,
-        train_Y: Tensor,
-        *args: Any,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
-        **kwargs: Any,
-    ) -> None:
-        default = outcome_transform is DEFAULT
-        if default:
-            outcome_transform = AnyScaleStandardize(
-                m=train_Y.shape[-1], batch_shape=train_X.shape[:-2]
-            )
-        super().__init__(
-            train_X, train_Y, *args, outcome_transform=outcome_transform, **kwargs
-        )
-        if not default:
-            targets = self.train_targets
-            targets = targets.mT if self.num_outputs > 1 else targets.unsqueeze(-1)
-            check_scale(train_Y, targets)
-
-    def posterior(
-        self,
-        X: Tensor,
-        output_indices: list[int] | None = None,
-        observation_noise: bool | Tensor = False,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> GPyTorchPosterior | TransformedPosterior:
-        """See ``SingleTaskGP``; variances that rounding made negative are not.
-
-        BoTorch's own scales output ``output_indices[i]`` as if it were output i. Here
-        outputs are chosen from the posterior of all.
-
-        Args:
-            X: ``batch_shape x q x d``.
-            output_indices: Of the outputs wanted, in that order; default: all. Not
-                read if there is one: a ``ModelList`` passes on its own numbers.
-            observation_noise: See ``SingleTaskGP``.
-            posterior_transform: See ``SingleTaskGP``.
-
-        Raises:
-            ValueError: If there is no such output.
-            UnsupportedError: For ``output_indices`` under an outcome transform that is
-                not linear.
-        """
-        posterior = super().posterior(X, observation_noise=observation_noise)
-        transform = getattr(self, "outcome_transform", None)
-        least = least_variance(transform, X, self.num_outputs)
-        posterior = with_least_variance(posterior, least)
-        if output_indices is not None and self.num_outputs > 1:
-            posterior = some_outputs(posterior, output_indices, self.num_outputs)
-        if posterior_transform is None:
-            return posterior
-        return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
 
 
 def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a long computation wants around it: seeds, threads, quiet, a bar."""
+"""Context managers for long computations: seeds, warnings, threads, progress."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
-# A bar for what is over before one can read it is noise.
+# what takes less than this has no bar
 _SECONDS_WITHOUT_BAR = 3.0
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Global random states of their own: retries of a fit draw from the priors.
+    """Seed the global random state, which a fit's retries draw from, and restore it.
 
     Args:
         seed: Of the CPU's state, and of the device's.
@@ -43,7 +43,10 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No word of jitter: the far ends of slices are where matrices are singular."""
+    """Without warnings of jitter, of matrices that are nearly singular.
+
+    A slice sampler tries hyperparameters at the far ends of their ranges.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
         yield
@@ -53,8 +56,8 @@ def quiet() -> Iterator[None]:
 def few_threads(rows: int) -> Iterator[None]:
     """One thread for factorisations so small that sharing them out costs more.
 
-    At 200 rows two threads on busy cores took nine times as long as one. The threads
-    are those of NumPy's and SciPy's LAPACK; torch has its own.
+    At 200 rows two threads on busy cores took nine times as long as one. This is about
+    the threads of NumPy's and SciPy's LAPACK; torch has others.
 
     Args:
         rows: Of the matrices.
@@ -66,11 +69,11 @@ def few_threads(rows: int) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(total: int, progress: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar over sweeps; what it yields is called after each.
+    """A progress bar over sweeps; the function that it yields is called after each.
 
     Args:
-        total: How many.
-        progress: Whether there is one; None: when it takes more than 3 seconds.
+        total: Number of sweeps.
+        progress: Whether there is a bar; None: if it takes more than 3 seconds.
     """
     delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
     with tqdm(

@@ -1,1 +1,64 @@
-"""."""
+r"""GPs over spaces where parameters exist only for some values of others.
+
+Choose ``TreeStructuredGP`` (Jenatton et al. 2017) where branches share columns, or have
+too few points each to learn their level from: levels and shared columns carry over.
+Choose ``ConditionalGP`` (Levesque et al. 2017) where branches have nothing in common
+but the scale of the outcome. Both covariances are blocks of leaves, the former plus a
+few weights; one inference serves both (``leaf_model``, ``leaf_inference``,
+``linalg.block_low_rank``).
+
+Jenatton, Archambeau, Gonzalez and Seeger (ICML 2017)
+
+==================  ====================================================================
+equation, section   where
+==================  ====================================================================
+(1), 2.1            ``tree_structured_gp.TreeStructuredGP``; the free b_p are
+                    ``tree_structured_gp.PathMean``
+(2), 2.2            not computed: (3) and (4) are this joint density with g and c
+                    integrated out
+p(c | y), 2.2       ``linalg.block_low_rank.factorise`` (Lambda_c in units of the
+                    prior), ``TreeStructuredGP.weight_posterior``
+p(g | c, y), 2.2    ``leaf_inference.LeafPredictor``, with c integrated out as in 3.2
+(3), 2.3            ``leaf_inference.log_evidence``, with its gradient
+(4), 2.3            ``tree_structured_kernel.TreeStructuredKernel.forward``
+z_p with r_v, 2.4   ``tree_structured_kernel.WeightFeatures.forward``
+naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
+two steps, 3.1      ``optim.optimize_acqf_two_step``
+(5), 3.2            ``botorch.acquisition.ExpectedImprovement`` of the model
+m~_p, S~_p, 3.2     ``leaf_model.LeafModel._fast_posterior``,
+                    ``leaf_inference.LeafPredictor.__call__`` (t_p is its h)
+alpha(x, p), 3.2    as (5); xi is (y_min - m~) / sigma~, where the paper prints its
+                    negative
+(6), 3.2            ``acquisition.PathExpectedImprovement``, from
+                    ``TreeStructuredGP.path_posterior``
+independent, 4      options in the docstring of ``TreeStructuredGP``
+marginal, 4         ``TreeStructuredKernel`` in a ``SingleTaskGP``
+Figure 1, 4.1       ``test_functions.JenattonTree``
+basis, 4.3          ``shared_features="fourier"``: stratified frequencies
+                    (``tree_structured_kernel.WeightFeatures``) in place of random ones
+subsampling, 5      not implemented: an outlook of the paper without experiments
+==================  ====================================================================
+
+``TreeStructuredGP.as_published`` is sections 2 to 4 with the paper's choices.
+
+Levesque, Durand, Gagne and Sabourin (IJCNN 2017)
+
+==================  ====================================================================
+equation, section   where
+==================  ====================================================================
+(1), (2), III       the problem; ``test_functions.ScikitLearnCASH`` has one
+(3), (4), III       ``leaf_inference.LeafPredictor``, block by block; beyond kernels
+                    by leaf GPyTorch's prediction
+imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
+(5), III-A          ``gpytorch.kernels.RBFKernel`` (l = 2 lengthscale^2)
+(6), III-B          ``optim.optimize_acqf_local_search``
+(7), III-B          ``optim.local_search.Neighbourhood``
+(8), IV-A           ``conditional_kernel.ConditionalKernel.forward``
+(9), IV-A           ``ConditionalKernel.block_tensors``
+(10), IV-A          ``linalg.block_low_rank.factorise`` (Cholesky factors, no inverses)
+(11), IV-B          ``kernels.LaplaceKernel``, one lengthscale per column as in V
+Mondrian, IV-B      ``kernels.MondrianKernel``
+priors, V           ``conditional_gp.ConditionalGP``, ``noise.horseshoe_likelihood``
+slice sampling, V   ``fit.fit_slice_sampling``
+==================  ====================================================================
+"""

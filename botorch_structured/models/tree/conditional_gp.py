@@ -18,15 +18,13 @@ __all__ = [
     "ConditionalGP",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from botorch.models.kernels.categorical import CategoricalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils import check_min_max_scaling
-from botorch.settings import validate_input_scaling
 from botorch.utils.types import DEFAULT
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
@@ -40,16 +38,21 @@ from botorch_structured.linalg.hyperparameter import (
     LogInterval,
     QuickLogNormalPrior,
 )
-from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.input_transforms import protect_decisions
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_model import (
+    Dependencies,
+    LeafModel,
+    output_dimensions,
+    read_arguments,
+)
 from botorch_structured.models.tree.noise import (
     horseshoe_likelihood,
     register_amplitude_prior,
     set_noise_floor,
 )
 from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces.arguments import check_columns
 
 _LENGTHSCALES = (1e-2, 1e3)
 _VARIANCES = (1e-4, 1e4)
@@ -78,8 +81,10 @@ class ConditionalGP(LeafModel):
             Inactive columns may hold any finite value: the posterior does not depend on
             it.
         train_Y: ``batch_shape x n x m``.
-        hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
-            as in BoTorch and Ax, or a ``ParameterTree``.
+        hierarchical_dependencies: A ``SearchSpace``; or ``{parent column: {parent
+            value: [child columns]}}`` as in BoTorch and Ax, or a ``ParameterTree``. Of
+            a ``SearchSpace``, ``input_transform()`` and ``categorical_features`` are
+            used, unless others are given (for none of them, give ``space.tree``).
         train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
         likelihood: Default: homoskedastic noise with the prior above, and a floor of
             1e-9, or of 1e-4 where more than a quarter of the outcomes repeat exactly.
@@ -112,9 +117,7 @@ class ConditionalGP(LeafModel):
         self,
         train_X: Tensor,
         train_Y: Tensor,
-        hierarchical_dependencies: (
-            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
-        ),
+        hierarchical_dependencies: Dependencies,
         train_Yvar: Tensor | None = None,
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
@@ -123,36 +126,26 @@ class ConditionalGP(LeafModel):
         input_transform: InputTransform | None = None,
         categorical_features: Sequence[int] | None = None,
     ) -> None:
-        check_modules(
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
-        dependent = bool(hierarchical_dependencies)
-        check_training_data(
+        tree, input_transform, categorical_features = read_arguments(
             train_X,
             train_Y,
             train_Yvar,
+            hierarchical_dependencies,
+            categorical_features,
+            input_transform=input_transform,
+            covar_module=covar_module,
+            likelihood=likelihood,
+            mean_module=mean_module,
             outcome_transform=outcome_transform,
-            tree=dependent,
         )
-        tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
         categorical = _categorical(categorical_features, tree)
         _check_covar_module(covar_module, tree, categorical)
-        tree.active_mask(train_X)  # refuses undeclared values of strict decisions
         input_transform = protect_decisions(input_transform, tree, train_X, categorical)
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         own_likelihood = own_kernel = False
         # one path: exactly a SingleTaskGP, its defaults included
         if tree.decision_columns or categorical:
-            with torch.no_grad():
-                X = self.transform_inputs(train_X, input_transform=input_transform)
-                imputed = tree.impute(X)
-            named = [*tree.decision_columns, *categorical]
-            if validate_input_scaling.on():
-                check_min_max_scaling(imputed, ignore_dims=named)
+            self._warn_of_scales(train_X, tree, categorical, input_transform)
             if covar_module is None:
                 covar_module = _base_kernel(tree, categorical, aug_batch_shape)
                 own_kernel = True
@@ -178,31 +171,13 @@ class ConditionalGP(LeafModel):
         if own_likelihood:
             set_noise_floor(self.likelihood, self.train_targets)
         if own_kernel:
-            self._subset_batch_dict = {
-                name: _OUTPUT_DIMENSION[name.rpartition(".")[2]]
-                for name, _ in self.named_parameters()
-                if name.rpartition(".")[2] in _OUTPUT_DIMENSION
-            }
-
-
-# where the output dimension of each parameter is, for ``subset_output``
-_OUTPUT_DIMENSION = {
-    "raw_lengthscale": -3,
-    "raw_outputscale": -1,
-    "raw_constant": -1,
-    "raw_noise": -2,
-}
+            self._subset_batch_dict = output_dimensions(self)
 
 
 def _categorical(features: Sequence[int] | None, tree: ParameterTree) -> list[int]:
     """Categorical columns besides the decisions, ascending."""
-    columns = sorted(set(features or ()))
-    if columns and not 0 <= columns[0] <= columns[-1] < tree.dim:
-        raise ValueError(
-            f"categorical_features: expected columns from 0 to {tree.dim - 1}, "
-            f"got {columns}."
-        )
-    return [c for c in columns if c not in tree.decision_columns]
+    columns = check_columns("categorical_features", features or (), tree.dim)
+    return sorted(set(columns) - set(tree.decision_columns))
 
 
 def _check_covar_module(
@@ -210,8 +185,8 @@ def _check_covar_module(
 ) -> None:
     if covar_module is not None and categorical:
         raise ValueError(
-            "covar_module replaces the base kernel that categorical_features would "
-            "configure: expected one or the other, got both."
+            "covar_module: expected None beside categorical_features, which configure "
+            "the base kernel that it replaces, got both."
         )
     if isinstance(covar_module, ConditionalKernel) and covar_module.tree != tree:
         raise ValueError(

@@ -21,22 +21,22 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from botorch_structured.linalg.batch_kernel import same_points
+from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout
 from botorch_structured.linalg.correlations import (
-    CORRELATIONS,
+    MATERN52,
+    RBF,
     Correlation,
     squared_distance,
+    stationary_covariance,
 )
-from botorch_structured.linalg.leaf_layout import Bucket, LeafLayout
-from botorch_structured.models.tree.evidence import BlockTensors, CrossCovariance
-from botorch_structured.models.tree.leaf_kernel import (
+from botorch_structured.models.tree.leaf_inference import (
+    BlockTensors,
+    CrossCovariance,
     LeafKernel,
     Structure,
-    stationary_covariance,
     stationary_cross,
 )
 from botorch_structured.spaces import ParameterTree
-
-_MATERN, _RBF = CORRELATIONS
 
 
 class _Places(NamedTuple):
@@ -169,39 +169,41 @@ class ConditionalKernel(LeafKernel):
         """
         if last_dim_is_batch:
             raise ValueError(
-                "ConditionalKernel: expected last_dim_is_batch=False, since paths are "
-                "a matter of all columns."
+                "last_dim_is_batch: expected False, as paths are a matter of all "
+                "columns together, got True."
             )
-        a = self._place(x1)
+        a = self.locate(x1)
         equal = same_points(x1, x2)
-        b = a if equal else self._place(x2)
-        points = self._impute(x1, a)
-        others = points if equal else self._impute(x2, b)
+        b = a if equal else self.locate(x2)
+        points = self.impute(x1, a)
+        others = points if equal else self.impute(x2, b)
         if diag:
             covariance = self.base_kernel(points, others, diag=True, **params)
             return torch.where(a.key == b.key, to_dense(covariance), 0.0)
         covariance = self.base_kernel.forward(
-            self._select(points), self._select(others), **params
+            self.select(points), self.select(others), **params
         )
         return _on_the_same_path(a, b, to_dense(covariance))
 
-    def _place(self, X: Tensor) -> _Places:
+    def locate(self, X: Tensor) -> _Places:
+        """Where rows ``batch_shape x n x d`` are in the tree."""
         # A model checks its training data; on a GPU looking at the values of what it
         # predicts would make the device wait in each acquisition call.
         _, active, key = self.tree.locate(X, strict=X.device.type == "cpu")
         return _Places(key, active)
 
-    def _impute(self, X: Tensor, places: _Places) -> Tensor:
+    def impute(self, X: Tensor, places: _Places) -> Tensor:
+        """Rows with ``fill`` in inactive columns, ``batch_shape x n x d``."""
         return torch.where(places.active, X, self.fill.to(X))
 
-    def _select(self, imputed: Tensor) -> Tensor:
+    def select(self, imputed: Tensor) -> Tensor:
         """What the base kernel sees, ``batch_shape x n x e``."""
         columns = self.base_kernel.active_dims
         return imputed if columns is None else imputed.index_select(-1, columns)
 
     # -- by leaf ------------------------------------------------------------------
 
-    def _stationary(self) -> _Stationary | None:
+    def stationary_form(self) -> _Stationary | None:
         """The base kernel if it is a (scaled) Matern-5/2 or RBF kernel."""
         kernel = self.base_kernel
         variance = None
@@ -213,20 +215,15 @@ class ConditionalKernel(LeafKernel):
         lengthscale = kernel.lengthscale
         if variance is None:
             variance = lengthscale.new_ones(lengthscale.shape[:-2])
-        return _Stationary(_MATERN if matern else _RBF, 1.0 / lengthscale, variance)
+        return _Stationary(MATERN52 if matern else RBF, 1.0 / lengthscale, variance)
 
     def rows(self, X: Tensor, places: Any = None) -> _Rows:
-        """Paths, what the base kernel sees, and prior variances.
-
-        Args:
-            X: ``batch_shape x n x d``.
-            places: From ``structure``, if known.
-        """
-        places = self._place(X) if places is None else places
-        imputed = self._impute(X, places)
-        points = self._select(imputed)
+        """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
+        places = self.locate(X) if places is None else places
+        imputed = self.impute(X, places)
+        points = self.select(imputed)
         features = X.new_zeros(*X.shape[:-1], 0)
-        form = self._stationary()
+        form = self.stationary_form()
         if form is None:
             prior = self.base_kernel(imputed, diag=True)
         else:
@@ -235,8 +232,8 @@ class ConditionalKernel(LeafKernel):
         return _Rows(places.key, points, features, to_dense(prior))
 
     def leaf_covariance(self, a: _Rows, b: _Rows) -> Tensor:
-        """The covariance from rows: ``forward`` without a second look at inputs."""
-        form = self._stationary()
+        """See ``LeafKernel.leaf_covariance``."""
+        form = self.stationary_form()
         if form is None:
             value = to_dense(self.base_kernel.forward(a.points, b.points))
         else:
@@ -245,27 +242,18 @@ class ConditionalKernel(LeafKernel):
         return _on_the_same_path(a, b, value)
 
     def structure(self, X: Tensor) -> Structure:
-        """The paths of a data set.
-
-        Args:
-            X: ``n x d``.
-        """
-        places = self._place(X)
+        """See ``LeafKernel.structure``."""
+        places = self.locate(X)
         layout = LeafLayout(places.key)
         none = [b.index.new_zeros(len(b.leaves), 0) for b in layout.buckets]
         return Structure(places, layout, none, none)
 
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
-        """The blocks K_cond of equation (9), in buckets.
-
-        Args:
-            X: ``n x d``.
-            structure: From ``structure``, of inputs with the same decisions.
-        """
+        """The blocks K_cond of equation (9), see ``LeafKernel.block_tensors``."""
         points = self.rows(X, structure.places).points
         # copies of the last row: padding must be an input like any other
         points = torch.cat([points, points[-1:]])
-        form = self._stationary()
+        form = self.stationary_form()
         out = []
         for bucket, weights in zip(
             structure.layout.buckets, structure.weights, strict=True

@@ -33,8 +33,7 @@ from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_hyperparameters import MAX_LISTED_PATHS
-from botorch_structured.models.tree.leaf_kernel import LeafKernel
+from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS, LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
@@ -134,9 +133,9 @@ class _FourierFeatureMap(_LeafFeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
-        places = self.kernel._place(x)
+        places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
-        seen = self.kernel._select(places.active)
+        seen = self.kernel.select(places.active)
         return self._waves(x, rows.key, rows.points, seen, rows.prior.sqrt())
 
 
@@ -149,7 +148,7 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
         """``batch_shape x n x num_outputs``."""
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
-        seen = places.seen[..., self.kernel._encoded]
+        seen = places.seen[..., self.kernel.encoded_columns]
         # one more column of the points is zero
         points, sd = rows.points[..., :-1], rows.variance.sqrt()
         constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
@@ -170,8 +169,8 @@ class _ConditionalFeatureMap(_LeafFeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
-        places = self.kernel._place(x)
-        own = self.base(self.kernel._impute(x, places)) * self._signs(places.key)
+        places = self.kernel.locate(x)
+        own = self.base(self.kernel.impute(x, places)) * self._signs(places.key)
         return self._in_blocks(x, places.key, own)
 
 
@@ -187,7 +186,7 @@ def tree_structured_features(
         num_outputs: How many features the leaves have.
     """
     return _TreeStructuredFeatureMap(
-        kernel, kernel.correlation, len(kernel._encoded), num_outputs
+        kernel, kernel.correlation, len(kernel.encoded_columns), num_outputs
     )
 
 
@@ -205,7 +204,7 @@ def conditional_features(
     Raises:
         UnsupportedError: If BoTorch knows no features of the base kernel.
     """
-    form = kernel._stationary()
+    form = kernel.stationary_form()
     if form is not None:
         seen = kernel.base_kernel.active_dims
         columns = kernel.tree.dim if seen is None else len(seen)

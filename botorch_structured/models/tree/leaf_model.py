@@ -9,23 +9,31 @@ each point.
 from __future__ import annotations
 
 __all__ = [
+    "Dependencies",
     "LeafModel",
+    "output_dimensions",
+    "read_arguments",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.models.utils import check_min_max_scaling
+from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     FastSingleTaskGP,
@@ -36,16 +44,99 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.tree.evidence import log_evidence
-from botorch_structured.models.tree.leaf_kernel import LeafKernel, Structure
-from botorch_structured.models.tree.prediction import LeafPredictor
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.models.tree.leaf_inference import (
+    LeafKernel,
+    LeafPredictor,
+    Structure,
+    log_evidence,
+)
+from botorch_structured.spaces import ParameterTree, SearchSpace
+
+#: What models take for the structure of their inputs.
+Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
 
 # Up to here a solve is cheaper than the bookkeeping around it.
 _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so that
 # predictions by leaf pay for any number of rows unless weights dwarf them.
 _MANY_WEIGHTS = 512
+
+
+def read_arguments(
+    train_X: Tensor,
+    train_Y: Tensor,
+    train_Yvar: Tensor | None,
+    dependencies: Dependencies,
+    categorical: Any,
+    input_transform: InputTransform | None,
+    covar_module: Kernel | None,
+    **modules: Any,
+) -> tuple[ParameterTree, InputTransform | None, Any]:
+    """Look at a constructor's arguments, and complete them from a ``SearchSpace``.
+
+    Args:
+        train_X: ``batch_shape x n x d``.
+        train_Y: ``batch_shape x n x m``.
+        train_Yvar: ``batch_shape x n x m``, or None.
+        dependencies: The argument ``hierarchical_dependencies``.
+        categorical: The argument ``categorical_features``.
+        input_transform: As given.
+        covar_module: As given: then it is up to the user what is done about categorical
+            columns.
+        modules: ``likelihood``, ``mean_module`` and ``outcome_transform``, as given.
+
+    Returns:
+        The tree, the input transform and ``categorical_features``.
+
+    Raises:
+        ValueError: For what no model can be made of, and for undeclared values of
+            decisions whose values are strict.
+    """
+    check_modules(input_transform=input_transform, covar_module=covar_module, **modules)
+    check_training_data(
+        train_X,
+        train_Y,
+        train_Yvar,
+        outcome_transform=modules["outcome_transform"],
+        tree=bool(dependencies),
+    )
+    space = dependencies if isinstance(dependencies, SearchSpace) else None
+    tree = ParameterTree.from_any(
+        dependencies if space is None else space.tree, train_X.shape[-1]
+    )
+    tree.active_mask(train_X)
+    if space is not None and input_transform is None:
+        input_transform = space.input_transform()
+    if space is not None and categorical is None and covar_module is None:
+        named = space.categorical_features.items()
+        decisions = tree.decision_columns
+        categorical = {c: codes for c, codes in named if c not in decisions} or None
+    return tree, input_transform, categorical
+
+
+# where the output dimension of a parameter is, by the end of its name
+_OUTPUT_DIMENSIONS = {
+    "raw_constant": -1,
+    "raw_lengthscale": -3,
+    "raw_noise": -2,
+    "raw_offset": -2,
+    "raw_outputscale": -1,
+    "raw_value": -3,
+}
+
+
+def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
+    """``_subset_batch_dict`` of a model with modules of its own: for ``subset_output``.
+
+    Args:
+        model: Whose parameters lead with the batch shape.
+    """
+    ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    return {
+        name: _OUTPUT_DIMENSIONS[end]
+        for name, end in ends.items()
+        if end in _OUTPUT_DIMENSIONS
+    }
 
 
 class LeafModel(FastSingleTaskGP):
@@ -58,6 +149,20 @@ class LeafModel(FastSingleTaskGP):
     _fit_caches = ("_predictor_cache",)
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
+
+    def _warn_of_scales(
+        self,
+        train_X: Tensor,
+        tree: ParameterTree,
+        categorical: Collection[int],
+        input_transform: InputTransform | None,
+    ) -> None:
+        """BoTorch's warning of inputs outside of [0, 1], where they are numbers."""
+        if validate_input_scaling.on():
+            with torch.no_grad():
+                X = self.transform_inputs(train_X, input_transform=input_transform)
+            named = [*tree.decision_columns, *categorical]
+            check_min_max_scaling(tree.impute(X), ignore_dims=named)
 
     # -- what can be used ---------------------------------------------------------
 
@@ -232,9 +337,7 @@ class LeafModel(FastSingleTaskGP):
         cls,
         training_data: SupervisedDataset,
         *,
-        hierarchical_dependencies: (
-            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
-        ) = None,
+        hierarchical_dependencies: Dependencies | None = None,
         categorical_features: Sequence[int] | None = None,
         task_feature: int | None = None,
         fidelity_features: Sequence[int] | None = None,

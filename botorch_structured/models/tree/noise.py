@@ -1,11 +1,15 @@
-"""The noise model of the default likelihood: exact where it can be, wary where it must.
+"""Likelihoods of the tree models: how small their noise may become, and its priors.
 
-Two kinds of objective ask for opposite things. A smooth one that is computed exactly
-wants a noise of 1e-9: BoTorch's floor of 1e-4 stops the search early. An error count is
-a step function: between the steps values repeat *exactly*, which no smooth function
-explains but one that is flat and free of noise, and a model with such a floor is then
-sure of everything it has not seen. Repeated values tell the two apart, and repeats are
-also what ``ClipTail`` makes.
+A smooth objective that is computed exactly wants a noise variance of 1e-9 (of
+standardised outcomes): BoTorch's floor of 1e-4 ends a search early. An error count is a
+step function, whose values repeat *exactly*. Under a floor of 1e-9 a model explains
+repeats by a function that is flat and free of noise, and is then sure of everything it
+has not seen. So BoTorch's floor and prior are used where more than a quarter of the
+outcomes repeat, as they also do after ``ClipTail``.
+
+The papers put priors on standard deviations, of the noise and of amplitudes; GPyTorch
+holds variances. A prior that is registered here is over the standard deviation itself:
+in MAP fits, and in slice sampling, whose coordinate it becomes.
 """
 
 from __future__ import annotations
@@ -31,58 +35,6 @@ from torch import Tensor
 
 from botorch_structured.linalg.hyperparameter import LogInterval, log_gaussian_prior
 
-# ----------------------------------------------------------------------
-# Priors on standard deviations where GPyTorch holds variances.
-#
-# The papers put priors on amplitudes and on noise standard deviations; GPyTorch's
-# parameters are their squares. A prior registered with these closures is over the
-# standard deviation itself: for MAP, and for samplers, whose coordinate it becomes.
-
-
-def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
-    """A prior on sigma_f, the square root of ``outputscale``.
-
-    Args:
-        kernel: Whose ``outputscale`` it is.
-        prior: Of the standard deviation.
-    """
-    kernel.register_prior("amplitude_prior", prior, _amplitude, _set_amplitude)
-
-
-def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
-    """A prior on sigma_n, the square root of ``noise``.
-
-    Args:
-        noise: ``likelihood.noise_covar``.
-        prior: Of the standard deviation.
-    """
-    noise.register_prior("noise_std_prior", prior, _noise_std, _set_noise_std)
-
-
-def _amplitude(module: ScaleKernel) -> Tensor:
-    return module.outputscale.sqrt()
-
-
-def _set_amplitude(module: ScaleKernel, value: Tensor | float) -> None:
-    module.outputscale = _inside(module, "raw_outputscale", value)
-
-
-def _noise_std(module: HomoskedasticNoise) -> Tensor:
-    return module.noise.sqrt()
-
-
-def _set_noise_std(module: HomoskedasticNoise, value: Tensor | float) -> None:
-    module.noise = _inside(module, "raw_noise", value)
-
-
-def _inside(module: Module, name: str, value: Tensor | float) -> Tensor:
-    # a prior may be wider than the bounds: a retried fit samples it
-    lower, upper = module.constraint_for_parameter_name(name)
-    squared = torch.as_tensor(value).to(lower).square()
-    return squared.clamp(lower, upper)
-
-
-# ----------------------------------------------------------------------
 #: Mode, standard deviation of the logarithm, floor; in units of the outcomes' variance.
 _EXACT = (1e-6, 3.0, 1e-9)
 # BoTorch's own: LogNormal(-4, 1), whose mode in log space is exp(-5), and its floor
@@ -160,3 +112,46 @@ def set_noise_floor(
     likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(floor)
     likelihood.initialize(noise=max(mode, floor) if steps else 1e-4)
     return mode, scale, floor
+
+
+def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
+    """A prior on sigma_f, the square root of ``outputscale``.
+
+    Args:
+        kernel: Whose ``outputscale`` it is.
+        prior: Of the standard deviation.
+    """
+    kernel.register_prior("amplitude_prior", prior, _amplitude, _set_amplitude)
+
+
+def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
+    """A prior on sigma_n, the square root of ``noise``.
+
+    Args:
+        noise: ``likelihood.noise_covar``.
+        prior: Of the standard deviation.
+    """
+    noise.register_prior("noise_std_prior", prior, _noise_std, _set_noise_std)
+
+
+def _amplitude(module: ScaleKernel) -> Tensor:
+    return module.outputscale.sqrt()
+
+
+def _set_amplitude(module: ScaleKernel, value: Tensor | float) -> None:
+    module.outputscale = _inside(module, "raw_outputscale", value)
+
+
+def _noise_std(module: HomoskedasticNoise) -> Tensor:
+    return module.noise.sqrt()
+
+
+def _set_noise_std(module: HomoskedasticNoise, value: Tensor | float) -> None:
+    module.noise = _inside(module, "raw_noise", value)
+
+
+def _inside(module: Module, name: str, value: Tensor | float) -> Tensor:
+    # a prior may be wider than the bounds: a retried fit samples it
+    lower, upper = module.constraint_for_parameter_name(name)
+    squared = torch.as_tensor(value).to(lower).square()
+    return squared.clamp(lower, upper)

@@ -29,14 +29,12 @@ import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
-from botorch.settings import validate_input_scaling
 from botorch.utils.types import DEFAULT
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from gpytorch.means import ConstantMean, Mean
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -45,8 +43,6 @@ from torch import Tensor
 import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers itself)
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     with_gradient,
     with_variance_floor,
@@ -56,9 +52,13 @@ from botorch_structured.models.outcome_scale import (
     least_variance,
     with_least_variance,
 )
-from botorch_structured.models.tree.leaf_hyperparameters import MAX_LISTED_PATHS
-from botorch_structured.models.tree.leaf_kernel import LeafKernel
-from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS, LeafKernel
+from botorch_structured.models.tree.leaf_model import (
+    Dependencies,
+    LeafModel,
+    output_dimensions,
+    read_arguments,
+)
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
@@ -66,15 +66,14 @@ from botorch_structured.models.tree.noise import (
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
     check_choices,
+    take_of_path,
 )
 from botorch_structured.spaces import ParameterTree
-
-# ----------------------------------------------------------------------
-# A constant per path: the free offsets b_p of Jenatton et al. (2017), equation (1).
+from botorch_structured.spaces.arguments import check_columns
 
 
 class PathMean(Mean):
-    """Prior mean m(x) = b_p for x on path p, fitted by maximum likelihood.
+    """Prior mean m(x) = b_p for x on path p: the free offsets of equation (1).
 
     Args:
         tree: The parameter tree.
@@ -92,8 +91,9 @@ class PathMean(Mean):
         super().__init__()
         if tree.num_paths > MAX_LISTED_PATHS:
             raise ValueError(
-                'leaf_offset="fixed" holds one offset per path: expected at most '
-                f"{MAX_LISTED_PATHS} paths, got {tree.num_paths}."
+                'leaf_offset: expected another value than "fixed", which has a '
+                f"constant for each path, for more than {MAX_LISTED_PATHS} paths, got "
+                f"it for {tree.num_paths}."
             )
         self.tree = tree
         self.batch_shape = batch_shape
@@ -110,21 +110,11 @@ class PathMean(Mean):
         Args:
             x: ``batch_shape x n x d``.
         """
-        path = self.tree.path_index(x)
-        if path.numel() and int(path.max()) >= self.tree.num_paths:
-            raise ValueError(
-                'leaf_offset="fixed" holds one offset per declared path: expected '
-                "declared decision values only, got an undeclared one. Declare it in "
-                "`values` of the ParameterTree."
-            )
-        if self.raw_offset.ndim == 1:
-            return self.raw_offset[path]
-        code = torch.nn.functional.one_hot(path, self.tree.num_paths)
         table = self.raw_offset.unsqueeze(-1)
-        return (code.to(table) @ table).squeeze(-1)
+        path = self.tree.path_index(x)
+        return take_of_path(table, path, 'leaf_offset="fixed"').squeeze(-1)
 
 
-# ----------------------------------------------------------------------
 class TreeStructuredGP(LeafModel):
     r"""A GP per leaf of a decision tree, coupled by Gaussian weights on its nodes.
 
@@ -155,11 +145,12 @@ class TreeStructuredGP(LeafModel):
             Inactive columns may hold any finite value: the posterior does not depend on
             it.
         train_Y: ``batch_shape x n x m``.
-        hierarchical_dependencies: ``{parent column: {parent value: [child columns]}}``
-            as in BoTorch and Ax, or a ``ParameterTree``.
+        hierarchical_dependencies: A ``SearchSpace``; or ``{parent column: {parent
+            value: [child columns]}}`` as in BoTorch and Ax, or a ``ParameterTree``. Of
+            a ``SearchSpace``, ``input_transform()`` and ``categorical_features`` are
+            used, unless others are given (for none of them, give ``space.tree``).
         train_Yvar: ``batch_shape x n x m`` observed noise variances; inferred if None.
-        likelihood: Default: homoskedastic noise with a floor of 1e-9, or, where more
-        than
+        likelihood: Default: homoskedastic noise with a floor of 1e-9; where more than
             a quarter of the outcomes repeat exactly (error counts, clipped values),
             with BoTorch's prior and floor.
         covar_module: Replaces the covariance altogether; a ``TreeStructuredKernel``
@@ -206,9 +197,7 @@ class TreeStructuredGP(LeafModel):
         self,
         train_X: Tensor,
         train_Y: Tensor,
-        hierarchical_dependencies: (
-            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
-        ),
+        hierarchical_dependencies: Dependencies,
         train_Yvar: Tensor | None = None,
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
@@ -229,37 +218,26 @@ class TreeStructuredGP(LeafModel):
         weight_variances: Literal["tied", "independent"] = "tied",
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
     ) -> None:
-        check_modules(
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
-        dependent = bool(hierarchical_dependencies)
-        check_training_data(
+        tree, input_transform, categorical_features = read_arguments(
             train_X,
             train_Y,
             train_Yvar,
+            hierarchical_dependencies,
+            categorical_features,
+            input_transform=input_transform,
+            covar_module=covar_module,
+            likelihood=likelihood,
+            mean_module=mean_module,
             outcome_transform=outcome_transform,
-            tree=dependent,
         )
-        tree = ParameterTree.from_any(hierarchical_dependencies, train_X.shape[-1])
-        kernels = ("evidence", *(c.name for c in CORRELATIONS))
-        if leaf_offset not in ("random", "fixed"):
-            raise ValueError(
-                f"leaf_offset: expected 'random' or 'fixed', got {leaf_offset!r}."
-            )
-        if leaf_kernel not in kernels:
-            raise ValueError(
-                f"leaf_kernel: expected one of {kernels}, got {leaf_kernel!r}."
-            )
         # whether or not there is a tree that they configure
         check_choices(
             shared_features=shared_features,
             leaf_inputs=leaf_inputs,
             leaf_hyperparameters=leaf_hyperparameters,
+            leaf_offset=leaf_offset,
             weight_variances=weight_variances,
+            leaf_kernel=leaf_kernel,
         )
         options = {
             "categorical_features": categorical_features is not None,
@@ -274,10 +252,9 @@ class TreeStructuredGP(LeafModel):
         if covar_module is not None and any(options.values()):
             given = [name for name, changed in options.items() if changed]
             raise ValueError(
-                "covar_module replaces the covariance that these arguments configure: "
-                f"expected one or the other, got covar_module and {given}."
+                "covar_module: expected None beside arguments that configure the "
+                f"covariance it replaces, got both it and {given}."
             )
-        tree.active_mask(train_X)  # refuses undeclared values of strict decisions
         known_values = _known_values(categorical_features, tree, train_X)
         input_transform = protect_decisions(
             input_transform, tree, train_X, known_values
@@ -288,12 +265,7 @@ class TreeStructuredGP(LeafModel):
         structured = covar_module is None and has_structure
         own_likelihood = False
         if structured:
-            with torch.no_grad():
-                X = self.transform_inputs(train_X, input_transform=input_transform)
-                imputed = tree.impute(X)
-            named = [*tree.decision_columns, *known_values]
-            if validate_input_scaling.on():
-                check_min_max_scaling(imputed, ignore_dims=named)
+            self._warn_of_scales(train_X, tree, known_values, input_transform)
             covar_module = TreeStructuredKernel(
                 tree,
                 shared_features=shared_features,
@@ -326,16 +298,14 @@ class TreeStructuredGP(LeafModel):
         if own_likelihood:
             set_noise_prior(self.likelihood, self.train_targets)
         if structured:
-            self._subset_batch_dict = _batch_dimensions(self)
+            self._subset_batch_dict = output_dimensions(self)
 
     @classmethod
     def as_published(
         cls,
         train_X: Tensor,
         train_Y: Tensor,
-        hierarchical_dependencies: (
-            ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
-        ),
+        hierarchical_dependencies: Dependencies,
         train_Yvar: Tensor | None = None,
         **kwargs: Any,
     ) -> Self:
@@ -509,11 +479,7 @@ def _known_values(
     """Values of the categorical columns; those seen while active where not given."""
     if features is None:
         return {}
-    if len(features) and not all(0 <= c < tree.dim for c in features):
-        raise ValueError(
-            f"categorical_features: expected columns from 0 to {tree.dim - 1}, "
-            f"got {sorted(features)}."
-        )
+    check_columns("categorical_features", features, tree.dim)
     active = tree.active_mask(train_X)
     seen = {c: torch.unique(train_X[..., c][active[..., c]]).tolist() for c in features}
     if not isinstance(features, Mapping):
@@ -528,19 +494,3 @@ def _known_values(
                 f"got {values}, and train_X has {odd[:10]}."
             )
     return known
-
-
-def _batch_dimensions(model: TreeStructuredGP) -> dict[str, int]:
-    """Where the output dimension of each parameter is, for ``subset_output``."""
-    dimensions = {
-        f"covar_module.{name}.raw_value": -3
-        for name, module in model.covar_module.named_modules()
-        if isinstance(module, Hyperparameter)
-    }
-    if isinstance(model.mean_module, ConstantMean):
-        dimensions["mean_module.raw_constant"] = -1
-    if isinstance(model.mean_module, PathMean):
-        dimensions["mean_module.raw_offset"] = -2
-    if isinstance(model.likelihood, GaussianLikelihood):
-        dimensions["likelihood.noise_covar.raw_noise"] = -2
-    return dimensions

@@ -35,9 +35,9 @@ from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     squared_distance,
+    stationary_covariance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.tree.leaf_kernel import stationary_covariance
 from botorch_structured.models.treed.partition import TreePartition
 
 _LENGTHSCALES = (1e-2, 50.0)

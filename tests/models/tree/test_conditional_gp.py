@@ -24,7 +24,7 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.tree.prediction import LeafPredictor
+from botorch_structured.models.tree.leaf_inference import LeafPredictor
 from botorch_structured.spaces import Between, ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.

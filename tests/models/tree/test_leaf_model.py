@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
+from gpytorch.kernels import RBFKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.spaces import ParameterTree, SearchSpace
 
 BOUNDS = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
 FEW = {"q": 1, "num_restarts": 2, "raw_samples": 4}
@@ -52,3 +59,86 @@ def test_paths_without_shared_columns_are_searched() -> None:
         PathLogExpectedImprovement(model, 1.0), BOUNDS, **FEW
     )
     assert candidate.shape == (1, 3) and value.isfinite()
+
+
+SPACE = SearchSpace(
+    ["learner", "rate", "depth", "kernel", "seed"],
+    torch.tensor([[0.0, -5.0, 1.0, 0.0, 0.0], [1.0, 0.0, 64.0, 2.0, 9.0]]).double(),
+    ParameterTree(5, {0: {0.0: [1, 3], 1.0: [2]}}),
+    integer_features=[2, 4],
+    categorical_features={3: [0.0, 1.0, 2.0]},
+    log_features=[1, 2],
+)
+
+
+def same(first: Any, second: Any, X: Tensor) -> None:
+    """Equal in every bit: the objective, the posterior, the state."""
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    losses = []
+    for model in (first, second):
+        mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+        losses.append(model.compute_custom_loss(mll))
+    assert torch.equal(*losses)
+    one, other = (m.posterior(X).distribution for m in (first, second))
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.covariance_matrix, other.covariance_matrix)
+    assert first.state_dict().keys() == second.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (TreeStructuredGP, {3: [0.0, 1.0, 2.0]}),
+        (TreeStructuredGP.as_published, {3: [0.0, 1.0, 2.0]}),
+        (ConditionalGP, [3]),
+    ],
+)
+def test_a_space_is_its_long_form(make: Any, names: Any) -> None:
+    X, Z = SPACE.sample(24, seed=0), SPACE.sample(6, seed=1)
+    Y = X.sum(-1, keepdim=True).sin()
+    short = make(X, Y, SPACE)
+    long = make(
+        X,
+        Y,
+        SPACE.tree,
+        input_transform=SPACE.input_transform(),
+        categorical_features=names,
+    )
+    same(short, long, Z)
+    assert short.tree.space is SPACE
+    for changed in (copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))):
+        same(changed(short), long, Z)
+    more = [m.condition_on_observations(Z, Z[:, :1]) for m in (short, long)]
+    assert torch.equal(*(m.posterior(X).mean for m in more))
+    several = make(X, torch.cat([Y, Y.cos()], dim=-1), SPACE).subset_output([0])
+    torch.testing.assert_close(several.posterior(Z).mean, short.posterior(Z).mean)
+    again = make(X, Y, SPACE)
+    again.load_state_dict(short.state_dict())
+    same(again, long, Z)
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
+    X = SPACE.sample(16, seed=0)
+    Y = X.sum(-1, keepdim=True).sin()
+    own = Normalize(5, indices=[1, 2, 4])
+    given = model_class(X, Y, SPACE, input_transform=own, categorical_features=[])
+    long = model_class(X, Y, SPACE.tree, input_transform=own, categorical_features=[])
+    same(given, long, X[:3])
+    kernel = RBFKernel()
+    replaced = model_class(X, Y, SPACE, covar_module=kernel)
+    assert kernel in replaced.modules()
+    with pytest.raises(ValueError, match="tree: expected .* over 4 columns, .* 5"):
+        model_class(X[:, :4], Y, SPACE)
+
+
+def test_a_flat_space_is_a_plain_model() -> None:
+    space = SearchSpace(["a", "b"], torch.tensor([[0.0, -2.0], [4.0, 2.0]]).double())
+    X = space.sample(8, seed=0)
+    Y = X.sum(-1, keepdim=True).sin()
+    plain = SingleTaskGP(X, Y, input_transform=space.input_transform())
+    for model_class in (ConditionalGP, TreeStructuredGP):
+        model = model_class(X, Y, space)
+        assert type(model.covar_module) is type(plain.covar_module)
+        torch.testing.assert_close(model.posterior(X).mean, plain.posterior(X).mean)

@@ -24,7 +24,7 @@ from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.tree import leaf_model, tree_structured_gp
-from botorch_structured.models.tree.prediction import LeafPredictor
+from botorch_structured.models.tree.leaf_inference import LeafPredictor
 from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -606,7 +606,7 @@ def test_caches_follow_the_kernel() -> None:
 
 def test_leaves_are_a_matter_of_all_columns() -> None:
     X = random_points(TREE, 4, torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="last_dim_is_batch=False"):
+    with pytest.raises(ValueError, match="last_dim_is_batch: expected False"):
         TreeStructuredKernel(TREE).forward(X, X, last_dim_is_batch=True)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from botorch_structured.linalg.leaf_layout import LeafLayout
+from botorch_structured.linalg.block_low_rank import LeafLayout
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=300))

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     squared_distance,
+    stationary_covariance,
 )
-from botorch_structured.linalg.leaf_layout import LeafLayout
-from botorch_structured.models.tree.evidence import BlockTensors, log_evidence
-from botorch_structured.models.tree.leaf_kernel import stationary_covariance
+from botorch_structured.models.tree.leaf_inference import BlockTensors, log_evidence
 
 NUM_WEIGHTS = 6
 

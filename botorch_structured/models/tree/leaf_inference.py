@@ -1,0 +1,528 @@
+r"""A covariance of leaves and weights: what inference asks of it, and what it does.
+
+.. math:: k(x, x') = 1[p = p'] K_p(x, x') + z(x)^\top z(x')
+
+``LeafKernel`` is the contract: ``forward`` is the dense definition, ``block_tensors``
+says the same leaf by leaf. ``log_evidence`` and ``LeafPredictor`` work with the latter,
+by the algebra of ``linalg.block_low_rank``; they are equation (3) and section 3.2 of
+Jenatton et al. (2017), and without weights equations (9) and (10) of Levesque et al.
+(2017).
+
+Evidence. With alpha = K^-1 r, mu the posterior mean of the weights and R = A^-1 F, the
+derivative of the log evidence is, leaf by leaf,
+
+    dA_p:  1/2 (alpha alpha' - A_p^-1 + R M^-1 R')
+    dF_p:  alpha mu' - R M^-1          dr:  -alpha          d noise:  diag(dA_p)
+
+Prediction. Per leaf L^-1, H = L^-1 F and e = L^-1 (r - F mu) are kept, and once the
+inverse root J of M (M^-1 = J'J). A point with features z, covariances k to the data of
+its own leaf and w = L^-1 k then has, with t_p(x) = h,
+
+    h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
+
+where the middle term is there for two points of one leaf only. Nothing has size n. The
+textbook's alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves
+of them are not, and keep three more digits at the noise floor.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "MAX_LISTED_PATHS",
+    "BlockTensors",
+    "CrossCovariance",
+    "LeafKernel",
+    "LeafPredictor",
+    "LeafRows",
+    "Prediction",
+    "Structure",
+    "log_evidence",
+    "stationary_cross",
+]
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
+from botorch_structured.linalg.block_low_rank import (
+    BlockInputs,
+    Bucket,
+    Factorisation,
+    LeafLayout,
+    factorise,
+    group_rows,
+    pad_groups,
+    pad_rows,
+)
+from botorch_structured.linalg.correlations import Correlation, squared_distance
+from botorch_structured.spaces import ParameterTree
+
+#: What is held per path is refused beyond this many paths.
+MAX_LISTED_PATHS = 4096
+
+#: ``(places U, points, index U x t)`` to the prior covariances ``U x t x N`` of points
+#: with the data of the leaves at those places of a bucket: the points are
+#: ``points[index]``, and what is computed for padded data is not looked at.
+CrossCovariance = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+# -- the contract -----------------------------------------------------------------
+
+
+class LeafRows(Protocol):
+    """What a kernel knows of some inputs."""
+
+    @property
+    def key(self) -> Tensor:
+        """Equal if and only if two rows are on the same leaf, ``batch_shape x n``."""
+
+    @property
+    def points(self) -> Tensor:
+        """What covariances within a leaf are made of, ``batch_shape x n x e``."""
+
+    @property
+    def features(self) -> Tensor:
+        """Scaled weight features, ``batch_shape x n x V``."""
+
+    @property
+    def prior(self) -> Tensor:
+        """Prior variance of a leaf's own part, ``batch_shape x n``."""
+
+
+class Structure(NamedTuple):
+    """The leaves of a data set.
+
+    Attributes:
+        places: Where its rows are, in the kernel's own terms.
+        layout: The rows grouped by leaf.
+        inputs: Per bucket the columns of the scaled inputs that its leaves use,
+            ``B x d``; one past the last column where unused.
+        weights: Per bucket the weights they use, ``B x D``; one past the last weight
+            where unused.
+    """
+
+    places: Any
+    layout: LeafLayout
+    inputs: list[Tensor]
+    weights: list[Tensor]
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """One bucket of leaves.
+
+    Attributes:
+        bucket: Rows and leaves.
+        covariance: Prior covariances without noise, ``B x N x N``, zero where padded.
+        features: Scaled weight features, ``B x N x D``, zero where padded.
+        weights: Index of each feature's weight, ``B x D``; ``num_weights`` if unused.
+        cross: Prior covariances of other points with the data.
+    """
+
+    bucket: Bucket
+    covariance: Tensor
+    features: Tensor
+    weights: Tensor
+    cross: CrossCovariance
+
+
+class LeafKernel(BatchKernel):
+    """A covariance of independent leaves plus a few weights that couple them.
+
+    ``forward`` is the dense definition; ``structure`` and ``block_tensors`` say the
+    same leaf by leaf.
+    """
+
+    has_lengthscale = False
+    is_stationary = False
+    tree: ParameterTree
+
+    @property
+    def is_by_leaf(self) -> bool:
+        """Whether ``block_tensors`` are known to say what ``forward`` says.
+
+        A subclass that inherits them may have another ``forward``: then it is that
+        which counts.
+        """
+        return "block_tensors" in vars(type(self))
+
+    @property
+    def num_weights(self) -> int:
+        """V, the number of weights."""
+        return 0
+
+    @property
+    def variant(self) -> object:
+        """What, besides hyperparameters and data, a prediction was made with."""
+        return None
+
+    @abstractmethod
+    def rows(self, X: Tensor, places: Any = None) -> LeafRows:
+        """Everything the covariance is made of, row by row.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            places: Where the rows are, from ``Structure.places``, if known.
+        """
+
+    @abstractmethod
+    def leaf_covariance(self, a: Any, b: Any) -> Tensor:
+        """1[p = p'] K_p of rows: what does not go through the weights."""
+
+    @abstractmethod
+    def structure(self, X: Tensor) -> Structure:
+        """The leaves of a data set.
+
+        Args:
+            X: ``n x d``.
+        """
+
+    @abstractmethod
+    def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
+        """The leaves of ``X`` in buckets, differentiable in every hyperparameter.
+
+        Args:
+            X: ``n x d``.
+            structure: From ``structure``, of inputs with the same decisions.
+        """
+
+    def forward(
+        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
+    ) -> Tensor:
+        """The dense definition.
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only.
+            params: Not used; GPyTorch passes what its own kernels know.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+        """
+        if params.get("last_dim_is_batch"):
+            raise ValueError(
+                "last_dim_is_batch: expected False, as leaves are a matter of all "
+                "columns together, got True."
+            )
+        a = self.rows(x1)
+        if diag:
+            return a.prior + a.features.square().sum(-1)
+        b = a if same_points(x1, x2) else self.rows(x2)
+        return self.leaf_covariance(a, b) + a.features @ b.features.mT
+
+
+def stationary_cross(
+    scaled: Tensor,
+    variance: Tensor,
+    constant: Tensor,
+    inputs: Tensor,
+    correlation: Correlation,
+) -> CrossCovariance:
+    """Covariances of points with the data of such a bucket.
+
+    Args:
+        scaled: Inputs over lengthscales, ``B x N x e``.
+        variance: v, ``B``.
+        constant: c, ``B``.
+        inputs: Which columns of a point these are, ``B x e``.
+        correlation: k.
+    """
+
+    def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
+        x = points[index.unsqueeze(-1), inputs[places].unsqueeze(-2)]
+        data = scaled[places]
+        k = correlation.value(squared_distance(x, data))
+        k = k * variance[places, None, None]
+        return k + constant[places, None, None]
+
+    return cross
+
+
+# -- evidence ---------------------------------------------------------------------
+
+
+def noisy_covariance(covariance: Tensor, bucket: Bucket, noise: Tensor) -> Tensor:
+    """A_p of a bucket: the identity where padded, ``B x N x N``.
+
+    Args:
+        covariance: Prior covariances, ``B x N x N``.
+        bucket: Rows and leaves.
+        noise: Noise variances of all rows, ``n``.
+    """
+    noisy = covariance.clone()
+    noisy.diagonal(dim1=-1, dim2=-2).add_(pad_rows(noise, bucket, fill=1.0))
+    return noisy
+
+
+class _LogEvidence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        static: tuple[list[Bucket], list[Tensor], int],
+        noise: Tensor,
+        residual: Tensor,
+        *tensors: Tensor,
+    ) -> Tensor:
+        buckets, weights, num_weights = static
+        covariances, inputs = [], []
+        for i, (bucket, index) in enumerate(zip(buckets, weights, strict=True)):
+            covariance, features = tensors[2 * i : 2 * i + 2]
+            covariances.append(noisy_covariance(covariance, bucket, noise))
+            inputs.append(BlockInputs(bucket, features, index))
+        factors = factorise(covariances, inputs, residual, num_weights)
+        ctx.saved = (buckets, weights, factors, residual.shape[0])
+        log_two_pi = residual.shape[0] * math.log(2.0 * math.pi)
+        return -0.5 * (factors.quad + factors.logdet + log_two_pi)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        buckets, all_weights, factors, n = ctx.saved
+        weight_cov, weight_mean = _padded_weight_posterior(factors)
+        # one row more takes what padding scatters
+        d_noise, d_residual = grad.new_zeros(n + 1), grad.new_zeros(n + 1)
+        d_tensors: list[Tensor | None] = []
+        for bucket, weights, factor in zip(
+            buckets, all_weights, factors.blocks, strict=True
+        ):
+            index = bucket.index
+            cov = weight_cov[weights.unsqueeze(-1), weights.unsqueeze(-2)]
+            mean = weight_mean[weights]
+            half = torch.cat(
+                [factor.half_residual.unsqueeze(-1), factor.half_features], dim=-1
+            )
+            both = torch.linalg.solve_triangular(factor.chol.mT, half, upper=True)
+            alpha, solved = both[..., 0], both[..., 1:]
+            solved_cov = solved @ cov
+            left = torch.cat([alpha.unsqueeze(-1), solved_cov], dim=-1)
+            right = torch.cat([alpha.unsqueeze(-1), solved], dim=-1)
+            inverse = torch.cholesky_inverse(factor.chol)
+            g = torch.baddbmm(inverse, left, right.mT, beta=-0.5, alpha=0.5)
+            d_noise.index_add_(
+                0, index.reshape(-1), g.diagonal(dim1=-1, dim2=-2).reshape(-1)
+            )
+            d_residual.index_add_(0, index.reshape(-1), -alpha.reshape(-1))
+            if bucket.real is not None:  # padding is the identity whatever came
+                real = bucket.real.to(g)
+                g = g * real.unsqueeze(-1) * real.unsqueeze(-2)
+            d_features = alpha.unsqueeze(-1) * mean.unsqueeze(-2) - solved_cov
+            d_tensors += [grad * g, grad * d_features]
+        return (None, grad * d_noise[:n], grad * d_residual[:n], *d_tensors)
+
+
+def _padded_weight_posterior(factors: Factorisation) -> tuple[Tensor, Tensor]:
+    """M^-1 and mu with one zero row for the dummy weight."""
+    covariance = torch.cholesky_inverse(factors.precision_chol)
+    covariance = pad(covariance, (0, 1, 0, 1))
+    return covariance, pad(factors.weight_mean, (0, 1))
+
+
+def log_evidence(
+    blocks: list[BlockTensors], noise: Tensor, residual: Tensor, num_weights: int
+) -> Tensor:
+    """Log N(r; 0, K): a scalar, differentiable once in every tensor of the blocks.
+
+    Args:
+        blocks: The leaves, in buckets.
+        noise: Noise variances, ``n``.
+        residual: Observations minus prior means, ``n``.
+        num_weights: V, the number of weights.
+
+    Raises:
+        NotPSDError: If a block is not positive definite even with jitter.
+    """
+    static = ([b.bucket for b in blocks], [b.weights for b in blocks], num_weights)
+    tensors = [t for b in blocks for t in (b.covariance, b.features)]
+    return _LogEvidence.apply(static, noise, residual, *tensors)
+
+
+# -- prediction -------------------------------------------------------------------
+
+
+class Prediction(NamedTuple):
+    """Predictions at ``t`` rows, to be combined with the prior.
+
+    Attributes:
+        mean: To be added to the prior mean, ``t``.
+        leaf: Leaf of each row, ``t`` (``num_leaves`` for one without data).
+        explained: L^-1 k, zero-padded to the largest leaf, ``t x max_size``.
+        weight: J h, ``t x V``.
+    """
+
+    mean: Tensor
+    leaf: Tensor
+    explained: Tensor
+    weight: Tensor
+
+
+class LeafPredictor:
+    """Cached factors of a data set.
+
+    Args:
+        layout: The grouping of the data.
+        blocks: Its leaves.
+        noise: Noise variances, ``n``.
+        residual: Observations minus prior means, ``n``.
+        num_weights: V.
+    """
+
+    def __init__(
+        self,
+        layout: LeafLayout,
+        blocks: list[BlockTensors],
+        noise: Tensor,
+        residual: Tensor,
+        num_weights: int,
+    ) -> None:
+        self.layout, self.blocks, self.num_weights = layout, blocks, num_weights
+        self.masked = residual.device.type != "cpu"
+        factors = factorise(
+            [noisy_covariance(b.covariance, b.bucket, noise) for b in blocks],
+            [BlockInputs(b.bucket, b.features, b.weights) for b in blocks],
+            residual,
+            num_weights,
+        )
+        self.weight_mean = factors.weight_mean
+        eye = torch.eye(num_weights, dtype=residual.dtype, device=residual.device)
+        self.weight_root = torch.linalg.solve_triangular(
+            factors.precision_chol, eye, upper=False
+        )
+        self.inverse_chol, self.half = [], []
+        self.bucket_of_leaf = torch.full(
+            (layout.num_leaves + 1,), -1, device=residual.device
+        )
+        self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
+        for i, (block, factor) in enumerate(zip(blocks, factors.blocks, strict=True)):
+            width = factor.chol.shape[-1]
+            eye = torch.eye(width, dtype=residual.dtype, device=residual.device)
+            self.inverse_chol.append(
+                torch.linalg.solve_triangular(
+                    factor.chol, eye.expand_as(factor.chol), upper=False
+                )
+            )
+            residual_half = factor.half_residual.unsqueeze(-1)
+            self.half.append(torch.cat([residual_half, factor.half_features], dim=-1))
+            leaves = block.bucket.leaves
+            self.bucket_of_leaf[leaves] = i
+            self.place_of_leaf[leaves] = torch.arange(
+                len(leaves), device=residual.device
+            )
+
+    def __call__(self, key: Tensor, points: Tensor, features: Tensor) -> Prediction:
+        """Predict at rows.
+
+        Args:
+            key: Path of each row, ``t``.
+            points: What the kernel knows of each row, ``t x e``.
+            features: Scaled weight features, ``t x V``.
+        """
+        num_rows, num_weights = key.shape[0], self.num_weights
+        leaf = self.layout.find(key)
+        if self.masked or not len(key):
+            return self._predict_masked(leaf, points, features)
+        bucket = self.bucket_of_leaf[leaf]
+        points = pad(points, (0, 0, 0, 1))
+        order, means, explained, shrunk = [], [], [], []
+        max_size = self.layout.max_size
+        for i in range(-1, len(self.blocks)):
+            rows = (bucket == i).nonzero().squeeze(-1)
+            if rows.shape[0] == 0:
+                continue
+            if i < 0:  # no data on this path: the prior
+                order.append(rows)
+                means.append(features.new_zeros(len(rows)))
+                explained.append(features.new_zeros(len(rows), max_size))
+                shrunk.append(features.new_zeros(len(rows), num_weights))
+                continue
+            for places, index in self._groups(rows, self.place_of_leaf[leaf[rows]]):
+                block = self.blocks[i]
+                # what pads comes from the zeros appended above
+                row = torch.cat([rows, rows.new_full((1,), num_rows)])[index]
+                k = self._covariance(i, places, points, row)
+                take = index < len(rows)
+                order.append(row[take])
+                w = k @ self.inverse_chol[i][places].mT
+                both = w @ self.half[i][places]
+                w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
+                means.append(means_here)
+                explained.append(pad(w, (0, max_size - w.shape[-1])))
+                weights = block.weights[places].unsqueeze(-2)
+                weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
+                full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
+                full = full.scatter_add(-1, weights, reduction)
+                shrunk.append(full[:, :num_weights])
+        back = torch.argsort(torch.cat(order))
+        h = features - torch.cat(shrunk)[back]
+        mean = torch.cat(means)[back] + features @ self.weight_mean
+        return Prediction(
+            mean, leaf, torch.cat(explained)[back], h @ self.weight_root.mT
+        )
+
+    def _predict_masked(
+        self, leaf: Tensor, points: Tensor, features: Tensor
+    ) -> Prediction:
+        """The same, every leaf for every row and all but one of them masked.
+
+        More arithmetic, but no shape depends on the values of a tensor: on a GPU the
+        other way waits for the host several times.
+        """
+        num_rows, max_size = leaf.shape[0], self.layout.max_size
+        mean = features @ self.weight_mean
+        explained = features.new_zeros(num_rows, max_size)
+        shrunk = features.new_zeros(num_rows, self.num_weights + 1)
+        for i, block in enumerate(self.blocks):
+            places = torch.arange(len(block.bucket.leaves), device=leaf.device)
+            every = torch.arange(num_rows, device=leaf.device).expand(len(places), -1)
+            mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
+            k = self._covariance(i, places, points, every)
+            k = k * mine.unsqueeze(-1).to(features)
+            w = k @ self.inverse_chol[i].mT
+            both = w @ self.half[i]
+            mean = mean + both[..., 0].sum(0)
+            w = w.sum(0)[:, :max_size]  # zero but for the leaf a row is on
+            explained = explained + pad(w, (0, max_size - w.shape[-1]))
+            weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
+            index = weights.transpose(0, 1).flatten(1)
+            shrunk = shrunk.scatter_add(
+                -1, index, both[..., 1:].transpose(0, 1).flatten(1)
+            )
+        h = features - shrunk[:, : self.num_weights]
+        return Prediction(mean, leaf, explained, h @ self.weight_root.mT)
+
+    def _covariance(
+        self, i: int, places: Tensor, points: Tensor, index: Tensor
+    ) -> Tensor:
+        """Prior covariances of points with the data of their own leaf."""
+        block = self.blocks[i]
+        k = block.cross(places, points, index)
+        if block.bucket.real is not None:
+            k = k * block.bucket.real[places].unsqueeze(-2).to(k)
+        return k
+
+    @staticmethod
+    def _groups(rows: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Rows padded leaf by leaf, in one batch or, if that wastes much, several.
+
+        Returns:
+            Pairs of places in the bucket, ``U``, and positions in ``rows``, ``U x t``.
+        """
+        places, inverse = torch.unique(place, return_inverse=True)
+        order, counts = group_rows(inverse, len(places))
+        start = counts.cumsum(0) - counts
+        widest = int(counts.max())
+        if len(places) * widest <= 3 * len(rows) + 64:
+            return [(places, pad_groups(order, start, counts, widest))]
+        return [
+            (places[u : u + 1], order[s : s + c].unsqueeze(0))
+            for u, (s, c) in enumerate(
+                zip(start.tolist(), counts.tolist(), strict=True)
+            )
+        ]
