@@ -25,7 +25,7 @@ __all__ = [
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
@@ -80,12 +80,11 @@ class StationaryDerivatives:
         return cls(matern, lengthscale, variance, columns)
 
     def double(self) -> StationaryDerivatives:
-        """The same without a graph, in double precision."""
-        return StationaryDerivatives(
-            self.matern,
-            self.lengthscale.detach().double(),
-            self.variance.detach().double(),
-            self.active,
+        """The same in double precision."""
+        return replace(
+            self,
+            lengthscale=self.lengthscale.double(),
+            variance=self.variance.double(),
         )
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
@@ -110,7 +109,7 @@ class StationaryDerivatives:
         scaled = self._scaled(x, points)
         a, _ = self._slopes(scaled)
         length = self._length(scaled)
-        places = [self._place(j) for j in columns]
+        places = [self.place(j) for j in columns]
         parts = [a * scaled[..., p] / length[..., p] for p in places]
         return self._times_variance(torch.cat(parts, dim=-1))
 
@@ -138,9 +137,9 @@ class StationaryDerivatives:
         a, b = self._slopes(scaled)
         length = self._length(scaled)
         rows = []
-        for i in map(self._place, columns):
+        for i in map(self.place, columns):
             row = []
-            for j in map(self._place, other_columns):
+            for j in map(self.place, other_columns):
                 both = length[..., i] * length[..., j]
                 block = -b * scaled[..., i] * scaled[..., j]
                 row.append(((block + a) if i == j else block) / both)
@@ -150,7 +149,8 @@ class StationaryDerivatives:
     def _select(self, x: Tensor) -> Tensor:
         return x if self.active is None else x[..., self.active]
 
-    def _place(self, column: int) -> int:
+    def place(self, column: int) -> int:
+        """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None:
             return column
         if column not in self.active:

@@ -141,7 +141,9 @@ class SiteConditionedKernel(BatchKernel):
     _solved: tuple[list[Tensor], SiteSystem] | None = None
 
     def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
-        StationaryDerivatives.of(base_kernel)
+        derivatives = StationaryDerivatives.of(base_kernel)
+        for column in sites.columns:
+            derivatives.place(column)
         super().__init__()
         self.base_kernel = base_kernel
         self.sites = sites
@@ -171,7 +173,7 @@ class SiteConditionedKernel(BatchKernel):
             return self._solve()
         key = [*self.base_kernel.parameters(), self.sites.points]
         key += [self.sites.precision, self.sites.shift]
-        if self._solved is None or not _equal(self._solved[0], key):
+        if self._solved is None or not same_tensors(self._solved[0], key):
             with torch.no_grad():
                 self._solved = ([t.detach().clone() for t in key], self._solve())
         return self._solved[1]
@@ -312,7 +314,8 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+def same_tensors(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether both are the same values, dtypes and devices."""
     return len(a) == len(b) and all(
         s.device == t.device and s.dtype == t.dtype and torch.equal(s, t)
         for s, t in zip(a, b, strict=True)

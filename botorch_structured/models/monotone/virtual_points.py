@@ -15,7 +15,7 @@ __all__ = [
     "transformed_points",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 
 import torch
@@ -232,15 +232,3 @@ def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
                 f"{column}, got {sign!r}."
             )
     return {column: int(monotone[column]) for column in sorted(monotone)}
-
-
-def most_violated(probability: Tensor, chosen: Sequence[int]) -> int:
-    """Index of the least probable sign that is not ``chosen`` yet.
-
-    Args:
-        probability: ``count``.
-        chosen: Indices to leave out.
-    """
-    open_ = probability.clone()
-    open_[list(chosen)] = float("inf")
-    return int(open_.argmin())
