@@ -11,10 +11,19 @@ with a = -2 c' and b = 4 c'':
     RBF          a = b = exp(-r^2 / 2)
     Matern-5/2   a = 5/3 (1 + sqrt5 r) exp(-sqrt5 r),  b = 25/3 exp(-sqrt5 r)
 
-GPyTorch's ``RBFKernelGrad`` and ``Matern52KernelGrad`` are the same numbers, which the
-tests check; they return the covariance of *all* values and derivatives at all points,
-which at five columns is 36 times what one monotone column asks for, and each has a
-lengthscale of its own, where here the derivatives are those of a kernel that is there.
+For the squared exponential these are the displays of section 2 of
+[Riihimaki2010monotonicity]_, with eta = s and rho = l.
+
+GPyTorch's ``RBFKernelGrad`` and ``Matern52KernelGrad`` give the same numbers, as the
+tests check. They always return the covariance of all values and derivatives, which at
+five columns has 36 times the entries that one monotone column needs, and they have a
+lengthscale of their own; here the hyperparameters are those of an existing kernel.
+
+References:
+
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
 """
 
 from __future__ import annotations
@@ -32,13 +41,13 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 _SQRT5 = math.sqrt(5.0)
-# as in GPyTorch: a square root without an infinite slope
+# as in GPyTorch: below this squared distance the square root has an infinite slope
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class StationaryDerivatives:
-    """Derivative covariances of an RBF or Matern-5/2 kernel, as it is now.
+    """Derivative covariances of an RBF or Matern-5/2 kernel with its present values.
 
     Attributes:
         matern: Whether it is Matern-5/2, else RBF.
