@@ -48,7 +48,7 @@ from torch import Tensor
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.surroundings import few_threads
 
-# Damping: the first share of a step, its factors after a step that reverses the last and
+# Damping: the first share of a step, its factor after a step that reverses the last and
 # after any other step, and its range.
 _FIRST_STEP = 0.9
 _SHRINK, _GROW = 0.8, 1.05
