@@ -6,10 +6,7 @@ l_j^2,
     cov(f(x), d_j f(v))      = s^2 a(r^2) D_j
     cov(d_i f(x), d_j f(v))  = s^2 (a(r^2) [i = j] / l_j^2 - b(r^2) D_i D_j)
 
-with a = -2 c' and b = 4 c'':
-
-    RBF          a = b = exp(-r^2 / 2)
-    Matern-5/2   a = 5/3 (1 + sqrt5 r) exp(-sqrt5 r),  b = 25/3 exp(-sqrt5 r)
+with a = -2 c' and b = 4 c'' (derivatives of c are in ``linalg.correlations``).
 
 For the squared exponential these are the displays of section 2 of
 [Riihimaki2010monotonicity]_, with eta = s and rho = l.
@@ -32,7 +29,6 @@ __all__ = [
     "StationaryDerivatives",
 ]
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -40,9 +36,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-_SQRT5 = math.sqrt(5.0)
-# as in GPyTorch: below this squared distance the square root has an infinite slope
-_TINY = 1e-30
+from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 
 
 @dataclass(frozen=True)
@@ -50,13 +44,13 @@ class StationaryDerivatives:
     """Derivative covariances of an RBF or Matern-5/2 kernel with its present values.
 
     Attributes:
-        matern: Whether it is Matern-5/2, else RBF.
+        correlation: c, of the kernel.
         lengthscale: ``kernel_batch_shape x 1 x e``, of the columns it sees.
         variance: ``kernel_batch_shape``.
         active: The columns it sees; all if None.
     """
 
-    matern: bool
+    correlation: Correlation
     lengthscale: Tensor
     variance: Tensor
     active: tuple[int, ...] | None
@@ -72,8 +66,11 @@ class StationaryDerivatives:
         inner, variance = kernel, None
         if type(kernel) is ScaleKernel:
             inner, variance = kernel.base_kernel, kernel.outputscale
-        matern = type(inner) is MaternKernel and inner.nu == 2.5
-        if not (matern or type(inner) is RBFKernel):
+        if type(inner) is RBFKernel:
+            correlation = RBF
+        elif type(inner) is MaternKernel and inner.nu == 2.5:
+            correlation = MATERN52
+        else:
             name = type(inner).__name__
             if type(inner) is MaternKernel:
                 name += f" with nu={inner.nu}"
@@ -86,7 +83,7 @@ class StationaryDerivatives:
         if variance is None:
             variance = lengthscale.new_ones(lengthscale.shape[:-2])
         columns = None if active is None else tuple(active.tolist())
-        return cls(matern, lengthscale, variance, columns)
+        return cls(correlation, lengthscale, variance, columns)
 
     def double(self) -> StationaryDerivatives:
         """The same in double precision."""
@@ -99,10 +96,7 @@ class StationaryDerivatives:
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """cov(f(x), f(y)), ``batch_shape x n x m``."""
         squared = self._scaled(x, y).square().sum(-1)
-        if not self.matern:
-            return self._times_variance(torch.exp(-0.5 * squared))
-        r = _SQRT5 * squared.clamp_min(_TINY).sqrt()
-        return self._times_variance((1.0 + r + r.square() / 3.0) * torch.exp(-r))
+        return self._times_variance(self.correlation.value(squared))
 
     def cross(self, x: Tensor, points: Tensor, columns: Sequence[int]) -> Tensor:
         """cov(f(x), d_j f(v)) for every column j and point v, columns slowest.
@@ -182,12 +176,8 @@ class StationaryDerivatives:
     def _slopes(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
         """a(r^2) and b(r^2)."""
         squared = scaled.square().sum(-1)
-        if not self.matern:
-            e = torch.exp(-0.5 * squared)
-            return e, e
-        r = _SQRT5 * squared.clamp_min(_TINY).sqrt()
-        e = torch.exp(-r)
-        return 5.0 / 3.0 * (1.0 + r) * e, 25.0 / 3.0 * e
+        slope, curvature = self.correlation.slope_and_curvature(squared)
+        return 2.0 * slope, 4.0 * curvature
 
     def _times_variance(self, correlation: Tensor) -> Tensor:
         return self.variance[..., None, None] * correlation

@@ -45,14 +45,12 @@ from typing import Any, Literal
 
 import torch
 from botorch.exceptions.warnings import BotorchWarning
-from botorch.fit import _fit_fallback
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
@@ -66,11 +64,17 @@ from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import (
-    CheckedModel,
     check_modules,
     check_points,
     check_training_data,
+    raw_inputs,
+)
+from botorch_structured.models.fast_inference import (
+    FastSingleTaskGP,
+    fit_map,
+    with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
     dataset_task,
@@ -102,8 +106,7 @@ from botorch_structured.models.monotone.virtual_points import (
     transformed_columns,
     transformed_points,
 )
-from botorch_structured.models.outcome_scale import AnyScale, with_least_variance
-from botorch_structured.models.tree.leaf_model import with_variance_floor
+from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.spaces.arguments import check_column, check_count
 
 # How many points signs are examined at, and at how many at most signs are imposed.
@@ -136,7 +139,7 @@ class _SiteEvidence(AddedLossTerm):
         return {"value": self.value.detach()}  # tensors with a graph cannot be copied
 
 
-class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
+class MonotoneGP(FastSingleTaskGP):
     r"""A ``SingleTaskGP`` with known signs of some partial derivatives.
 
     **Model.** At *virtual points* v the derivative along each monotone column j is
@@ -266,7 +269,7 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         virtual_X: Tensor | Literal["adaptive", "grid"] | None = None,
         bounds: Tensor | None = None,
@@ -479,7 +482,7 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
                 "outcome_transform: expected a linear one, such as Standardize, under "
                 f"which a derivative is Gaussian, got {type(transform).__name__}."
             )
-        column = check_column("column", column, self._raw_inputs.shape[-1])
+        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         if transform is not None:
             Y = self.train_targets.new_zeros(
@@ -511,7 +514,7 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
             ValueError: For points as in ``posterior``, a column out of range, or a
                 kernel without known derivatives.
         """
-        column = check_column("column", column, self._raw_inputs.shape[-1])
+        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         Y = self._in_columns(self.train_targets)
         transform = getattr(self, "outcome_transform", None)
@@ -562,7 +565,7 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
             ``batch_shape (x 1) x n``.
         """
         self.eval()
-        raw = self._raw_inputs
+        raw = raw_inputs(self)
         check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
@@ -768,7 +771,7 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
     def _state(self) -> list[Tensor]:
         """What the sites depend on."""
         settings = self._column_signs.new_tensor([self.nu, self.min_probability])
-        return [*self.parameters(), self._raw_inputs, self.train_targets, settings]
+        return [*self.parameters(), raw_inputs(self), self.train_targets, settings]
 
     def _accept_sites(self) -> None:
         """Take the sites as those of the present state."""
@@ -782,13 +785,6 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
     def _keep_current(self) -> None:
         if self.has_sites and not self._sites_are_current():
             self.update_sites()
-
-    @property
-    def _raw_inputs(self) -> Tensor:
-        """Training inputs before they are transformed."""
-        if self._has_transformed_inputs:
-            return self._original_train_inputs
-        return self.train_inputs[0]
 
     @property
     def _prior(self) -> tuple[Mean, Kernel]:
@@ -889,10 +885,10 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
-        mll = _fit_fallback(mll, **kwargs)
+        mll = fit_map(mll, None, **kwargs)
         again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
-            mll = _fit_fallback(mll, **kwargs)
+            mll = fit_map(mll, None, **kwargs)
         return mll
 
     def train(self, mode: bool = True) -> Any:
@@ -946,17 +942,11 @@ class MonotoneGP(CheckedModel, AnyScale, SingleTaskGP):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Any) -> Any:
-        if self._sites_at is None:
-            return super()._apply(fn)
-        before = next(self.parameters())
-        kept = before.dtype, before.device
-        current = self._sites_are_current()
+        before = self.train_targets
+        current = self._sites_at is not None and self._sites_are_current()
         result = super()._apply(fn)
-        after = next(self.parameters())
-        if (after.dtype, after.device) != kept:
-            self._clear_cache()
-            if current:
-                self._accept_sites()
+        if current and self.train_targets is not before:  # another dtype or device
+            self._accept_sites()
         return result
 
 

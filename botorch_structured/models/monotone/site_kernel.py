@@ -53,7 +53,11 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.linalg.batch_kernel import (
+    BatchKernel,
+    same_points,
+    take_batch,
+)
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.sites import (
     GaussianSites,
@@ -234,9 +238,8 @@ class SiteConditionedKernel(BatchKernel):
                 "columns, got True."
             )
         system = self.system()
-        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
         a = self.explained(x1, system)
-        b = a if same else self.explained(x2, system)
+        b = a if same_points(x1, x2) else self.explained(x2, system)
         if diag:
             prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
             return (prior - (a * b).sum(-1)).to(prior.dtype)
