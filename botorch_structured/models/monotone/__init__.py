@@ -63,7 +63,8 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * (10), means and variances of the sites, as shifts and precisions
   -> ``sites.GaussianSites``, ``sites.site_system``
 * after (10), the moments Z^, mu^ and sigma^2
-  -> ``expectation_propagation.probit_log_mass``, ``expectation_propagation.probit_site``,
+  -> ``expectation_propagation.probit_log_mass``,
+  ``expectation_propagation.probit_site``,
   ``expectation_propagation.truncated_moments``
 * after (10), log Z_EP
   -> ``sites.log_site_evidence``, plus GPyTorch's evidence of the data under the prior
