@@ -78,8 +78,7 @@ class StationaryDerivatives:
                 "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
                 f"a ScaleKernel or not, whose derivatives are known, got {name}."
             )
-        active = kernel.active_dims if kernel.active_dims is not None else None
-        lengthscale = inner.lengthscale
+        lengthscale, active = inner.lengthscale, kernel.active_dims
         if variance is None:
             variance = lengthscale.new_ones(lengthscale.shape[:-2])
         columns = None if active is None else tuple(active.tolist())
@@ -109,9 +108,7 @@ class StationaryDerivatives:
         Returns:
             ``batch_shape x n x (k m)``.
         """
-        scaled = self._scaled(x, points)
-        a, _ = self._slopes(scaled)
-        length = self._length(scaled)
+        scaled, length, a, _ = self._slopes(x, points)
         places = [self.place(j) for j in columns]
         parts = [a * scaled[..., p] / length[..., p] for p in places]
         return self._times_variance(torch.cat(parts, dim=-1))
@@ -136,9 +133,7 @@ class StationaryDerivatives:
         """
         others = points if others is None else others
         other_columns = columns if other_columns is None else other_columns
-        scaled = self._scaled(points, others)
-        a, b = self._slopes(scaled)
-        length = self._length(scaled)
+        scaled, length, a, b = self._slopes(points, others)
         rows = []
         for i in map(self.place, columns):
             row = []
@@ -148,9 +143,6 @@ class StationaryDerivatives:
                 row.append(((block + a) if i == j else block) / both)
             rows.append(torch.cat(row, dim=-1))
         return self._times_variance(torch.cat(rows, dim=-2))
-
-    def _select(self, x: Tensor) -> Tensor:
-        return x if self.active is None else x[..., self.active]
 
     def place(self, column: int) -> int:
         """The index of a column of the inputs among those that the kernel sees."""
@@ -165,19 +157,17 @@ class StationaryDerivatives:
 
     def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x n x m x e``."""
-        difference = self._select(x).unsqueeze(-2) - self._select(y).unsqueeze(-3)
-        return difference / self.lengthscale.unsqueeze(-2)
+        if self.active is not None:
+            x, y = x[..., self.active], y[..., self.active]
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)) / self.lengthscale.unsqueeze(-2)
 
-    def _length(self, scaled: Tensor) -> Tensor:
-        """A lengthscale for each column, ``kernel_batch_shape x 1 x 1 x e``."""
+    def _slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(x_j - y_j) / l_j, a lengthscale for each column, a(r^2) and b(r^2)."""
+        scaled = self._scaled(x, y)
+        slope, curvature = self.correlation.slope_and_curvature(scaled.square().sum(-1))
         length = self.lengthscale.unsqueeze(-2)
-        return length.expand(*length.shape[:-1], scaled.shape[-1])
-
-    def _slopes(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """a(r^2) and b(r^2)."""
-        squared = scaled.square().sum(-1)
-        slope, curvature = self.correlation.slope_and_curvature(squared)
-        return 2.0 * slope, 4.0 * curvature
+        length = length.expand(*length.shape[:-1], scaled.shape[-1])
+        return scaled, length, 2.0 * slope, 4.0 * curvature
 
     def _times_variance(self, correlation: Tensor) -> Tensor:
         return self.variance[..., None, None] * correlation

@@ -171,7 +171,8 @@ def _run(
     last: np.ndarray | None = None
     for sweep in range(max_sweeps + 1):
         now = problem.marginals(x[:m], x[m:])
-        f = np.concatenate(problem.update(now)) - x
+        matched = probit_site(now.cavity_mean, now.cavity_variance, problem.nu)
+        f = np.concatenate(matched) - x
         weight = np.concatenate([now.variance, np.sqrt(now.variance)])
         residual = float(np.abs(f * weight).max())
         # a residual of NaN ends the run, too, and is not converged
@@ -293,10 +294,6 @@ class _Problem:
         cavity_variance = variance / share
         cavity_mean = posterior - cavity_variance * weight
         return _Marginals(variance, cavity_mean, cavity_variance)
-
-    def update(self, now: _Marginals) -> tuple[np.ndarray, np.ndarray]:
-        """Precisions and shifts that match moments."""
-        return probit_site(now.cavity_mean, now.cavity_variance, self.nu)
 
     def log_scale(
         self, now: _Marginals, precision: np.ndarray, shift: np.ndarray

@@ -41,6 +41,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -251,6 +252,7 @@ class MonotoneGP(FastSingleTaskGP):
     ep_result: EPResult | None = None
     mean_module: Any
     covar_module: Any
+    _subset_batch_dict: dict[str, int]
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
     # The hyperparameters and data that the sites belong to; None without sites.
@@ -311,8 +313,12 @@ class MonotoneGP(FastSingleTaskGP):
             check_bounds(bounds, d)
         nowhere = isinstance(virtual_X, Tensor) and len(virtual_X) == 0
         has_sites = bool(signs) and not nowhere
-        if has_sites:
-            _check_gaussian(covar_module, likelihood)
+        gaussian = (GaussianLikelihood, FixedNoiseGaussianLikelihood)
+        if has_sites and not isinstance(likelihood, (*gaussian, NoneType)):
+            raise ValueError(
+                "likelihood: expected a GaussianLikelihood or a "
+                f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
+            )
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
@@ -959,17 +965,6 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     if not model._sites_held:
         model._keep_current()
-
-
-def _check_gaussian(covar_module: Kernel | None, likelihood: Likelihood | None) -> None:
-    if covar_module is not None:
-        StationaryDerivatives.of(covar_module)
-    gaussian = (GaussianLikelihood, FixedNoiseGaussianLikelihood)
-    if likelihood is not None and not isinstance(likelihood, gaussian):
-        raise ValueError(
-            "likelihood: expected a GaussianLikelihood or a "
-            f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
-        )
 
 
 def _probability_positive(mean: Tensor, variance: Tensor) -> Tensor:

@@ -75,9 +75,7 @@ def transformed_box(
         transform: Of the inputs.
     """
     if bounds is not None:
-        corners = bounds.to(X).expand(*X.shape[:-2], *bounds.shape)
-        corners = apply_transform(corners, transform)
-        corners = corners.reshape(-1, corners.shape[-1])
+        corners = _moved(bounds, X, transform).flatten(0, 1)
         return torch.stack([corners.amin(0), corners.amax(0)])
     rows = X.reshape(-1, X.shape[-1])
     low, high = rows.amin(0), rows.amax(0)
@@ -106,9 +104,7 @@ def transformed_points(
     Raises:
         ValueError: If the transform differs between the elements of a batch.
     """
-    points = virtual_X.to(X).expand(*X.shape[:-2], *virtual_X.shape)
-    points = apply_transform(points, transform)
-    points = points.reshape(-1, *points.shape[-2:])
+    points = _moved(virtual_X, X, transform)
     if not bool((points == points[:1]).all()):
         raise ValueError(
             "virtual_X: expected an input_transform that is the same for all elements "
@@ -116,6 +112,13 @@ def transformed_points(
             "shared. Without virtual_X they are placed on the axes of the model."
         )
     return points[0]
+
+
+def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
+    """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
+    points = points.to(X).expand(*X.shape[:-2], *points.shape)
+    points = apply_transform(points, transform)
+    return points.reshape(-1, *points.shape[-2:])
 
 
 def transformed_columns(
