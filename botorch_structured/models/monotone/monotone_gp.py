@@ -157,9 +157,9 @@ class MonotoneGP(FastSingleTaskGP):
     placed one at a time, each where the posterior gives a sign its lowest probability,
     until no sign is less probable than ``min_probability``. They are placed again
     whenever hyperparameters or data have changed. No point is placed where the data
-    already imply the signs, and the variance stays that of the ``SingleTaskGP`` where
-    data and signs say little. ``ep_result`` reports whether EP converged; if it did
-    not, there is an ``EPConvergenceWarning``.
+    already imply the signs; where data are few, the variance remains large.
+    ``ep_result`` reports whether EP converged; if it did not, there is an
+    ``EPConvergenceWarning``.
 
     **As published.** The paper imposes signs on a grid and fits hyperparameters to the
     evidence of data and signs: ``as_published``, or ``virtual_X="grid",
@@ -230,11 +230,11 @@ class MonotoneGP(FastSingleTaskGP):
             fit takes ten times as long. Adaptive points are then added once, between
             two rounds of the fit.
         min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
-            is lower. Default: 0.5 / k for k monotone columns. With k = 1 the posterior
-            mean then has the sign everywhere; with more columns it is contradicted
-            nowhere (the lowest of k probabilities is lower by chance).
-            [WangBerger2016shape]_ continue to 0.9 or more. The larger it is, the
-            smaller the variances of slopes far from data.
+            is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
+            mean of the derivative has the wrong sign; the lowest of k probabilities is
+            lower by chance, hence the division by k. [WangBerger2016shape]_ continue
+            to 0.9 or more. The larger it is, the smaller the variances of slopes far
+            from data.
 
     Raises:
         ValueError: For columns, signs, ``nu``, ``bounds``, ``virtual_X`` or
@@ -436,8 +436,7 @@ class MonotoneGP(FastSingleTaskGP):
 
         Args:
             training_data: The data.
-            monotone: As in the constructor. It has to be given; ``{}`` says that no
-                sign is known.
+            monotone: As in the constructor. Required; ``{}`` if no sign is known.
             hierarchical_dependencies: None or without inactive columns: this model
                 takes every column as active at every point.
             categorical_features: None or empty: columns are numbers, as in
@@ -596,8 +595,8 @@ class MonotoneGP(FastSingleTaskGP):
         r"""Moments of derivatives given the data, with or without the sites.
 
         Values at the data and derivatives at ``x`` have the joint prior (6) of
-        [Riihimaki2010monotonicity]_, given the sites if asked for; this is conditioned
-        on the data.
+        [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
+        data.
 
         Args:
             x: ``batch_shape x n x d``, on the model's axes.
@@ -856,7 +855,7 @@ class MonotoneGP(FastSingleTaskGP):
         test_inputs: Sequence[Tensor],
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """What GPyTorch asks for a prediction, with each training input used once.
+        """Moments that GPyTorch needs for a prediction; training inputs used once.
 
         GPyTorch's own method repeats the training inputs for each element of a t-batch.
         With lazily evaluated kernels that costs nothing; here each repeated row would
