@@ -610,6 +610,16 @@ def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs  # a fit of the larger data has sites of its own
 
 
+@pytest.mark.parametrize("monotone", [{}, {0: 1}])
+def test_another_dtype_after_a_prediction(monotone: dict[int, int]) -> None:
+    """What was computed in the old one is not used, also without signs."""
+    model = MonotoneGP(*make_data(10), monotone)
+    points = make_data(3, seed=8)[0]
+    expected = model.posterior(points).mean.float()
+    actual = model.to(torch.float32).posterior(points.float()).mean
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_a_model_in_training_can_be_copied() -> None:
     model = MonotoneGP(*make_data(6), {0: 1}, virtual_X=GRID).train()
     model(*model.train_inputs)
