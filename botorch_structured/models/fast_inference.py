@@ -121,6 +121,7 @@ class FastInference(ExactGP):
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
         # changes nothing it must not cost the caches
         if self.train_inputs is None or self.train_inputs[0] is not before:
+            self._clear_cache()  # of GPyTorch, which keeps the old dtype and device
             self._drop_caches()
         return result
 

@@ -12,10 +12,11 @@ __all__ = [
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from linear_operator.utils.warnings import NumericalWarning
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
@@ -62,9 +63,17 @@ def few_threads(rows: int) -> Iterator[None]:
     Args:
         rows: Of the matrices.
     """
-    small = rows <= _ROWS_FOR_ONE_THREAD
-    with threadpool_limits(limits=1 if small else None, user_api="blas"):
+    if rows > _ROWS_FOR_ONE_THREAD:
         yield
+        return
+    with _threadpools().limit(limits=1, user_api="blas"):
+        yield
+
+
+@cache
+def _threadpools() -> ThreadpoolController:
+    # finding the libraries takes milliseconds, as long as some of the calls themselves
+    return ThreadpoolController()
 
 
 @contextmanager

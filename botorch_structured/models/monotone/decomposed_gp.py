@@ -1,9 +1,9 @@
 r"""A sum of functions that are observed one by one.
 
-Which model when: ``DecomposedGP`` where an evaluation returns the parts of what is
+Which model when: ``DecomposedGP`` if an evaluation returns the parts of a sum that is
 optimised, and a part is easier to model than the sum: validation error = training error
-+ generalisation gap, profit = revenue - cost. A ``ModelListGP`` where the parts are
-several objectives, or enter in another way than as a sum.
++ generalisation gap, profit = revenue - cost. A ``ModelListGP`` if the parts are
+several objectives, or are combined in another way.
 
 References:
 
@@ -16,13 +16,11 @@ from __future__ import annotations
 
 __all__ = [
     "DecomposedGP",
-    "ObservedComponents",
-    "independent",
 ]
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import Any
 
 import torch
 from botorch import settings as botorch_settings
@@ -48,6 +46,7 @@ from torch.nn import ModuleList
 
 from botorch_structured.models.checks import (
     check_finite_points,
+    check_new_data,
     check_points,
     check_tensor,
     columns_of,
@@ -58,210 +57,49 @@ from botorch_structured.models.outcome_scale import (
     with_least_variance,
 )
 
-# ----------------------------------------------------------------------
-# Conditioning and fantasies of a sum whose parts are what is observed.
 
-_Self = TypeVar("_Self", bound="ObservedComponents")
+class DecomposedGP(ModelListGP):
+    r"""f(x) = sum_i f_i(x) with every f_i observed: the posterior is that of the sum.
 
+    Choose it if an evaluation returns the parts of the objective. Each part, a
+    *component*, has its own data, transforms and prior knowledge, such as the signs of
+    a ``MonotoneGP``. Components are independent, so that means add and covariances add
+    ([Wang2018monotonicity]_, section 3.1).
 
-class ObservedComponents(ABC):
-    """What is observed of each of ``models``, whatever their sum is used for.
+    The model has *one output*, the sum: ``num_outputs`` is 1, and acquisition
+    functions, analytic or Monte Carlo, take it as they take a ``SingleTaskGP``.
+    ``best_f`` is the best observed *sum*. Observations have one column for each
+    component with data: in ``condition_on_observations``, in ``fantasize``, and where
+    noise is given as a tensor. A ``posterior_transform`` is applied to the joint
+    posterior of all components, as with a ``ModelListGP``: other weights
+    (``ScalarizedPosteriorTransform``), or a difference. For a Monte Carlo objective of
+    the components use ``ModelListGP(*model.models)``.
 
-    To be mixed into a ``ModelListGP``, before it.
-    """
+    Fit it with ``SumMarginalLogLikelihood(model.likelihood, model)``, as a
+    ``ModelListGP``: each component has a likelihood. ``ExactMarginalLogLikelihood``
+    takes one likelihood only (GPyTorch: "Likelihood must be Gaussian for exact
+    inference").
 
-    models: ModuleList
-    batch_shape: torch.Size
+    A component that is known, such as a price or a cost, is a ``DeterministicModel``:
+    it adds to the mean, has no data and no column, and is not in ``models``. A product
+    of positive parts is a sum of logarithms, which has the same maximiser: demand times
+    margin (section 5) is the second example.
 
-    @abstractmethod
-    def _with_models(self: _Self, models: Sequence[Model]) -> _Self:
-        """The same with other components that have data."""
-
-    @abstractmethod
-    def _as_posterior(self, mvn: MultivariateNormal) -> Posterior:
-        """A posterior of the kind that the components have."""
-
-    if TYPE_CHECKING:  # from ``ModelListGP``
-
-        def _broadcast_mvns(
-            self, mvns: list[MultivariateNormal]
-        ) -> list[MultivariateNormal]: ...
-
-    @property
-    def _with_data(self) -> list[GPyTorchModel]:
-        return list(self.models)
-
-    def condition_on_observations(
-        self: _Self,
-        X: Tensor | Sequence[Tensor],
-        Y: Tensor,
-        noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> _Self:
-        r"""The model with more observations of the components.
-
-        Args:
-            X: ``batch_shape x n' x d``, where all components were observed, or a list
-                of one such tensor for each component with data. As users have them:
-                components apply their input transforms.
-            Y: ``batch_shape' x n' x m``, a column for each component with data.
-            noise: Variances, of the shape of ``Y``, of components with fixed noise, in
-                the space of their transformed outcomes.
-            kwargs: For the components' ``condition_on_observations``.
-
-        Raises:
-            ValueError: For another number of columns, or of tensors in ``X``.
-        """
-        m = len(self.models)
-        X = [X] * m if isinstance(X, Tensor) else list(X)
-        if len(X) != m:
-            raise ValueError(
-                f"X: expected one tensor for all or one for each of the {m} components "
-                f"with data, got {len(X)}."
-            )
-        self._check_columns("Y", Y)
-        if noise is not None:
-            self._check_columns("noise", noise)
-        conditioned = []
-        for i, model in enumerate(self._with_data):
-            own = {} if noise is None else {"noise": noise[..., i : i + 1]}
-            one = model.condition_on_observations(
-                X[i], Y[..., i : i + 1], **own, **kwargs
-            )
-            conditioned.append(one)
-        return self._with_models(conditioned)
-
-    def fantasize(
-        self: _Self,
-        X: Tensor,
-        sampler: MCSampler,
-        observation_noise: Tensor | None = None,
-        evaluation_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> _Self:
-        r"""Models conditioned on draws of the components from their joint posterior.
-
-        Args:
-            X: ``batch_shape x n' x d``.
-            sampler: Its ``sample_shape`` leads the batch shape of the result. A
-                ``ListSampler`` has one sampler for each component with data.
-            observation_noise: ``model_batch_shape x 1 x m`` or ``x n' x m`` variances,
-                each in the space of the component's transformed outcomes. If None,
-                inferred noise, and the mean of fixed noise.
-            evaluation_mask: ``n' x m``, which components are observed where.
-            kwargs: For ``condition_on_observations``.
-
-        Raises:
-            ValueError: For noise or a mask of another shape.
-        """
-        m = len(self.models)
-        if evaluation_mask is not None and evaluation_mask.shape != (X.shape[-2], m):
-            raise ValueError(
-                f"evaluation_mask: expected shape {(X.shape[-2], m)}, a column for "
-                f"each component with data, got {tuple(evaluation_mask.shape)}."
-            )
-        if observation_noise is not None:
-            self._check_columns("observation_noise", observation_noise)
-        noises = [
-            _fantasy_noise(model)
-            if observation_noise is None
-            else observation_noise[..., i : i + 1]
-            for i, model in enumerate(self._with_data)
-        ]
-        propagate = kwargs.pop("propagate_grads", False)
-        with fantasize_flag():
-            with botorch_settings.propagate_grads(propagate):
-                Y = self._draw(X, sampler, noises)
-            pairs = zip(self._with_data, noises, strict=True)
-            fantasies = []
-            for i, (model, noise) in enumerate(pairs):
-                Y_i, X_i = Y[..., i : i + 1], X
-                own = {} if noise is None else {"noise": noise.expand(Y_i.shape[1:])}
-                if evaluation_mask is not None:
-                    rows = evaluation_mask[:, i]
-                    Y_i, X_i = Y_i[..., rows, :], X[..., rows, :]
-                    own = {key: value[..., rows, :] for key, value in own.items()}
-                one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
-                fantasies.append(one)
-        return self._with_models(fantasies)
-
-    def _draw(
-        self, X: Tensor, sampler: MCSampler, noises: list[Tensor | None]
-    ) -> Tensor:
-        """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
-        if X.shape[-2] == 0:
-            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
-            return X.new_empty(*sampler.sample_shape, *shape, 0, len(self.models))
-        posteriors = [
-            model.posterior(X, observation_noise=True if noise is None else noise)
-            for model, noise in zip(self._with_data, noises, strict=True)
-        ]
-        if isinstance(sampler, ListSampler):
-            return sampler(PosteriorList(*posteriors))
-        mvns = self._broadcast_mvns([p.distribution for p in posteriors])
-        return sampler(self._as_posterior(independent(mvns)))
-
-    def _check_columns(self, name: str, value: Tensor) -> None:
-        check_tensor(name, value)
-        m = len(self.models)
-        if value.dim() < 2 or value.shape[-1] != m:
-            raise ValueError(
-                f"{name}: expected {m} columns, one for each component with data "
-                f"(known components have none), got shape {tuple(value.shape)}."
-            )
-
-
-def _fantasy_noise(model: Model) -> Tensor | None:
-    """As in ``FantasizeMixin``: the mean of noise that was given, else None."""
-    if not isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return None
-    return model.likelihood.noise.unsqueeze(-1).mean(dim=-2, keepdim=True)
-
-
-def independent(mvns: list[MultivariateNormal]) -> MultivariateNormal:
-    """Their joint distribution, one output each."""
-    if len(mvns) == 1:
-        return mvns[0]
-    return MultitaskMultivariateNormal.from_independent_mvns(mvns)
-
-
-# ----------------------------------------------------------------------
-class DecomposedGP(ObservedComponents, ModelListGP):
-    r"""f(x) = sum_i f_i(x), every f_i observed: the posterior is that of the sum.
-
-    Choose it when an evaluation returns the parts of the objective: each may then have
-    its own data, transforms and prior knowledge, such as the signs of a ``MonotoneGP``
-    ([Wang2018monotonicity]_, section 3.1). The components are independent, so that
-    means add and covariances add.
-
-    It has *one output*, the sum: ``num_outputs`` is 1, and acquisition functions,
-    analytic or Monte Carlo, take the model as they take a ``SingleTaskGP``. ``best_f``
-    is the best observed *sum*. Everything that is observed stays in *component space*,
-    one column for each component with data: ``condition_on_observations``,
-    ``fantasize`` and noise given as a tensor. A ``posterior_transform`` is applied to
-    the joint posterior of all components, as with a ``ModelListGP``: other weights
-    (``ScalarizedPosteriorTransform``), or a difference. (For a Monte Carlo objective
-    of the components take ``ModelListGP(*model.models)``.)
-
-    A component that is known, a price or a cost, is a ``DeterministicModel``: it adds
-    to the mean, has no data and no column, and is not in ``models``. A product of
-    positive parts is a sum of logarithms, with the same maximiser: demand times margin
-    (section 5) is the second example.
-
-    Two things are not as in ``ModelListGP``. Fantasies of the components are drawn
-    jointly: with the same base samples for each, as there, they would be perfectly
-    correlated, and the sum too variable. Conditioning goes through the components'
-    own ``condition_on_observations``, so that input transforms are applied.
+    Two things differ from ``ModelListGP``. Fantasies of the components are drawn
+    jointly; ``ModelListGP`` uses the same base samples for each component, which makes
+    them perfectly correlated and the variance of the sum too large. And conditioning
+    calls the components' own ``condition_on_observations``, which apply input
+    transforms.
 
     Args:
         models: Different components, single-output GPs and ``DeterministicModel`` s,
             at least one of them a GP. Outcome transforms must be linear (such as
-            ``Standardize``): the sum of what a ``Log`` transform undoes is not
-            Gaussian.
+            ``Standardize``): under a ``Log`` transform a component is log-normal, and
+            the sum is not Gaussian.
 
     Raises:
         ValueError: For other components, and those that differ in the number of columns
-            or the dtype of their data.
+            or the dtype of their data, or whose batch shapes do not broadcast.
 
     Example:
         >>> # column 0: regularisation; parts: training error and gap, negated, n x 2
@@ -297,8 +135,7 @@ class DecomposedGP(ObservedComponents, ModelListGP):
     @property
     def components(self) -> list[Model]:
         """All components, in the order in which they were given."""
-        models, known = iter(self.models), iter(self.known_models)
-        return [next(known if k else models) for k in self._known]
+        return self._in_order(self.models, self.known_models)
 
     def posterior(
         self,
@@ -317,14 +154,15 @@ class DecomposedGP(ObservedComponents, ModelListGP):
                 ``batch_shape x q x m`` for ``m`` components with data, each in the
                 space of the component's transformed outcomes.
             posterior_transform: Applied to the joint posterior of the components, in
-                the order in which they were given.
+                the order in which the constructor was given them.
 
         Returns:
             A ``GPyTorchPosterior`` over ``batch_shape x q x 1``, or what the transform
             returns.
 
         Raises:
-            ValueError: For another output than the sum, or noise of another shape.
+            ValueError: For another output than the sum, noise of another shape, and
+                points of another shape or dtype, with NaN or infinity.
         """
         if posterior_transform is not None:
             joint = self.component_posterior(X, output_indices, observation_noise)
@@ -359,9 +197,10 @@ class DecomposedGP(ObservedComponents, ModelListGP):
             of a known one is the least that GPyTorch allows, 1e-10 in double precision.
         """
         mvns = self._learned(X, observation_noise)
-        learned, like = iter(mvns), mvns[0].mean
-        known = iter(self._known_values(X, like))
-        parts = [_certain(next(known)) if k else next(learned) for k in self._known]
+        known = self._known_values(X, mvns[0].mean)
+        parts = self._in_order(mvns, map(_certain, known))
+        # a known component keeps the variance of ``_certain``
+        least = self._in_order(self._least(X), repeat(X.new_zeros(1, 1)))
         if output_indices is not None:
             k = len(parts)
             if not all(-k <= i < k for i in output_indices):
@@ -370,13 +209,112 @@ class DecomposedGP(ObservedComponents, ModelListGP):
                     f"{list(output_indices)}."
                 )
             parts = [parts[i] for i in output_indices]
-        # those that are known keep what ``_certain`` says
-        each = iter(self._least(X))
-        least = [X.new_zeros(1, 1) if k else next(each) for k in self._known]
-        if output_indices is not None:
             least = [least[i] for i in output_indices]
         together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
-        return self._as_posterior(independent(parts), together)
+        return self._as_posterior(_independent(parts), together)
+
+    def condition_on_observations(
+        self,
+        X: Tensor | Sequence[Tensor],
+        Y: Tensor,
+        noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> DecomposedGP:
+        r"""The model with more observations of the components.
+
+        Args:
+            X: ``batch_shape x n' x d``, where all components were observed, or a list
+                of one such tensor for each component with data; in the space of
+                ``train_X``, since components apply their input transforms.
+            Y: ``batch_shape' x n' x m``, a column for each component with data.
+            noise: Variances, of the shape of ``Y``, in the space of transformed
+                outcomes. Columns of components with inferred noise are not read.
+            kwargs: For the components' ``condition_on_observations``.
+
+        Raises:
+            ValueError: For another number of columns, or of tensors in ``X``, shapes
+                that do not fit together, another dtype, NaN or infinity, and negative
+                variances.
+        """
+        m = len(self.models)
+        X = [X] * m if isinstance(X, Tensor) else list(X)
+        if len(X) != m:
+            raise ValueError(
+                f"X: expected one tensor for all or one for each of the {m} components "
+                f"with data, got {len(X)}."
+            )
+        self._check_columns("Y", Y)
+        if noise is not None:
+            self._check_columns("noise", noise)
+        for X_i, model in zip(X, self._with_data, strict=True):
+            self._check_points(X_i)
+            check_new_data(X_i, Y, noise, m, model.batch_shape)
+        conditioned = []
+        for i, model in enumerate(self._with_data):
+            own = {}
+            if noise is not None and _has_fixed_noise(model):
+                own["noise"] = noise[..., i : i + 1]
+            one = model.condition_on_observations(
+                X[i], Y[..., i : i + 1], **own, **kwargs
+            )
+            conditioned.append(one)
+        return self._with_models(conditioned)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        evaluation_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> DecomposedGP:
+        r"""Models conditioned on draws of the components from their joint posterior.
+
+        Args:
+            X: ``batch_shape x n' x d``.
+            sampler: Its ``sample_shape`` leads the batch shape of the result. A
+                ``ListSampler`` has one sampler for each component with data.
+            observation_noise: ``model_batch_shape x 1 x m`` or ``x n' x m`` variances,
+                each in the space of the component's transformed outcomes. If None,
+                inferred noise, and the mean of fixed noise.
+            evaluation_mask: ``n' x m``, which components are observed where.
+            kwargs: For ``condition_on_observations``.
+
+        Raises:
+            ValueError: For noise or a mask of another shape, and points as in
+                ``posterior``.
+        """
+        self._check_points(X)
+        m = len(self.models)
+        if evaluation_mask is not None and evaluation_mask.shape != (X.shape[-2], m):
+            raise ValueError(
+                f"evaluation_mask: expected shape {(X.shape[-2], m)}, a column for "
+                f"each component with data, got {tuple(evaluation_mask.shape)}."
+            )
+        if observation_noise is not None:
+            self._check_columns("observation_noise", observation_noise)
+        noises: list[Tensor | None]
+        if observation_noise is None:
+            noises = [_mean_fixed_noise(model) for model in self._with_data]
+        else:
+            noises = list(observation_noise.split(1, dim=-1))
+        propagate = kwargs.pop("propagate_grads", False)
+        with fantasize_flag():
+            with botorch_settings.propagate_grads(propagate):
+                Y = self._draw(X, sampler, noises)
+            fantasies = []
+            for i, (model, noise) in enumerate(
+                zip(self._with_data, noises, strict=True)
+            ):
+                Y_i, X_i = Y[..., i : i + 1], X
+                own = {} if noise is None else {"noise": noise.expand(Y_i.shape[1:])}
+                if evaluation_mask is not None:
+                    rows = evaluation_mask[:, i]
+                    Y_i, X_i = Y_i[..., rows, :], X[..., rows, :]
+                    own = {key: value[..., rows, :] for key, value in own.items()}
+                one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
+                fantasies.append(one)
+        return self._with_models(fantasies)
 
     def subset_output(self, idcs: list[int]) -> DecomposedGP:
         """The model itself: there is one output.
@@ -389,7 +327,7 @@ class DecomposedGP(ObservedComponents, ModelListGP):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> None:
-        """Of all components; models that are loaded in ways of their own do so."""
+        """Load all components; those that override this method have it called."""
         super().load_state_dict(state_dict, strict=strict, assign=assign)
         prefix = "known_models."
         own = {
@@ -399,15 +337,15 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         }
         self.known_models.load_state_dict(own, strict=strict, assign=assign)
 
+    @property
+    def _with_data(self) -> list[GPyTorchModel]:
+        return list(self.models)
+
     def _learned(
         self, X: Tensor, observation_noise: bool | Tensor
     ) -> list[MultivariateNormal]:
         """The posterior of each component with data, of one batch shape."""
-        dtype = self._with_data[0].train_targets.dtype
-        check_finite_points(X, dtype)
-        # with a task column in X, components look themselves
-        if self._columns is not None and fantasize_flag.off():
-            check_points(X, self._columns, dtype)
+        self._check_points(X)
         noises: list[Any] = [observation_noise] * len(self.models)
         if isinstance(observation_noise, Tensor):
             self._check_columns("observation_noise", observation_noise)
@@ -423,7 +361,7 @@ class DecomposedGP(ObservedComponents, ModelListGP):
         """Each known component, of the shape of ``like``, ``batch_shape x q``."""
         known: list[Any] = list(self.known_models)
         values = [model.posterior(X).mean.squeeze(-1) for model in known]
-        if is_ensemble(self):  # the members stand before the points
+        if is_ensemble(self):  # ``batch_shape x members x q``
             values = [value.unsqueeze(-2) for value in values]
         return [value.expand_as(like) for value in values]
 
@@ -444,8 +382,50 @@ class DecomposedGP(ObservedComponents, ModelListGP):
 
     def _with_models(self, models: Sequence[Model]) -> DecomposedGP:
         """The same known components with other ones that have data."""
-        learned, known = iter(models), iter(self.known_models)
-        return type(self)(*(next(known if k else learned) for k in self._known))
+        return type(self)(*self._in_order(models, self.known_models))
+
+    def _in_order(self, learned: Iterable[Any], known: Iterable[Any]) -> list[Any]:
+        """What belongs to each component, in the order of the constructor.
+
+        Args:
+            learned: One for each component with data.
+            known: One for each known component, or more.
+        """
+        learned, known = iter(learned), iter(known)
+        return [next(known if k else learned) for k in self._known]
+
+    def _draw(
+        self, X: Tensor, sampler: MCSampler, noises: list[Tensor | None]
+    ) -> Tensor:
+        """``sample_shape x batch_shape x n' x m`` noisy observations of components."""
+        if X.shape[-2] == 0:
+            shape = torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+            return X.new_empty(*sampler.sample_shape, *shape, 0, len(self.models))
+        posteriors = [
+            model.posterior(X, observation_noise=True if noise is None else noise)
+            for model, noise in zip(self._with_data, noises, strict=True)
+        ]
+        if isinstance(sampler, ListSampler):
+            return sampler(PosteriorList(*posteriors))
+        mvns = self._broadcast_mvns([p.distribution for p in posteriors])
+        return sampler(self._as_posterior(_independent(mvns)))
+
+    def _check_points(self, X: Tensor) -> None:
+        dtype = self._with_data[0].train_targets.dtype
+        # components themselves check the columns where tasks or transforms add some
+        if self._columns is None or fantasize_flag.on():
+            check_finite_points(X, dtype)
+        else:
+            check_points(X, self._columns, dtype)
+
+    def _check_columns(self, name: str, value: Tensor) -> None:
+        check_tensor(name, value)
+        m = len(self.models)
+        if value.dim() < 2 or value.shape[-1] != m:
+            raise ValueError(
+                f"{name}: expected {m} columns, one for each component with data "
+                f"(known components have none), got shape {tuple(value.shape)}."
+            )
 
     def _check_output(self, indices: list[int] | None) -> None:
         if indices is not None and list(indices) not in ([0], [-1]):
@@ -491,7 +471,7 @@ def _check_components(models: Sequence[Model]) -> None:
 
 
 def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
-    """How many columns points have; None where that is for components to say.
+    """How many columns points have; None if tasks or input transforms add some.
 
     Raises:
         ValueError: If components ask for different points, or have data of different
@@ -517,14 +497,32 @@ def _common_columns(models: Sequence[GPyTorchModel]) -> int | None:
     return None if tasks else next((w for w in widths if w is not None), None)
 
 
+def _has_fixed_noise(model: Model) -> bool:
+    return isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
+
+
+def _mean_fixed_noise(model: Model) -> Tensor | None:
+    """The noise of a fantasy, as in ``FantasizeMixin``; None if noise is inferred."""
+    if not _has_fixed_noise(model):
+        return None
+    return model.likelihood.noise.unsqueeze(-1).mean(dim=-2, keepdim=True)
+
+
+def _independent(mvns: list[MultivariateNormal]) -> MultivariateNormal:
+    """The joint distribution of independent outputs."""
+    if len(mvns) == 1:
+        return mvns[0]
+    return MultitaskMultivariateNormal.from_independent_mvns(mvns)
+
+
 def _certain(value: Tensor) -> MultivariateNormal:
-    """``batch_shape x q`` with the least variance that GPyTorch does not warn of."""
+    """``batch_shape x q``, with the least variance that causes no GPyTorch warning."""
     least = settings.min_variance.value(value.dtype)
     return MultivariateNormal(value, DiagLinearOperator(torch.full_like(value, least)))
 
 
 class _KnownPath(SamplePath):
-    """A known component as the sample path that it always is."""
+    """A known component: all its sample paths are the function itself."""
 
     def __init__(self, model: DeterministicModel) -> None:
         super().__init__()
@@ -534,11 +532,11 @@ class _KnownPath(SamplePath):
         return self.model.posterior(x).mean.squeeze(-1)
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
-        """Nothing depends on it."""
+        """Required by BoTorch; a known component has no ensemble."""
 
 
-# Without it BoTorch finds the method for a ModelListGP: a list of paths, one a
-# component, where one path of the sum is expected.
+# BoTorch would otherwise use its method for a ModelListGP, which returns a list of
+# paths, one for each component, where one path of the sum is expected.
 @DrawMatheronPaths.register(DecomposedGP)
 def _draw_paths_of_sum(
     model: DecomposedGP, sample_shape: torch.Size, **kwargs: Any

@@ -6,15 +6,21 @@ l_j^2,
     cov(f(x), d_j f(v))      = s^2 a(r^2) D_j
     cov(d_i f(x), d_j f(v))  = s^2 (a(r^2) [i = j] / l_j^2 - b(r^2) D_i D_j)
 
-with a = -2 c' and b = 4 c'':
+with a = -2 c' and b = 4 c'' (derivatives of c are in ``linalg.correlations``).
 
-    RBF          a = b = exp(-r^2 / 2)
-    Matern-5/2   a = 5/3 (1 + sqrt5 r) exp(-sqrt5 r),  b = 25/3 exp(-sqrt5 r)
+For the squared exponential these are the displays of section 2 of
+[Riihimaki2010monotonicity]_, with eta = s and rho = l.
 
-GPyTorch's ``RBFKernelGrad`` and ``Matern52KernelGrad`` are the same numbers, which the
-tests check; they return the covariance of *all* values and derivatives at all points,
-which at five columns is 36 times what one monotone column asks for, and each has a
-lengthscale of its own, where here the derivatives are those of a kernel that is there.
+GPyTorch's ``RBFKernelGrad`` and ``Matern52KernelGrad`` give the same numbers, as the
+tests check. They always return the covariance of all values and derivatives, which at
+five columns has 36 times the entries that one monotone column needs, and they have a
+lengthscale of their own; here the hyperparameters are those of an existing kernel.
+
+References:
+
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
 """
 
 from __future__ import annotations
@@ -23,31 +29,28 @@ __all__ = [
     "StationaryDerivatives",
 ]
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-_SQRT5 = math.sqrt(5.0)
-# as in GPyTorch: a square root without an infinite slope
-_TINY = 1e-30
+from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 
 
 @dataclass(frozen=True)
 class StationaryDerivatives:
-    """Derivative covariances of an RBF or Matern-5/2 kernel, as it is now.
+    """Derivative covariances of an RBF or Matern-5/2 kernel with its present values.
 
     Attributes:
-        matern: Whether it is Matern-5/2, else RBF.
+        correlation: c, of the kernel.
         lengthscale: ``kernel_batch_shape x 1 x e``, of the columns it sees.
         variance: ``kernel_batch_shape``.
         active: The columns it sees; all if None.
     """
 
-    matern: bool
+    correlation: Correlation
     lengthscale: Tensor
     variance: Tensor
     active: tuple[int, ...] | None
@@ -63,8 +66,11 @@ class StationaryDerivatives:
         inner, variance = kernel, None
         if type(kernel) is ScaleKernel:
             inner, variance = kernel.base_kernel, kernel.outputscale
-        matern = type(inner) is MaternKernel and inner.nu == 2.5
-        if not (matern or type(inner) is RBFKernel):
+        if type(inner) is RBFKernel:
+            correlation = RBF
+        elif type(inner) is MaternKernel and inner.nu == 2.5:
+            correlation = MATERN52
+        else:
             name = type(inner).__name__
             if type(inner) is MaternKernel:
                 name += f" with nu={inner.nu}"
@@ -72,29 +78,24 @@ class StationaryDerivatives:
                 "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
                 f"a ScaleKernel or not, whose derivatives are known, got {name}."
             )
-        active = kernel.active_dims if kernel.active_dims is not None else None
-        lengthscale = inner.lengthscale
+        lengthscale, active = inner.lengthscale, kernel.active_dims
         if variance is None:
             variance = lengthscale.new_ones(lengthscale.shape[:-2])
         columns = None if active is None else tuple(active.tolist())
-        return cls(matern, lengthscale, variance, columns)
+        return cls(correlation, lengthscale, variance, columns)
 
     def double(self) -> StationaryDerivatives:
-        """The same without a graph, in double precision."""
-        return StationaryDerivatives(
-            self.matern,
-            self.lengthscale.detach().double(),
-            self.variance.detach().double(),
-            self.active,
+        """The same in double precision."""
+        return replace(
+            self,
+            lengthscale=self.lengthscale.double(),
+            variance=self.variance.double(),
         )
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """cov(f(x), f(y)), ``batch_shape x n x m``."""
         squared = self._scaled(x, y).square().sum(-1)
-        if not self.matern:
-            return self._times_variance(torch.exp(-0.5 * squared))
-        r = _SQRT5 * squared.clamp_min(_TINY).sqrt()
-        return self._times_variance((1.0 + r + r.square() / 3.0) * torch.exp(-r))
+        return self._times_variance(self.correlation.value(squared))
 
     def cross(self, x: Tensor, points: Tensor, columns: Sequence[int]) -> Tensor:
         """cov(f(x), d_j f(v)) for every column j and point v, columns slowest.
@@ -107,10 +108,8 @@ class StationaryDerivatives:
         Returns:
             ``batch_shape x n x (k m)``.
         """
-        scaled = self._scaled(x, points)
-        a, _ = self._slopes(scaled)
-        length = self._length(scaled)
-        places = [self._place(j) for j in columns]
+        scaled, length, a, _ = self._slopes(x, points)
+        places = [self.place(j) for j in columns]
         parts = [a * scaled[..., p] / length[..., p] for p in places]
         return self._times_variance(torch.cat(parts, dim=-1))
 
@@ -134,23 +133,19 @@ class StationaryDerivatives:
         """
         others = points if others is None else others
         other_columns = columns if other_columns is None else other_columns
-        scaled = self._scaled(points, others)
-        a, b = self._slopes(scaled)
-        length = self._length(scaled)
+        scaled, length, a, b = self._slopes(points, others)
         rows = []
-        for i in map(self._place, columns):
+        for i in map(self.place, columns):
             row = []
-            for j in map(self._place, other_columns):
+            for j in map(self.place, other_columns):
                 both = length[..., i] * length[..., j]
                 block = -b * scaled[..., i] * scaled[..., j]
                 row.append(((block + a) if i == j else block) / both)
             rows.append(torch.cat(row, dim=-1))
         return self._times_variance(torch.cat(rows, dim=-2))
 
-    def _select(self, x: Tensor) -> Tensor:
-        return x if self.active is None else x[..., self.active]
-
-    def _place(self, column: int) -> int:
+    def place(self, column: int) -> int:
+        """The index of a column of the inputs among those that the kernel sees."""
         if self.active is None:
             return column
         if column not in self.active:
@@ -162,23 +157,17 @@ class StationaryDerivatives:
 
     def _scaled(self, x: Tensor, y: Tensor) -> Tensor:
         """(x_j - y_j) / l_j, ``batch_shape x n x m x e``."""
-        difference = self._select(x).unsqueeze(-2) - self._select(y).unsqueeze(-3)
-        return difference / self.lengthscale.unsqueeze(-2)
+        if self.active is not None:
+            x, y = x[..., self.active], y[..., self.active]
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)) / self.lengthscale.unsqueeze(-2)
 
-    def _length(self, scaled: Tensor) -> Tensor:
-        """A lengthscale for each column, ``kernel_batch_shape x 1 x 1 x e``."""
+    def _slopes(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(x_j - y_j) / l_j, a lengthscale for each column, a(r^2) and b(r^2)."""
+        scaled = self._scaled(x, y)
+        slope, curvature = self.correlation.slope_and_curvature(scaled.square().sum(-1))
         length = self.lengthscale.unsqueeze(-2)
-        return length.expand(*length.shape[:-1], scaled.shape[-1])
-
-    def _slopes(self, scaled: Tensor) -> tuple[Tensor, Tensor]:
-        """a(r^2) and b(r^2)."""
-        squared = scaled.square().sum(-1)
-        if not self.matern:
-            e = torch.exp(-0.5 * squared)
-            return e, e
-        r = _SQRT5 * squared.clamp_min(_TINY).sqrt()
-        e = torch.exp(-r)
-        return 5.0 / 3.0 * (1.0 + r) * e, 25.0 / 3.0 * e
+        length = length.expand(*length.shape[:-1], scaled.shape[-1])
+        return scaled, length, 2.0 * slope, 4.0 * curvature
 
     def _times_variance(self, correlation: Tensor) -> Tensor:
         return self.variance[..., None, None] * correlation

@@ -1,16 +1,22 @@
-r"""Expectation propagation for probit sites on a Gaussian vector.
+r"""Expectation propagation (EP) for probit sites on a Gaussian vector.
 
-The posterior of g ~ N(mean, covariance) given that prod_i Phi(g_i / nu) was observed is
-approximated by a Gaussian, each probit site by a Gaussian one that matches moments
-against what all the others say (the cavity). All sites are updated at once, one
-factorisation a sweep, where the classical algorithm updates one after the other by
-rank-one changes. Such parallel updates overshoot where sites pull in the same
-direction; the step is therefore damped, and the damping adapts: less of a step after
-one that reverses the last, more otherwise. Near the fixed point secants speed it up.
+The posterior of derivatives g ~ N(mean, covariance) under the likelihood prod_i
+Phi(g_i / nu) ((5) and (8) of [Riihimaki2010monotonicity]_) is approximated by a
+Gaussian (9). Each factor, a *probit site*, is replaced by a Gaussian site such that the
+product with the *cavity*, the approximate posterior without this site, has the same
+mass, mean and variance. Here g is conditioned on the data beforehand, so the joint
+vector of values and derivatives (6) is not needed.
 
-A sweep of a hundred sites is some forty operations on small arrays, which NumPy and
-LAPACK start three times as fast as torch, and a GPU not at all faster; so it runs on
-the CPU wherever the tensors are. No gradient goes through it: none is needed.
+All sites are updated at once, with one factorisation a sweep; the classical algorithm
+updates one after the other by rank-one changes. Parallel updates overshoot if sites
+push in the same direction, so only a share of each step is taken: a smaller share after
+a step that reverses the last, a larger one otherwise. Near the fixed point Anderson
+acceleration about halves the number of sweeps.
+
+A sweep of a hundred sites is some forty operations on small arrays. NumPy and LAPACK
+start them three times as fast as torch, and a GPU does not help; so EP runs on the CPU,
+wherever the tensors are. It has no gradient and needs none: its evidence is stationary
+in the sites at the fixed point.
 
 References:
 
@@ -22,19 +28,14 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "AndersonAcceleration",
     "EPResult",
     "expectation_propagation",
-    "one_blas_thread",
     "probit_log_mass",
     "probit_site",
     "truncated_moments",
 ]
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -42,192 +43,32 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 from scipy.linalg.lapack import dpotrf, dtrtri
 from scipy.special import erfcx, log_ndtr
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_structured.models.monotone.sites import GaussianSites
+from botorch_structured.models.surroundings import few_threads
 
-# ----------------------------------------------------------------------
-# Anderson acceleration of a damped fixed-point iteration.
-#
-# Near its fixed point a damped iteration x + step f(x), with f(x) = g(x) - x, converges
-# linearly. The last few pairs of changes (dx, df) say what f does along the directions
-# that were taken; subtracting the combination of them that explains most of the current f
-# is a secant step, which about halves the sweeps of expectation propagation.
-
-_WINDOW = 6
-# Further away the iteration is not nearly linear, and damping alone is safer.
-_NEAR = 0.05
-_RIDGE = 1e-12
-
-
-class AndersonAcceleration:
-    """A memory of the last steps of an iteration in ``k`` variables."""
-
-    def __init__(self) -> None:
-        self._last: tuple[np.ndarray, np.ndarray, float] | None = None
-        self._dx: list[np.ndarray] = []
-        self._df: list[np.ndarray] = []
-
-    def next_point(
-        self,
-        x: np.ndarray,
-        f: np.ndarray,
-        weight: np.ndarray,
-        step: float,
-        residual: float,
-    ) -> np.ndarray:
-        """Where to go from x: x + step f, corrected.
-
-        Args:
-            x: Where the iteration is, ``k``.
-            f: The undamped step there, ``k``.
-            weight: Positive, ``k``: f times it is comparable across variables.
-            step: Damping.
-            residual: Size of f. Where it has doubled, what was remembered is wrong.
-
-        Returns:
-            ``k``.
-        """
-        if self._last is not None:
-            old_x, old_f, old_residual = self._last
-            if residual > 2.0 * old_residual:
-                self._dx, self._df = [], []
-            else:
-                self._dx = [*self._dx, x - old_x][-_WINDOW:]
-                self._df = [*self._df, f - old_f][-_WINDOW:]
-        self._last = (x, f, residual)
-        damped = x + step * f
-        if residual > _NEAR or not self._dx:
-            return damped
-        dx, df = np.stack(self._dx), np.stack(self._df)
-        A = df * weight
-        size = np.sqrt((A * A).sum(1, keepdims=True))
-        if not (size > 0.0).all():
-            return damped
-        A /= size
-        gram = A @ A.T
-        gram.flat[:: len(gram) + 1] += _RIDGE
-        gamma = np.linalg.solve(gram, A @ (weight * f))
-        return damped - (gamma / size[:, 0]) @ (dx + step * df)
-
-
-# ----------------------------------------------------------------------
-# Moments of a probit site Phi(g / nu) against a Gaussian cavity.
-#
-# Phi(g / nu) is the probability that g, seen with noise of standard deviation nu, is
-# positive. What it leaves of a Gaussian is a Gaussian cut off, softly (Riihimaki and
-# Vehtari 2010, section 2). Deep in the tails its moments are differences of nearly equal
-# numbers; they are written here as sums of positive ones, so that a derivative that
-# contradicts the data by a thousand standard deviations, or agrees by thirty, keeps its
-# digits.
-
-_SQRT2 = math.sqrt(2.0)
-_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
-# Further left a continued fraction: there differences of 1 / erfcx lose digits. It has
-# all of them after twenty terms.
-_TAIL = -8.0
-_TERMS = 24
-
-
-def truncated_moments(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""What the moments of a probit site are made of.
-
-    With r = phi(z) / Phi(z), a standard normal variable cut off below -z has mean r,
-    which is r + z above the cut, and variance 1 - r (r + z).
-
-    Args:
-        z: ``m``.
-
-    Returns:
-        r, r + z, and 1 - r (r + z), each ``m``: none negative, and with small relative
-        errors until they underflow.
-    """
-    # Phi(z) = phi(z) erfcx(-z / sqrt 2) sqrt(pi / 2); erfcx is infinite far right
-    r = _SQRT_2_OVER_PI / erfcx(z / -_SQRT2)
-    excess = r + z
-    spread = 1.0 - r * excess
-    left = z < _TAIL
-    if left.any():
-        t = -z[left]
-        # r is the reciprocal of Mills' ratio, 1 / (t + 1 / (t + 2 / (t + 3 / ...)))
-        fraction = np.zeros_like(t)
-        for k in range(_TERMS, 2, -1):
-            fraction = k / (t + fraction)
-        inner = 1.0 / (t + fraction)
-        tail = 1.0 / (t + 2.0 * inner)
-        r[left] = t + tail
-        excess[left] = tail
-        spread[left] = tail * (2.0 * inner - tail)
-    return r, excess, spread
-
-
-def probit_site(
-    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The Gaussian site that, times the cavity, has the moments of the probit site.
-
-    Args:
-        cavity_mean: ``m``.
-        cavity_variance: ``m``, positive.
-        nu: Width of the probit, positive.
-
-    Returns:
-        Precision and shift, each ``m``. The precision is never negative, since Phi is
-        log-concave.
-    """
-    total = nu * nu + cavity_variance
-    root = np.sqrt(total)
-    z = cavity_mean / root
-    r, excess, spread = truncated_moments(z)
-    # the variance after it, times total / variance before
-    kept = nu * nu + spread * cavity_variance
-    # 1 + z (r + z), on the left as a sum of two small positive numbers
-    slack = np.where(z < 0.0, spread + excess * excess, 1.0 + z * excess)
-    return r * excess / kept, r * slack * root / kept
-
-
-def probit_log_mass(
-    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
-) -> np.ndarray:
-    """Log-probability of the probit site under the cavity, ``m``."""
-    return log_ndtr(cavity_mean / np.sqrt(nu * nu + cavity_variance))
-
-
-# ----------------------------------------------------------------------
-# One thread for factorisations so small that sharing them out costs more.
-
-_ROWS_FOR_ONE_THREAD = 1000
-
-
-@cache
-def _controller() -> ThreadpoolController:
-    # finding the libraries takes milliseconds, as long as what is to be sped up
-    return ThreadpoolController()
-
-
-@contextmanager
-def one_blas_thread(rows: int) -> Iterator[None]:
-    """Like ``surroundings.few_threads``, for calls of a few milliseconds each.
-
-    Args:
-        rows: Of the matrices.
-    """
-    if rows > _ROWS_FOR_ONE_THREAD:
-        yield
-        return
-    with _controller().limit(limits=1, user_api="blas"):
-        yield
-
-
-# ----------------------------------------------------------------------
+# Damping: the first share of a step, its factor after a step that reverses the last and
+# after any other step, and its range.
 _FIRST_STEP = 0.9
 _SHRINK, _GROW = 0.8, 1.05
 _SHORTEST, _LONGEST = 0.3, 0.95
-# Sweeps after which damping, which has no memory, is left to itself.
+# Acceleration: how many steps it remembers, at which residual it starts (further away
+# the iteration is not nearly linear), and after which sweep it stops.
+_WINDOW = 6
+_NEAR = 0.05
+_RIDGE = 1e-12
 _ACCELERATED = 100
+# A precision that acceleration made negative becomes this share of the last one.
 _CUT = 0.3
+# Of the mean of a diagonal, added to it until the matrix has a Cholesky factor.
 _JITTERS = (0.0, 1e-12, 1e-10, 1e-8)
+_SQRT2 = math.sqrt(2.0)
+_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+# Left of this z moments are computed by a continued fraction, since differences of
+# 1 / erfcx lose digits there; this many terms of it give all digits.
+_TAIL = -8.0
+_TERMS = 24
 
 
 class EPResult(NamedTuple):
@@ -260,19 +101,21 @@ def expectation_propagation(
     r"""Run EP to its fixed point.
 
     Fixed points do not depend on the damping or on the start. The approximate evidence
-    is stationary in the sites there, so that its gradient is that of
-    ``log_site_evidence`` with the sites held.
+    log Z_EP ([Riihimaki2010monotonicity]_, the display after (10)) is stationary in the
+    sites there, so that its gradient is that of ``log_site_evidence`` with the sites
+    held.
 
     Args:
         mean: ``batch_shape x m``.
         covariance: ``batch_shape x m x m``; may be singular.
         nu: Width of the probit sites, positive.
-        start: Sites to start from, of a similar problem; default: none.
+        start: Sites to start from, of a similar problem; default: zero precision.
         damping: Share of each step that is taken, in (0, 1]. Default: adaptive, from
             0.9, times 0.8 when a step reverses the one before, else times 1.05, within
             [0.3, 0.95], and accelerated near the fixed point.
         tolerance: Largest ``residual`` of a fixed point.
-        max_sweeps: Where to give up; ``converged`` says whether that happened.
+        max_sweeps: The largest number of sweeps. ``converged`` is False for elements
+            that reach it with a larger ``residual``.
 
     Returns:
         Sites and a report, in double precision.
@@ -296,7 +139,7 @@ def expectation_propagation(
         for i, values in enumerate((start.precision, start.shift)):
             x[:, i] = _array(values.expand(mean.shape)).reshape(count, m)
     runs = []
-    with one_blas_thread(m):
+    with few_threads(m):
         for mean_i, covariance_i, x_i in zip(means, covariances, x, strict=True):
             problem = _Problem(mean_i, covariance_i, nu)
             runs.append(_run(problem, x_i.ravel(), damping, tolerance, max_sweeps))
@@ -324,14 +167,15 @@ def _run(
     if m == 0:
         return x, 0.0, 0, 0.0
     step = _FIRST_STEP if damping is None else damping
-    memory = AndersonAcceleration()
+    memory = _AndersonAcceleration()
     last: np.ndarray | None = None
     for sweep in range(max_sweeps + 1):
         now = problem.marginals(x[:m], x[m:])
-        f = np.concatenate(problem.update(now)) - x
+        matched = probit_site(now.cavity_mean, now.cavity_variance, problem.nu)
+        f = np.concatenate(matched) - x
         weight = np.concatenate([now.variance, np.sqrt(now.variance)])
         residual = float(np.abs(f * weight).max())
-        # also where it is NaN, which is not converged
+        # a residual of NaN ends the run, too, and is not converged
         if not residual > tolerance or sweep == max_sweeps:
             break
         if damping is None:
@@ -341,12 +185,69 @@ def _run(
             last = f[:m]
         if damping is None and sweep < _ACCELERATED:
             new = memory.next_point(x, f, weight, step, residual)
-            # a secant may point below zero, where no site of a log-concave factor is
+            # a secant may make precisions negative, which no log-concave factor has
             new[:m] = np.where(new[:m] < 0.0, _CUT * x[:m], new[:m])
         else:
             new = x + step * f
         x = new
     return x, problem.log_scale(now, x[:m], x[m:]), sweep, residual
+
+
+class _AndersonAcceleration:
+    """Secant steps for a damped fixed-point iteration in ``k`` variables.
+
+    Near its fixed point the iteration x + step f(x), with f(x) = g(x) - x, converges
+    linearly. The last pairs of changes (dx, df) give the slope of f along the
+    directions that were taken; the combination of them that explains most of the
+    current f is subtracted.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[np.ndarray, np.ndarray, float] | None = None
+        self._dx: list[np.ndarray] = []
+        self._df: list[np.ndarray] = []
+
+    def next_point(
+        self,
+        x: np.ndarray,
+        f: np.ndarray,
+        weight: np.ndarray,
+        step: float,
+        residual: float,
+    ) -> np.ndarray:
+        """The next point, x + step f with the secant correction.
+
+        Args:
+            x: The present point, ``k``.
+            f: The undamped step there, ``k``.
+            weight: Positive, ``k``: f times it is comparable across variables.
+            step: The share of f that is taken.
+            residual: Size of f. If it has doubled, the remembered steps are dropped.
+
+        Returns:
+            ``k``.
+        """
+        if self._last is not None:
+            old_x, old_f, old_residual = self._last
+            if residual > 2.0 * old_residual:
+                self._dx, self._df = [], []
+            else:
+                self._dx = [*self._dx, x - old_x][-_WINDOW:]
+                self._df = [*self._df, f - old_f][-_WINDOW:]
+        self._last = (x, f, residual)
+        damped = x + step * f
+        if residual > _NEAR or not self._dx:
+            return damped
+        dx, df = np.stack(self._dx), np.stack(self._df)
+        A = df * weight
+        size = np.sqrt((A * A).sum(1, keepdims=True))
+        if not (size > 0.0).all():
+            return damped
+        A /= size
+        gram = A @ A.T
+        gram.flat[:: len(gram) + 1] += _RIDGE
+        gamma = np.linalg.solve(gram, A @ (weight * f))
+        return damped - (gamma / size[:, 0]) @ (dx + step * df)
 
 
 class _Marginals(NamedTuple):
@@ -394,14 +295,15 @@ class _Problem:
         cavity_mean = posterior - cavity_variance * weight
         return _Marginals(variance, cavity_mean, cavity_variance)
 
-    def update(self, now: _Marginals) -> tuple[np.ndarray, np.ndarray]:
-        """Precisions and shifts that match moments."""
-        return probit_site(now.cavity_mean, now.cavity_variance, self.nu)
-
     def log_scale(
         self, now: _Marginals, precision: np.ndarray, shift: np.ndarray
     ) -> float:
-        """Logarithm of what scales the sites, so that their cavity masses are right."""
+        """Log-scale of the sites that gives each the mass of its probit site.
+
+        The three sums in log Z_EP ([Riihimaki2010monotonicity]_, after (10)), written
+        for sites exp(-(sqrt(p) g - s / sqrt(p))^2 / 2), which may have p = 0, in place
+        of normal densities.
+        """
         m, v = now.cavity_mean, now.cavity_variance
         wider = 1.0 + precision * v
         away = (precision * m - shift) ** 2
@@ -411,6 +313,75 @@ class _Problem:
         return float((mass + 0.5 * (off + np.log(wider))).sum())
 
 
+def truncated_moments(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    r"""Moments of a standard normal variable that is cut off below -z.
+
+    With r = phi(z) / Phi(z) its mean is r, which is r + z above the cut, and its
+    variance is 1 - r (r + z). Deep in the tails these are differences of nearly equal
+    numbers; here they are sums of positive ones, so that a derivative that contradicts
+    the data by a thousand standard deviations, or agrees by thirty, keeps its digits.
+
+    Args:
+        z: ``m``.
+
+    Returns:
+        r, r + z, and 1 - r (r + z), each ``m``: none negative, and with small relative
+        errors until they underflow.
+    """
+    # Phi(z) = phi(z) erfcx(-z / sqrt 2) sqrt(pi / 2); erfcx is infinite far right
+    r = _SQRT_2_OVER_PI / erfcx(z / -_SQRT2)
+    excess = r + z
+    spread = 1.0 - r * excess
+    left = z < _TAIL
+    if left.any():
+        t = -z[left]
+        # r is the reciprocal of Mills' ratio, 1 / (t + 1 / (t + 2 / (t + 3 / ...)))
+        fraction = np.zeros_like(t)
+        for k in range(_TERMS, 2, -1):
+            fraction = k / (t + fraction)
+        inner = 1.0 / (t + fraction)
+        tail = 1.0 / (t + 2.0 * inner)
+        r[left] = t + tail
+        excess[left] = tail
+        spread[left] = tail * (2.0 * inner - tail)
+    return r, excess, spread
+
+
+def probit_site(
+    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The Gaussian site that, times the cavity, has the moments of the probit site.
+
+    These are mu^ and sigma^2 of [Riihimaki2010monotonicity]_ (after (10), with
+    z = cavity_mean / sqrt(nu^2 + cavity_variance)), solved for the site.
+
+    Args:
+        cavity_mean: ``m``.
+        cavity_variance: ``m``, positive.
+        nu: Width of the probit, positive.
+
+    Returns:
+        Precision and shift, each ``m``. The precision is never negative, since Phi is
+        log-concave.
+    """
+    total = nu * nu + cavity_variance
+    root = np.sqrt(total)
+    z = cavity_mean / root
+    r, excess, spread = truncated_moments(z)
+    # the variance with the site, times total / cavity_variance
+    kept = nu * nu + spread * cavity_variance
+    # 1 + z (r + z); for z < 0 as a sum of two small positive numbers
+    slack = np.where(z < 0.0, spread + excess * excess, 1.0 + z * excess)
+    return r * excess / kept, r * slack * root / kept
+
+
+def probit_log_mass(
+    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
+) -> np.ndarray:
+    """Log-probability log Z^ of the probit site under the cavity, ``m``."""
+    return log_ndtr(cavity_mean / np.sqrt(nu * nu + cavity_variance))
+
+
 def _inverse_factor(inner: np.ndarray) -> np.ndarray:
     """L^-1 for I + inner = L L'."""
     m = len(inner)
@@ -418,13 +389,13 @@ def _inverse_factor(inner: np.ndarray) -> np.ndarray:
     for jitter in _JITTERS:
         B = inner.copy()
         B.flat[:: m + 1] += 1.0 + jitter * size
-        # LAPACK counts by columns: the transpose is what it can overwrite
+        # LAPACK's order is by columns: it can overwrite the transpose without a copy
         factor, info = dpotrf(B.T, lower=1, clean=1, overwrite_a=1)
         if info == 0:
             return dtrtri(factor, lower=1, overwrite_c=1)[0]
     raise NotPSDError(
-        "Expected a positive semi-definite covariance of derivatives, got one that is "
-        f"not even with {_JITTERS[-1]:.0e} of its trace added to the diagonal."
+        "covariance: expected a positive semi-definite matrix, got one that is not, "
+        f"even with {_JITTERS[-1]:.0e} of the mean of its diagonal added."
     )
 
 

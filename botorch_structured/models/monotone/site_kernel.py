@@ -1,4 +1,4 @@
-r"""Gaussian sites on derivatives, folded into a prior.
+r"""The prior of a Gaussian process given Gaussian sites on its derivatives.
 
 Given Gaussian sites on derivatives d_j f(v), a Gaussian process is a Gaussian process
 again, with
@@ -6,9 +6,22 @@ again, with
     m~(x)     = m(x) + c(x)' (S + P^-1)^-1 (t - m')
     k~(x, x') = k(x, x') - c(x)' (S + P^-1)^-1 c(x')
 
-for c(x) = cov(f(x), derivatives), S and m' their prior covariance and mean, and sites
-with precisions P and modes t. Conditioning m~ and k~ on data is conditioning m and k on
-data and sites: whatever can be done with an exact GP can be done with the result.
+for c(x) = cov(f(x), derivatives), S and m' the prior covariance and mean of the
+derivatives, and sites with precisions P and modes t. Conditioning m~ and k~ on data
+gives what conditioning m and k on data and sites gives, the predictions at the end of
+section 3 of [Riihimaki2010monotonicity]_ (K_joint + Sigma~_joint, eliminated block by
+block). So everything that BoTorch does with an exact GP, it does with m~ and k~.
+
+``site_conditioned_features`` does the same for BoTorch's pathwise sampling, with
+features phi(x) of the prior: k(x, x') = phi(x) phi(x')', f(x) = phi(x) w, w ~ N(0, I).
+Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1); with the
+Cholesky factor L of I + Phi' P Phi the features given the sites are phi(x) L^-T.
+
+References:
+
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
 """
 
 from __future__ import annotations
@@ -18,6 +31,7 @@ __all__ = [
     "SiteConditionedKernel",
     "SiteConditionedMean",
     "partial_of_mean",
+    "same_tensors",
     "site_conditioned_features",
 ]
 
@@ -31,10 +45,7 @@ from botorch.sampling.pathwise.features.generators import (
     gen_kernel_features,
 )
 from botorch.sampling.pathwise.features.maps import KernelFeatureMap
-from botorch.sampling.pathwise.utils import (
-    ChainedTransform,
-    TensorTransform,
-)
+from botorch.sampling.pathwise.utils import ChainedTransform, TensorTransform
 from gpytorch import settings
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean, Mean, ZeroMean
@@ -42,7 +53,11 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.nn import Module
 
-from botorch_structured.linalg.batch_kernel import BatchKernel, take_batch
+from botorch_structured.linalg.batch_kernel import (
+    BatchKernel,
+    same_points,
+    take_batch,
+)
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.sites import (
     GaussianSites,
@@ -55,8 +70,9 @@ from botorch_structured.models.monotone.sites import (
 class DerivativeSites(Module):
     """Sites on the derivatives at some points, one per point and column.
 
-    Sites are ordered by column first. They are buffers: what is estimated travels with
-    the state of a model, and loading a state brings its points, however many.
+    Sites are ordered by column first. They and their points are buffers, so that they
+    are part of a model's state dict. Loading a state dict with another number of points
+    resizes them.
 
     Args:
         points: ``v x d``, where derivatives are taken.
@@ -96,14 +112,19 @@ class DerivativeSites(Module):
         )
 
     def set(self, sites: GaussianSites, points: Tensor | None = None) -> None:
-        """Replace what the sites say, and where they are, ``v x d``, unless None."""
+        """Replace the sites and, unless None, their points, ``v x d``."""
         if points is not None:
             self.points = points.detach().to(self.points)
         for name, value in sites._asdict().items():
             setattr(self, name, value.detach().to(self.points))
 
     def take(self, batch_shape: torch.Size, where: Tensor) -> DerivativeSites:
-        """Those of elements of a flattened batch, which their own broadcasts to."""
+        """The sites of some elements of a batch.
+
+        Args:
+            batch_shape: What the own one is expanded to first.
+            where: Elements of the flattened ``batch_shape``, ``new_shape``.
+        """
         result = copy(self)
         result._buffers = dict(self._buffers)
         for name in ("precision", "shift", "log_scale"):
@@ -141,7 +162,9 @@ class SiteConditionedKernel(BatchKernel):
     _solved: tuple[list[Tensor], SiteSystem] | None = None
 
     def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
-        StationaryDerivatives.of(base_kernel)
+        derivatives = StationaryDerivatives.of(base_kernel)
+        for column in sites.columns:
+            derivatives.place(column)
         super().__init__()
         self.base_kernel = base_kernel
         self.sites = sites
@@ -163,15 +186,16 @@ class SiteConditionedKernel(BatchKernel):
         return self.derivatives.cross(x, self.sites.points, self.sites.columns)
 
     def system(self) -> SiteSystem:
-        """S + P^-1 solved, in double precision; kept between calls of a fitted model.
+        """S + P^-1 factorised, in double precision.
 
-        With a graph in training, and wherever GPyTorch is told not to detach caches.
+        In evaluation mode it is kept until kernel or sites change, and has no graph
+        unless GPyTorch's ``detach_test_caches`` is off; in training mode it has one.
         """
         if self.training or settings.detach_test_caches.off():
             return self._solve()
         key = [*self.base_kernel.parameters(), self.sites.points]
         key += [self.sites.precision, self.sites.shift]
-        if self._solved is None or not _equal(self._solved[0], key):
+        if self._solved is None or not same_tensors(self._solved[0], key):
             with torch.no_grad():
                 self._solved = ([t.detach().clone() for t in key], self._solve())
         return self._solved[1]
@@ -181,7 +205,7 @@ class SiteConditionedKernel(BatchKernel):
         return site_system(gram.double(), self.sites.gaussian)
 
     def explained(self, x: Tensor, system: SiteSystem) -> Tensor:
-        """L^-1 P^1/2 c(x)', transposed: what the sites explain of f(x), white.
+        """The factor c(x)' P^1/2 L^-T of the covariance that the sites explain.
 
         Returns:
             ``batch_shape x n x s``, in double precision.
@@ -202,7 +226,7 @@ class SiteConditionedKernel(BatchKernel):
             x1: ``batch_shape x n x d``.
             x2: ``batch_shape x m x d``.
             diag: Whether to return the diagonal only.
-            last_dim_is_batch: Not possible: a derivative needs all columns.
+            last_dim_is_batch: Must be False: a derivative depends on all columns.
             params: Passed to the base kernel.
 
         Returns:
@@ -210,13 +234,12 @@ class SiteConditionedKernel(BatchKernel):
         """
         if last_dim_is_batch:
             raise ValueError(
-                "SiteConditionedKernel: expected last_dim_is_batch=False, since sites "
-                "are a matter of all columns."
+                "last_dim_is_batch: expected False, since a derivative depends on all "
+                "columns, got True."
             )
         system = self.system()
-        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
         a = self.explained(x1, system)
-        b = a if same else self.explained(x2, system)
+        b = a if same_points(x1, x2) else self.explained(x2, system)
         if diag:
             prior = to_dense(self.base_kernel(x1, x2, diag=True, **params))
             return (prior - (a * b).sum(-1)).to(prior.dtype)
@@ -245,7 +268,8 @@ class SiteConditionedMean(Mean):
 
     Args:
         base_mean: m, differentiable.
-        kernel: With the sites. Not a submodule: its parameters are in the model once.
+        kernel: With the sites. It is not registered as a submodule, so that its
+            parameters are in a model only once.
     """
 
     def __init__(self, base_mean: Mean, kernel: SiteConditionedKernel) -> None:
@@ -270,12 +294,12 @@ class SiteConditionedMean(Mean):
         return (prior + shift.squeeze(-1)).to(prior.dtype)
 
     def log_evidence(self, system: SiteSystem) -> Tensor:
-        """log-probability of the sites under the prior, ``batch_shape``."""
+        """Log-probability of the sites under the prior, ``batch_shape``."""
         sites = self.kernel.sites
         return log_site_evidence(system, self.derivative(), sites.gaussian)
 
     def residual(self, system: SiteSystem) -> Tensor:
-        """What the sites say beyond the prior mean, white, ``batch_shape x s``."""
+        """L^-1 P^1/2 (t - m'), ``batch_shape x s``."""
         return system.residual(self.derivative())
 
     def derivative(self) -> Tensor:
@@ -287,6 +311,9 @@ class SiteConditionedMean(Mean):
 
 def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tensor:
     """Partial derivatives of a prior mean, differentiable in its parameters.
+
+    The mean of a derivative is the derivative of the mean (section 2 of
+    [Riihimaki2010monotonicity]_).
 
     Args:
         mean: Differentiable.
@@ -303,7 +330,7 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
         x = points.expand(*mean(points).shape, points.shape[-1])
         x = x if x.requires_grad else x.detach().clone().requires_grad_(True)
         total = mean(x).sum()
-        if not total.requires_grad:  # constant in x, and without parameters
+        if not total.requires_grad:  # it depends neither on x nor on parameters
             slope = torch.zeros_like(x)
         else:
             (slope,) = torch.autograd.grad(
@@ -312,21 +339,12 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-def _equal(a: list[Tensor], b: list[Tensor]) -> bool:
+def same_tensors(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    """Whether both are the same values, dtypes and devices."""
     return len(a) == len(b) and all(
         s.device == t.device and s.dtype == t.dtype and torch.equal(s, t)
         for s, t in zip(a, b, strict=True)
     )
-
-
-# ----------------------------------------------------------------------
-# Finite features of a prior given sites, for BoTorch's pathwise sampling.
-#
-# With features phi(x) of the prior, k(x, x') = phi(x) phi(x')', f(x) = phi(x) w and w ~
-# N(0, I). Sites of precisions P on derivatives Phi w leave w ~ N(0, (I + Phi' P Phi)^-1),
-# so that with the Cholesky factor L of I + Phi' P Phi the features given the sites are
-# phi(x) L^-T. BoTorch samples paths of the prior with them, and corrects those by data
-# with the covariance itself.
 
 
 class _Reweighted(TensorTransform):
@@ -345,12 +363,12 @@ class _Reweighted(TensorTransform):
 def site_conditioned_features(
     kernel: SiteConditionedKernel, *, num_inputs: int, num_outputs: int
 ) -> KernelFeatureMap:
-    """Features of the base kernel, made those of the kernel given its sites.
+    """Features of the prior given the sites; BoTorch corrects sample paths by data.
 
     Args:
         kernel: With sites.
-        num_inputs: Columns.
-        num_outputs: Features.
+        num_inputs: The number of columns.
+        num_outputs: The number of features.
     """
     features = gen_kernel_features(
         kernel.base_kernel, num_inputs=num_inputs, num_outputs=num_outputs

@@ -1,8 +1,15 @@
-"""Gaussian sites on a vector of latent values, and what a Gaussian prior makes of them.
+"""Gaussian sites on a vector with a Gaussian prior, and their evidence.
 
 A Gaussian site on a latent value g is exp(-(sqrt(p) g - s / sqrt(p))^2 / 2) with
-precision p and shift s, so that it adds p to the precision of g and s to precision
-times mean; where p = 0 it says nothing.
+precision p and shift s. It adds p to the precision of g, and s to precision times mean;
+with p = 0 it is a constant. In [Riihimaki2010monotonicity]_ (before (9)) a site is
+t = Z~ N(g | mu~, sigma~^2): p = 1 / sigma~^2, s = mu~ / sigma~^2.
+
+References:
+
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ class GaussianSites(NamedTuple):
     Attributes:
         precision: ``batch_shape x m``, never negative.
         shift: ``batch_shape x m``, precision times the mode.
-        log_scale: ``batch_shape``, of what their product is multiplied by.
+        log_scale: ``batch_shape``, logarithm of the factor of their product.
     """
 
     precision: Tensor
@@ -36,10 +43,11 @@ class GaussianSites(NamedTuple):
 
 
 class SiteSystem(NamedTuple):
-    """S + P^-1 for a prior covariance S and sites of precisions P, solved.
+    """S + P^-1, factorised, for a prior covariance S and sites of precisions P.
 
-    With B = I + P^1/2 S P^1/2 = L L', whose eigenvalues are at least one whatever the
-    sites say:
+    S + P^-1 is the block of K_joint + Sigma~_joint for derivatives ((6) and (10) of
+    [Riihimaki2010monotonicity]_). With B = I + P^1/2 S P^1/2 = L L', all of whose
+    eigenvalues are at least one:
 
     Attributes:
         root: L^-1 P^1/2, ``batch_shape x m x m``: root' root = (S + P^-1)^-1.
@@ -52,7 +60,7 @@ class SiteSystem(NamedTuple):
     half_log_det: Tensor
 
     def residual(self, mean: Tensor) -> Tensor:
-        """What sites say beyond a prior mean, white under the prior.
+        """L^-1 P^1/2 (t - mean) for the modes t = shift / P of the sites.
 
         Args:
             mean: ``batch_shape x m``.
@@ -86,6 +94,9 @@ def site_system(covariance: Tensor, sites: GaussianSites) -> SiteSystem:
 
 def log_site_evidence(system: SiteSystem, mean: Tensor, sites: GaussianSites) -> Tensor:
     """Log-probability of the sites under N(mean, covariance), ``batch_shape``.
+
+    With the ``log_scale`` of EP this is log Z_EP ([Riihimaki2010monotonicity]_, after
+    (10)) without the part of the data.
 
     Args:
         system: Of the covariance and the sites.

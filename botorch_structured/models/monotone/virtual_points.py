@@ -1,13 +1,24 @@
-"""Where a sign is asked for: virtual points, and what transforms do to signs.
+"""Virtual points, at which signs are imposed, and signs under transforms.
 
-Up to three columns a grid, as in Wang and Welch (2018, sections 3 and 4): 10 points, 10
-x 10, 4 x 4 x 4. A grid grows exponentially with the number of columns, so beyond that a
-scrambled Sobol sequence fills the box with as many points as the largest of these.
+Up to three columns a grid, as in [Wang2018monotonicity]_ (sections 3.2, 4.1 and 4.2):
+10 points, 10 x 10, 4 x 4 x 4. A grid grows exponentially with the number of columns, so
+beyond three columns it is 64 points of a scrambled Sobol sequence.
+
+References:
+
+.. [Wang2018monotonicity]
+    W. Wang and W. J. Welch. Bayesian Optimization Using Monotonicity Information and
+    Its Application in Machine Learning Hyperparameter Tuning. arXiv:1802.03532, 2018.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "apply_transform",
+    "check_bounds",
+    "check_monotone",
+    "check_probability",
+    "check_virtual_points",
     "default_virtual_points",
     "signs_of",
     "transformed_box",
@@ -15,7 +26,7 @@ __all__ = [
     "transformed_points",
 ]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 
 import torch
@@ -26,8 +37,9 @@ from torch.quasirandom import SobolEngine
 
 _GRID_SIDE = {1: 10, 2: 10, 3: 4}
 _SOBOL_POINTS = 64
-# Data that stick out of the unit cube by rounding are still in it.
+# Data are in [0, 1] if they are outside by no more than this.
 _ROUNDING = 1e-6
+# Of 1 + |outcome|: the step by which the direction of a transform is found.
 _STEP = 1e-2
 
 
@@ -36,10 +48,10 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
 
     Args:
         box: ``2 x d``, lower and upper.
-        count: Take so many Sobol points, for any ``d``.
+        count: If given, this number of Sobol points, for any ``d``.
 
     Returns:
-        ``v x d``, always the same.
+        ``v x d``, the same in each call.
     """
     d = box.shape[-1]
     if count is None and d in _GRID_SIDE:
@@ -57,15 +69,13 @@ def transformed_box(
     """The box that virtual points fill, on the axes of the model, ``2 x d``.
 
     Args:
-        bounds: ``2 x d`` in the space of the training inputs. None: in each column
-            [0, 1] where the transformed data are in it, else the range of those.
+        bounds: ``2 x d`` in the space of the training inputs. None: [0, 1] in each
+            column whose transformed data are in [0, 1], else their range.
         X: Transformed training inputs, ``batch_shape x n x d``.
         transform: Of the inputs.
     """
     if bounds is not None:
-        corners = bounds.to(X).expand(*X.shape[:-2], *bounds.shape)
-        corners = apply_transform(corners, transform)
-        corners = corners.reshape(-1, corners.shape[-1])
+        corners = _moved(bounds, X, transform).flatten(0, 1)
         return torch.stack([corners.amin(0), corners.amax(0)])
     rows = X.reshape(-1, X.shape[-1])
     low, high = rows.amin(0), rows.amax(0)
@@ -74,7 +84,7 @@ def transformed_box(
 
 
 def apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
-    """Inputs as training inputs are transformed; nothing is learned from them."""
+    """Transform inputs as training inputs are, without training the transform."""
     if transform is None:
         return X
     with torch.no_grad():
@@ -92,11 +102,9 @@ def transformed_points(
         transform: Of the inputs.
 
     Raises:
-        ValueError: If they are moved differently in the elements of a batch.
+        ValueError: If the transform differs between the elements of a batch.
     """
-    points = virtual_X.to(X).expand(*X.shape[:-2], *virtual_X.shape)
-    points = apply_transform(points, transform)
-    points = points.reshape(-1, *points.shape[-2:])
+    points = _moved(virtual_X, X, transform)
     if not bool((points == points[:1]).all()):
         raise ValueError(
             "virtual_X: expected an input_transform that is the same for all elements "
@@ -106,12 +114,19 @@ def transformed_points(
     return points[0]
 
 
+def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
+    """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
+    points = points.to(X).expand(*X.shape[:-2], *points.shape)
+    points = apply_transform(points, transform)
+    return points.reshape(-1, *points.shape[-2:])
+
+
 def transformed_columns(
     monotone: Mapping[int, int], X: Tensor, transform: InputTransform | None
 ) -> dict[int, tuple[int, int]]:
-    """Which column of the model each monotone column is, and whether it is reversed.
+    """The column of the model for each monotone column, and whether it is reversed.
 
-    Found by moving each column from its smallest to its largest training value.
+    Found by changing each column from its smallest to its largest training value.
 
     Args:
         monotone: Columns and signs.
@@ -122,8 +137,8 @@ def transformed_columns(
         Column of the model's inputs and +1 or -1, for each monotone column.
 
     Raises:
-        ValueError: If a transform moves none or several columns with it, or not always
-            in the same direction: then a sign along the one is none along the other.
+        ValueError: If this changes no column or several columns of the transformed
+            inputs, or one in different directions: the sign then has no counterpart.
     """
     result = {}
     for column in monotone:
@@ -154,13 +169,13 @@ def signs_of(
 ) -> Tensor:
     """Whether an outcome transform keeps (+1) or reverses (-1) the order of outcomes.
 
-    Outcomes that are all the same have no order: there a step on the axis of the model
-    is undone.
+    Equal outcomes have no order; for them a small step of the transformed outcomes is
+    transformed back.
 
     Args:
         Y: ``batch_shape x n x m``.
         transformed: The same, transformed.
-        transform: The transform; without it such outcomes count as kept.
+        transform: The transform. Without it the order of equal outcomes is +1.
 
     Returns:
         ``batch_shape x m``.
@@ -210,7 +225,7 @@ def check_bounds(bounds: Tensor, d: int) -> None:
 
 
 def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
-    """Columns ascending, each with +1 or -1.
+    """Check columns and signs, and sort them by column.
 
     Raises:
         ValueError: For other columns than those of the inputs, or other signs.
@@ -232,15 +247,3 @@ def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
                 f"{column}, got {sign!r}."
             )
     return {column: int(monotone[column]) for column in sorted(monotone)}
-
-
-def most_violated(probability: Tensor, chosen: Sequence[int]) -> int:
-    """Index of the least probable sign that is not ``chosen`` yet.
-
-    Args:
-        probability: ``count``.
-        chosen: Indices to leave out.
-    """
-    open_ = probability.clone()
-    open_[list(chosen)] = float("inf")
-    return int(open_.argmin())

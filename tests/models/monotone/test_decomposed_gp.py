@@ -510,6 +510,45 @@ def test_wrong_arguments() -> None:
             call()
 
 
+def test_bad_points_and_observations() -> None:
+    """Components that check nothing themselves: the sum checks what it is given."""
+    model = DecomposedGP(*components())
+    X, parts = data(3, seed=7)
+    nan, nan_parts = X.clone(), parts.clone()
+    nan[1, 0] = nan_parts[2, 1] = float("nan")
+    sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
+    finite = r"X: expected finite numbers, got nan in columns \[0\] of rows \[1\]"
+    width = r"X: expected ``batch_shape x q x 2``, got \(3, 1\)"
+    condition = model.condition_on_observations
+    for call, message in (
+        (lambda: model.posterior(X[:, :1]), width),
+        (lambda: model.posterior(nan), finite),
+        (lambda: model.component_posterior(nan), finite),
+        (lambda: model.fantasize(X[:, :1], sampler), width),
+        (lambda: model.fantasize(nan, sampler), finite),
+        (lambda: condition(X[:, :1], parts), width),
+        (lambda: condition([X, nan], parts), finite),
+        (lambda: condition(X, nan_parts), r"Y: .* nan in columns \[1\] of rows \[2\]"),
+        (lambda: condition(X[:2], parts), r"Y: expected ``batch_shape x 2 x 2``, .*"),
+        (lambda: condition(X, parts.float()), "Y: expected torch.float64"),
+        (lambda: condition(X, parts, noise=-parts.abs()), "noise: .* not negative"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_noise_is_for_components_with_fixed_noise() -> None:
+    X, parts = data()
+    Yvar = torch.full_like(parts[:, :1], 0.02)
+    inferred = MonotoneGP(X / 10, parts[:, 1:], {})
+    model = DecomposedGP(component(X / 10, parts[:, :1], train_Yvar=Yvar), inferred)
+    model.posterior(X / 10)
+    more = model.condition_on_observations(X[:2] / 10, parts[:2], noise=parts[:2].abs())
+    noise = more.models[0].likelihood.noise[-2:]
+    assert noise.shape == (2,) and (noise > Yvar[:2, 0]).all()
+    assert len(more.models[1].train_targets) == 12
+
+
 def test_standardize_is_undone_per_component() -> None:
     """Components of very different scale and offset add in the user's units."""
     X, parts = data(20)

@@ -193,7 +193,10 @@ def test_the_objective_is_the_evidence_of_data_and_signs(kind: str) -> None:
     )
     peer = ExactMarginalLogLikelihood(plain.likelihood, plain).train()
     data = 9 * peer(plain(*plain.train_inputs), plain.train_targets)
-    mean, covariance = model._derivatives_given_data(model.virtual_points)
+    with torch.no_grad():
+        mean, covariance = model._derivatives(
+            model.virtual_points, [0, 1], given_sites=False
+        )
     sites = model.covar_module.sites.gaussian
     signs = log_site_evidence(site_system(covariance, sites), mean, sites)
     torch.testing.assert_close(value, data + signs, rtol=1e-9, atol=1e-9)
@@ -607,6 +610,16 @@ def test_fantasies_keep_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs  # a fit of the larger data has sites of its own
 
 
+@pytest.mark.parametrize("monotone", [{}, {0: 1}])
+def test_another_dtype_after_a_prediction(monotone: dict[int, int]) -> None:
+    """What was computed in the old one is not used, also without signs."""
+    model = MonotoneGP(*make_data(10), monotone)
+    points = make_data(3, seed=8)[0]
+    expected = model.posterior(points).mean.float()
+    actual = model.to(torch.float32).posterior(points.float()).mean
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_a_model_in_training_can_be_copied() -> None:
     model = MonotoneGP(*make_data(6), {0: 1}, virtual_X=GRID).train()
     model(*model.train_inputs)
@@ -620,9 +633,7 @@ def test_predictions_are_those_of_gpytorch(monkeypatch: pytest.MonkeyPatch) -> N
     fantasy = model.fantasize(points[0], sampler(4))
     asked = [(model, points), (fantasy, points[1])]
     actual = [m.posterior(x).distribution for m, x in asked]
-    monkeypatch.delattr(
-        monotone_inference.SiteInference, "_get_test_prior_mean_and_covariances"
-    )
+    monkeypatch.delattr(MonotoneGP, "_get_test_prior_mean_and_covariances")
     for (m, x), a in zip(asked, actual, strict=True):
         expected = m.posterior(x).distribution
         torch.testing.assert_close(a.mean, expected.mean, rtol=1e-9, atol=1e-9)

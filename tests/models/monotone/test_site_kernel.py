@@ -205,7 +205,7 @@ def test_part_of_a_batch() -> None:
 
 def test_errors() -> None:
     kernel, _ = prior(5)
-    with pytest.raises(ValueError, match="last_dim_is_batch=False"):
+    with pytest.raises(ValueError, match="last_dim_is_batch: expected False"):
         kernel.forward(rand(0, 3, 2), rand(0, 3, 2), last_dim_is_batch=True)
     with pytest.raises(ValueError, match="nu=1.5"):
         SiteConditionedKernel(MaternKernel(nu=1.5), kernel.sites)

@@ -14,7 +14,6 @@ from botorch.models.transforms.input import (
 
 from botorch_structured.models.monotone.virtual_points import (
     default_virtual_points,
-    most_violated,
     signs_of,
     transformed_box,
     transformed_columns,
@@ -89,10 +88,3 @@ def test_signs_of_outcomes() -> None:
     expected = torch.tensor([-1.0, 1.0], **DOUBLE)  # constant outcomes: no order
     assert torch.equal(signs_of(Y, -Y), expected)
     assert signs_of(Y.expand(4, 3, 2), Y.expand(4, 3, 2)).shape == (4, 2)
-
-
-def test_most_violated() -> None:
-    probability = torch.tensor([0.7, 0.1, 0.4])
-    assert most_violated(probability, []) == 1
-    assert most_violated(probability, [1]) == 2
-    assert probability[1] == torch.tensor(0.1)
