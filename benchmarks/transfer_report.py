@@ -13,6 +13,8 @@ __all__ = [
     "mean_rank_curve",
     "one_sided",
     "pair",
+    "ranks_of",
+    "standard_error",
     "write_figure",
 ]
 
@@ -88,10 +90,20 @@ def evaluations_to(gaps: np.ndarray, gap: float) -> np.ndarray:
     return np.where(reached.any(-1), reached.argmax(-1) + 1, gaps.shape[-1] + 1)
 
 
-def mean_rank_curve(traces: np.ndarray) -> np.ndarray:
-    """Mean rank at each budget, ties shared: ``R x M x budget`` -> ``M x budget``."""
+def ranks_of(traces: np.ndarray) -> np.ndarray:
+    """Ranks in each run at each budget, ties shared: ``R x M x budget``."""
     # rounding must not decide which of two equal accuracies is better
-    return rankdata(np.round(traces, 12), axis=1).mean(0)
+    return rankdata(np.round(traces, 12), axis=1)
+
+
+def mean_rank_curve(traces: np.ndarray) -> np.ndarray:
+    """Mean rank at each budget: ``R x M x budget`` -> ``M x budget``."""
+    return ranks_of(traces).mean(0)
+
+
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Of a mean over problems: ``P x ...`` -> ``...``; zeros for a single one."""
+    return values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
 
 
 def one_sided(mine: np.ndarray, other: np.ndarray) -> float:
@@ -118,6 +130,6 @@ def write_figure(
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     draw(figure)
     figure.savefig(folder / f"{name}.png", dpi=120)
