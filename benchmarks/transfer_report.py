@@ -1,8 +1,9 @@
-"""What runs say when they are paired by problem: ranks along the way, hits, tests.
+"""Runs paired by problem: ranks at each budget, evaluations to a gap, tests.
 
-All methods have the same starts on a problem with a seed, so runs are compared pair by
-pair. Seeds of one problem are no independent witnesses of whether a method transfers:
-they are averaged first: tests have one pair for each *problem* (a task, a data set).
+All methods have the same starts on a problem with a seed, so runs are compared in
+pairs. Whether a method transfers to new problems is a question about problems, not
+seeds: runs with different seeds are averaged, and tests have one pair for each
+*problem* (a task, a data set).
 """
 
 from __future__ import annotations
