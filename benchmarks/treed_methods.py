@@ -48,8 +48,8 @@ _ALWAYS_DISTANT = ("bo", "bo_warp")
 # A fixed distance can exclude the optimum beside a good point. So the distance is only
 # kept where the expected improvement is below ``_WORTH`` standard deviations of the
 # outcomes: there its maximum says little about the objective, and the search explores.
-# The distance is ``_SPREAD`` spacings of a regular grid with as many points as there are
-# data; with less than a half, known points cannot exclude the whole box.
+# The distance is ``_SPREAD`` spacings of a regular grid with as many points as there
+# are data; below a half, known points cannot exclude the whole box.
 _WORTH = 1e-3
 _SPREAD = 0.4
 

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from botorch_structured.models.checks import raw_inputs
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
@@ -135,10 +137,7 @@ def training_data(model: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"model: expected a GP with training data, got {type(model).__name__}."
         )
-    X = inputs[0]
-    original = getattr(model, "_original_train_inputs", None)
-    if isinstance(original, Tensor) and not model.training:
-        X = original
+    X = raw_inputs(model)
     if X.dim() != 2 or targets.shape != X.shape[:1]:
         raise ValueError(
             "model: expected n x d inputs and n outcomes, without a batch shape, got "
