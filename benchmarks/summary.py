@@ -228,17 +228,17 @@ def plot_traces(runs: Sequence[Run], path: str | Path) -> None:
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
-    from botorch_structured.plots.style import COLOURS, legend_below, step_curve, tidy
+    from botorch_structured.plots.style import (
+        COLOURS,
+        legend_below,
+        new_figure,
+        step_curve,
+        tidy,
+    )
 
     problems = sorted({run.problem for run in runs})
     colours = dict(zip(_methods(runs), itertools.cycle(COLOURS), strict=False))
-    figure = Figure(figsize=(4.2 * len(problems), 3.8), layout="constrained")
+    figure = new_figure(4.2 * len(problems), 3.8)
     axes = figure.subplots(1, len(problems), squeeze=False)[0]
     for ax, problem in zip(axes, problems, strict=True):
         here = [run for run in runs if run.problem == problem]

@@ -29,6 +29,7 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from benchmarks.summary import Run
+from botorch_structured.plots.style import new_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,14 +124,8 @@ def write_figure(
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
+    figure = new_figure(9.0, 3.8)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     draw(figure)
     figure.savefig(folder / f"{name}.png", dpi=120)

@@ -31,6 +31,7 @@ from botorch_structured.plots.style import (
     INK,
     RED,
     legend_below,
+    new_figure,
     step_curve,
     tidy,
 )
@@ -82,17 +83,11 @@ def write_figures(folder: Path, out: Path, runs: Sequence[Run]) -> None:
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
     folder.mkdir(parents=True, exist_ok=True)
     seed = _seed_of_figure_3(runs)
     if seed is not None:
-        _figure_3(Figure, folder, out, seed)
-    _figure_4(Figure, folder, runs)
+        _figure_3(folder, out, seed)
+    _figure_4(folder, runs)
 
 
 def _seed_of_figure_3(runs: Sequence[Run]) -> int | None:
@@ -103,11 +98,11 @@ def _seed_of_figure_3(runs: Sequence[Run]) -> int | None:
     return min(set.intersection(*known), default=None)
 
 
-def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
+def _figure_3(folder: Path, out: Path, seed: int) -> None:
     problem = RKHS1D()
     grid = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64).unsqueeze(-1)
     truth = -problem(grid)
-    figure = figure_class(figsize=(4 * len(_STEPS), 7), layout="constrained")
+    figure = new_figure(4 * len(_STEPS), 7)
     heights = [2, 1] * len(_COMPARED)
     axes = figure.subplots(
         len(heights), len(_STEPS), sharex=True, height_ratios=heights
@@ -170,14 +165,12 @@ def _panel(model: Any, grid: Tensor, X: Tensor, Y: Tensor, step: int) -> dict[st
     }
 
 
-def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
+def _figure_4(folder: Path, runs: Sequence[Run]) -> None:
     problems = [name for name in _TITLES if name in {r.problem for r in runs}]
     curves = {name: _curves(runs, name) for name in problems}
     columns = min(3, len(problems))
     rows = -(-len(problems) // columns)
-    figure = figure_class(
-        figsize=(3.4 * columns, 2.8 * rows + 0.5), layout="constrained"
-    )
+    figure = new_figure(3.4 * columns, 2.8 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes[len(problems) :]:
         ax.set_axis_off()

@@ -19,7 +19,7 @@ from botorch_structured.plots.style import (
     RED,
     legend_below,
     limits_of,
-    new_axes,
+    new_panels,
     tidy,
     training_data,
 )
@@ -98,7 +98,12 @@ def plot_monotone_components(
         if len(parts) > 1:
             parts, others = [*parts, model], [*others, without]
             titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
-        panels = _panels(axes, len(parts))
+        if axes is None:
+            panels = new_panels(len(parts), 3.8, 3.4)
+        else:
+            panels = list(np.ravel(np.asarray(axes, dtype=object)))
+        if len(panels) != len(parts):
+            raise ValueError(f"axes: expected {len(parts)} of them, got {len(panels)}.")
         for k, ax in enumerate(panels):
             if others[k] is not None:
                 _draw_model(ax, others[k], line, column, RED, _WITHOUT, "--")
@@ -197,18 +202,6 @@ def _sum_of(
         for part in filter(_is_known, parts):
             total = total + part.posterior(X).mean.squeeze(-1)
     return X, total
-
-
-def _panels(axes: Sequence[Axes] | None, count: int) -> list[Axes]:
-    if axes is not None:
-        axes = list(np.ravel(np.asarray(axes, dtype=object)))
-        if len(axes) != count:
-            raise ValueError(f"axes: expected {count} of them, got {len(axes)}.")
-        return axes
-    first = new_axes(None, 3.8 * count, 3.4)
-    figure = first.figure
-    first.remove()
-    return list(figure.subplots(1, count, squeeze=False)[0])
 
 
 @torch.no_grad()

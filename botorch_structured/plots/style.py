@@ -18,6 +18,8 @@ __all__ = [
     "legend_below",
     "limits_of",
     "new_axes",
+    "new_figure",
+    "new_panels",
     "step_curve",
     "tidy",
     "training_data",
@@ -34,14 +36,31 @@ from botorch_structured.models.checks import raw_inputs
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
 
 BLUE, RED, INK, GREY, PALE = "#2563a8", "#c2410c", "#1f2937", "#6b7280", "#dbe7f5"
 # Distinguishable for the colour-blind; the first two are the ones mostly seen together.
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
 
-def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """``ax``, or that of a new figure of this size in inches.
+_MISSING = 'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches, to be saved; pyplot does not know it.
+
+    Raises:
+        ImportError: matplotlib is not installed; it says what to install.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def new_panels(count: int, width: float, height: float) -> list[Axes]:
+    """Axes side by side in a new figure of pyplot, each of this size in inches.
 
     Raises:
         ImportError: matplotlib is not installed; it says what to install.
@@ -49,12 +68,15 @@ def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
-    if ax is not None:
-        return ax
-    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+        raise ImportError(_MISSING) from error
+    size = (count * width, height)
+    axes = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)[1]
+    return list(axes[0])
+
+
+def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """``ax``, or that of a new figure of this size in inches, see `new_panels`."""
+    return new_panels(1, width, height)[0] if ax is None else ax
 
 
 def tidy(ax: Axes) -> None:
