@@ -1,15 +1,18 @@
 """The methods of Wang and Welch (2017) for the harness: is the objective a sum?
 
 ``standard`` models the objective with BoTorch's ``SingleTaskGP``; ``decomposed`` models
-its two parts with one each (``DecomposedGP``), and ``monotone`` tells each in addition
-which way it bends (``MonotoneGP`` and ``fit_gpytorch_mll``, as documented). The three
-with ``_paper`` have the paper's GPs: the outcomes' own zero as mean, a variance, an
-isotropic squared exponential. Zero is less than any error, so that such a GP hopes for
-the best wherever it has seen nothing, and corners come first; signs rule some out.
-Standardised outcomes revert to their average instead. What the paper leaves open is the
-same for all three: BoTorch's prior of the lengthscale, a wide one of the variance in
-units of the mean square, and noise of 1e-4 of it, as errors are repeatable.
-Signs of ``monotone_paper`` are told at all points of the paper's grids, and fitted to.
+its two parts with one each (``DecomposedGP``); ``monotone`` gives each part its sign as
+well (``MonotoneGP``). These three are fitted by ``fit_gpytorch_mll``, with defaults.
+
+The three with ``_paper`` have the paper's GPs: zero mean on the outcomes as they are, a
+variance, an isotropic squared exponential kernel. Errors are positive, so a zero-mean
+GP expects an improvement wherever there are no data, first of all in the corners; known
+signs rule out some of these places. (With standardised outcomes a GP expects the
+average there.) What the paper leaves open is the same for all three: BoTorch's prior
+for the lengthscale, a wide prior for the variance in units of the mean square, and a
+noise variance of 1e-4 of the mean square, as errors are repeatable. ``monotone_paper``
+has signs at all points of the paper's grids, and is fitted to data and signs.
+
 All maximise LogEI of the (sum's) posterior in the same way.
 """
 

@@ -7,9 +7,11 @@ binary classification problems, 500 random configurations each, drawn from the p
 grid without replacement. Each is trained on 70 % of the rows; written down are the
 accuracy on the others (the target), that on its own rows and the CPU time (the side
 signals). Where there are fewer than 1,000 rows, accuracies are means over ten splits
-and times are sums: on 63 rows the best of 500 networks is the luckiest one. A benchmark
-then looks up: all methods see the same accuracies *and* the same times, and a run can
-be repeated. Takes four minutes on one core; kill it and run it again.
+and times are sums, because with 63 validation rows the best of 500 networks would be
+decided by chance. Benchmarks look evaluations up in the table: all methods see the same
+accuracies *and* the same times, and a run can be repeated.
+
+Takes four minutes on one core; kill it and run it again.
 
 DIR holds ``australian``, ``sonar_scale``, ``phishing.gz`` and ``w8a.gz`` (LIBSVM). w1a
 is replaced by as many rows of w8a, 2,477, and w8a is capped at 5,000 other rows; both

@@ -23,6 +23,7 @@ __all__ = [
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -227,14 +228,17 @@ def plot_traces(runs: Sequence[Run], path: str | Path) -> None:
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
+    from botorch_structured.plots.style import (
+        COLOURS,
+        legend_below,
+        new_figure,
+        step_curve,
+        tidy,
+    )
+
     problems = sorted({run.problem for run in runs})
-    figure = Figure(figsize=(4.5 * len(problems), 3.5), layout="constrained")
+    colours = dict(zip(_methods(runs), itertools.cycle(COLOURS), strict=False))
+    figure = new_figure(4.2 * len(problems), 3.8)
     axes = figure.subplots(1, len(problems), squeeze=False)[0]
     for ax, problem in zip(axes, problems, strict=True):
         here = [run for run in runs if run.problem == problem]
@@ -248,12 +252,13 @@ def plot_traces(runs: Sequence[Run], path: str | Path) -> None:
                 values = np.log10(np.maximum(values - optimum, _SMALLEST_GAP))
             low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
             steps = np.arange(1, length + 1)
-            ax.plot(steps, middle, label=f"{method} ({len(traces)})")
-            ax.fill_between(steps, low, high, alpha=0.2)
+            colour = colours[method]
+            step_curve(ax, steps, middle, (low, high), color=colour, label=method)
         ax.set_title(problem)
         ax.set_xlabel("evaluations")
         ax.set_ylabel("log10 gap to the optimum" if known else "best value")
-        ax.legend()
+        tidy(ax)
+    legend_below(figure, list(axes))
     figure.savefig(path, dpi=120)
 
 

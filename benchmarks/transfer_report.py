@@ -1,8 +1,9 @@
-"""What runs say when they are paired by problem: ranks along the way, hits, tests.
+"""Runs paired by problem: ranks at each budget, evaluations to a gap, tests.
 
-All methods have the same starts on a problem with a seed, so runs are compared pair by
-pair. Seeds of one problem are no independent witnesses of whether a method transfers:
-they are averaged first: tests have one pair for each *problem* (a task, a data set).
+All methods have the same starts on a problem with a seed, so runs are compared in
+pairs. Whether a method transfers to new problems is a question about problems, not
+seeds: runs with different seeds are averaged, and tests have one pair for each
+*problem* (a task, a data set).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ __all__ = [
     "mean_rank_curve",
     "one_sided",
     "pair",
+    "ranks_of",
+    "standard_error",
     "write_figure",
 ]
 
@@ -26,6 +29,7 @@ import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
 from benchmarks.summary import Run
+from botorch_structured.plots.style import new_figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +92,20 @@ def evaluations_to(gaps: np.ndarray, gap: float) -> np.ndarray:
     return np.where(reached.any(-1), reached.argmax(-1) + 1, gaps.shape[-1] + 1)
 
 
-def mean_rank_curve(traces: np.ndarray) -> np.ndarray:
-    """Mean rank at each budget, ties shared: ``R x M x budget`` -> ``M x budget``."""
+def ranks_of(traces: np.ndarray) -> np.ndarray:
+    """Ranks in each run at each budget, ties shared: ``R x M x budget``."""
     # rounding must not decide which of two equal accuracies is better
-    return rankdata(np.round(traces, 12), axis=1).mean(0)
+    return rankdata(np.round(traces, 12), axis=1)
+
+
+def mean_rank_curve(traces: np.ndarray) -> np.ndarray:
+    """Mean rank at each budget: ``R x M x budget`` -> ``M x budget``."""
+    return ranks_of(traces).mean(0)
+
+
+def standard_error(values: np.ndarray) -> np.ndarray:
+    """Of a mean over problems: ``P x ...`` -> ``...``; zeros for a single one."""
+    return values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
 
 
 def one_sided(mine: np.ndarray, other: np.ndarray) -> float:
@@ -110,14 +124,8 @@ def write_figure(
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
+    figure = new_figure(9.0, 3.8)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     draw(figure)
     figure.savefig(folder / f"{name}.png", dpi=120)

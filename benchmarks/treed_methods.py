@@ -1,14 +1,21 @@
 """The methods of Assael et al. (2014), section 4, for the harness.
 
-``htbo`` and ``htbo_warp`` are ``TreedGP.as_published``, the better one in a search;
-``htbo_default`` is ``TreedGP`` as it comes, ``htbo_variance`` the same with the
-published splits. ``bo`` and ``bo_warp`` are BoTorch's ``SingleTaskGP``, the second with
-learned input warping. All maximise LogEI, over the rows of a table or on the paper's
-adaptive Sobol grid. There the treed methods go far from known points where no
-improvement is worth an evaluation, ``bo`` and ``bo_warp`` keep a small distance always;
-``bo_refine`` is ``bo`` with the rule of the treed methods, ``bo_exact`` is that told
-that there is no noise, and ``bo_acqf`` is ``bo`` with BoTorch's own maximiser as a user
-would call it: how much of the difference is the tree's, and how much the search's.
+=================  ====================================================================
+``htbo``           ``TreedGP.as_published``
+``htbo_warp``      the same with learned input warping
+``htbo_default``   ``TreedGP`` with its defaults
+``htbo_variance``  ``TreedGP(split_criterion="variance")``, the published splits
+``bo``             BoTorch's ``SingleTaskGP``
+``bo_warp``        the same with learned input warping
+``bo_refine``      ``bo`` with the distance rule of the treed methods
+``bo_exact``       ``bo_refine`` with a tiny ``train_Yvar``: noise-free
+``bo_acqf``        ``bo`` with BoTorch's ``optimize_acqf``
+=================  ====================================================================
+
+All maximise LogEI: over the rows of a table, or on the paper's adaptive Sobol grid. On
+the grid ``bo`` and ``bo_warp`` keep a small distance to known points. The treed methods
+keep a large one, except where the acquisition value exceeds ``_WORTH``. The last three
+rows say how much of a difference is the tree's and how much is the search's.
 """
 
 from __future__ import annotations
@@ -35,14 +42,14 @@ from botorch_structured.models import TreedGP
 from botorch_structured.optim import optimize_acqf_sobol
 from botorch_structured.test_functions import TableProblem
 
-# In widths of the box: a model that estimates its noise returns to one optimum.
+# In widths of the box: with estimated noise, LogEI proposes the incumbent again.
 _MIN_DISTANCE = 2e-3
 _ALWAYS_DISTANT = ("bo", "bo_warp")
-# With a distance alone, the best point can be too near to a good one, and where next
-# to nothing is expected anywhere, what little there is says more about the model than
-# about the objective. So: an improvement, in standard deviations of the outcomes, that
-# is worth an evaluation wherever it is; and where nothing is, so many spacings of a
-# regular grid of as many points (below a half, they cannot fill the box).
+# A fixed distance can exclude the optimum beside a good point. So the distance is only
+# kept where the expected improvement is below ``_WORTH`` standard deviations of the
+# outcomes: there its maximum says little about the objective, and the search explores.
+# The distance is ``_SPREAD`` spacings of a regular grid with as many points as there
+# are data; below a half, known points cannot exclude the whole box.
 _WORTH = 1e-3
 _SPREAD = 0.4
 

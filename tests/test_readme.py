@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)
+MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def _blocks(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+BLOCKS = _blocks(README)
 
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
@@ -19,20 +26,24 @@ def test_the_loop_finds_the_optimum() -> None:
     names: dict[str, object] = {}
     exec(BLOCKS[0], names)
     assert float(names["Y"].max()) > -1e-2  # type: ignore[attr-defined]
-    code = [
-        line
-        for line in BLOCKS[0].splitlines()
-        if line.strip() and not re.match("#|import |from ", line)
-    ]
-    assert len(code) <= 20
+    lines = BLOCKS[0].splitlines()
+    loop = lines[next(i for i, line in enumerate(lines) if line.startswith("for ")) :]
+    assert sum(line.startswith("    ") for line in loop) == 5
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", BLOCKS[1:])
-def test_other_code_runs(block: str) -> None:
-    """Below the first block, of which it needs the imports only."""
-    imports = re.findall("^(?:import|from) .*$", BLOCKS[0], re.M)
-    exec("\n".join([*imports, block]), {})
+def test_code_of_the_models_page_runs() -> None:
+    """From top to bottom: later blocks use what earlier ones made."""
+    names: dict[str, object] = {}
+    for block in _blocks(MODELS):
+        exec(block, names)
+
+
+def test_the_readme_is_short() -> None:
+    """In words of prose and tables; code, links' targets and signs are not counted."""
+    text = re.sub(r"```.*?```", "", README, flags=re.S)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    assert len(re.findall(r"[\w'.=%-]*\w", text)) <= 650
 
 
 def _sections(file: Path) -> set[str]:
@@ -60,6 +71,31 @@ def test_links_lead_somewhere() -> None:
     assert "@@" not in README
 
 
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem
+)
+def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, section = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not section or section in _sections(target), link
+
+
+def test_results_name_files_that_exist() -> None:
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:benchmarks|tests|docs)/[\w./-]+)`", text))
+    assert len(named) >= 12
+    assert not [name for name in named if not (ROOT / name).exists()]
+    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", text))
+    files = {
+        name: ROOT / Path(*name.split(".")) for name in modules - {"benchmarks.speed"}
+    }
+    assert not [n for n, f in files.items() if not f.with_suffix(".py").exists()]
+
+
 _BOTORCH = {
     "ExpectedImprovement",
     "SingleTaskGP",
@@ -68,13 +104,15 @@ _BOTORCH = {
 }
 
 
-def test_what_it_offers_exists() -> None:
-    """Every name in the table."""
+@pytest.mark.parametrize("page", [README, MODELS], ids=["README", "models"])
+def test_what_it_offers_exists(page: str) -> None:
+    """Every name in the tables of models."""
     public = {"cite"}
     parts = ["acquisition", "fit", "kernels", "models", "optim", "spaces"]
     for part in [*parts, "transforms"]:
         public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
-    table = "\n".join(t for t in README.splitlines() if t.startswith("| "))
+    before = page.partition("## What BoTorch has itself")[0]  # its own names
+    table = "\n".join(t for t in before.splitlines() if t.startswith("| "))
     ours = set(re.findall(r"`(\w+)[`(]", table)) - _BOTORCH
     arguments = {name for name in ours if re.search(rf"`{name}=", table)}
     assert ours - arguments <= public

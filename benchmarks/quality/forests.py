@@ -39,7 +39,22 @@ import numpy as np
 from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
 from benchmarks.summary import Run, load, markdown_table
-from benchmarks.transfer_report import mean_rank_curve, one_sided, pair, write_figure
+from benchmarks.transfer_report import (
+    one_sided,
+    pair,
+    ranks_of,
+    standard_error,
+    write_figure,
+)
+from botorch_structured.plots.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    RED,
+    legend_below,
+    step_curve,
+    tidy,
+)
 from botorch_structured.test_functions import (
     TransferTable,
     TransferTables,
@@ -52,6 +67,7 @@ _FILES = {
     "svm": ("tst_svm_50datasets_288configs.csv.gz", support_vector_tables),
 }
 _HELD_OUT, _DEVELOPMENT = 20, 10
+_FLOOR = 1e-3  # of a logarithmic axis
 METHODS: dict[str, Method] = {
     "warm": ablr_methods.warm,
     "gp": ablr_methods.gp,
@@ -60,10 +76,12 @@ METHODS: dict[str, Method] = {
 }
 """All, by name; the first is the one that knows the other data sets."""
 _LABELS = {
-    "warm": "ABLR, 74 other data sets",
-    "ablr": "ABLR, no history",
-    "gp": "GP, no history",
+    "warm": "MultiTaskABLR, warm start",
+    "gp": "SingleTaskGP",
+    "ablr": "MultiTaskABLR without history",
+    "random": "random search",
 }
+_COLOURS = {"warm": BLUE, "gp": RED, "ablr": COLOURS[2], "random": GREY}
 
 
 @lru_cache(maxsize=2)
@@ -126,10 +144,12 @@ def figure(
 ) -> dict[str, Any]:
     """The numbers behind Figure 2, left."""
     paired = pair(runs, methods, budget)
-    ranks = mean_rank_curve(paired.traces)
+    each = ranks_of(paired.traces)
+    ranks, rank_errors = each.mean(0), standard_error(paired.by_problem(each))
     scale = np.array([ranges[name] for name in paired.problems])[:, None, None]
     gaps = (paired.traces - paired.optima[:, None, None]) / scale
     means = paired.by_problem(gaps)  # ``P x M x budget``
+    gap_errors = standard_error(means)
     mine = means[:, 0]
     tests = {}
     for k, other in enumerate(methods[1:], 1):
@@ -152,7 +172,9 @@ def figure(
             name: {
                 "mean_rank": float(ranks[k].mean()),
                 "ranks": ranks[k].round(4).tolist(),
+                "rank_errors": rank_errors[k].round(4).tolist(),
                 "gaps": gaps[:, k].mean(0).round(6).tolist(),
+                "gap_errors": gap_errors[k].round(6).tolist(),
             }
             for k, name in enumerate(methods)
         },
@@ -186,22 +208,27 @@ def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
 
 
 def draw(numbers: dict[str, Any], canvas: Any) -> None:
-    """Mean ranks and gaps at each budget."""
-    left, right = canvas.subplots(1, 2)
+    """Mean ranks and gaps at each budget, with standard errors over data sets."""
+    left, right = axes = canvas.subplots(1, 2)
     steps = np.arange(1, numbers["budget"] + 1)
     for name, of in numbers["methods"].items():
-        style = "-" if name == "warm" else "--"
-        label = _LABELS.get(name, name)
-        left.plot(steps, of["ranks"], style, label=label)
-        # a gap of nothing is not on a logarithmic axis
-        gaps = np.maximum(of["gaps"], 1e-5)
-        right.semilogy(steps, gaps, style, label=label)
-    for ax in (left, right):
+        style = {"color": _COLOURS[name], "label": _LABELS[name]}
+        if name == "random":
+            style["linestyle"] = ":"
+        for ax, what in ((left, "rank"), (right, "gap")):
+            mean, error = np.array(of[f"{what}s"]), np.array(of[f"{what}_errors"])
+            band = mean - error, mean + error
+            if ax is right:  # zero is not on a logarithmic axis
+                mean, band = np.maximum(mean, _FLOOR), np.maximum(band, _FLOOR)
+            step_curve(ax, steps, mean, tuple(band), **style)
+    for ax in axes:
         ax.set_xlabel("evaluations, two starts included")
+        ax.set_xlim(1, numbers["budget"])
+        tidy(ax)
     left.set_ylabel("mean rank")
-    right.set_ylabel("mean distance to the best, of the range")
-    right.legend()
-    canvas.suptitle(f"{numbers['data_sets']} data sets that are new to all methods")
+    right.set_yscale("log")
+    right.set_ylabel("mean distance to the best\n(1 = the range of a data set)")
+    legend_below(canvas, axes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

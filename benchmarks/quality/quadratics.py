@@ -34,20 +34,21 @@ from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
 from benchmarks.summary import Run, holm, load, markdown_table
 from benchmarks.transfer_report import evaluations_to, one_sided, pair, write_figure
+from botorch_structured.plots.style import COLOURS, step_curve, tidy
 from botorch_structured.test_functions import QuadraticTask, QuadraticTasks
 
 _GAP = 1e-2
 _NUM_TASKS = 30
 _OBSERVATIONS = 10
 _LABELS = {
-    "warm": "ABLR, network",
-    "warm_context": "ABLR, network, contexts",
-    "warm_fourier": "ABLR, Fourier features",
-    "warm_fourier_context": "ABLR, Fourier features, contexts",
-    "gp_stacked": "GP, all rows stacked, contexts",
-    "ablr": "ABLR, no history",
-    "gp": "GP, no history",
-    "random": "random",
+    "warm": "ABLR, warm start",
+    "warm_context": "ABLR, warm start, contexts",
+    "warm_fourier": "ABLR, warm start, Fourier",
+    "warm_fourier_context": "ABLR, warm start, Fourier, contexts",
+    "gp_stacked": "GP, rows of all functions, contexts",
+    "ablr": "ABLR without history",
+    "gp": "GP without history",
+    "random": "random search",
 }
 _WITHOUT_HISTORY = ("gp", "ablr", "random")
 
@@ -156,9 +157,10 @@ def draw(numbers: dict[str, Any], canvas: Any) -> None:
     for k, name in enumerate(names):
         shares = numbers["methods"][name]["share_reached"]
         style = "--" if name in _WITHOUT_HISTORY else "-"
-        left.step(range(1, len(shares) + 1), shares, style, where="post", color=f"C{k}")
+        steps, colour = np.arange(1, len(shares) + 1), COLOURS[k % len(COLOURS)]
+        step_curve(left, steps, np.array(shares), color=colour, linestyle=style)
         mean = numbers["methods"][name]["mean"]
-        right.barh(k, mean, color=f"C{k}")
+        right.barh(k, mean, color=colour)
         right.text(mean, k, f" {mean:.1f}", va="center")
     left.set_xlabel("evaluations, two starts included")
     left.set_ylabel(f"share of runs within {numbers['gap']:g} of the range")
@@ -167,6 +169,8 @@ def draw(numbers: dict[str, Any], canvas: Any) -> None:
     right.invert_yaxis()
     right.margins(x=0.15)
     right.set_xlabel("mean evaluations")
+    tidy(left)
+    tidy(right)
     canvas.suptitle(
         f"{numbers['tasks']} quadratic tasks, each with {_OBSERVATIONS} observations "
         "of each of the others"

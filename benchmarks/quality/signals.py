@@ -37,6 +37,7 @@ from benchmarks.harness import Method, run
 from benchmarks.network_tables import DATASETS, NetworkTable
 from benchmarks.summary import Run, load, markdown_table
 from benchmarks.transfer_report import mean_rank_curve, one_sided, pair, write_figure
+from botorch_structured.plots.style import COLOURS, legend_below, step_curve, tidy
 
 METHODS: dict[str, Method] = {
     "ablr_side": partial(ablr_methods.ablr, signals=True, refit_every=5),
@@ -46,9 +47,10 @@ METHODS: dict[str, Method] = {
 }
 """All, by name."""
 _LABELS = {
-    "ablr_side": "ABLR, with side signals",
-    "ablr": "ABLR, validation accuracy only",
-    "gp": "GP, validation accuracy only",
+    "ablr_side": "ABLR with side signals",
+    "ablr": "ABLR without",
+    "gp": "GP",
+    "random": "random search",
 }
 
 
@@ -138,15 +140,20 @@ def draw(numbers: dict[str, Any], canvas: Any) -> None:
     places = np.arange(len(numbers["data_sets"]))
     for k, name in enumerate(names):
         of = numbers["methods"][name]
-        left.plot(steps, of["gaps"], label=_LABELS.get(name, name))
+        colour = COLOURS[k % len(COLOURS)]
+        gaps, label = np.array(of["gaps"]), _LABELS.get(name, name)
+        step_curve(left, steps, gaps, color=colour, label=label)
         heights = [of["mean_gap_of_data_sets"][data] for data in numbers["data_sets"]]
-        right.bar(places + (k - (len(names) - 1) / 2) * width, heights, width)
+        middle = places + (k - (len(names) - 1) / 2) * width
+        right.bar(middle, heights, width, color=colour)
     left.set_xlabel("evaluations, three starts included")
     left.set_ylabel("mean distance to the best (IQR)")
     left.set_yscale("log")
-    left.legend()
+    legend_below(canvas, [left])
     right.set_xticks(places, numbers["data_sets"])
-    right.set_ylabel("mean over all budgets")
+    right.set_ylabel("mean over all budgets (IQR)")
+    tidy(left)
+    tidy(right)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

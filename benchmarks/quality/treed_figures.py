@@ -21,11 +21,49 @@ from torch import Tensor
 
 from benchmarks.harness import RunKey, read_records
 from benchmarks.summary import Run
+from benchmarks.transfer_report import standard_error
 from benchmarks.treed_methods import METHODS, fitted_model
 from botorch_structured.plots import plot_partition
-from botorch_structured.plots.style import COLOURS, GREY, RED, tidy
+from botorch_structured.plots.style import (
+    BLUE,
+    COLOURS,
+    GREY,
+    INK,
+    RED,
+    legend_below,
+    new_figure,
+    step_curve,
+    tidy,
+)
 from botorch_structured.test_functions import RKHS1D
 
+# What Figure 4 draws, with names and styles; the JSON has all methods.
+_DRAWN: dict[str, dict[str, Any]] = {
+    "htbo": {"label": "TreedGP.as_published", "color": BLUE},
+    "htbo_warp": {"label": "TreedGP.as_published(warp=True)", "color": COLOURS[2]},
+    "htbo_default": {"label": "TreedGP", "color": COLOURS[3]},
+    "bo": {"label": "standard BO", "color": RED, "linestyle": "--"},
+    "bo_warp": {
+        "label": "standard BO with warping",
+        "color": COLOURS[6],
+        "linestyle": "--",
+    },
+    "bo_exact": {
+        "label": "standard BO, noise-free",
+        "color": INK,
+        "linestyle": "--",
+    },
+    "random": {"label": "random search", "color": GREY, "linestyle": ":"},
+}
+_BANDS = ("htbo", "bo")  # of the two that the paper compares: more would hide curves
+_TITLES = {
+    "rkhs": "RKHS-1D",
+    "exp2d": "2-D exponential",
+    "lda": "LDA",
+    "svm": "SVM",
+    "copper": "copper",
+    "walker": "Walker",
+}
 _STEPS = (9, 16, 25)  # evaluations that a panel of Figure 3 knows
 _COMPARED = ("bo", "htbo")
 _POINTS = 301
@@ -45,17 +83,11 @@ def write_figures(folder: Path, out: Path, runs: Sequence[Run]) -> None:
     Raises:
         ImportError: Without matplotlib.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
     folder.mkdir(parents=True, exist_ok=True)
     seed = _seed_of_figure_3(runs)
     if seed is not None:
-        _figure_3(Figure, folder, out, seed)
-    _figure_4(Figure, folder, runs)
+        _figure_3(folder, out, seed)
+    _figure_4(folder, runs)
 
 
 def _seed_of_figure_3(runs: Sequence[Run]) -> int | None:
@@ -66,11 +98,11 @@ def _seed_of_figure_3(runs: Sequence[Run]) -> int | None:
     return min(set.intersection(*known), default=None)
 
 
-def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
+def _figure_3(folder: Path, out: Path, seed: int) -> None:
     problem = RKHS1D()
     grid = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64).unsqueeze(-1)
     truth = -problem(grid)
-    figure = figure_class(figsize=(4 * len(_STEPS), 7), layout="constrained")
+    figure = new_figure(4 * len(_STEPS), 7)
     heights = [2, 1] * len(_COMPARED)
     axes = figure.subplots(
         len(heights), len(_STEPS), sharex=True, height_ratios=heights
@@ -89,7 +121,8 @@ def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
             above, below = axes[2 * row, column], axes[2 * row + 1, column]
             plot_partition(model, above, bounds=problem.bounds)
             above.plot(grid.squeeze(-1), truth, color=RED, linewidth=0.8)
-            above.set_title(f"{method}, {step} evaluations", pad=14)
+            label = _DRAWN[method]["label"]
+            above.set_title(f"{label}, {step} evaluations", pad=14, fontsize="medium")
             above.set_xlabel("")
             panel = _panel(model, grid, X, Y, step)
             below.plot(grid.squeeze(-1), panel["log_ei"], color=COLOURS[2])
@@ -98,7 +131,9 @@ def _figure_3(figure_class: Any, folder: Path, out: Path, seed: int) -> None:
             below.set_ylim(top - _SHOWN, top + 0.1 * _SHOWN)
             tidy(below)
             panels.append({"method": method, **panel})
-    axes[1, 0].set_ylabel("log expected improvement")
+    for row in range(len(_COMPARED)):
+        axes[2 * row, 0].set_ylabel("outcome")
+        axes[2 * row + 1, 0].set_ylabel("log EI")
     figure.savefig(folder / "figure3.png", dpi=80)
     whole = {
         "problem": "rkhs",
@@ -130,60 +165,60 @@ def _panel(model: Any, grid: Tensor, X: Tensor, Y: Tensor, step: int) -> dict[st
     }
 
 
-def _figure_4(figure_class: Any, folder: Path, runs: Sequence[Run]) -> None:
-    problems = sorted({r.problem for r in runs})
+def _figure_4(folder: Path, runs: Sequence[Run]) -> None:
+    problems = [name for name in _TITLES if name in {r.problem for r in runs}]
+    curves = {name: _curves(runs, name) for name in problems}
     columns = min(3, len(problems))
     rows = -(-len(problems) // columns)
-    figure = figure_class(figsize=(4.2 * columns, 3.4 * rows), layout="constrained")
+    figure = new_figure(3.4 * columns, 2.8 * rows + 0.5)
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for ax in axes[len(problems) :]:
         ax.set_axis_off()
-    curves: dict[str, dict[str, Any]] = {}
     for ax, problem in zip(axes, problems, strict=False):  # the last row has gaps
-        curves[problem] = {}
         top = 0.0
-        for method in METHODS:
-            traces = [
-                run.trace() - run.optimum
-                for run in runs
-                if (run.problem, run.method) == (problem, method)
-                and run.optimum is not None
-            ]
-            if not traces:
+        for method, style in _DRAWN.items():
+            if (of := curves[problem].get(method)) is None:
                 continue
-            length = min(map(len, traces))
-            values = np.stack([trace[:length] for trace in traces])
-            mean = values.mean(0)
-            error = values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
-            steps = np.arange(1, length + 1)
-            colour, line = _style(method)
-            label = f"{method} ({len(traces)})"
-            ax.plot(steps, mean, color=colour, linestyle=line, label=label)
-            ax.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15)
-            top = max(top, mean[min(_STARTS, length) - 1])
-            curves[problem][method] = {
-                "runs": len(traces),
-                "mean_regret": _rounded(torch.as_tensor(mean)),
-                "standard_error": _rounded(torch.as_tensor(error)),
-                "median_regret": _rounded(torch.as_tensor(np.median(values, 0))),
-            }
-        ax.set_title(problem)
-        ax.set_xlabel("evaluations")
+            mean, error = np.array(of["mean_regret"]), np.array(of["standard_error"])
+            band = (mean - error, mean + error) if method in _BANDS else None
+            order = 4 if method in _BANDS else 3
+            steps = np.arange(1, len(mean) + 1)
+            step_curve(ax, steps, mean, band, zorder=order, **style)
+            top = max(top, mean[min(_STARTS, len(mean)) - 1])
+            ax.set_xlim(1, len(mean))
+        ax.set_title(_TITLES[problem], fontsize="medium")
         ax.set_ylim(0.0, 1.1 * top)  # all methods have the same starts
-        ax.legend(fontsize="x-small")
         tidy(ax)
-    axes[0].set_ylabel("mean regret, with standard error")
-    figure.savefig(folder / "figure4.png", dpi=80)
+    for ax in axes[max(0, len(problems) - columns) : len(problems)]:
+        ax.set_xlabel("evaluations")
+    for ax in axes[::columns]:
+        ax.set_ylabel("mean regret")
+    legend_below(figure, list(axes))
+    figure.savefig(folder / "figure4.png", dpi=120)
     (folder / "figure4.json").write_text(json.dumps(curves) + "\n")
 
 
-def _style(method: str) -> tuple[str, str]:
-    """A colour for each method of a family, and a line for each family."""
-    for prefix, line in (("htbo", "-"), ("bo", "--")):
-        family = [name for name in METHODS if name.startswith(prefix)]
-        if method in family:
-            return COLOURS[family.index(method) % len(COLOURS)], line
-    return GREY, ":"
+def _curves(runs: Sequence[Run], problem: str) -> dict[str, dict[str, Any]]:
+    """The regret of each method along its runs."""
+    found: dict[str, dict[str, Any]] = {}
+    for method in METHODS:
+        traces = [
+            run.trace() - run.optimum
+            for run in runs
+            if (run.problem, run.method) == (problem, method)
+            and run.optimum is not None
+        ]
+        if not traces:
+            continue
+        length = min(map(len, traces))
+        values = np.stack([trace[:length] for trace in traces])
+        found[method] = {
+            "runs": len(traces),
+            "mean_regret": _rounded(torch.as_tensor(values.mean(0))),
+            "standard_error": _rounded(torch.as_tensor(standard_error(values))),
+            "median_regret": _rounded(torch.as_tensor(np.median(values, 0))),
+        }
+    return found
 
 
 def _rounded(values: Tensor) -> list[float]:

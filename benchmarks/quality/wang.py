@@ -233,13 +233,11 @@ def _rounded(content: Any) -> Any:
 
 
 def _draw(traces: dict[str, np.ndarray], problem: str, budget: int, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from botorch_structured.plots.style import COLOURS, GREY, INK, tidy
+    from botorch_structured.plots.style import COLOURS, GREY, INK, new_figure, tidy
 
     power, what = (1, "means") if problem == "mixture" else (2, "mean squares")
     own = [title for title in traces if title in _TITLES]
-    figure = Figure(figsize=(3.4 * (len(own) + 1), 3.1), layout="constrained")
+    figure = new_figure(3.4 * (len(own) + 1), 3.1)
     panels = figure.subplots(1, len(own) + 1, squeeze=False)[0]
     steps, starts = np.arange(1, budget + 1), min(_STARTS, budget)
     for ax, title in zip(panels, own, strict=False):

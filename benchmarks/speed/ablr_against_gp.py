@@ -34,6 +34,7 @@ from benchmarks.summary import markdown_table
 from benchmarks.transfer_report import write_figure
 from botorch_structured.kernels import RandomFourierFeatures
 from botorch_structured.models import MultiTaskABLR
+from botorch_structured.plots.style import COLOURS, legend_below, tidy
 from botorch_structured.test_functions import QuadraticTasks
 
 _NUM_TASKS = 30
@@ -95,13 +96,14 @@ def _exponent(times: dict[int, float]) -> float:
 def draw(numbers: dict[str, Any], canvas: Any) -> None:
     """Seconds against rows, both on logarithmic scales."""
     (ax,) = canvas.subplots(1, 1, squeeze=False)[0]
-    for name, of in numbers["models"].items():
+    for colour, (name, of) in zip(COLOURS, numbers["models"].items(), strict=False):
         rows, seconds = zip(*sorted(of["seconds"].items()), strict=True)
         label = f"{_LABELS[name]}: rows$^{{{of['exponent']:.2f}}}$"
-        ax.loglog(rows, seconds, "o-", label=label)
+        ax.loglog(rows, seconds, "o-", color=colour, label=label)
     ax.set_xlabel("rows")
     ax.set_ylabel("CPU s, one value and gradient")
-    ax.legend()
+    tidy(ax)
+    legend_below(canvas, [ax])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

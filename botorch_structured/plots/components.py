@@ -1,4 +1,4 @@
-"""`plot_monotone_components`: the parts of a sum, with what was said of their signs."""
+"""`plot_monotone_components`: the parts of a sum, with and without known signs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from botorch_structured.plots.style import (
     GREY,
     INK,
     RED,
+    legend_below,
     limits_of,
-    new_axes,
+    new_panels,
     tidy,
     training_data,
 )
@@ -27,7 +28,7 @@ from botorch_structured.spaces import ParameterTree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_RESOLUTION = 201
+_WITHOUT = "without monotonicity"
 _OFF_SLICE = 1e-6  # of the width: data further off are drawn hollow
 
 
@@ -40,15 +41,15 @@ def plot_monotone_components(
     at: Tensor | None = None,
     bounds: Tensor | None = None,
     names: Sequence[str] | None = None,
-    resolution: int = _RESOLUTION,
+    resolution: int = 201,
 ) -> list[Axes]:
     """Each component along one column, and their sum, with its data and virtual points.
 
     Look at it to see what monotonicity adds: give the same model without it, fitted, as
     ``without``. A panel for each component and one for the sum show the mean and a band
     of two standard deviations, and those without monotonicity dashed. Triangles at the
-    lower edge stand at the virtual points and point where the component was said to go
-    along ``column``. Observations that are not on the line that is shown are hollow.
+    lower edge mark the virtual points; they point up where the component rises along
+    ``column`` and down where it falls. Observations off the line shown are hollow.
 
         >>> up, down = MonotoneGP(X, Y1, {0: 1}), MonotoneGP(X, Y2, {0: -1})
         >>> plain = DecomposedGP(SingleTaskGP(X, Y1), SingleTaskGP(X, Y2))
@@ -61,7 +62,8 @@ def plot_monotone_components(
         column: Which input is on the horizontal axis.
         at: ``d`` values of the other inputs. Default: the observation with the largest
             sum where all components were observed at the same points, else the first.
-        bounds: ``2 x d`` corners. Default: those of the first component's data.
+        bounds: ``2 x d`` corners. Default: those of the first component's data and of
+            all virtual points.
         names: Of the components. Default: ``f1``, ``f2``, ...; a known one says so.
         resolution: At how many points the models are asked.
 
@@ -85,32 +87,44 @@ def plot_monotone_components(
     try:
         data = [None if _is_known(part) else training_data(part) for part in parts]
         X = next(points for points in data if points is not None)[0]
+        told = [
+            points for part in parts if (points := _virtual_points(part)) is not None
+        ]
         _check_no_decision([*parts, *others], column)
-        line = _line(X, column, at, bounds, resolution, data)
+        line = _line(X, column, at, bounds, resolution, data, told)
         titles = _titles(parts) if names is None else list(names)
         if isinstance(names, str) or len(titles) != len(parts):
             raise ValueError(f"names: expected {len(parts)} names, got {names!r}.")
         if len(parts) > 1:
             parts, others = [*parts, model], [*others, without]
             titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
-        axes = _panels(axes, len(parts))
-        for k, ax in enumerate(axes):
+        if axes is None:
+            panels = new_panels(len(parts), 3.8, 3.4)
+        else:
+            panels = list(np.ravel(np.asarray(axes, dtype=object)))
+        if len(panels) != len(parts):
+            raise ValueError(f"axes: expected {len(parts)} of them, got {len(panels)}.")
+        for k, ax in enumerate(panels):
             if others[k] is not None:
-                _draw_model(ax, others[k], line, column, RED, "without", "--")
+                _draw_model(ax, others[k], line, column, RED, _WITHOUT, "--")
             label = "mean" if without is None else "with monotonicity"
             _draw_model(ax, parts[k], line, column, BLUE, label, "-")
             if (observed := data[k]) is not None:
                 _draw_data(ax, *observed, line, column)
-            _draw_virtual_points(ax, parts[k], column)
+            _draw_signs(ax, parts[k], line, column)
             ax.set_title(titles[k], fontsize="medium")
             ax.set_xlabel(f"x{column}")
             ax.set_xlim(float(line[0, column]), float(line[-1, column]))
             tidy(ax)
-        axes[0].legend(frameon=False, fontsize="small")
+        panels[0].set_ylabel("outcome")
+        if axes is None:
+            legend_below(panels[0].figure, panels)
+        else:
+            panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
     finally:
         for one in training:
             one.train()
-    return list(axes)
+    return panels
 
 
 def _parts(model: Any) -> list[Any]:
@@ -146,6 +160,7 @@ def _line(
     bounds: Tensor | None,
     resolution: int,
     data: Sequence[tuple[Tensor, Tensor] | None],
+    told: Sequence[Tensor],
 ) -> Tensor:
     """``resolution x d`` points along the column."""
     d = X.shape[-1]
@@ -153,7 +168,7 @@ def _line(
         raise ValueError(f"column: expected one of 0 to {d - 1}, got {column}.")
     if resolution < 2:
         raise ValueError(f"resolution: expected at least 2 points, got {resolution}.")
-    low, high = limits_of(X, bounds)
+    low, high = limits_of(torch.cat([X, *(points.to(X) for points in told)]), bounds)
     if at is None:
         total = _observed_sum(data)
         at = X[0 if total is None else int(total.argmax())]
@@ -189,18 +204,6 @@ def _sum_of(
     return X, total
 
 
-def _panels(axes: Sequence[Axes] | None, count: int) -> list[Axes]:
-    if axes is not None:
-        axes = list(np.ravel(np.asarray(axes, dtype=object)))
-        if len(axes) != count:
-            raise ValueError(f"axes: expected {count} of them, got {len(axes)}.")
-        return axes
-    first = new_axes(None, 3.8 * count, 3.4)
-    figure = first.figure
-    first.remove()
-    return list(figure.subplots(1, count, squeeze=False)[0])
-
-
 @torch.no_grad()
 def _draw_model(
     ax: Axes, part: Any, line: Tensor, column: int, colour: str, label: str, style: str
@@ -233,16 +236,22 @@ def _draw_data(ax: Axes, X: Tensor, Y: Tensor, line: Tensor, column: int) -> Non
         )
 
 
-def _draw_virtual_points(ax: Axes, part: Any, column: int) -> None:
-    """Triangles at the lower edge: the directions that the component was told."""
-    sign = getattr(part, "monotone", {}).get(column)
+def _virtual_points(part: Any) -> Tensor | None:
+    """``m x d``, on the axes of the data."""
     points = getattr(part, "virtual_points", None)
+    transform = getattr(part, "input_transform", None)
+    if points is None or transform is None:
+        return points
+    return transform.untransform(points)
+
+
+def _draw_signs(ax: Axes, part: Any, line: Tensor, column: int) -> None:
+    """Triangles at the lower edge: the directions that the component was told."""
+    sign, points = getattr(part, "monotone", {}).get(column), _virtual_points(part)
     if sign is None or points is None:
         return
-    transform = getattr(part, "input_transform", None)
-    if transform is not None:
-        points = transform.untransform(points)
     x = np.unique(points[:, column].detach().cpu().numpy().round(12))
+    x = x[(x >= float(line[0, column])) & (x <= float(line[-1, column]))]
     ax.scatter(
         x,
         np.full(len(x), 0.03),

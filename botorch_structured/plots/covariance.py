@@ -1,4 +1,4 @@
-"""`plot_covariance`: what a kernel thinks two points have to do with each other."""
+"""`plot_covariance`: which points a kernel relates, and how much."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from botorch_structured.plots.style import (
-    BLUE,
     GREY,
     INK,
-    PALE,
-    RED,
     check_points,
+    colour_bar,
+    colour_map,
     new_axes,
 )
-from botorch_structured.plots.tree import _labels, _names
+from botorch_structured.plots.tree import column_names, outcome_labels
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
 
 # Blocks of less than this share of the rows have no label: they would overlap.
 _SMALL = 0.03
@@ -46,10 +44,10 @@ def plot_covariance(
 ) -> Axes:
     """The covariance of points as a picture, the points of a path side by side.
 
-    Look at it before trusting a model on a conditional space: what is dark is what the
-    model will generalise between (Figures 2 to 4 of Levesque et al., 2017). With a
-    tree, rows are sorted by path, in the order given within one, and lines separate the
-    paths. Zero is white; where covariances are negative, they are red.
+    Look at it before trusting a model on a conditional space: an observation says most
+    about points where the picture is dark (Figures 2 to 4 of Levesque et al., 2017).
+    With a tree, rows are sorted by path, in the order given within one, and lines
+    separate the paths. Zero is white; where covariances are negative, they are red.
 
     Args:
         kernel: Any GPyTorch kernel without a batch shape; or ``n x n`` covariances of
@@ -90,24 +88,22 @@ def plot_covariance(
     covariance = _covariance(kernel, X)
     blocks: list[tuple[str, int]] = []
     if known is not None:
-        columns = _names(known, space, names)
-        outcomes = _labels(known, space, labels)
+        columns = column_names(known, space, names)
+        outcomes = outcome_labels(known, space, labels)
         order, blocks = _sorted_by_path(known, X, columns, outcomes)
         covariance = covariance[order][:, order]
     ax = new_axes(ax, 4.8 if colorbar else 4.0, 4.0)
     low, high = _limits(covariance) if limits is None else limits
     image = ax.imshow(
         covariance.numpy(),
-        cmap=_colours(low),
+        cmap=colour_map(signed=low < 0),
         vmin=low,
         vmax=high,
         interpolation="none",
     )
     _mark_blocks(ax, blocks, len(X))
     if colorbar:
-        bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
+        colour_bar(ax, image)
     return ax
 
 
@@ -186,13 +182,3 @@ def _limits(covariance: Tensor) -> tuple[float, float]:
     # rounding is not a negative covariance
     negative = covariance.min().item() < -1e-9 * largest
     return (-largest if negative else 0.0), largest
-
-
-def _colours(low: float) -> Colormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    up = ["#ffffff", PALE, "#7ba6d6", BLUE, "#12305a"]
-    if low >= 0:
-        return LinearSegmentedColormap.from_list("covariance", up)
-    down = ["#5f1d05", RED, "#f0a37f", "#fbe3d7"]
-    return LinearSegmentedColormap.from_list("signed covariance", down + up)

@@ -15,6 +15,8 @@ from botorch_structured.plots.style import (
     GREY,
     INK,
     RED,
+    colour_bar,
+    colour_map,
     limits_of,
     new_axes,
     tidy,
@@ -244,7 +246,7 @@ def _draw_surface(
     mean, deviation = regions.predict(grid.reshape(-1, 2), noise)
     values = (mean if show == "mean" else deviation).reshape(n, n)
     image = ax.pcolormesh(
-        x, y, values, cmap=_colours(), shading="gouraud", rasterized=True
+        x, y, values, cmap=colour_map(), shading="gouraud", rasterized=True
     )
     lines = LineCollection(
         list(_border_segments(regions, grid)), colors=RED, linewidths=1.2, zorder=4
@@ -254,10 +256,7 @@ def _draw_surface(
     ax.spines[:].set_color(GREY)
     ax.tick_params(color=GREY, labelcolor=INK)
     if colorbar:
-        bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
-        bar.set_label("mean" if show == "mean" else "standard deviation", color=INK)
+        colour_bar(ax, image, "mean" if show == "mean" else "standard deviation")
 
 
 def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:
@@ -276,10 +275,3 @@ def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:
         along[axis] = (grid[-1, -1, axis] - grid[0, 0, axis]) / (len(grid) - 1) / 2
         segments.append(np.stack([border - along, border + along], axis=1))
     return np.concatenate(segments)
-
-
-def _colours() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    up = ["#f7fafd", "#dbe7f5", "#7ba6d6", BLUE, "#12305a"]
-    return LinearSegmentedColormap.from_list("surface", up)

@@ -1,4 +1,7 @@
-"""What the plots have in common: matplotlib when it is there, colours, new axes."""
+"""The one style of all pictures: colours, axes, curves with bands, legends.
+
+Also what plots ask of their input: points, and a model's data as it was given.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,54 @@ __all__ = [
     "PALE",
     "RED",
     "check_points",
+    "colour_bar",
+    "colour_map",
+    "legend_below",
     "limits_of",
     "new_axes",
+    "new_figure",
+    "new_panels",
+    "step_curve",
     "tidy",
     "training_data",
 ]
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
+
+from botorch_structured.models.checks import raw_inputs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
 
 BLUE, RED, INK, GREY, PALE = "#2563a8", "#c2410c", "#1f2937", "#6b7280", "#dbe7f5"
 # Distinguishable for the colour-blind; the first two are the ones mostly seen together.
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
 
-def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
-    """``ax``, or that of a new figure of this size in inches.
+_MISSING = 'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches, to be saved; pyplot does not know it.
+
+    Raises:
+        ImportError: matplotlib is not installed; it says what to install.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def new_panels(count: int, width: float, height: float) -> list[Axes]:
+    """Axes side by side in a new figure of pyplot, each of this size in inches.
 
     Raises:
         ImportError: matplotlib is not installed; it says what to install.
@@ -37,12 +68,15 @@ def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ImportError(
-            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
-        ) from error
-    if ax is not None:
-        return ax
-    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+        raise ImportError(_MISSING) from error
+    size = (count * width, height)
+    axes = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)[1]
+    return list(axes[0])
+
+
+def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
+    """``ax``, or that of a new figure of this size in inches, see `new_panels`."""
+    return new_panels(1, width, height)[0] if ax is None else ax
 
 
 def tidy(ax: Axes) -> None:
@@ -54,8 +88,60 @@ def tidy(ax: Axes) -> None:
     ax.set_axisbelow(True)
 
 
-# ----------------------------------------------------------------------
-# What plots take: points, and a model's data as they were given and box to show.
+def colour_map(signed: bool = False) -> Colormap:
+    """From white to dark blue; with ``signed`` from dark red through white."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    up = ["#ffffff", PALE, "#7ba6d6", BLUE, "#12305a"]
+    down = ["#5f1d05", RED, "#f0a37f", "#fbe3d7"] if signed else []
+    return LinearSegmentedColormap.from_list("botorch_structured", down + up)
+
+
+def colour_bar(ax: Axes, image: Any, label: str = "") -> None:
+    """What the colours of an image mean, to the right of its axes."""
+    bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
+    bar.set_label(label, color=INK)
+
+
+def step_curve(
+    ax: Axes,
+    steps: np.ndarray,
+    values: np.ndarray,
+    band: tuple[np.ndarray, np.ndarray] | None = None,
+    **style: Any,
+) -> None:
+    """A value after each evaluation: a change is drawn at the evaluation that made it.
+
+    Args:
+        ax: Where to draw.
+        steps: ``n`` numbers of evaluations.
+        values: ``n`` values after them.
+        band: Lower and upper ends of a band, ``n`` of each.
+        style: ``color``, ``label`` and so on, of the curve.
+    """
+    ax.step(steps, values, where="post", **({"linewidth": 2} | style))
+    if band is not None:
+        colour, order = style.get("color"), style.get("zorder", 2) - 1
+        ax.fill_between(
+            steps, *band, step="post", color=colour, alpha=0.15, lw=0, zorder=order
+        )
+
+
+def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
+    """One legend for all panels, below them, with each label once."""
+    handles = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+    )
 
 
 def check_points(X: Any, d: int | None) -> None:
@@ -73,10 +159,7 @@ def training_data(model: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"model: expected a GP with training data, got {type(model).__name__}."
         )
-    X = inputs[0]
-    original = getattr(model, "_original_train_inputs", None)
-    if isinstance(original, Tensor) and not model.training:
-        X = original
+    X = raw_inputs(model)
     if X.dim() != 2 or targets.shape != X.shape[:1]:
         raise ValueError(
             "model: expected n x d inputs and n outcomes, without a batch shape, got "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from botorch_structured.plots.style import COLOURS, GREY, new_axes, tidy
+from botorch_structured.plots.style import COLOURS, GREY, new_axes, step_curve, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,20 +86,11 @@ def plot_traces(
         started = ~np.isnan(best).all(axis=0)
         steps, best = steps[started], best[:, started]
         label = name if len(best) == 1 else f"{name} (median of {len(best)})"
-        ax.step(
-            steps,
-            np.nanmedian(best, axis=0),
-            where="post",
-            color=colour,
-            linewidth=2,
-            label=label,
-            zorder=3 + len(curves) - i,
-        )
+        shade = None
         if band is not None and len(best) > 1:
-            low, high = np.nanquantile(best, band, axis=0)
-            ax.fill_between(
-                steps, low, high, step="post", color=colour, alpha=0.15, linewidth=0
-            )
+            shade = tuple(np.nanquantile(best, band, axis=0))
+        middle, order = np.nanmedian(best, axis=0), 3 + len(curves) - i
+        step_curve(ax, steps, middle, shade, color=colour, label=label, zorder=order)
     if num_starts:
         ax.axvline(num_starts, color=GREY, linestyle=":", linewidth=1.2)
         ax.annotate(

@@ -1,14 +1,14 @@
-"""`plot_tree`: the decisions of a search space, and where evaluations went."""
+"""`plot_tree`: the decisions of a search space, and where evaluations went.
+
+The decisions of a tree may be a forest, and be switched on by combinations of others.
+Along one path, though, they are met in an order, so the paths make a trie: each inner
+`Node` is the next decision that all its paths make, each leaf is one path. `layout` is
+that trie, `Drawing` gives it places and draws it.
+"""
 
 from __future__ import annotations
 
-__all__ = [
-    "Drawing",
-    "Node",
-    "PathData",
-    "layout",
-    "plot_tree",
-]
+__all__ = ["column_names", "layout", "outcome_labels", "plot_tree"]
 
 import math
 import textwrap
@@ -29,12 +29,138 @@ from botorch_structured.plots.style import (
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
-# ----------------------------------------------------------------------
-# A parameter tree as a drawing: nodes in rows and columns, before any ink.
-#
-# The decisions of a tree may be a forest, and be switched on by combinations of others.
-# Along one path, though, they are met in an order, so that the paths make a trie: each
-# inner node is the next decision that all its paths make, each leaf is one path.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Inches, for text of 9 points; smaller axes shrink all of it, the text included.
+_FONT = 9.0
+_ROW, _EDGE, _PAD, _MARGIN = 0.36, 0.5, 0.07, 0.15
+_BAR = 1.0  # the longest bar of the counts
+_LINE = 34  # characters, from which on the columns of a leaf take two lines
+
+
+def plot_tree(
+    tree: ParameterTree | SearchSpace,
+    names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    *,
+    labels: Mapping[int, Sequence[str]] | None = None,
+    X: Tensor | None = None,
+    Y: Tensor | None = None,
+    minimize: bool = True,
+    value_format: str = ".4g",
+    max_paths: int = 64,
+) -> Axes:
+    """The decisions of a search space from left to right, a row for each path.
+
+    Names in bold are decisions, boxes are what they can decide, and beside a box stand
+    the columns that become active there: those of a leaf are its own, those further
+    left are shared by all that follows. With ``X`` each path shows how often it was
+    evaluated, with ``Y`` also its best value; the best path is marked.
+
+    Args:
+        tree: What to draw. A ``SearchSpace`` brings the names and the labels.
+        names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
+            ``x1`` and so on.
+        ax: Where to draw; by default a new figure that is just large enough.
+        labels: Decision column -> the names of its outcomes, in the order of
+            ``tree.decision_values``. Default: those of the space, or the numbers.
+        X: ``n x d`` evaluated points.
+        Y: ``n`` or ``n x 1`` outcomes of them; NaN where an evaluation failed.
+        minimize: Whether the smallest outcome is the best.
+        value_format: How to write the best value.
+        max_paths: More rows than this would not be readable.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: Something else than a tree, too many paths, or arguments whose
+            lengths do not fit.
+        ImportError: Without matplotlib.
+    """
+    space = tree if isinstance(tree, SearchSpace) else None
+    tree = tree.tree if isinstance(tree, SearchSpace) else tree
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            "tree: expected a ParameterTree or a SearchSpace, got "
+            f"{type(tree).__name__}."
+        )
+    names = column_names(tree, space, names)
+    if tree.num_paths > max_paths:
+        raise ValueError(
+            f"tree: expected at most max_paths={max_paths} paths to draw, got "
+            f"{tree.num_paths}."
+        )
+    written = outcome_labels(tree, space, labels)
+    data = None if X is None else PathData(tree, X, Y, minimize)
+    if X is None and Y is not None:
+        raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
+    return Drawing(layout(tree), names, written, data, value_format).draw(ax)
+
+
+def column_names(
+    tree: ParameterTree, space: SearchSpace | None, names: Sequence[str] | None
+) -> list[str]:
+    """``names``, or those of the space, or ``x0``, ``x1`` and so on."""
+    if names is None:
+        names = space.names if space else [f"x{c}" for c in range(tree.dim)]
+    if len(names) != tree.dim:
+        raise ValueError(
+            f"names: expected {tree.dim} names, one for each column, got {len(names)}."
+        )
+    return list(names)
+
+
+def outcome_labels(
+    tree: ParameterTree,
+    space: SearchSpace | None,
+    labels: Mapping[int, Sequence[str]] | None,
+) -> dict[tuple[int, Any], str]:
+    """``(decision, outcome)`` -> its name."""
+    written: dict[tuple[int, Any], str] = {}
+    for col, outcomes in tree.decision_values.items():
+        given = (labels or {}).get(col)
+        if given is not None and len(given) != len(outcomes):
+            raise ValueError(
+                f"labels[{col}]: expected {len(outcomes)} names, one for each of "
+                f"{outcomes}, got {list(given)}."
+            )
+        for i, outcome in enumerate(outcomes):
+            if given is not None:
+                text = str(given[i])
+            elif isinstance(outcome, tuple):
+                text = _interval(*outcome)
+            elif space is not None:
+                text = str(space.columns[col].decode(outcome))
+            else:
+                text = f"{outcome:g}"
+            written[col, outcome] = text
+    unknown = sorted(set(labels or {}) - set(tree.decision_values))
+    if unknown:
+        raise ValueError(
+            f"labels: expected columns of {tree.decision_columns}, got {unknown}."
+        )
+    return written
+
+
+def _interval(low: float, high: float) -> str:
+    """Ends that are the floats next to a short number do not belong: ``< 0.5``."""
+
+    def short(x: float) -> tuple[str, bool]:
+        text = f"{x:.6g}"
+        return text, float(text) == x
+
+    (lower, closed_low), (upper, closed_high) = short(low), short(high)
+    if low == high or (lower == upper and closed_low and closed_high):
+        return f"= {lower}"
+    if math.isinf(low) and math.isinf(high):
+        return "any"
+    if math.isinf(low):
+        return f"{'≤' if closed_high else '<'} {upper}"
+    if math.isinf(high):
+        return f"{'≥' if closed_low else '>'} {lower}"
+    return f"{'[' if closed_low else '('}{lower}, {upper}{']' if closed_high else ')'}"
 
 
 @dataclass
@@ -103,19 +229,6 @@ def layout(tree: ParameterTree) -> Node:
         return node
 
     return grow(None, list(range(len(paths))), frozenset(), frozenset(), 0)
-
-
-# ----------------------------------------------------------------------
-# The ink of `plot_tree`.
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Inches, for text of 9 points; smaller axes shrink all of it, the text included.
-_FONT = 9.0
-_ROW, _EDGE, _PAD, _MARGIN = 0.36, 0.5, 0.07, 0.15
-_BAR = 1.0  # the longest bar of the counts
-_LINE = 34  # characters, from which on the columns of a leaf take two lines
 
 
 class PathData:
@@ -351,131 +464,3 @@ def _text_width(text: str, bold: bool = False) -> float:
     font = FontProperties(weight="bold" if bold else "normal")
     lines = [TextPath((0, 0), one, _FONT, font) for one in text.split("\n")]
     return max(line.get_extents().width for line in lines) / 72
-
-
-# ----------------------------------------------------------------------
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-def plot_tree(
-    tree: ParameterTree | SearchSpace,
-    names: Sequence[str] | None = None,
-    ax: Axes | None = None,
-    *,
-    labels: Mapping[int, Sequence[str]] | None = None,
-    X: Tensor | None = None,
-    Y: Tensor | None = None,
-    minimize: bool = True,
-    value_format: str = ".4g",
-    max_paths: int = 64,
-) -> Axes:
-    """The decisions of a search space from left to right, a row for each path.
-
-    Names in bold are decisions, boxes are what they can decide, and beside a box stand
-    the columns that become active there: those of a leaf are its own, those further
-    left are shared by all that follows. With ``X`` each path shows how often it was
-    evaluated, with ``Y`` also its best value; the best path is marked.
-
-    Args:
-        tree: What to draw. A ``SearchSpace`` brings the names and the labels.
-        names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
-            ``x1`` and so on.
-        ax: Where to draw; by default a new figure that is just large enough.
-        labels: Decision column -> the names of its outcomes, in the order of
-            ``tree.decision_values``. Default: those of the space, or the numbers.
-        X: ``n x d`` evaluated points.
-        Y: ``n`` or ``n x 1`` outcomes of them; NaN where an evaluation failed.
-        minimize: Whether the smallest outcome is the best.
-        value_format: How to write the best value.
-        max_paths: More rows than this would not be readable.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ValueError: Something else than a tree, too many paths, or arguments whose
-            lengths do not fit.
-        ImportError: Without matplotlib.
-    """
-    space = tree if isinstance(tree, SearchSpace) else None
-    tree = tree.tree if isinstance(tree, SearchSpace) else tree
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree: expected a ParameterTree or a SearchSpace, got "
-            f"{type(tree).__name__}."
-        )
-    names = _names(tree, space, names)
-    if tree.num_paths > max_paths:
-        raise ValueError(
-            f"tree: expected at most max_paths={max_paths} paths to draw, got "
-            f"{tree.num_paths}."
-        )
-    written = _labels(tree, space, labels)
-    data = None if X is None else PathData(tree, X, Y, minimize)
-    if X is None and Y is not None:
-        raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
-    return Drawing(layout(tree), names, written, data, value_format).draw(ax)
-
-
-def _names(
-    tree: ParameterTree, space: SearchSpace | None, names: Sequence[str] | None
-) -> list[str]:
-    if names is None:
-        names = space.names if space else [f"x{c}" for c in range(tree.dim)]
-    if len(names) != tree.dim:
-        raise ValueError(
-            f"names: expected {tree.dim} names, one for each column, got {len(names)}."
-        )
-    return list(names)
-
-
-def _labels(
-    tree: ParameterTree,
-    space: SearchSpace | None,
-    labels: Mapping[int, Sequence[str]] | None,
-) -> dict[tuple[int, Any], str]:
-    """``(decision, outcome)`` -> its name."""
-    written: dict[tuple[int, Any], str] = {}
-    for col, outcomes in tree.decision_values.items():
-        given = (labels or {}).get(col)
-        if given is not None and len(given) != len(outcomes):
-            raise ValueError(
-                f"labels[{col}]: expected {len(outcomes)} names, one for each of "
-                f"{outcomes}, got {list(given)}."
-            )
-        for i, outcome in enumerate(outcomes):
-            if given is not None:
-                text = str(given[i])
-            elif isinstance(outcome, tuple):
-                text = _interval(*outcome)
-            elif space is not None:
-                text = str(space.columns[col].decode(outcome))
-            else:
-                text = f"{outcome:g}"
-            written[col, outcome] = text
-    unknown = sorted(set(labels or {}) - set(tree.decision_values))
-    if unknown:
-        raise ValueError(
-            f"labels: expected columns of {tree.decision_columns}, got {unknown}."
-        )
-    return written
-
-
-def _interval(low: float, high: float) -> str:
-    """Ends that are the floats next to a short number do not belong: ``< 0.5``."""
-
-    def short(x: float) -> tuple[str, bool]:
-        text = f"{x:.6g}"
-        return text, float(text) == x
-
-    (lower, closed_low), (upper, closed_high) = short(low), short(high)
-    if low == high or (lower == upper and closed_low and closed_high):
-        return f"= {lower}"
-    if math.isinf(low) and math.isinf(high):
-        return "any"
-    if math.isinf(low):
-        return f"{'≤' if closed_high else '<'} {upper}"
-    if math.isinf(high):
-        return f"{'≥' if closed_low else '>'} {lower}"
-    return f"{'[' if closed_low else '('}{lower}, {upper}{']' if closed_high else ')'}"

@@ -105,8 +105,9 @@ def test_virtual_points_stand_where_they_are_and_point_where_it_goes() -> None:
         tip = triangles.get_paths()[0].vertices[0]
         assert bool(tip[1] > 0) == up
         assert len(curves(ax)) == 2
-    shown = [text.get_text() for text in axes[0].get_legend().get_texts()]
-    assert shown == ["without", "with monotonicity", "virtual points"]
+    (legend,) = axes[0].figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["without monotonicity", "with monotonicity", "virtual points"]
     assert len(dots(axes[2])) == 2  # observations only
     x = np.sort(offsets(axes[0])[:, 0])
     np.testing.assert_allclose(x, np.sort(10 * data()[0].flatten()), atol=1e-9)
