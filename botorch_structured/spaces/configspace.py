@@ -27,10 +27,10 @@ from ConfigSpace.forbidden import (
     ForbiddenRelation,
 )
 
-from botorch_structured.spaces.codec import Constant
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
+    Constant,
     FloatColumn,
     IntegerColumn,
     native,
@@ -127,7 +127,8 @@ class _Reader:
             if isinstance(hp, chp.Constant):
                 self.fixed[hp.name] = native(hp.value)
             else:
-                self.columns[hp.name] = _column(hp)
+                self.columns[hp.name] = column = _column(hp)
+                column.default = column.encode(native(hp.default_value))
         if not self.columns:
             raise ValueError(
                 "cs: expected at least one hyperparameter that is not constant, got "
@@ -272,13 +273,9 @@ class _Reader:
     def constants(self) -> list[Constant]:
         """The constants with their conditions."""
         return [
-            Constant(name, value, self._condition_or_none(name), self.names.index(name))
+            Constant(name, value, self.condition(name), self.names.index(name))
             for name, value in self.fixed.items()
         ]
-
-    def _condition_or_none(self, name: str) -> Condition | None:
-        condition = self.condition(name)
-        return None if condition == _ALWAYS else condition
 
     # -- forbidden clauses -----------------------------------------------------------
 
@@ -295,7 +292,7 @@ class _Reader:
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
-            return FixedClause(bool(holds), self._condition_or_none(name))
+            return FixedClause(bool(holds), self.condition(name))
         column, col = self.columns[name], self.position[name]
         half = 0.5 if column.discrete else 0.0
         return AnyOf(
@@ -307,12 +304,8 @@ class _Reader:
 
     def _operand(self, name: str) -> Operand:
         if name in self.fixed:
-            condition = self._condition_or_none(name)
-            return Operand(None, False, (0.0,), (self.fixed[name],), condition)
-        column, col = self.columns[name], self.position[name]
-        if isinstance(column, CategoricalColumn):
-            return Operand(col, codes=column.codes, values=column.choices)
-        return Operand(col, log=isinstance(column, FloatColumn) and column.log)
+            return Operand.of_constant(self.fixed[name], self.condition(name))
+        return Operand.of_column(self.columns[name], self.position[name])
 
     def _relation(self, relation: ForbiddenRelation) -> Clause:
         left = self._operand(relation.left.name)

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import Condition
+from botorch_structured.spaces.columns import CategoricalColumn, Column, FloatColumn
+from botorch_structured.spaces.conditions import And, Condition
 
 
 class Clause(Protocol):
@@ -44,22 +45,15 @@ class Clause(Protocol):
         """
 
 
-def _where_active(condition: Condition | None, X: Tensor, active: Tensor) -> Tensor:
-    """Where a constant with this condition is active."""
-    if condition is None:
-        return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
-    return condition.holds(X, active)
-
-
 @dataclass(frozen=True)
 class FixedClause:
     """A clause about a constant: it holds wherever the constant is active, or never."""
 
     value: bool
-    condition: Condition | None = None
+    condition: Condition = And(())
 
     def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        return _where_active(self.condition, X, active) & self.value
+        return self.condition.holds(X, active) & self.value
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,19 @@ class Operand:
     log: bool = False
     codes: tuple[float, ...] = ()
     values: tuple[Any, ...] = ()
-    condition: Condition | None = None
+    condition: Condition = And(())
+
+    @classmethod
+    def of_column(cls, column: Column, col: int) -> Operand:
+        """The parameter in column ``col``."""
+        if isinstance(column, CategoricalColumn):
+            return cls(col, codes=column.codes, values=column.choices)
+        return cls(col, log=isinstance(column, FloatColumn) and column.log)
+
+    @classmethod
+    def of_constant(cls, value: Any, condition: Condition) -> Operand:
+        """A constant that is active where ``condition`` holds."""
+        return cls(None, codes=(0.0,), values=(value,), condition=condition)
 
     def index(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` positions among the choices."""
@@ -112,7 +118,7 @@ class Operand:
     def is_active(self, X: Tensor, active: Tensor) -> Tensor:
         """``batch_shape x n`` booleans."""
         if self.col is None:
-            return _where_active(self.condition, X, active)
+            return self.condition.holds(X, active)
         return active[..., self.col]
 
 

@@ -7,6 +7,7 @@ __all__ = ["TableProblem"]
 import csv
 import gzip
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.columns import FloatColumn
 from botorch_structured.test_functions.box import default_num_starts
 from botorch_structured.test_functions.conditional import ConditionalTestFunction
@@ -240,10 +242,29 @@ class _RowSpace(SearchSpace):
         """``batch_shape x m``: which points are rows."""
         return (self.nearest(X)[1] <= _SAME).to(X.device)
 
+    def starts(
+        self, n: int | None = None, kind: str = "random", seed: int | None = None
+    ) -> Tensor:
+        """``n x d`` different rows (at most all of them) at random, spread over paths.
+
+        The default is one on each path; ``kind`` has to be ``"random"``.
+        """
+        if kind != "random":
+            raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        rows = self._rows[torch.randperm(len(self._rows), generator=generator)]
+        seen: Counter[int] = Counter()
+        turns = []
+        for key in self.tree.path_key(rows).tolist():
+            turns.append(seen[key])
+            seen[key] += 1
+        order = sorted(range(len(rows)), key=turns.__getitem__)
+        n = len(seen) if n is None else check_count("n", n, least=0)
+        return rows[order[:n]]
+
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""
-        if n < 0:
-            raise ValueError(f"n: expected a number of points, got {n}.")
+        check_count("n", n, least=0)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
 

@@ -148,14 +148,20 @@ def test_starts_and_samples_are_rows() -> None:
     counts = drawn.unique(dim=0, return_counts=True)[1]
     assert len(counts) == 40
     assert (counts - 100).abs().max() < 50
-    with pytest.raises(ValueError, match="number of points"):
+    with pytest.raises(ValueError, match="n: expected an integer"):
         problem.space.sample(-1)
+    assert problem.space.feasible(problem.space.starts(5, seed=0)).all()
+    with pytest.raises(ValueError, match='kind: expected "random"'):
+        problem.space.starts(kind="middle")
 
 
 def test_conditional_tables() -> None:
     problem = conditional()
     assert problem.tree.num_paths == 3
     assert problem.candidates.shape == (7, 3)
+    X = problem.space.starts(seed=0)
+    assert sorted(problem.tree.path_index(X).tolist()) == [0, 1, 2]
+    assert len(problem.space.starts(100, seed=0).unique(dim=0)) == 7
     nan = math.nan
     X = torch.tensor([[0, 3, nan], [1, nan, 5], [2, nan, nan], [1, 0, 1.0]])
     assert problem(X).tolist() == [2.0, 5.0, 6.0, 3.0]
