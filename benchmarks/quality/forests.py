@@ -38,13 +38,13 @@ import numpy as np
 
 from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
+from benchmarks.problems.tables import support_vector_tables
 from benchmarks.summary import Run, load, markdown_table
 from benchmarks.transfer_report import mean_rank_curve, one_sided, pair, write_figure
 from botorch_structured.test_functions import (
     TransferTable,
     TransferTables,
     random_forest_tables,
-    support_vector_tables,
 )
 
 _FILES = {

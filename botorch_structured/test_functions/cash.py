@@ -1,4 +1,8 @@
-"""Choosing a scikit-learn classifier together with its hyperparameters."""
+"""Choosing a scikit-learn classifier together with its hyperparameters.
+
+A fit holds the interpreter inside C code, where neither a signal nor a thread can stop
+it. With a time limit it therefore runs in a process of its own, a `KillableWorker`.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,8 @@ from botorch_structured.test_functions import learners
 from botorch_structured.test_functions.conditional import ConditionalTestFunction
 from botorch_structured.test_functions.learners import LEARNERS
 
-# ----------------------------------------------------------------------
-# Calls in a process of their own that can be stopped at any time.
-
+DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+_WORST = 1.0  # an error rate
 _START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
 
 
@@ -49,12 +52,10 @@ class WorkerDied(Exception):
 class KillableWorker:
     """A stand-alone script that answers pickles, killed when it takes too long.
 
-    A fit holds the interpreter inside C code, where neither a signal nor a thread
-    can stop it; only ending its process does. The process is started at the first
-    call, kept for the next ones, and started anew after a kill. It is a plain child
-    with two pipes, not a ``multiprocessing`` one: nothing imports the caller's
-    ``__main__``, so it works from notebooks and scripts without a guard, and where
-    forking is unsafe (macOS, threads).
+    The process is started at the first call, kept for the next ones, and started anew
+    after a kill. It is a plain child with two pipes, not a ``multiprocessing`` one:
+    nothing imports the caller's ``__main__``, so it works from notebooks and scripts
+    without a guard, and where forking is unsafe (macOS, threads).
 
     Copies and pickles of a worker have no process until their first call.
     """
@@ -161,11 +162,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
                 pass
 
 
-# ----------------------------------------------------------------------
-DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_WORST = 1.0  # an error rate
-
-
 class Evaluation(NamedTuple):
     """What came of one configuration."""
 
@@ -254,8 +250,6 @@ class ScikitLearnCASH(ConditionalTestFunction):
         self._features, self._labels = features, labels
         self._worker: KillableWorker | None = None
         if timeout is not None:
-            import sys
-
             self._worker = KillableWorker(
                 Path(learners.__file__), (list(sys.path), features, labels, seed)
             )

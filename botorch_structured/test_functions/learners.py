@@ -1,7 +1,8 @@
 """The nine scikit-learn learners of Levesque et al. (2017), section V, as data.
 
 This file is also the program of the process that a fit with a time limit runs in
-(see ``killable.py``): it stands alone, so that the process starts without torch.
+(``KillableWorker`` in ``cash.py``). It stands alone, so that the process starts without
+torch.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for

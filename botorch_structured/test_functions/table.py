@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["TableProblem"]
+__all__ = ["TableProblem", "number", "read_rows", "refuse"]
 
 import csv
 import gzip
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -146,7 +146,15 @@ class TableProblem(ConditionalTestFunction):
         unknown = [name for name in log if name not in inputs]
         if unknown:
             raise ValueError(f"log: expected names of {list(inputs)}, got {log}.")
-        X, y = _read(Path(path), inputs, value, missing)
+        X: list[list[float]] = []
+        y: list[float] = []
+        for where, row in read_rows(Path(path), [*inputs, value]):
+            target = number(where, row[value])
+            if target not in missing:
+                X.append([number(where, row[name]) for name in inputs])
+                y.append(target)
+        if not y:
+            refuse(str(path), "a row with a value", "none")
         return cls(X, y, inputs, [inputs.index(name) for name in log], **arguments)
 
     def nearest(self, X: Tensor) -> Tensor:
@@ -314,30 +322,52 @@ def _points_of(
     return points
 
 
-def _read(
-    path: Path, inputs: Sequence[str], value: str, missing: Sequence[float]
-) -> tuple[list[list[float]], list[float]]:
-    X, y = [], []
+def read_rows(
+    path: Path, columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where each row of data stands, in words, and its cells.
+
+    Args:
+        path: A file with a header, comma-separated, or of the format ARFF; either may
+            be compressed with gzip.
+        columns: What it has to have.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It lacks a column, or has no row.
+    """
     opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="")
     with opened as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or ()
-        absent = [name for name in (*inputs, value) if name not in header]
+        if path.name.removesuffix(".gz").endswith(".arff"):
+            header = []
+            for line in file:
+                words = line.split(None, 2)
+                if words and words[0].upper() == "@ATTRIBUTE":
+                    header.append(words[1].strip("'\""))
+                if words and words[0].upper() == "@DATA":
+                    break
+            reader = csv.DictReader(file, fieldnames=header)
+        else:
+            reader = csv.DictReader(file)
+            header = list(reader.fieldnames or ())
+        absent = [column for column in columns if column not in header]
         if absent:
-            _refuse(path, f"columns {absent}", f"the header {list(header)}")
-        for row in reader:
-            try:
-                target = float(row[value])
-                if target in missing:
-                    continue
-                X.append([float(row[name]) for name in inputs])
-            except (TypeError, ValueError):
-                _refuse(path, "numbers", f"{row} in line {reader.line_num}")
-            y.append(target)
-    if not y:
-        _refuse(path, "a row with a value", "none")
-    return X, y
+            refuse(str(path), f"columns {absent}", f"the header {header}")
+        count = 0
+        for count, row in enumerate(reader, 1):
+            yield f"{path}: row {count}", row
+        if not count:
+            refuse(str(path), "a row of data", "none")
 
 
-def _refuse(path: Path, expected: str, got: str) -> NoReturn:
-    raise ValueError(f"{path}: expected {expected}, got {got}.")
+def number(where: str, cell: str) -> float:
+    """The number that a cell is; ``where`` it stands is in the error if it is none."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        refuse(where, "a number", repr(cell))
+
+
+def refuse(where: str, expected: str, got: str) -> NoReturn:
+    """Raise a ValueError about a file."""
+    raise ValueError(f"{where}: expected {expected}, got {got}.")
