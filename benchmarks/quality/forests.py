@@ -81,8 +81,8 @@ def find(data: Path, table: str) -> Path:
     path = next(iter(sorted(data.rglob(name))), None)
     if path is None:
         raise FileNotFoundError(
-            f"Expected {name} in {data}, see the head of benchmarks/quality/forests.py "
-            "for where it is from. Got none."
+            f"{data}: expected {name}, see the head of benchmarks/quality/forests.py "
+            "for where it is from, got none."
         )
     return path
 

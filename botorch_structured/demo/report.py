@@ -134,7 +134,7 @@ def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
         for method in (MODEL, RANDOM)
     }
     plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
-    # Before the starts are over the error only says in which order they came.
+    # The best error among the first few starts depends on their order only.
     best = np.concatenate([best_so_far(runs) for runs in traces.values()])
     low, high = best.min(), np.median(best[:, starts - 1])
     room = max(0.15 * (high - low), 0.02 * high, 1e-4)

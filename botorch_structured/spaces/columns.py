@@ -30,7 +30,7 @@ Span = tuple[float, float]
 
 
 def native(value: Any) -> Any:
-    """``value`` without its NumPy clothes."""
+    """``value`` as a Python number, if it is one of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -80,7 +80,7 @@ def is_blank(value: Any) -> bool:
     """Whether tables write ``value`` where there is none: None, NaN, empty text."""
     if isinstance(value, str):
         return not value.strip()
-    # pandas' own NA and NaT are told by their names: it is not imported here.
+    # The missing values of pandas are recognised by name, so as not to import it.
     missing = type(value).__name__ in ("NAType", "NaTType")
     return value is None or missing or (isinstance(value, Real) and value != value)
 
@@ -100,7 +100,7 @@ def _number(column: Column, value: Any) -> float:
 
 def _read(text: str) -> int | float | None:
     """The number that a text is, None if it is none."""
-    if "_" in text:  # Python's own notation, no table's
+    if "_" in text:  # "1_000" is a number in Python, but not in tables
         return None
     for read in (int, float):
         try:
@@ -112,7 +112,7 @@ def _read(text: str) -> int | float | None:
 
 
 def _written(value: Any) -> Any:
-    """What ``value`` is once it was text: its number, or the text itself."""
+    """What a table with ``value`` in it would be read as: a number, or text."""
     if isinstance(value, bool) or not isinstance(value, (str, Real)):
         return str(value)
     if not isinstance(value, str):
@@ -208,7 +208,7 @@ class FloatColumn:
             return self.upper
         value = 10.0**x
         short = (float(f"{value:.{digits}g}") for digits in range(1, 18))
-        # 10**x is a few units in the last place off.
+        # 10**x may be off by a few units in the last place.
         ulp = math.ulp(value)
         beside = (value + k * sign * ulp for k in range(1, 9) for sign in (-1, 1))
         for candidate in itertools.chain(short, beside):
@@ -231,7 +231,7 @@ class FloatColumn:
         x = lo + (hi - lo) * torch.rand(n, generator=generator, dtype=torch.double)
         if not self.log:
             return x.clamp(lo, hi)
-        # Only numbers that are the logarithm of some value.
+        # A number that is the logarithm of no float64 would not come back.
         return torch.tensor(
             [min(max(self._forward(self.decode(v)), lo), hi) for v in x.tolist()],
             dtype=torch.double,

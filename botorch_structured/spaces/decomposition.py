@@ -41,7 +41,7 @@ Expr = Any
 # The decisions not yet decided with what is left of their conditions, ordered.
 State = tuple[tuple[int, Expr], ...]
 
-# So many paths are listed where they are spread over; more are not.
+# `spread` lists up to so many paths; of more it chooses some without a list.
 _MAX_LISTED = 1000
 
 
@@ -136,7 +136,7 @@ def negated(expr: Expr) -> Expr:
     if isinstance(expr, bool):
         return not expr
     if expr[0] == "atom":
-        # A negative mask is one of infinitely many bits: all but those of the atom.
+        # ``~mask`` is negative and has all bits but those of the atom.
         return atom(expr[1], ~expr[2])
     return _combine("or" if expr[0] == "and" else "and", map(negated, expr[1]))
 

@@ -296,7 +296,7 @@ class Lookup:
             return values, torch.zeros(values.shape, dtype=torch.long, device=X.device)
         flat = values.reshape(-1, len(self.columns)).t().contiguous()
         found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
-        # Not ``>``: NaN is no outcome either. Below the lowest one is not above `low`.
+        # Comparisons that are False for NaN, which is no outcome.
         known = (flat <= self.high[self.rows, found]) & (flat >= self.low[:, :1])
         found = torch.where(known, found, self.sizes.unsqueeze(-1))
         return values, found.t().reshape(values.shape)
@@ -363,10 +363,10 @@ class Lookup:
             return key
         odd = codes == self.sizes
         odd = odd if active is None else odd & active
-        # Asking is free on the CPU; elsewhere it would wait for the device.
+        # On a GPU reading the answer would make the host wait.
         if codes.device.type == "cpu" and not odd.any():
             return key
-        bits = (values + 0.0).contiguous().view(torch.long)  # one zero, not two
+        bits = (values + 0.0).contiguous().view(torch.long)  # -0.0 becomes 0.0
         extra = mix(mix(bits) + self.salts).masked_fill(~odd, 0).sum(-1)
         hashed = (mix(mix(key) + extra) & _KEY_MASK) | (1 << _KEY_BITS)
         return torch.where(odd.any(-1), hashed, key)

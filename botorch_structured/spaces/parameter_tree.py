@@ -400,7 +400,7 @@ class ParameterTree:
         return hash(self._identity())
 
     def __getstate__(self) -> dict[str, Any]:
-        # What can be computed again is: tables live on devices, nodes are many.
+        # Tables (on a device) and the decomposition (large) are computed again.
         keep = ("dim", "conditions", "space", "_dependencies", "_values", "_outcomes")
         return {k: self.__dict__[k] for k in (*keep, "_position", "_exprs")}
 
@@ -633,7 +633,7 @@ class ParameterTree:
         values, codes = lookup.codes(X)
         active = lookup.active_decisions(codes)
         if strict and self._outcomes:
-            # NaN is no value of any decision; undeclared ones are where not strict.
+            # NaN is always an error, an undeclared value only where declared strictly.
             odd = values.isnan()
             if lookup.any_strict:
                 odd = odd | (lookup.strict & (codes == lookup.sizes))

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from botorch.models.transforms.input import (
     ChainedInputTransform,
@@ -61,12 +62,12 @@ if TYPE_CHECKING:
 _BESIDE_LOG_CUT = 1e-8
 _BESIDE_CUT = 1e-12
 
-# Random draws are thrown away where they are forbidden; so many in a row are too many.
+# `sample` gives up when fewer points than wanted are feasible among so many draws.
 _MAX_DRAWS = 1_000_000
 
 _KINDS = ("random", "middle", "default")
-# Where a start is forbidden, so many others of its path are drawn; then, if none of
-# them is feasible, so many more.
+# A forbidden start is replaced by one of 100 random points on its path; if none of them
+# is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
 
 
@@ -247,8 +248,8 @@ class SearchSpace:
             for i, c in enumerate(columns)
             if isinstance(c, CategoricalColumn) and _is_categorical(c)
         }
-        # Decisions by value are looked up by the tree as they are: it knows what is
-        # too far from a declared value. Everything else that is discrete is rounded.
+        # The tree has its own tolerance around the values of decisions. All other
+        # discrete columns are rounded.
         by_value = set(tree.decision_columns) - set(tree.numeric_decisions)
         self._rounded = [
             i for i, c in enumerate(columns) if c.discrete and i not in by_value
@@ -256,9 +257,10 @@ class SearchSpace:
         self._position = {name: i for i, name in enumerate(self.names)}
 
     def _set_defaults(self, defaults: Mapping[str, Any] | None) -> None:
-        if not isinstance(defaults or {}, Mapping):
+        defaults = {} if defaults is None else defaults
+        if not isinstance(defaults, Mapping):
             raise ValueError(f"defaults: expected {{name: value}}, got {defaults!r}.")
-        for name, value in (defaults or {}).items():
+        for name, value in defaults.items():
             if name not in self._position:
                 raise ValueError(
                     f"defaults: expected names among {self.names}, got {name!r}."
@@ -307,36 +309,28 @@ class SearchSpace:
         """
         rows = _rows(configs)
         names = {*self.names, *(c.name for c in self.constants)}
-        fill = self.fill.tolist()
-        numbers: list[list[float]] = []
-        marks: list[list[bool]] = []
-        blanks: list[list[bool]] = []
-        for row in rows:
+        numbers = np.tile(self.fill.numpy(), (len(rows), 1))
+        given, blank = np.zeros((2, *numbers.shape), dtype=bool)
+        for i, row in enumerate(rows):
             if not row.keys() <= names:
                 raise ValueError(
                     "configs: expected parameters among "
                     f"{[c.name for c in self._ordered()]}, got unknown ones "
                     f"{[k for k in row if k not in names]} in {row}."
                 )
-            x, given = list(fill), [False] * self.dim
-            blank = [False] * self.dim
             for name, value in row.items():
-                c = self._position.get(name)
-                if c is None:
+                if name not in self._position:  # a constant
                     continue
-                column, blank[c] = self.columns[c], is_blank(value)
-                # Nothing may be a choice, too.
-                if not blank[c] or _has_blank(column):
-                    x[c], given[c] = column.encode(value), True
-            numbers.append(x)
-            marks.append(given)
-            blanks.append(blank)
-        X = torch.tensor(numbers, dtype=torch.double).reshape(len(rows), self.dim)
-        given_mask = torch.tensor(marks, dtype=torch.bool).reshape(X.shape)
-        blank_mask = torch.tensor(blanks, dtype=torch.bool).reshape(X.shape)
+                c = self._position[name]
+                blank[i, c] = is_blank(value)
+                # None and empty text may also be choices.
+                if not blank[i, c] or _has_blank(self.columns[c]):
+                    numbers[i, c] = self.columns[c].encode(value)
+                    given[i, c] = True
+        X = torch.from_numpy(numbers)
         active = self.tree.active_mask(X)
-        given_mask &= active | ~blank_mask
-        self._check_given(rows, X, active, given_mask)
+        stated = torch.from_numpy(given) & (active | ~torch.from_numpy(blank))
+        self._check_given(rows, X, active, stated)
         return torch.where(active, X, self.fill)
 
     def decode(self, X: Tensor) -> list[dict[str, Any]]:
@@ -370,20 +364,15 @@ class SearchSpace:
                 f"X: expected numbers in [{lo}, {hi}] for {self.names[c]!r} (column {c}"
                 f"), got {X[i, c].item()} in row {i}."
             )
-        present = self._constants_active(X, active).tolist()
-        index = {c.name: k for k, c in enumerate(self.constants)}
-        ordered = self._ordered()
+        present = self._constants_active(X, active)
+        order = [c.name for c in self._ordered()]
         configs = []
-        for row, on, fixed in zip(X.tolist(), active.tolist(), present, strict=True):
-            config: dict[str, Any] = {}
-            for item in ordered:
-                if isinstance(item, Constant):
-                    if fixed[index[item.name]]:
-                        config[item.name] = item.value
-                elif on[self._position[item.name]]:
-                    c = self._position[item.name]
-                    config[item.name] = self._decode(c, row[c])
-            configs.append(config)
+        for x, on, fixed in zip(X.tolist(), active, present, strict=True):
+            columns = on.nonzero().flatten().tolist()
+            config = {self.names[c]: self._decode(c, x[c]) for c in columns}
+            pairs = zip(self.constants, fixed.tolist(), strict=True)
+            config |= {c.name: c.value for c, is_on in pairs if is_on}
+            configs.append({name: config[name] for name in order if name in config})
         return configs
 
     @property
@@ -510,11 +499,9 @@ class SearchSpace:
         """Active decisions and their outcomes; see `starts`."""
         tree = self.tree
         edges = [(k, c) for k, o in enumerate(tree._outcomes) for c in range(len(o))]
-        goals = [atom(k, 2 << c) for k, c in edges]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
-        ruled_out = [*outside, *map(self._certain, self._forbidden)]
-        where = negated(any_of(ruled_out))
-        goals = list(dict.fromkeys([*goals, *tree._exprs]))
+        where = negated(any_of([*outside, *map(self._certain, self._forbidden)]))
+        goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
         if not tree._decomposition.count_where(where):
             raise ValueError(
                 "bounds: expected some path that neither they nor a forbidden clause "
@@ -525,7 +512,9 @@ class SearchSpace:
         return tree._decomposition.spread(n, where, goals, rng, first)
 
     def _default_path(self) -> dict[int, int] | None:
-        """The path of the declared defaults; None if one of them is not declared."""
+        """The path of the declared defaults; None without any, or for other values."""
+        if all(c.default is None for c in self.columns):
+            return None
         x = [self._at(c, 1, "default", None, c.bounds) for c in self.columns]
         _, codes, active = self.tree._checked(torch.stack(x, -1), strict=False)
         on = active[0].nonzero().flatten().tolist()
@@ -585,19 +574,16 @@ class SearchSpace:
     def _place(
         self, codes: Tensor, kind: str, generator: torch.Generator | None
     ) -> Tensor:
-        """The same, whether feasible or not."""
+        """``n x num_decisions`` outcomes -> ``n x d`` points, feasible or not."""
         n = len(codes)
         x = [self._at(c, n, kind, generator, c.bounds) for c in self.columns]
         X = torch.stack(x, -1)
         for k, col in enumerate(self.tree.decision_columns):
-            for code in codes[:, k].unique().tolist():
-                span = self._span(k, code) if code >= 0 else None
-                if span is not None:
-                    rows = codes[:, k] == code
-                    count = int(rows.sum())
-                    X[rows, col] = self._at(
-                        self.columns[col], count, kind, generator, span
-                    )
+            column, here = self.columns[col], codes[:, k]
+            for code in here[here >= 0].unique().tolist():
+                rows, span = (here == code).nonzero().flatten(), self._span(k, code)
+                assert span is not None  # it is a path within the bounds
+                X[rows, col] = self._at(column, len(rows), kind, generator, span)
         return self.impute(X)
 
     @staticmethod
@@ -690,7 +676,7 @@ class SearchSpace:
     ) -> str:
         """What is missing from a row or given though inactive."""
         missing = set((active & ~given).nonzero().flatten().tolist())
-        # A missing decision leaves open what hangs on it: speak of what is certain.
+        # Where a decision is missing, what depends on it is not known: leave it out.
         certain = [
             c
             for c in active.nonzero().flatten().tolist()
@@ -822,7 +808,8 @@ def _is_round(column: FloatColumn, value: float, x: float) -> bool:
     """Whether ``value`` has few digits, and is that of the very number ``x``."""
     if column.log:
         return float(f"{value:.12g}") == value and math.log10(value) == x
-    # Not counted from its first one: 5e-324, the number next to a cut at 0, has few.
+    # Decimal places, not significant digits: 5e-324, which is next to a cut at 0, has
+    # one significant digit.
     return round(value, 12 - math.ceil(math.log10(_scale(column)))) == value
 
 

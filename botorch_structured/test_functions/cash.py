@@ -33,7 +33,7 @@ from torch import Tensor
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 from botorch_structured.test_functions import learners
-from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.base import ConditionalTestFunction
 from botorch_structured.test_functions.learners import LEARNERS
 
 DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
@@ -99,7 +99,7 @@ class KillableWorker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.close()
-        # -P: the script's folder must not stand on the path, before the real modules.
+        # -P keeps the script's folder off the path, whose files would hide modules.
         process = subprocess.Popen(
             [sys.executable, "-P", str(self.script)],
             stdin=subprocess.PIPE,
@@ -138,13 +138,13 @@ class KillableWorker:
             raise WorkerDied(
                 f"the process ended with code {process.returncode}"
             ) from error
-        except BaseException:  # Ctrl-C: an answer may still come; nobody waits for it
+        except BaseException:  # Ctrl-C: a late answer must not be that of the next call
             self.close()
             raise
         finally:
             timer.cancel()
             timer.join()
-            if late.is_set():  # an answer at the last moment counts, all the same
+            if late.is_set():  # killed right after the answer, which counts
                 self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # what was not flushed cannot be any more
+            except OSError:  # the pipe is broken: unsent data is lost
                 pass
 
 

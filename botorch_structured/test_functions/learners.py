@@ -128,7 +128,7 @@ def cross_validated_error(
 
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     with warnings.catch_warnings(), threadpool_limits(1):
-        # Not converged within max_iter, collinear columns: a matter of the value.
+        # Failed convergence and collinear columns show in the error rate.
         warnings.simplefilter("ignore")
         scores = cross_val_score(
             make_estimator(learner, arguments),

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
-from botorch_structured.test_functions.box import BoxTestFunction
+from botorch_structured.test_functions.base import BoxTestFunction
 
 _STARTS = 4  # Wang and Welch (2017), section 3.1
 _CENTRES = (0.5351, 0.3412, 0.3061, 0.3325)
@@ -52,8 +52,8 @@ class DecomposedTestFunction(BoxTestFunction):
     def monotone(self) -> tuple[dict[int, int], ...]:
         """For each component ``{column: 1 where it rises, -1 where it falls}``.
 
-        Of what ``components`` returns: both change their sign with ``negate``. Those of
-        real learners are what is believed of them, not what is certain.
+        Of what ``components`` returns: both change their sign with ``negate``. For real
+        learners they are what is expected, and not guaranteed at each point.
         """
         sign = -1 if self.negate else 1
         return tuple(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_deviation
-from botorch_structured.test_functions.box import BoxTestFunction
+from botorch_structured.test_functions.base import BoxTestFunction
 from botorch_structured.test_functions.transfer_tables import TaskHistory
 
 _DIM = 3

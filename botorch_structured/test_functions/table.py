@@ -1,4 +1,4 @@
-"""Problems whose values stand in a table: known at its rows, and nowhere else."""
+"""Problems whose values stand in a table, and are known at its rows only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from torch import Tensor
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.columns import FloatColumn
-from botorch_structured.test_functions.box import default_num_starts
-from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.base import (
+    ConditionalTestFunction,
+    default_num_starts,
+)
 
 # Points this near, in widths of the bounds, are the same row: fits float32.
 _SAME = 1e-6
@@ -229,7 +231,7 @@ class _RowSpace(SearchSpace):
         width = new.bounds[1] - new.bounds[0]
         scale = torch.where(width > 0, width, 1.0)
         for column, codes in new.categorical_features.items():
-            # Another category is farther than all other columns together.
+            # A different category is farther away than all other columns together.
             gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
             scale[column] = gap.min() / (2 * new.dim) if len(gap) else 1.0
         new._rows, new._scale = rows, scale
