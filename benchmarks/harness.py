@@ -48,8 +48,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from botorch_structured.spaces.arguments import check_count
-
 Method = Callable[[Any, Tensor, Tensor, int], Tensor]
 
 
@@ -116,8 +114,11 @@ def run(
             raise ValueError(
                 f"methods, problems: expected names of possible files, got {name!r}."
             )
-    check_count("budget", budget)
-    check_count("processes", processes, least=0)
+    if budget < 1 or processes < 0:
+        raise ValueError(
+            "budget, processes: expected at least 1 and at least 0, got "
+            f"{budget} and {processes}."
+        )
     out = Path(out)
     # Seeds outermost: an early look at the results compares like with like.
     keys = [RunKey(p, m, s) for s in seeds for p in problems for m in methods]
