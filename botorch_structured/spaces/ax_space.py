@@ -15,13 +15,13 @@ from botorch_structured.spaces.columns import (
     native,
 )
 from botorch_structured.spaces.conditions import And, Condition, In, Or
-from botorch_structured.spaces.forbidden import Clause, LinearClause, Operand
+from botorch_structured.spaces.forbidden import LinearClause, Operand
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 
 def read_ax(
     search_space: Any,
-) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Condition]]:
     """The parts of a `SearchSpace`: columns, tree, constants, parameter constraints.
 
     Args:
@@ -121,7 +121,7 @@ def read_ax(
             return Operand.of_constant(fixed[name], condition(name))
         return Operand.of_column(columns[name], position[name])
 
-    clauses: list[Clause] = [
+    clauses: list[Condition] = [
         LinearClause(
             tuple(operand(name) for name in c.constraint_dict),
             tuple(float(w) for w in c.constraint_dict.values()),

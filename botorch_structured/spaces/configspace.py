@@ -43,16 +43,7 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.forbidden import (
-    AllOf,
-    AnyOf,
-    Clause,
-    FixedClause,
-    Operand,
-    RangeClause,
-    Relation,
-    TableRelation,
-)
+from botorch_structured.spaces.forbidden import Operand, Relation, TableRelation
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 # Closed intervals on the axis of a column.
@@ -72,7 +63,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def read_configspace(
     cs: ConfigSpace.ConfigurationSpace,
-) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Condition]]:
     """The parts of a `SearchSpace`: columns, tree, constants and forbidden clauses."""
     if not isinstance(cs, ConfigSpace.ConfigurationSpace):
         raise ValueError(f"cs: expected a ConfigurationSpace, got {type(cs).__name__}.")
@@ -279,12 +270,12 @@ class _Reader:
 
     # -- forbidden clauses -----------------------------------------------------------
 
-    def clause(self, clause: Any) -> Clause:
+    def clause(self, clause: Any) -> Condition:
         """A forbidden clause."""
         if isinstance(clause, ForbiddenConjunction):
             parts = tuple(self.clause(part) for part in clause.components)
             both = isinstance(clause, ForbiddenAndConjunction)
-            return AllOf(parts) if both else AnyOf(parts)
+            return And(parts) if both else Or(parts)
         if isinstance(clause, ForbiddenRelation):
             return self._relation(clause)
         if not isinstance(clause, ForbiddenClause):
@@ -292,22 +283,18 @@ class _Reader:
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
-            return FixedClause(bool(holds), self.condition(name))
+            return self.condition(name) if holds else _NEVER
         column, col = self.columns[name], self.position[name]
         half = 0.5 if column.discrete else 0.0
-        return AnyOf(
-            tuple(
-                RangeClause(col, a - half, b + half)
-                for a, b in self._spans(column, clause)
-            )
-        )
+        spans = self._spans(column, clause)
+        return Or(tuple(Between(col, a - half, b + half) for a, b in spans))
 
     def _operand(self, name: str) -> Operand:
         if name in self.fixed:
             return Operand.of_constant(self.fixed[name], self.condition(name))
         return Operand.of_column(self.columns[name], self.position[name])
 
-    def _relation(self, relation: ForbiddenRelation) -> Clause:
+    def _relation(self, relation: ForbiddenRelation) -> Condition:
         left = self._operand(relation.left.name)
         right = self._operand(relation.right.name)
         compare = _COMPARISONS[_kind(relation)]
@@ -321,7 +308,7 @@ class _Reader:
                 raise TypeError("numbers and other values have no order")
         except TypeError as error:
             if _kind(relation) == "Equals":
-                return FixedClause(False)
+                return _NEVER
             raise ValueError(
                 "cs: expected a relation between values that can be compared, got "
                 f"{relation} ({error})."

@@ -36,19 +36,13 @@ from botorch_structured.spaces.columns import (
     is_blank,
     slack,
 )
+from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
 from botorch_structured.spaces.decomposition import (
     Expr,
     all_of,
     any_of,
     atom,
     negated,
-)
-from botorch_structured.spaces.forbidden import (
-    AllOf,
-    AnyOf,
-    Clause,
-    FixedClause,
-    RangeClause,
 )
 from botorch_structured.spaces.number_space import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
@@ -168,7 +162,7 @@ class SearchSpace:
         columns: Sequence[Column],
         tree: ParameterTree,
         constants: Sequence[Constant] = (),
-        forbidden: Sequence[Clause] = (),
+        forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> SearchSpace:
         """The space of these columns; what the other ways to build one end in."""
@@ -215,7 +209,7 @@ class SearchSpace:
         columns: Sequence[Column],
         tree: ParameterTree,
         constants: Sequence[Constant] = (),
-        forbidden: Sequence[Clause] = (),
+        forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if feasible is not None and not callable(feasible):
@@ -527,25 +521,24 @@ class SearchSpace:
         o = self.tree._outcomes[k]
         return self.columns[o.col].within(o.lows[code], o.highs[code])
 
-    def _certain(self, clause: Clause) -> Expr:
+    def _certain(self, clause: Condition) -> Expr:
         """On which paths a clause forbids every point (False where that is not seen).
 
         Clauses that compare parameters are left to `feasible`.
         """
-        at = self.tree._position
-        if isinstance(clause, (AllOf, AnyOf)):
-            combine = all_of if isinstance(clause, AllOf) else any_of
-            return combine(map(self._certain, clause.clauses))
-        if isinstance(clause, FixedClause) and clause.condition.columns() <= at.keys():
-            return clause.value and self.tree._expression(clause.condition)
-        if isinstance(clause, RangeClause) and clause.col in at:
-            k, bits = at[clause.col], 0
-            for code in range(len(self.tree._outcomes[k])):
-                span = self._span(k, code)
-                if span and clause.lo <= span[0] and span[1] <= clause.hi:
-                    bits |= 2 << code
-            return atom(k, bits)
-        return False
+        if isinstance(clause, (And, Or)):
+            combine = all_of if isinstance(clause, And) else any_of
+            return combine(map(self._certain, clause.parts))
+        if not isinstance(clause, Atom) or clause.col not in self.tree._position:
+            return False
+        if not isinstance(clause, Between):
+            return self.tree._expression(clause)
+        k, bits = self.tree._position[clause.col], 0
+        for code in range(len(self.tree._outcomes[k])):
+            span = self._span(k, code)
+            if span and clause.lo <= span[0] and span[1] <= clause.hi:
+                bits |= 2 << code
+        return atom(k, bits)
 
     def _start(
         self, codes: Tensor, kind: str, generator: torch.Generator | None
