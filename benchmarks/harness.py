@@ -111,11 +111,13 @@ def run(
     """
     for name in (*methods, *problems):
         if not name or any(c in name for c in '/\\:*?"<>|'):
-            raise ValueError(f"Expected names that can be file names. Got {name!r}.")
+            raise ValueError(
+                f"methods, problems: expected names of possible files, got {name!r}."
+            )
     if budget < 1 or processes < 0:
         raise ValueError(
-            "Expected a budget of at least 1 and processes of at least 0. "
-            f"Got {budget=} and {processes=}."
+            "budget, processes: expected at least 1 and at least 0, got "
+            f"{budget} and {processes}."
         )
     out = Path(out)
     # Seeds outermost: an early look at the results compares like with like.
@@ -309,7 +311,7 @@ def _suggest(
             x, state = cast(Method, method)(problem, X, Y, derived), None
         x = x.detach().to(starts).reshape(-1)
         if x.shape != starts.shape[1:] or not x.isfinite().all():
-            raise ValueError(f"Expected {starts.shape[1]} finite numbers. Got {x}.")
+            raise ValueError(f"x: expected {starts.shape[1]} finite numbers, got {x}.")
         return x, state, None
     except Exception:  # of the method: counted in the tables, and the run goes on
         error = traceback.format_exc()
@@ -352,8 +354,8 @@ def _repair(file: IO[bytes]) -> list[dict[str, Any]]:
     records, size = _parse(content)
     if content[size:].count(b"\n") > 1:
         raise ValueError(
-            f"Expected at most one torn line, the last one, in {file.name}. Line "
-            f"{len(records) + 1} is torn, and others follow it."
+            f"{file.name}: expected at most one torn line, the last one, got line "
+            f"{len(records) + 1} torn and others after it."
         )
     file.truncate(size)
     file.seek(size)

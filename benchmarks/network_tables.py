@@ -143,7 +143,7 @@ def _load(folder: Path, name: str) -> list[_Split]:
     data = DATASETS[name]
     path = next(iter(sorted(folder.rglob(data.file))), None)
     if path is None:
-        raise FileNotFoundError(f"Expected {data.file} (LIBSVM) in {folder}. Got none.")
+        raise FileNotFoundError(f"{folder}: expected {data.file} (LIBSVM), got none.")
     opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
     with opened as file:
         rows, labels = load_svmlight_file(file)

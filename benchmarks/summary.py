@@ -63,7 +63,7 @@ class Run:
     def log_gap(self, at: int | None = None) -> float:
         """log10 of the best value's distance to the optimum, not below -16."""
         if self.optimum is None:
-            raise ValueError(f"Expected a problem whose optimum is known. Got {self}.")
+            raise ValueError(f"optimum: expected a known one, got None in {self}.")
         return math.log10(max(self.best(at) - self.optimum, _SMALLEST_GAP))
 
 

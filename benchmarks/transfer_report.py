@@ -72,7 +72,9 @@ def pair(runs: Sequence[Run], methods: Sequence[str], budget: int) -> Paired:
             found.setdefault((run.problem, run.seed), {})[run.method] = run
     whole = {k: v for k, v in sorted(found.items()) if len(v) == len(methods)}
     if not whole:
-        raise ValueError(f"Expected runs of {list(methods)} with {budget} values.")
+        raise ValueError(
+            f"runs: expected some of {list(methods)} with {budget} values, got none."
+        )
     traces = [[by[m].trace()[:budget] for m in methods] for by in whole.values()]
     optima = [next(iter(by.values())).optimum for by in whole.values()]
     return Paired(

@@ -83,7 +83,6 @@ _PAPER_OF: dict[str, str] = {
     "ConditionalKernel": _LEVESQUE,
     "DecomposedGP": _WANG,
     "ElasticNetTuning": _WANG,
-    "ForestTuning": _WANG,
     "GramacyExponential2D": _ASSAEL,
     "Impute": _LEVESQUE,
     "JenattonTree": _JENATTON,
@@ -92,7 +91,6 @@ _PAPER_OF: dict[str, str] = {
     "MonotoneGP": _WANG,
     "MonotoneMixture1D": _WANG,
     "MultiTaskABLR": _PERRONE,
-    "NetworkTuning": _WANG,
     "PathExpectedImprovement": _JENATTON,
     "PathLogExpectedImprovement": _JENATTON,
     "QuadraticTask": _PERRONE,
@@ -138,8 +136,8 @@ def cite(obj: object) -> str:
             if _is_ours(cls.__module__) and cls.__name__ in _PAPER_OF:
                 return BIBTEX[_PAPER_OF[cls.__name__]]
     raise ValueError(
-        f"Expected an object of {', '.join(sorted(_PAPER_OF))}, or a key of "
-        f"{', '.join(BIBTEX)}. Got {obj!r}."
+        f"obj: expected one of {', '.join(sorted(_PAPER_OF))}, or a key of "
+        f"{', '.join(BIBTEX)}, got {obj!r}."
     )
 
 

@@ -38,6 +38,7 @@ import numpy as np
 
 from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
+from benchmarks.problems.tables import support_vector_tables
 from benchmarks.summary import Run, load, markdown_table
 from benchmarks.transfer_report import (
     one_sided,
@@ -59,7 +60,6 @@ from botorch_structured.test_functions import (
     TransferTable,
     TransferTables,
     random_forest_tables,
-    support_vector_tables,
 )
 
 _FILES = {
@@ -99,8 +99,8 @@ def find(data: Path, table: str) -> Path:
     path = next(iter(sorted(data.rglob(name))), None)
     if path is None:
         raise FileNotFoundError(
-            f"Expected {name} in {data}, see the head of benchmarks/quality/forests.py "
-            "for where it is from. Got none."
+            f"{data}: expected {name}, see the head of benchmarks/quality/forests.py "
+            "for where it is from, got none."
         )
     return path
 

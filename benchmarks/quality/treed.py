@@ -30,16 +30,16 @@ import numpy as np
 from scipy.stats import binomtest, wilcoxon
 
 from benchmarks.harness import run
-from benchmarks.quality.treed_figures import write_figures
-from benchmarks.summary import Run, holm, load, markdown_table
-from benchmarks.treed_methods import METHODS
-from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
-from botorch_structured.test_functions.published_tables import (
+from benchmarks.problems.tables import (
     clark_copper,
     online_lda,
     structured_svm,
     walker_lake,
 )
+from benchmarks.quality.treed_figures import write_figures
+from benchmarks.summary import Run, holm, load, markdown_table
+from benchmarks.treed_methods import METHODS
+from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
 
 _TABLES: dict[str, tuple[str, Callable[..., Any]]] = {
     "lda": ("lda_on_grid.csv", online_lda),

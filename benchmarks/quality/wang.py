@@ -46,14 +46,9 @@ from scipy.stats import wilcoxon
 
 from benchmarks.harness import run
 from benchmarks.monotone_methods import METHODS
+from benchmarks.problems.trainings import ForestTuning, NetworkTuning, read_adult
 from benchmarks.summary import Run, holm, load, markdown_table
-from botorch_structured.test_functions import (
-    ElasticNetTuning,
-    ForestTuning,
-    MonotoneMixture1D,
-    NetworkTuning,
-    read_adult,
-)
+from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
 
 FIGURES = {"mixture": 2, "elastic_net": 4, "forest": 5, "network": 6}
 PROBLEMS = list(FIGURES)

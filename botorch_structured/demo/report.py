@@ -26,31 +26,20 @@ def best_record(records: list[Record]) -> Record:
     return min(records, key=lambda record: (record.error is not None, record.value))
 
 
-def path_improvement(study: Study) -> list[float]:
-    """Path EI of every path of the tree, in error rate, given all that is known."""
+def path_improvement(study: Study, rows: Tensor) -> list[float]:
+    """Path EI of the paths of these rows, in error rate, given all that is known."""
     X, errors = study.data(MODEL)
     acquisition = PathExpectedImprovement(
         fitted_model(study.space, X, errors), best_f=-errors.min()
     )
-    return acquisition(_path_rows(study).unsqueeze(-2)).tolist()
-
-
-def _path_rows(study: Study) -> Tensor:
-    """``num_paths x d``: the decisions of each path, everything else in the middle."""
-    rows = []
-    for path in study.space.tree.paths:
-        row = study.space.fill.clone()
-        for column, value in path.fixed_features.items():
-            row[column] = value
-        rows.append(row)
-    return torch.stack(rows)
+    return acquisition(rows.unsqueeze(-2)).tolist()
 
 
 def learner_table(study: Study) -> str:
     """A row for each learner: how often it was tried, its best, its path EI."""
-    rows = _path_rows(study)
+    rows = study.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in study.space.decode(rows)]
-    improvement = dict(zip(learners, path_improvement(study), strict=True))
+    improvement = dict(zip(learners, path_improvement(study, rows), strict=True))
     best = best_record(study.records(MODEL))
     winner = None if best.error is not None else best.config["learner"]
     lines = [
@@ -145,7 +134,7 @@ def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
         for method in (MODEL, RANDOM)
     }
     plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
-    # Before the starts are over the error only says in which order they came.
+    # The best error among the first few starts depends on their order only.
     best = np.concatenate([best_so_far(runs) for runs in traces.values()])
     low, high = best.min(), np.median(best[:, starts - 1])
     room = max(0.15 * (high - low), 0.02 * high, 1e-4)

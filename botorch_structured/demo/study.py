@@ -25,7 +25,8 @@ START, MODEL, RANDOM = "start", "TreeStructuredGP", "random search"
 # An error rate is a step function: nearer than this to a known point, in widths of the
 # bounds, there is little to learn.
 _STEP = 0.01
-# Two of nine learners have a single configuration: some draw of these is new.
+# Two of nine learners have a single configuration, which may be drawn again: so many
+# draws contain a new point.
 _TRIES = 200
 # Digits of an error rate: two that differ by the order of a sum are the same.
 _DIGITS = 12
@@ -41,8 +42,8 @@ def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructure
         X: ``n x d`` evaluated points.
         errors: ``n x 1`` error rates; 1.0 where an evaluation failed.
     """
-    # A failure counts 1.0 where good learners differ by 0.01: cut off, it still says
-    # "not here" and no longer hides all other differences.
+    # A failure has the value 1.0, and good learners differ by 0.01: without `ClipTail`
+    # standardised outcomes would hardly show these differences.
     outcomes = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
     model = TreeStructuredGP(
         X,
@@ -108,7 +109,7 @@ class Study:
         self._check_log()
 
     def _check_log(self) -> None:
-        """What the log alone cannot know: starts, methods and the space."""
+        """Raise unless the log is of this study: its starts, methods and space."""
         methods, begun = (START, MODEL, RANDOM), 0
         seen: dict[str, set[tuple[float, ...]]] = {MODEL: set(), RANDOM: set()}
         for number, record in enumerate(self.log.records, start=2):
@@ -154,7 +155,7 @@ class Study:
             raise ValueError(f"{where}: config: {error}") from None
         width = self.space.bounds[1] - self.space.bounds[0]
         same = ((found - x).abs() <= _ROUNDING * width).all()
-        # The code that is printed at the end is made of the very values: no "1" for 1.
+        # The printed code contains the values: types have to be right (1, not "1").
         native = self.space.decode(found)[0]
         types = {name: type(value) for name, value in record.config.items()}
         if not same or types != {name: type(value) for name, value in native.items()}:

@@ -6,22 +6,22 @@ __all__ = ["read_ax"]
 
 from typing import Any
 
-from botorch_structured.spaces.codec import Constant
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
+    Constant,
     FloatColumn,
     IntegerColumn,
     native,
 )
 from botorch_structured.spaces.conditions import And, Condition, In, Or
-from botorch_structured.spaces.forbidden import Clause, LinearClause, Operand
+from botorch_structured.spaces.forbidden import LinearClause, Operand
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 
 def read_ax(
     search_space: Any,
-) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Condition]]:
     """The parts of a `SearchSpace`: columns, tree, constants, parameter constraints.
 
     Args:
@@ -88,22 +88,20 @@ def read_ax(
                 for child in children:
                     above.setdefault(child, []).append((name, value))
 
-    def condition(name: str) -> Condition | None:
+    def condition(name: str) -> Condition:
         if name not in above:
-            return None
+            return And(())
         parts: list[Condition] = []
         for parent, value in above[name]:
             if parent in fixed:  # active with its parent, if the value is right
-                parts.append(
-                    (condition(parent) or And(())) if fixed[parent] == value else Or(())
-                )
+                parts.append(condition(parent) if fixed[parent] == value else Or(()))
             else:
                 code = columns[parent].encode(value)
                 parts.append(In(position[parent], [code]))
-        return None if And(()) in parts else Or(tuple(parts))
+        return And(()) if And(()) in parts else Or(tuple(parts))
 
     conditions = {
-        position[name]: c for name in columns if (c := condition(name)) is not None
+        position[name]: c for name in columns if (c := condition(name)) != And(())
     }
     values = {
         position[name]: column.codes
@@ -120,14 +118,10 @@ def read_ax(
 
     def operand(name: str) -> Operand:
         if name in fixed:
-            return Operand(None, False, (0.0,), (fixed[name],), condition(name))
-        column = columns[name]
-        if isinstance(column, CategoricalColumn):
-            return Operand(position[name], codes=column.codes, values=column.choices)
-        is_log = isinstance(column, FloatColumn) and column.log
-        return Operand(position[name], log=is_log)
+            return Operand.of_constant(fixed[name], condition(name))
+        return Operand.of_column(columns[name], position[name])
 
-    clauses: list[Clause] = [
+    clauses: list[Condition] = [
         LinearClause(
             tuple(operand(name) for name in c.constraint_dict),
             tuple(float(w) for w in c.constraint_dict.values()),

@@ -1,12 +1,17 @@
-"""Columns of a search space: how one parameter's values become numbers and back."""
+"""Columns of a search space: how one parameter's values become numbers and back.
+
+A `Constant` is a parameter without a column.
+"""
 
 from __future__ import annotations
 
-__all__ = ["CategoricalColumn", "Column", "FloatColumn", "IntegerColumn"]
+__all__ = ["CategoricalColumn", "Column", "Constant", "FloatColumn", "IntegerColumn"]
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NoReturn, Protocol
 
@@ -14,14 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.spaces.conditions import And, Condition
+
 # How far beyond its bounds a number may lie and still count as rounding, relative to
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
 _MAX_FLOAT = sys.float_info.max
 
+Span = tuple[float, float]
+
 
 def native(value: Any) -> Any:
-    """``value`` without its NumPy clothes."""
+    """``value`` as a Python number, if it is one of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -30,13 +39,15 @@ class Column(Protocol):
 
     ``bounds`` are those of the numbers; ``fill`` is what the column holds where the
     parameter is inactive (the middle of the bounds, or the legal value next to it);
-    ``discrete`` says whether the numbers are whole.
+    ``discrete`` says whether the numbers are whole; ``default`` is the number of the
+    declared default, None if there is none.
     """
 
     name: str
     bounds: tuple[float, float]
     fill: float
     discrete: bool
+    default: float | None
 
     def encode(self, value: Any) -> float:
         """The number of a value; ValueError if the parameter cannot take it."""
@@ -44,8 +55,22 @@ class Column(Protocol):
     def decode(self, x: float) -> Any:
         """The value of a number, in its native type and inside the bounds."""
 
-    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """``n`` random numbers, distributed as the parameter is."""
+    def within(self, lo: float, hi: float) -> Span | None:
+        """The least and largest number from ``lo`` to ``hi``; None if there is none."""
+
+    def middle(self, span: Span) -> float:
+        """The middle of what `within` gave, on the scale of the parameter."""
+
+    def draw(
+        self, n: int, generator: torch.Generator | None, span: Span | None = None
+    ) -> Tensor:
+        """``n`` random numbers, distributed as the parameter is.
+
+        Args:
+            n: How many.
+            generator: Default: PyTorch's own.
+            span: Where, as `within` gives it. Default: the bounds.
+        """
 
     def expected(self) -> str:
         """The values the parameter takes, in words."""
@@ -55,7 +80,7 @@ def is_blank(value: Any) -> bool:
     """Whether tables write ``value`` where there is none: None, NaN, empty text."""
     if isinstance(value, str):
         return not value.strip()
-    # pandas' own NA and NaT are told by their names: it is not imported here.
+    # The missing values of pandas are recognised by name, so as not to import it.
     missing = type(value).__name__ in ("NAType", "NaTType")
     return value is None or missing or (isinstance(value, Real) and value != value)
 
@@ -75,7 +100,7 @@ def _number(column: Column, value: Any) -> float:
 
 def _read(text: str) -> int | float | None:
     """The number that a text is, None if it is none."""
-    if "_" in text:  # Python's own notation, no table's
+    if "_" in text:  # "1_000" is a number in Python, but not in tables
         return None
     for read in (int, float):
         try:
@@ -87,7 +112,7 @@ def _read(text: str) -> int | float | None:
 
 
 def _written(value: Any) -> Any:
-    """What ``value`` is once it was text: its number, or the text itself."""
+    """What a table with ``value`` in it would be read as: a number, or text."""
     if isinstance(value, bool) or not isinstance(value, (str, Real)):
         return str(value)
     if not isinstance(value, str):
@@ -132,16 +157,13 @@ class FloatColumn:
     """
 
     discrete = False
+    default: float | None = None
 
     def __init__(
         self, name: str, lower: float, upper: float, log: bool = False
     ) -> None:
-        self.name, self.lower, self.upper, self.log = (
-            name,
-            float(lower),
-            float(upper),
-            log,
-        )
+        self.name, self.log = name, log
+        self.lower, self.upper = float(lower), float(upper)
         if not (math.isfinite(lower) and math.isfinite(upper) and lower <= upper):
             raise ValueError(
                 f"{name!r}: expected finite bounds in ascending order, got {lower} and "
@@ -153,7 +175,7 @@ class FloatColumn:
                 f"got {lower}."
             )
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
-        self.fill = 0.5 * (self.bounds[0] + self.bounds[1])
+        self.fill = self.middle(self.bounds)
         self._originals: dict[float, float] = {}
 
     def _forward(self, value: float) -> float:
@@ -185,29 +207,34 @@ class FloatColumn:
         if x >= self.bounds[1]:
             return self.upper
         value = 10.0**x
-        for digits in range(1, 18):
-            candidate = float(f"{value:.{digits}g}")
-            if self._is_exact(candidate, x):
+        short = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+        # 10**x may be off by a few units in the last place.
+        ulp = math.ulp(value)
+        beside = (value + k * sign * ulp for k in range(1, 9) for sign in (-1, 1))
+        for candidate in itertools.chain(short, beside):
+            inside = self.lower <= candidate <= self.upper
+            if inside and math.log10(candidate) == x:
                 return candidate
-        below = above = value
-        for _ in range(8):  # 10**x is a few units in the last place off
-            below, above = math.nextafter(below, 0.0), math.nextafter(above, math.inf)
-            for candidate in (below, above):
-                if self._is_exact(candidate, x):
-                    return candidate
         return min(max(value, self.lower), self.upper)
 
-    def _is_exact(self, value: float, x: float) -> bool:
-        return self.lower <= value <= self.upper and math.log10(value) == x
+    def within(self, lo: float, hi: float) -> Span | None:
+        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
+        return (lo, hi) if lo <= hi else None
 
-    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
-        lo, hi = self.bounds
+    def middle(self, span: Span) -> float:
+        return 0.5 * (span[0] + span[1])
+
+    def draw(
+        self, n: int, generator: torch.Generator | None, span: Span | None = None
+    ) -> Tensor:
+        lo, hi = span or self.bounds
         x = lo + (hi - lo) * torch.rand(n, generator=generator, dtype=torch.double)
         if not self.log:
-            return x
-        # Only numbers that are the logarithm of some value.
+            return x.clamp(lo, hi)
+        # A number that is the logarithm of no float64 would not come back.
         return torch.tensor(
-            [self._forward(self.decode(v)) for v in x.tolist()], dtype=torch.double
+            [min(max(self._forward(self.decode(v)), lo), hi) for v in x.tolist()],
+            dtype=torch.double,
         )
 
 
@@ -215,6 +242,7 @@ class IntegerColumn:
     """A whole parameter: the number itself, also where its scale is logarithmic."""
 
     discrete = True
+    default: float | None = None
 
     def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:
         self.name, self.lower, self.upper, self.log = name, int(lower), int(upper), log
@@ -244,14 +272,23 @@ class IntegerColumn:
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
 
-    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
+    def within(self, lo: float, hi: float) -> Span | None:
+        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
+        lo, hi = float(math.ceil(lo)), float(math.floor(hi))
+        return (lo, hi) if lo <= hi else None
+
+    def middle(self, span: Span) -> float:
+        lo, hi = span
+        return float(round(math.sqrt(lo * hi)) if self.log else (lo + hi) // 2)
+
+    def draw(
+        self, n: int, generator: torch.Generator | None, span: Span | None = None
+    ) -> Tensor:
         u = torch.rand(n, generator=generator, dtype=torch.double)
-        lo, hi = self.lower - 0.5, self.upper + 0.5
-        if self.log:
-            x = lo * (hi / lo) ** u
-        else:
-            x = lo + (hi - lo) * u
-        return x.round().clamp(*self.bounds)
+        span = span or self.bounds
+        lo, hi = span[0] - 0.5, span[1] + 0.5
+        x = lo * (hi / lo) ** u if self.log else lo + (hi - lo) * u
+        return x.round().clamp(*span)
 
 
 class CategoricalColumn:
@@ -266,6 +303,7 @@ class CategoricalColumn:
     """
 
     discrete = True
+    default: float | None = None
 
     def __init__(
         self,
@@ -293,7 +331,7 @@ class CategoricalColumn:
                 )
         self.weights = None if weights is None else tuple(float(w) for w in weights)
         self.bounds = (self.codes[0], self.codes[-1])
-        self.fill = self.codes[(len(self.codes) - 1) // 2]
+        self.fill = self.middle(self.bounds)
 
     def expected(self) -> str:
         return f"one of {list(self.choices)}"
@@ -326,11 +364,45 @@ class CategoricalColumn:
         nearest = min(range(len(self.codes)), key=lambda i: abs(self.codes[i] - x))
         return self.choices[nearest]
 
-    def draw(self, n: int, generator: torch.Generator | None) -> Tensor:
+    def _among(self, span: Span) -> list[float]:
+        return [c for c in self.codes if span[0] <= c <= span[1]]
+
+    def within(self, lo: float, hi: float) -> Span | None:
+        codes = self._among((lo, hi))
+        return (codes[0], codes[-1]) if codes else None
+
+    def middle(self, span: Span) -> float:
+        codes = self._among(span)
+        return codes[(len(codes) - 1) // 2]
+
+    def draw(
+        self, n: int, generator: torch.Generator | None, span: Span | None = None
+    ) -> Tensor:
         weights = torch.tensor(
             self.weights or [1.0] * len(self.codes), dtype=torch.double
         )
+        if span is not None:
+            codes = torch.tensor(self.codes, dtype=torch.double)
+            inside = (codes >= span[0]) & (codes <= span[1])
+            weights = weights * inside if weights[inside].any() else inside.double()
         code = torch.multinomial(
             weights, max(n, 1), replacement=True, generator=generator
         )
         return torch.tensor(self.codes, dtype=torch.double)[code[:n]]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter with one value; it takes part in configurations, not in points.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        condition: Where it is active. Default: everywhere.
+        place: How many of the space's parameters come before it.
+    """
+
+    name: str
+    value: Any
+    condition: Condition = And(())
+    place: int = 0

@@ -7,9 +7,9 @@ Three atoms speak about one *parent* column each, and ``&`` and ``|`` combine th
     Between(3, 0.5, float("inf"))       column 3 is at least 0.5 (both ends belong)
     Equals(0, 1) & Between(3, 0, 0.5)   both hold
 
-An atom holds only where its parent is active itself; `ParameterTree` sees to that. The
-one exception says so by its name: ``Inactive(col)``, for children that are switched off
-rather than on by a parent (ConfigSpace reads its ``NotEquals`` in this way).
+In a `ParameterTree` an atom holds only where its parent is active itself. The exception
+is ``Inactive(col)``, which holds where the parent is not: ConfigSpace reads its
+``NotEquals`` as "another value, or inactive".
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from ConfigSpace.forbidden import (
     ForbiddenRelation,
 )
 
-from botorch_structured.spaces.codec import Constant
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
+    Constant,
     FloatColumn,
     IntegerColumn,
     native,
@@ -43,16 +43,7 @@ from botorch_structured.spaces.conditions import (
     Inactive,
     Or,
 )
-from botorch_structured.spaces.forbidden import (
-    AllOf,
-    AnyOf,
-    Clause,
-    FixedClause,
-    Operand,
-    RangeClause,
-    Relation,
-    TableRelation,
-)
+from botorch_structured.spaces.forbidden import Operand, Relation, TableRelation
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 # Closed intervals on the axis of a column.
@@ -72,7 +63,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def read_configspace(
     cs: ConfigSpace.ConfigurationSpace,
-) -> tuple[list[Column], ParameterTree, list[Constant], list[Clause]]:
+) -> tuple[list[Column], ParameterTree, list[Constant], list[Condition]]:
     """The parts of a `SearchSpace`: columns, tree, constants and forbidden clauses."""
     if not isinstance(cs, ConfigSpace.ConfigurationSpace):
         raise ValueError(f"cs: expected a ConfigurationSpace, got {type(cs).__name__}.")
@@ -127,7 +118,8 @@ class _Reader:
             if isinstance(hp, chp.Constant):
                 self.fixed[hp.name] = native(hp.value)
             else:
-                self.columns[hp.name] = _column(hp)
+                self.columns[hp.name] = column = _column(hp)
+                column.default = column.encode(native(hp.default_value))
         if not self.columns:
             raise ValueError(
                 "cs: expected at least one hyperparameter that is not constant, got "
@@ -272,22 +264,18 @@ class _Reader:
     def constants(self) -> list[Constant]:
         """The constants with their conditions."""
         return [
-            Constant(name, value, self._condition_or_none(name), self.names.index(name))
+            Constant(name, value, self.condition(name), self.names.index(name))
             for name, value in self.fixed.items()
         ]
 
-    def _condition_or_none(self, name: str) -> Condition | None:
-        condition = self.condition(name)
-        return None if condition == _ALWAYS else condition
-
     # -- forbidden clauses -----------------------------------------------------------
 
-    def clause(self, clause: Any) -> Clause:
+    def clause(self, clause: Any) -> Condition:
         """A forbidden clause."""
         if isinstance(clause, ForbiddenConjunction):
             parts = tuple(self.clause(part) for part in clause.components)
             both = isinstance(clause, ForbiddenAndConjunction)
-            return AllOf(parts) if both else AnyOf(parts)
+            return And(parts) if both else Or(parts)
         if isinstance(clause, ForbiddenRelation):
             return self._relation(clause)
         if not isinstance(clause, ForbiddenClause):
@@ -295,26 +283,18 @@ class _Reader:
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
-            return FixedClause(bool(holds), self._condition_or_none(name))
+            return self.condition(name) if holds else _NEVER
         column, col = self.columns[name], self.position[name]
         half = 0.5 if column.discrete else 0.0
-        return AnyOf(
-            tuple(
-                RangeClause(col, a - half, b + half)
-                for a, b in self._spans(column, clause)
-            )
-        )
+        spans = self._spans(column, clause)
+        return Or(tuple(Between(col, a - half, b + half) for a, b in spans))
 
     def _operand(self, name: str) -> Operand:
         if name in self.fixed:
-            condition = self._condition_or_none(name)
-            return Operand(None, False, (0.0,), (self.fixed[name],), condition)
-        column, col = self.columns[name], self.position[name]
-        if isinstance(column, CategoricalColumn):
-            return Operand(col, codes=column.codes, values=column.choices)
-        return Operand(col, log=isinstance(column, FloatColumn) and column.log)
+            return Operand.of_constant(self.fixed[name], self.condition(name))
+        return Operand.of_column(self.columns[name], self.position[name])
 
-    def _relation(self, relation: ForbiddenRelation) -> Clause:
+    def _relation(self, relation: ForbiddenRelation) -> Condition:
         left = self._operand(relation.left.name)
         right = self._operand(relation.right.name)
         compare = _COMPARISONS[_kind(relation)]
@@ -328,7 +308,7 @@ class _Reader:
                 raise TypeError("numbers and other values have no order")
         except TypeError as error:
             if _kind(relation) == "Equals":
-                return FixedClause(False)
+                return _NEVER
             raise ValueError(
                 "cs: expected a relation between values that can be compared, got "
                 f"{relation} ({error})."

@@ -16,11 +16,22 @@ hence hashable keys.
 
 from __future__ import annotations
 
-__all__ = ["Decomposition", "Expr", "all_of", "any_of", "atom", "evaluate", "refers_to"]
+__all__ = [
+    "Decomposition",
+    "Expr",
+    "all_of",
+    "any_of",
+    "atom",
+    "evaluate",
+    "negated",
+    "refers_to",
+]
 
+import random
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,6 +40,9 @@ import numpy as np
 Expr = Any
 # The decisions not yet decided with what is left of their conditions, ordered.
 State = tuple[tuple[int, Expr], ...]
+
+# `spread` lists up to so many paths; of more it chooses some without a list.
+_MAX_LISTED = 1000
 
 
 def atom(k: int, mask: int) -> Expr:
@@ -117,6 +131,16 @@ def evaluate(expr: Expr, codes: Mapping[int, int]) -> bool:
     return test(evaluate(part, codes) for part in expr[1])
 
 
+def negated(expr: Expr) -> Expr:
+    """What holds exactly where ``expr`` does not."""
+    if isinstance(expr, bool):
+        return not expr
+    if expr[0] == "atom":
+        # ``~mask`` is negative and has all bits but those of the atom.
+        return atom(expr[1], ~expr[2])
+    return _combine("or" if expr[0] == "and" else "and", map(negated, expr[1]))
+
+
 class _Node:
     """One case distinction: ``count`` paths, numbered from 0.
 
@@ -176,6 +200,12 @@ class _Node:
         self.branches[code].unrank(number - self.starts[code], codes)
 
 
+def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
+    """A key with a probability in proportion to its count, which may be huge."""
+    keys, totals = list(counts), list(accumulate(counts.values()))
+    return keys[bisect_right(totals, rng.randrange(totals[-1]))]
+
+
 class Decomposition:
     """The paths of ``D`` decisions, counted and numbered without listing them.
 
@@ -202,11 +232,7 @@ class Decomposition:
 
     def count_where(self, goal: Expr) -> int:
         """The number of paths on which ``goal`` holds."""
-        state = dict(self.root)
-        for k in refers_to(goal):
-            if k not in state:
-                goal = _substitute(goal, k, None)
-        return self._count(self.root, goal)
+        return self._count(self.root, self._at_root(goal))
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
         """Number paths.
@@ -224,6 +250,125 @@ class Decomposition:
         codes: dict[int, int] = {}
         self._node(self.root).unrank(number, codes)
         return dict(sorted(codes.items()))
+
+    def spread(
+        self,
+        n: int | None,
+        where: Expr,
+        goals: Iterable[Expr],
+        rng: random.Random,
+        first: dict[int, int] | None = None,
+    ) -> list[dict[int, int]]:
+        """Paths on which ``where`` holds, each as often as the others or once more.
+
+        Up to 1,000 paths are listed. Beyond that, and where ``n`` is smaller than their
+        number, the first ones are such that each goal holds on one of them at least (as
+        many goals as ``n`` paths can have); the rest is drawn at random.
+
+        Args:
+            n: How many. Default: all of them, or as many as the goals need where they
+                are too many to list.
+            where: What has to hold on all paths.
+            goals: What has to hold on some path, unless it cannot.
+            rng: Random numbers.
+            first: The path to begin with, if ``where`` holds on it.
+
+        Returns:
+            The active decisions of each path with their outcomes.
+        """
+        begin = [first] if first is not None and evaluate(where, first) else []
+        total = self.count_where(where)
+        every = None
+        if self.num_paths <= _MAX_LISTED:
+            paths = map(self.unrank, range(self.num_paths))
+            every = [p for p in paths if evaluate(where, p) and p not in begin]
+            every = begin + every
+        if n is None and every is not None:
+            return every
+        if n is not None and 0 < total <= n:
+            if every is None:
+                every = self._fill(begin, total, where, rng)
+            rest = self.spread(n % total, where, goals, rng, first)
+            return every * (n // total) + rest
+        found = self._cover(begin, n, where, goals, rng) if n != 0 else []
+        return found if n is None or not total else self._fill(found, n, where, rng)
+
+    def _cover(
+        self,
+        found: list[dict[int, int]],
+        n: int | None,
+        where: Expr,
+        goals: Iterable[Expr],
+        rng: random.Random,
+    ) -> list[dict[int, int]]:
+        """``found``, and more paths until each goal holds on one or there are ``n``."""
+        found = list(found)
+        counts = {g: self.count_where(all_of([g, where])) for g in goals}
+        # What holds on many paths comes first: a few paths then differ at the top.
+        missing = sorted((g for g in counts if counts[g]), key=lambda g: -counts[g])
+
+        def choose(k: int, counts: dict[int, int]) -> int:
+            new = [c for c in counts if atom(k, 2 << c) in missing]
+            return rng.choice(new) if new else _draw(counts, rng)
+
+        while True:
+            missing = [g for g in missing if not any(evaluate(g, p) for p in found)]
+            if not missing or len(found) == n:
+                return found
+            found.append(self._walk(all_of([missing[0], where]), choose))
+
+    def _fill(
+        self, found: list[dict[int, int]], n: int, where: Expr, rng: random.Random
+    ) -> list[dict[int, int]]:
+        """``found``, and other random paths until there are ``n``."""
+        found = list(found)
+        while len(found) < n:
+            path = self._walk(where, lambda k, counts: _draw(counts, rng))
+            if path not in found:
+                found.append(path)
+        return found
+
+    def _walk(
+        self, goal: Expr, choose: Callable[[int, dict[int, int]], int]
+    ) -> dict[int, int]:
+        """A path on which ``goal`` holds, of which there has to be one.
+
+        Args:
+            goal: What has to hold.
+            choose: A decision and its possible outcomes, each with the number of paths
+                that it leaves -> one of these outcomes.
+        """
+        codes: dict[int, int] = {}
+        state, goal = self.root, self._at_root(goal)
+        while state:
+            k = self._pick(state, goal)
+            counts: dict[int, int] = {}
+            below: dict[int, tuple[State, Expr]] = {}
+            for first, same in self._cases(state, k, goal):
+                after = self._after(state, goal, k, first)
+                count = self._count(*after)
+                if count:
+                    counts |= dict.fromkeys(same, count)
+                    below |= dict.fromkeys(same, after)
+            codes[k] = choose(k, counts)
+            state, goal = below[codes[k]]
+        return dict(sorted(codes.items()))
+
+    def _at_root(self, goal: Expr) -> Expr:
+        """``goal`` once the decisions that are never active are."""
+        state = dict(self.root)
+        for k in refers_to(goal):
+            if k not in state:
+                goal = _substitute(goal, k, None)
+        return goal
+
+    def _after(self, state: State, goal: Expr, k: int, code: int) -> tuple[State, Expr]:
+        """What is left of both once decision ``k`` has an outcome."""
+        items = dict(state)
+        del items[k]
+        for j, c in self._assign(items, k, code):
+            goal = _substitute(goal, j, c)
+        return tuple(sorted(items.items())), goal
 
     def _assign(
         self, items: dict[int, Expr], k: int, code: int | None
@@ -287,10 +432,7 @@ class Decomposition:
             k = self._pick(state)
             branches: list[_Node | None] = [None] * self.sizes[k]
             for first, codes in self._cases(state, k, False):
-                items = dict(state)
-                del items[k]
-                self._assign(items, k, first)
-                below = self._node(tuple(sorted(items.items())))
+                below = self._node(self._after(state, False, k, first)[0])
                 for code in codes:
                     branches[code] = below
             node = _Node(decision=k, branches=branches)  # type: ignore[arg-type]  # every outcome is in one case
@@ -313,11 +455,8 @@ class Decomposition:
         k = self._pick(tuple(linked), goal)
         total = 0
         for first, codes in self._cases(tuple(linked), k, goal):
-            items, rest = dict(linked), goal
-            del items[k]
-            for j, code in self._assign(items, k, first):
-                rest = _substitute(rest, j, code)
-            below = self._count(tuple(sorted(items.items())), rest)
-            total += len(codes) * below
+            total += len(codes) * self._count(
+                *self._after(tuple(linked), goal, k, first)
+            )
         self._counts[key] = factor * total
         return self._counts[key]

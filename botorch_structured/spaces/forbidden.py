@@ -1,78 +1,23 @@
-"""Forbidden combinations of values, evaluated on whole tensors of points.
+"""Conditions that compare parameters with each other, to forbid points.
 
-A clause holds, and the point is forbidden, only where the parameters it speaks of are
-active. An `Operand` is one side of a relation: a column or a constant.
+A space forbids points by conditions (`Between`, ``&``, ``|``) and by those here. They
+hold, and the point is forbidden, only where the parameters they refer to are active. An
+`Operand` is one side of a comparison: a column or a constant.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "AllOf",
-    "AnyOf",
-    "Clause",
-    "FixedClause",
-    "LinearClause",
-    "Operand",
-    "RangeClause",
-    "Relation",
-    "TableRelation",
-]
+__all__ = ["LinearClause", "Operand", "Relation", "TableRelation"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import Condition
-
-
-class Clause(Protocol):
-    """Something that forbids points."""
-
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        """Where the clause forbids.
-
-        Args:
-            X: ``batch_shape x n x d`` points, whole where the column is.
-            active: ``batch_shape x n x d`` booleans.
-
-        Returns:
-            ``batch_shape x n`` booleans.
-        """
-
-
-def _where_active(condition: Condition | None, X: Tensor, active: Tensor) -> Tensor:
-    """Where a constant with this condition is active."""
-    if condition is None:
-        return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
-    return condition.holds(X, active)
-
-
-@dataclass(frozen=True)
-class FixedClause:
-    """A clause about a constant: it holds wherever the constant is active, or never."""
-
-    value: bool
-    condition: Condition | None = None
-
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        return _where_active(self.condition, X, active) & self.value
-
-
-@dataclass(frozen=True)
-class RangeClause:
-    """Column ``col`` lies in ``[lo, hi]``."""
-
-    col: int
-    lo: float
-    hi: float
-
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        x = X[..., self.col].double()
-        return (x >= self.lo) & (x <= self.hi) & active[..., self.col]
+from botorch_structured.spaces.columns import CategoricalColumn, Column, FloatColumn
+from botorch_structured.spaces.conditions import And, Condition
 
 
 @dataclass(frozen=True)
@@ -91,7 +36,19 @@ class Operand:
     log: bool = False
     codes: tuple[float, ...] = ()
     values: tuple[Any, ...] = ()
-    condition: Condition | None = None
+    condition: Condition = And(())
+
+    @classmethod
+    def of_column(cls, column: Column, col: int) -> Operand:
+        """The parameter in column ``col``."""
+        if isinstance(column, CategoricalColumn):
+            return cls(col, codes=column.codes, values=column.choices)
+        return cls(col, log=isinstance(column, FloatColumn) and column.log)
+
+    @classmethod
+    def of_constant(cls, value: Any, condition: Condition) -> Operand:
+        """A constant that is active where ``condition`` holds."""
+        return cls(None, codes=(0.0,), values=(value,), condition=condition)
 
     def index(self, X: Tensor) -> Tensor:
         """``batch_shape x n`` positions among the choices."""
@@ -109,28 +66,30 @@ class Operand:
         x = X[..., self.col].double()
         return 10.0**x if self.log else x
 
-    def is_active(self, X: Tensor, active: Tensor) -> Tensor:
+    def is_active(self, X: Tensor, active: Tensor | None) -> Tensor:
         """``batch_shape x n`` booleans."""
         if self.col is None:
-            return _where_active(self.condition, X, active)
+            return self.condition.holds(X, active)
+        if active is None:
+            return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
         return active[..., self.col]
 
 
-@dataclass(frozen=True)
-class Relation:
+@dataclass(frozen=True, eq=False)
+class Relation(Condition):
     """A comparison of two numbers."""
 
     left: Operand
     right: Operand
     compare: Callable[[Any, Any], Any]
 
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         both = self.left.is_active(X, active) & self.right.is_active(X, active)
         return self.compare(self.left.evaluate(X), self.right.evaluate(X)) & both
 
 
-@dataclass(frozen=True)
-class LinearClause:
+@dataclass(frozen=True, eq=False)
+class LinearClause(Condition):
     """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
 
     operands: tuple[Operand, ...]
@@ -138,7 +97,7 @@ class LinearClause:
     bound: float
     equality: bool = False
 
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         excess = torch.full(X.shape[:-1], -self.bound, dtype=torch.double)
         excess = excess.to(X.device)
         known = torch.ones_like(excess, dtype=torch.bool)
@@ -149,38 +108,15 @@ class LinearClause:
         return (excess > 1e-8) & known
 
 
-@dataclass(frozen=True)
-class TableRelation:
+@dataclass(frozen=True, eq=False)
+class TableRelation(Condition):
     """A comparison of two choices, worked out beforehand for every pair."""
 
     left: Operand
     right: Operand
     table: tuple[tuple[bool, ...], ...]
 
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         both = self.left.is_active(X, active) & self.right.is_active(X, active)
         table = torch.tensor(self.table, device=X.device)
         return table[self.left.index(X), self.right.index(X)] & both
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """All of the clauses hold."""
-
-    clauses: tuple[Clause, ...]
-
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        return reduce(torch.logical_and, (c.holds(X, active) for c in self.clauses))
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    """At least one of the clauses holds."""
-
-    clauses: tuple[Clause, ...]
-
-    def holds(self, X: Tensor, active: Tensor) -> Tensor:
-        never = torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
-        return reduce(
-            torch.logical_or, (c.holds(X, active) for c in self.clauses), never
-        )

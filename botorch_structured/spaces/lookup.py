@@ -1,5 +1,9 @@
 """Which outcome, which columns active: the tensor side of a parameter tree.
 
+`Outcomes` are what one decision column can decide: its declared values, or the
+intervals of a numeric one. `Lookup` finds the outcomes of whole tensors of points, and
+the columns that they switch on.
+
 All tables live on one device and are indexed, never looped over per row. Where there
 are few combinations of outcomes, one row for each says everything. Otherwise conditions
 are evaluated level by level: within a level of the tree they are independent of each
@@ -9,12 +13,7 @@ compound ones are walked through one by one.
 
 from __future__ import annotations
 
-__all__ = [
-    "Lookup",
-    "Outcomes",
-    "cut_intervals",
-    "mix",
-]
+__all__ = ["Lookup", "Outcomes", "cut_intervals", "mix"]
 
 import math
 from collections.abc import Iterable, Sequence
@@ -27,11 +26,21 @@ from torch import Tensor
 from botorch_structured.spaces.conditions import Atom, Between, Equals, Inactive
 from botorch_structured.spaces.decomposition import Expr, refers_to
 
-# ----------------------------------------------------------------------
-# The outcomes of a decision column: declared values, or intervals of a numeric one.
-
 # How far from a declared value still counts as it, in units of the smallest gap.
 _TOLERANCE = 1e-3
+# Up to so many combinations of outcomes are tabulated.
+_MAX_TABLE = 4096
+_KEY_BITS = 62
+_KEY_MASK = (1 << _KEY_BITS) - 1
+
+
+def _intervals(a: Atom) -> list[tuple[float, float]]:
+    """Where on the axis of its column an atom holds."""
+    if isinstance(a, Inactive):
+        return []
+    if isinstance(a, Between):
+        return [(a.lo, a.hi)]
+    return [(v, v) for v in ([a.value] if isinstance(a, Equals) else a.values)]
 
 
 def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
@@ -43,13 +52,7 @@ def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
     """
     cuts: set[float] = set()
     for a in atoms:
-        if isinstance(a, Between):
-            ends = [(a.lo, a.hi)]
-        elif isinstance(a, Inactive):
-            ends = []
-        else:
-            ends = [(v, v) for v in ([a.value] if isinstance(a, Equals) else a.values)]
-        for lo, hi in ends:
+        for lo, hi in _intervals(a):
             cuts.add(lo)
             cuts.add(math.nextafter(hi, math.inf))
     cuts -= {-math.inf, math.inf}
@@ -127,23 +130,11 @@ class Outcomes:
         """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
         if isinstance(atom, Inactive):
             return 1
-        if isinstance(atom, Between):
-            spans = [(atom.lo, atom.hi)]
-        else:
-            values = [atom.value] if isinstance(atom, Equals) else atom.values
-            spans = [(v, v) for v in values]
-        bits = 0
+        spans, bits = _intervals(atom), 0
         for code, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
             if any(lo <= low and high <= hi for lo, hi in spans):
                 bits |= 2 << code
         return bits
-
-
-# ----------------------------------------------------------------------
-# Up to so many combinations of outcomes are tabulated.
-_MAX_TABLE = 4096
-_KEY_BITS = 62
-_KEY_MASK = (1 << _KEY_BITS) - 1
 
 
 def _signed(value: int) -> int:
@@ -305,7 +296,7 @@ class Lookup:
             return values, torch.zeros(values.shape, dtype=torch.long, device=X.device)
         flat = values.reshape(-1, len(self.columns)).t().contiguous()
         found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
-        # Not ``>``: NaN is no outcome either. Below the lowest one is not above `low`.
+        # Comparisons that are False for NaN, which is no outcome.
         known = (flat <= self.high[self.rows, found]) & (flat >= self.low[:, :1])
         found = torch.where(known, found, self.sizes.unsqueeze(-1))
         return values, found.t().reshape(values.shape)
@@ -372,10 +363,10 @@ class Lookup:
             return key
         odd = codes == self.sizes
         odd = odd if active is None else odd & active
-        # Asking is free on the CPU; elsewhere it would wait for the device.
+        # On a GPU reading the answer would make the host wait.
         if codes.device.type == "cpu" and not odd.any():
             return key
-        bits = (values + 0.0).contiguous().view(torch.long)  # one zero, not two
+        bits = (values + 0.0).contiguous().view(torch.long)  # -0.0 becomes 0.0
         extra = mix(mix(bits) + self.salts).masked_fill(~odd, 0).sum(-1)
         hashed = (mix(mix(key) + extra) & _KEY_MASK) | (1 << _KEY_BITS)
         return torch.where(odd.any(-1), hashed, key)

@@ -7,16 +7,7 @@ unless asked for: see `decomposition` (counting) and `lookup` (the work on tenso
 
 from __future__ import annotations
 
-__all__ = [
-    "HierarchicalDependencies",
-    "ParameterTree",
-    "Path",
-    "Paths",
-    "TreeStructure",
-    "check_acyclic",
-    "normalise_conditions",
-    "normalise_values",
-]
+__all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths"]
 
 import copy
 import math
@@ -29,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_column, check_count, check_number
+from botorch_structured.spaces.arguments import (
+    check_column,
+    check_columns,
+    check_count,
+    check_number,
+)
 from botorch_structured.spaces.conditions import (
     And,
     Atom,
@@ -50,125 +46,14 @@ from botorch_structured.spaces.decomposition import (
 from botorch_structured.spaces.drawing import draw
 from botorch_structured.spaces.lookup import Lookup, Outcomes, cut_intervals
 
-# ----------------------------------------------------------------------
-# Reading and checking what a parameter tree is declared by.
+if TYPE_CHECKING:
+    from botorch_structured.spaces.search_space import SearchSpace
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
-
-def _check_mapping(value: object, what: str, form: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what}: expected {form}, got {value!r}.")
-
-
-def normalise_conditions(
-    dim: int,
-    hierarchical_dependencies: HierarchicalDependencies | None,
-    conditions: Mapping[int, Condition] | None,
-) -> tuple[dict[int, Condition], dict[int, set[float]]]:
-    """One condition for every conditional column, and the values the dictionary names.
-
-    Returns:
-        ``{child: condition}`` with children ascending, and ``{parent: values}``.
-    """
-    name = "hierarchical_dependencies"
-    under: dict[int, dict[int, list[float]]] = {}  # child -> parent -> values
-    named: dict[int, set[float]] = {}
-    dependencies = hierarchical_dependencies
-    if dependencies is None:
-        dependencies = {}
-    _check_mapping(dependencies, name, "{parent: {value: [children]}}")
-    for parent, branches in dependencies.items():
-        parent = check_column(name, parent, dim)
-        _check_mapping(branches, f"{name}[{parent}]", "{value: [children]}")
-        if not branches:
-            raise ValueError(
-                f"{name}[{parent}]: expected at least one value (a value without "
-                "children is written {value: []}), got {}."
-            )
-        for value, children in branches.items():
-            number = check_number(f"{name}[{parent}]", value)
-            named.setdefault(parent, set()).add(number)
-            where = f"{name}[{parent}][{value}]"
-            if isinstance(children, str) or not isinstance(children, Iterable):
-                raise ValueError(
-                    f"{where}: expected a list of columns, got {children!r}."
-                )
-            columns = [check_column(where, c, dim) for c in children]
-            if len(set(columns)) < len(columns):
-                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
-            for child in columns:
-                under.setdefault(child, {}).setdefault(parent, []).append(number)
-    parts: dict[int, list[Condition]] = {
-        child: [In(parent, values) for parent, values in parents.items()]
-        for child, parents in under.items()
-    }
-    given = {} if conditions is None else conditions
-    _check_mapping(given, "conditions", "{child: condition}")
-    for child, condition in given.items():
-        child = check_column("conditions", child, dim)
-        if not isinstance(condition, Condition):
-            raise ValueError(
-                f"conditions[{child}]: expected Equals, In, Between or a combination "
-                f"of them by & and |, got {condition!r}."
-            )
-        for parent in sorted(condition.columns()):
-            check_column(f"conditions[{child}]", parent, dim)
-        parts.setdefault(child, []).append(condition)
-    normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
-    return dict(sorted(normal.items())), named
-
-
-def normalise_values(
-    dim: int, values: Mapping[int, Sequence[float]] | None
-) -> dict[int, tuple[float, ...]]:
-    """``{decision: all its values}``, both ascending."""
-    given = {} if values is None else values
-    _check_mapping(given, "values", "{decision: [all its values]}")
-    normal = {}
-    for col, listed in given.items():
-        col = check_column("values", col, dim)
-        if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
-            raise ValueError(
-                f"values[{col}]: expected a list of values, got {listed!r}."
-            )
-        numbers = sorted(check_number(f"values[{col}]", v) for v in listed)
-        if not numbers or len(set(numbers)) < len(numbers):
-            raise ValueError(
-                f"values[{col}]: expected distinct values, at least one, got {numbers}."
-            )
-        normal[col] = tuple(numbers)
-    return dict(sorted(normal.items()))
-
-
-def check_acyclic(conditions: Mapping[int, Condition]) -> None:
-    """Raise a ValueError that prints the cycle if columns wait for each other."""
-    above = {c: sorted(condition.columns()) for c, condition in conditions.items()}
-    done: set[int] = set()
-    for start in above:
-        # Depth first with an explicit stack; `trail` is the chain being followed.
-        trail: list[int] = []
-        stack = [(start, False)]
-        while stack:
-            col, leaving = stack.pop()
-            if leaving:
-                done.add(trail.pop())
-            elif col in trail:
-                cycle = [*trail[trail.index(col) :], col]
-                chain = " -> ".join(map(str, reversed(cycle)))
-                raise ValueError(
-                    "hierarchical_dependencies, conditions: expected no cycle, got "
-                    f"columns that wait for each other: {chain}."
-                )
-            elif col not in done:
-                trail.append(col)
-                stack.append((col, True))
-                stack.extend((parent, False) for parent in above.get(col, ()))
-
-
-# ----------------------------------------------------------------------
-# Paths of a parameter tree: one joint setting of its active decisions each.
+# Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
+_MAX_INDEXED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -238,15 +123,50 @@ class Paths(Sequence[Path]):
         return f"<{self._num_paths} paths>"
 
 
-# ----------------------------------------------------------------------
-# What a parameter tree consists of: outcomes, conditions, paths and their counts.
+class ParameterTree:
+    """A search space whose columns depend on each other.
 
-if TYPE_CHECKING:
-    from botorch_structured.spaces.search_space import SearchSpace
+    Use it wherever some parameters only matter for some settings of others: a learner
+    and its hyperparameters, a number of layers and the width of each, an optional
+    step. Plain tensors ``batch_shape x n x d`` hold the points; the tree says which of
+    their columns are active, and which rows are on the same path::
 
+            column 0 (learner)
+           /        |         \\
+        0.0        1.0        2.0
+         |          |          |
+      column 1   columns 1, 2  (none)        column 3 is always active
 
-class TreeStructure:
-    """The part of `ParameterTree` that needs no points; see there."""
+        # Ex1: BoTorch's and Ax's convention; a child may stand under several values
+        ParameterTree(4, {0: {0: [1], 1: [1, 2], 2: []}})
+        # Ex2: the same, in conditions
+        ParameterTree(4, conditions={1: In(0, [0, 1]), 2: Equals(0, 1)},
+                      values={0: [0, 1, 2]})
+        # Ex3: column 1 is active where column 0 is at least 0.5
+        ParameterTree(2, conditions={1: Between(0, 0.5, float("inf"))})
+
+    Columns named as a child in both ``hierarchical_dependencies`` and ``conditions``
+    are active where either says so. A decision is *categorical-like* if its conditions
+    name values only, or if all its values are declared; it is *numeric* if a `Between`
+    refers to it, and its outcomes are then the intervals that the conditions cut.
+
+    Columns that are inactive at a row may hold anything there, NaN included: nothing
+    depends on it. NaN in an active decision is an error.
+
+    Args:
+        dim: The number of columns ``d``.
+        hierarchical_dependencies: ``{parent: {value: [children]}}``. Children may stand
+            under several values and several parents (active when any holds); there may
+            be several roots, any depth, and values without children.
+        conditions: ``{child: condition}``, see `conditions`.
+        values: ``{decision: [all its values]}``. Values that are not listed are then an
+            error; without it a value that no condition names is a path of its own.
+
+    Raises:
+        ValueError: Columns out of range, a column that depends on itself (the cycle is
+            printed), values that are not finite numbers, listed twice or, where
+            ``values`` is given, missing from it.
+    """
 
     def __init__(
         self,
@@ -256,31 +176,78 @@ class TreeStructure:
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         self.dim = dim = check_count("dim", dim)
-        # The space that says what columns hold; see `ParameterTree.of_space`.
+        # The space that says what columns hold; see `of_space`.
         self.space: SearchSpace | None = None
-        self.conditions, named = normalise_conditions(
-            dim, hierarchical_dependencies, conditions
-        )
-        self._values = normalise_values(dim, values)
-        check_acyclic(self.conditions)
-        self._outcomes = self._collect_outcomes(named)
-        position = {o.col: k for k, o in enumerate(self._outcomes)}
-
-        def symbolic(condition: Condition) -> Expr:
-            if isinstance(condition, And):
-                return all_of(symbolic(part) for part in condition.parts)
-            if isinstance(condition, Or):
-                return any_of(symbolic(part) for part in condition.parts)
-            assert isinstance(condition, Atom)
-            k = position[condition.col]
-            return atom(k, self._outcomes[k].mask(condition))
-
+        self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
+        self.conditions = _read_conditions(dim, self._dependencies, conditions)
+        self._values = _read_values(dim, values)
+        _check_acyclic(self.conditions)
+        self._outcomes = self._collect_outcomes()
+        self._position = {o.col: k for k, o in enumerate(self._outcomes)}
         self._exprs: list[Expr] = [
-            symbolic(self.conditions[c]) if c in self.conditions else True
+            self._expression(self.conditions[c]) if c in self.conditions else True
             for c in range(dim)
         ]
 
-    def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
+    def _expression(self, condition: Condition) -> Expr:
+        """A condition over the numbers of decisions and outcomes."""
+        if isinstance(condition, (And, Or)):
+            combine = all_of if isinstance(condition, And) else any_of
+            return combine(self._expression(part) for part in condition.parts)
+        assert isinstance(condition, Atom)
+        k = self._position[condition.col]
+        return atom(k, self._outcomes[k].mask(condition))
+
+    @property
+    def hierarchical_dependencies(self) -> dict[int, dict[float, list[int]]]:
+        """The dictionary this tree was declared by, with plain integers and floats.
+
+        Without what ``conditions`` declared, so empty for a tree that was declared by
+        these alone.
+        """
+        return {
+            parent: {value: list(children) for value, children in branches.items()}
+            for parent, branches in self._dependencies.items()
+        }
+
+    def of_space(self, space: SearchSpace) -> ParameterTree:
+        """The same tree, as that of a space.
+
+        ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
+        given it ask ``tree.space`` which columns hold integers, which hold categories
+        and what is forbidden. Pickles of it hold the space, too.
+        """
+        tree = copy.copy(self)
+        tree.space = space
+        return tree
+
+    @classmethod
+    def from_any(
+        cls, x: ParameterTree | HierarchicalDependencies, dim: int
+    ) -> ParameterTree:
+        """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
+
+        Raises:
+            ValueError: ``x`` is neither, or a tree over another number of columns.
+        """
+        if not isinstance(x, (ParameterTree, Mapping)):
+            hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
+            raise ValueError(
+                "hierarchical_dependencies: expected a ParameterTree or {column: "
+                "{value: [columns]}}, with {} for a space without decisions, got "
+                f"{None if x is None else type(x).__name__}{hint}."
+            )
+        if not isinstance(x, ParameterTree):
+            return cls(dim, x)
+        if x.dim != dim:
+            raise ValueError(
+                f"tree: expected a ParameterTree over {dim} columns, got one over "
+                f"{x.dim}."
+            )
+        return x
+
+    def _collect_outcomes(self) -> list[Outcomes]:
+        named = self._dependencies
         atoms: dict[int, list[Atom]] = {c: [] for c in named}
         for condition in self.conditions.values():
             for a in condition.atoms():
@@ -349,7 +316,7 @@ class TreeStructure:
             if col not in self.conditions:
                 continue
             for a in self.conditions[col].atoms():
-                k = self.decision_columns.index(a.col)
+                k = self._position[a.col]
                 mask = self._outcomes[k].mask(a)
                 for code in range(len(self._outcomes[k])):
                     if mask >> code + 1 & 1:
@@ -378,10 +345,7 @@ class TreeStructure:
     @cached_property
     def _path_counts(self) -> list[int]:
         """On how many declared paths every column is active."""
-        counts: dict[Expr, int] = {}
-        for expr in self._exprs:
-            if expr not in counts:
-                counts[expr] = self._decomposition.count_where(expr)
+        counts = {e: self._decomposition.count_where(e) for e in set(self._exprs)}
         return [counts[expr] for expr in self._exprs]
 
     def _is_free(self, col: int) -> bool:
@@ -410,26 +374,25 @@ class TreeStructure:
         own = set(self.own_columns)
         return [c for c in path.active_columns if c in own]
 
-    def _path(self, codes: dict[int, int], odd: Mapping[int, float] = {}) -> Path:  # noqa: B006  # never written to
-        """The path of these outcomes; ``odd``: decisions at undeclared values."""
+    def _path(
+        self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
+    ) -> Path:
+        """The path of these outcomes; ``undeclared``: decisions with other values."""
         decisions: dict[int, Any] = {
-            self._outcomes[k].col: odd.get(k)
-            if k in odd
-            else self._outcomes[k].values[code]
-            for k, code in sorted(codes.items())
+            self._outcomes[k].col: self._outcomes[k].values[code]
+            for k, code in codes.items()
+            if code < len(self._outcomes[k])
         }
-        truth: dict[Expr, bool] = {}
-        for expr in self._exprs:
-            if expr not in truth:
-                truth[expr] = evaluate(expr, codes)
+        decisions |= undeclared or {}
+        truth = {expr: evaluate(expr, codes) for expr in set(self._exprs)}
         active = tuple(c for c, expr in enumerate(self._exprs) if truth[expr])
-        return Path(decisions, active)
+        return Path(dict(sorted(decisions.items())), active)
 
     def _identity(self) -> tuple[Any, ...]:
         return (self.dim, tuple(self._outcomes), tuple(self._exprs))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TreeStructure):
+        if not isinstance(other, ParameterTree):
             return NotImplemented
         return self._identity() == other._identity()
 
@@ -437,105 +400,15 @@ class TreeStructure:
         return hash(self._identity())
 
     def __getstate__(self) -> dict[str, Any]:
-        # What can be computed again is: tables live on devices, nodes are many.
-        keep = ("dim", "conditions", "_values", "_outcomes", "_exprs", "space")
-        return {k: self.__dict__[k] for k in keep}
+        # Tables (on a device) and the decomposition (large) are computed again.
+        keep = ("dim", "conditions", "space", "_dependencies", "_values", "_outcomes")
+        return {k: self.__dict__[k] for k in (*keep, "_position", "_exprs")}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TreeStructure:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
         return self  # nothing about it changes
 
     def __repr__(self) -> str:
         return draw(self.dim, self.num_paths, self.conditions, self.decision_values)
-
-
-# ----------------------------------------------------------------------
-if TYPE_CHECKING:
-    from botorch_structured.spaces.search_space import SearchSpace
-
-# Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
-_MAX_INDEXED = 1 << 62
-
-
-class ParameterTree(TreeStructure):
-    """A search space whose columns depend on each other.
-
-    Use it wherever some parameters only matter for some settings of others: a learner
-    and its hyperparameters, a number of layers and the width of each, an optional
-    step. Plain tensors ``batch_shape x n x d`` hold the points; the tree says which of
-    their columns are active, and which rows are on the same path::
-
-            column 0 (learner)
-           /        |         \\
-        0.0        1.0        2.0
-         |          |          |
-      column 1   columns 1, 2  (none)        column 3 is always active
-
-        # Ex1: BoTorch's and Ax's convention; a child may stand under several values
-        ParameterTree(4, {0: {0: [1], 1: [1, 2], 2: []}})
-        # Ex2: the same, in conditions
-        ParameterTree(4, conditions={1: In(0, [0, 1]), 2: Equals(0, 1)},
-                      values={0: [0, 1, 2]})
-        # Ex3: column 1 is active where column 0 is at least 0.5
-        ParameterTree(2, conditions={1: Between(0, 0.5, float("inf"))})
-
-    Columns named as a child in both ``hierarchical_dependencies`` and ``conditions``
-    are active where either says so. A decision is *categorical-like* if its conditions
-    name values only, or if all its values are declared; it is *numeric* if a `Between`
-    refers to it, and its outcomes are then the intervals that the conditions cut.
-
-    Columns that are inactive at a row may hold anything there, NaN included: nothing
-    depends on it. NaN in an active decision is an error.
-
-    Args:
-        dim: The number of columns ``d``.
-        hierarchical_dependencies: ``{parent: {value: [children]}}``. Children may stand
-            under several values and several parents (active when any holds); there may
-            be several roots, any depth, and values without children.
-        conditions: ``{child: condition}``, see `conditions`.
-        values: ``{decision: [all its values]}``. Values that are not listed are then an
-            error; without it a value that no condition names is a path of its own.
-
-    Raises:
-        ValueError: Columns out of range, a column that depends on itself (the cycle is
-            printed), values that are not finite numbers, listed twice or, where
-            ``values`` is given, missing from it.
-    """
-
-    def of_space(self, space: SearchSpace) -> ParameterTree:
-        """The same tree, as that of a space.
-
-        ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
-        given it ask ``tree.space`` which columns hold integers, which hold categories
-        and what is forbidden. Pickles of it hold the space, too.
-        """
-        tree = copy.copy(self)
-        tree.space = space
-        return tree
-
-    @classmethod
-    def from_any(
-        cls, x: ParameterTree | HierarchicalDependencies, dim: int
-    ) -> ParameterTree:
-        """``x`` if it is a tree over ``dim`` columns, else the tree of that dictionary.
-
-        Raises:
-            ValueError: ``x`` is neither, or a tree over another number of columns.
-        """
-        if not isinstance(x, (ParameterTree, Mapping)):
-            hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
-            raise ValueError(
-                "hierarchical_dependencies: expected a ParameterTree or {column: "
-                "{value: [columns]}}, with {} for a space without decisions, got "
-                f"{None if x is None else type(x).__name__}{hint}."
-            )
-        if not isinstance(x, ParameterTree):
-            return cls(dim, x)
-        if x.dim != dim:
-            raise ValueError(
-                f"tree: expected a ParameterTree over {dim} columns, got one over "
-                f"{x.dim}."
-            )
-        return x
 
     def decision_codes(self, X: Tensor) -> Tensor:
         """The outcome of every decision.
@@ -548,7 +421,7 @@ class ParameterTree(TreeStructure):
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        codes, active = self._checked_codes(X)
+        _, codes, active = self._checked(X)
         return torch.where(active, codes, -1)
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -578,7 +451,7 @@ class ParameterTree(TreeStructure):
         Returns:
             ``batch_shape x n`` booleans.
         """
-        codes, active = self._checked_codes(X, strict=False)
+        _, codes, active = self._checked(X, strict=False)
         odd = active & (codes == self._lookup(X.device).sizes)
         return ~odd.any(-1)
 
@@ -593,7 +466,7 @@ class ParameterTree(TreeStructure):
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        codes, _ = self._checked_codes(X, strict)
+        _, codes, _ = self._checked(X, strict)
         return self._lookup(X.device).active_columns(codes)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
@@ -694,12 +567,13 @@ class ParameterTree(TreeStructure):
         codes = self.decision_codes(row)[0].tolist()
         values = row[0].double().tolist()
         found = {k: code for k, code in enumerate(codes) if code >= 0}
-        odd = {
-            k: values[self._outcomes[k].col]
+        columns = [o.col for o in self._outcomes]
+        undeclared = {
+            columns[k]: values[columns[k]]
             for k, code in found.items()
             if code == len(self._outcomes[k])
         }
-        return self._path(found, odd)
+        return self._path(found, undeclared)
 
     def random_paths(
         self,
@@ -752,11 +626,6 @@ class ParameterTree(TreeStructure):
                 f"{tuple(X.shape)} of {X.dtype}."
             )
 
-    def _checked_codes(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor]:
-        """Outcomes and activity of all decisions; strict decisions are checked."""
-        _, codes, active = self._checked(X, strict)
-        return codes, active
-
     def _checked(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Values, outcomes and activity of all decisions."""
         self._check_points(X)
@@ -764,7 +633,7 @@ class ParameterTree(TreeStructure):
         values, codes = lookup.codes(X)
         active = lookup.active_decisions(codes)
         if strict and self._outcomes:
-            # NaN is no value of any decision; undeclared ones are where not strict.
+            # NaN is always an error, an undeclared value only where declared strictly.
             odd = values.isnan()
             if lookup.any_strict:
                 odd = odd | (lookup.strict & (codes == lookup.sizes))
@@ -778,3 +647,111 @@ class ParameterTree(TreeStructure):
                     expected = "a number, as it decides which columns are active"
                 raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
         return values, codes, active
+
+
+def _check_mapping(value: object, what: str, form: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what}: expected {form}, got {value!r}.")
+
+
+def _read_dependencies(
+    dim: int, given: HierarchicalDependencies | None
+) -> dict[int, dict[float, list[int]]]:
+    """The dictionary with plain integers and floats, once it is checked."""
+    name = "hierarchical_dependencies"
+    given = {} if given is None else given
+    _check_mapping(given, name, "{parent: {value: [children]}}")
+    plain: dict[int, dict[float, list[int]]] = {}
+    for parent, branches in given.items():
+        parent = check_column(name, parent, dim)
+        _check_mapping(branches, f"{name}[{parent}]", "{value: [children]}")
+        if not branches:
+            raise ValueError(
+                f"{name}[{parent}]: expected at least one value (a value without "
+                "children is written {value: []}), got {}."
+            )
+        for value, children in branches.items():
+            number = check_number(f"{name}[{parent}]", value)
+            where = f"{name}[{parent}][{value}]"
+            columns = check_columns(where, children, dim)
+            if len(set(columns)) < len(columns):
+                raise ValueError(f"{where}: expected distinct columns, got {columns}.")
+            plain.setdefault(parent, {})[number] = columns
+    return plain
+
+
+def _read_conditions(
+    dim: int,
+    dependencies: dict[int, dict[float, list[int]]],
+    given: Mapping[int, Condition] | None,
+) -> dict[int, Condition]:
+    """``{child: condition}``, children ascending, one condition for each."""
+    under: dict[int, dict[int, list[float]]] = {}  # child -> parent -> values
+    for parent, branches in dependencies.items():
+        for value, children in branches.items():
+            for child in children:
+                under.setdefault(child, {}).setdefault(parent, []).append(value)
+    parts: dict[int, list[Condition]] = {
+        child: [In(parent, values) for parent, values in parents.items()]
+        for child, parents in under.items()
+    }
+    given = {} if given is None else given
+    _check_mapping(given, "conditions", "{child: condition}")
+    for child, condition in given.items():
+        child = check_column("conditions", child, dim)
+        if not isinstance(condition, Condition):
+            raise ValueError(
+                f"conditions[{child}]: expected Equals, In, Between or a combination "
+                f"of them by & and |, got {condition!r}."
+            )
+        check_columns(f"conditions[{child}]", sorted(condition.columns()), dim)
+        parts.setdefault(child, []).append(condition)
+    normal = {c: p[0] if len(p) == 1 else Or(tuple(p)) for c, p in parts.items()}
+    return dict(sorted(normal.items()))
+
+
+def _read_values(
+    dim: int, given: Mapping[int, Sequence[float]] | None
+) -> dict[int, tuple[float, ...]]:
+    """``{decision: all its values}``, both ascending."""
+    given = {} if given is None else given
+    _check_mapping(given, "values", "{decision: [all its values]}")
+    normal = {}
+    for col, listed in given.items():
+        col = check_column("values", col, dim)
+        if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
+            raise ValueError(
+                f"values[{col}]: expected a list of values, got {listed!r}."
+            )
+        numbers = sorted(check_number(f"values[{col}]", v) for v in listed)
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"values[{col}]: expected distinct values, at least one, got {numbers}."
+            )
+        normal[col] = tuple(numbers)
+    return dict(sorted(normal.items()))
+
+
+def _check_acyclic(conditions: Mapping[int, Condition]) -> None:
+    """Raise a ValueError that prints the cycle if columns wait for each other."""
+    above = {c: sorted(condition.columns()) for c, condition in conditions.items()}
+    done: set[int] = set()
+    for start in above:
+        # Depth first with an explicit stack; `trail` is the chain being followed.
+        trail: list[int] = []
+        stack = [(start, False)]
+        while stack:
+            col, leaving = stack.pop()
+            if leaving:
+                done.add(trail.pop())
+            elif col in trail:
+                cycle = [*trail[trail.index(col) :], col]
+                chain = " -> ".join(map(str, reversed(cycle)))
+                raise ValueError(
+                    "hierarchical_dependencies, conditions: expected no cycle, got "
+                    f"columns that wait for each other: {chain}."
+                )
+            elif col not in done:
+                trail.append(col)
+                stack.append((col, True))
+                stack.extend((parent, False) for parent in above.get(col, ()))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "SearchSpace",
-    "read_numbers",
-]
+__all__ = ["SearchSpace"]
 
 import copy
+import math
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from botorch.models.transforms.input import (
     ChainedInputTransform,
@@ -23,170 +23,46 @@ from torch import Tensor
 
 from botorch_structured.spaces.arguments import (
     check_booleans,
-    check_by_column,
-    check_columns,
     check_count,
-    check_number,
     check_seed,
 )
-from botorch_structured.spaces.codec import Codec, Constant
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
+    Constant,
     FloatColumn,
     IntegerColumn,
+    Span,
+    is_blank,
+    slack,
 )
-from botorch_structured.spaces.forbidden import Clause
+from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
+from botorch_structured.spaces.decomposition import (
+    Expr,
+    all_of,
+    any_of,
+    atom,
+    negated,
+)
+from botorch_structured.spaces.number_space import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
-# ----------------------------------------------------------------------
-# Reading a search space that is given as numbers: names, bounds, lists of columns.
-
-# Decimal logarithms beyond these are no float64.
-_LOGS = (-307.0, 308.0)
-
-
-def read_numbers(
-    names: Sequence[str],
-    bounds: Tensor,
-    tree: ParameterTree | None,
-    integer_features: Sequence[int],
-    categorical_features: Mapping[int, Sequence[float]] | None,
-    choices: Mapping[int, Sequence[Any]] | None,
-    log_features: Sequence[int],
-) -> tuple[list[Column], ParameterTree]:
-    """The columns and the tree of a `SearchSpace`; see there for the arguments."""
-    names = _names(names)
-    d = len(names)
-    limits = _bounds(bounds, names)
-    if tree is not None and not isinstance(tree, ParameterTree):
-        raise ValueError(
-            f"tree: expected a ParameterTree (ParameterTree({d}, {{...}})), got "
-            f"{type(tree).__name__}."
-        )
-    tree = ParameterTree.from_any({} if tree is None else tree, d)
-    whole = set(check_columns("integer_features", integer_features, d))
-    logs = set(check_columns("log_features", log_features, d))
-    labels = check_by_column("choices", choices, d)
-    codes = {
-        c: tree.decision_values[c]
-        for c in tree.decision_columns
-        if c not in tree.numeric_decisions and c not in whole
-    }
-    named = check_by_column("categorical_features", categorical_features, d)
-    for c, values in named.items():
-        what = f"categorical_features[{c}]"
-        codes[c] = [check_number(what, v) for v in values]
-        if list(codes[c]) != sorted(set(codes[c])) or not codes[c]:
-            raise ValueError(
-                f"{what}: expected distinct ascending values, at least one, got "
-                f"{codes[c]}."
-            )
-    for what, given in (("integer_features", whole), ("log_features", logs)):
-        if given & codes.keys():
-            raise ValueError(
-                f"{what}: expected none of the categorical columns {list(codes)}, got "
-                f"{sorted(given)}."
-            )
-    if labels.keys() - codes.keys():
-        raise ValueError(
-            f"choices: expected categorical columns ({list(codes)}), got "
-            f"{sorted(labels)}."
-        )
-    columns: list[Column] = []
-    for c, name in enumerate(names):
-        lo, hi = limits[:, c].tolist()
-        declared = tree._values.get(c)
-        if c in codes:
-            what = f"categorical_features[{c}]" if c in named else "tree"
-            _check_among(what, c, codes[c], declared, lo, hi)
-            plain = [int(v) if float(v).is_integer() else v for v in codes[c]]
-            values = labels.get(c, plain)
-            columns.append(CategoricalColumn(name, values, codes=codes[c]))
-        elif c in whole:
-            if not (lo.is_integer() and hi.is_integer()):
-                raise ValueError(
-                    f"bounds: expected whole numbers for the integer column {c} "
-                    f"({name!r}), got {lo} and {hi}."
-                )
-            column = IntegerColumn(name, int(lo), int(hi), log=c in logs)
-            every = range(column.lower, column.upper + 1)
-            if declared is not None and list(declared) != list(every):
-                raise ValueError(
-                    f"integer_features: expected column {c}, a decision, to have all "
-                    f"whole numbers from {lo} to {hi} among its values, got "
-                    f"{list(declared)}: list them in categorical_features."
-                )
-            columns.append(column)
-        elif c in logs:
-            if not (_LOGS[0] <= lo and hi <= _LOGS[1]):
-                raise ValueError(
-                    f"bounds: expected decimal logarithms from {_LOGS[0]} to "
-                    f"{_LOGS[1]} for column {c} ({name!r}), got {lo} and {hi}."
-                )
-            columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
-        else:
-            columns.append(FloatColumn(name, lo, hi))
-    return columns, tree
-
-
-def _names(names: Any) -> list[str]:
-    listed = not isinstance(names, str) and isinstance(names, Iterable)
-    found = list(names) if listed else []
-    if not found or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"names: expected a list of strings, got {names!r}.")
-    return found
-
-
-def _bounds(bounds: Any, names: list[str]) -> Tensor:
-    d = len(names)
-    try:
-        limits = torch.as_tensor(bounds, dtype=torch.double)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"bounds: expected 2 x {d} numbers, got {bounds!r}.") from None
-    if limits.shape != (2, d):
-        raise ValueError(
-            f"bounds: expected 2 x {d} numbers for {d} names, got shape "
-            f"{tuple(limits.shape)}."
-        )
-    for name, lo, hi in zip(names, *limits.tolist(), strict=True):
-        if not -torch.inf < lo <= hi < torch.inf:
-            raise ValueError(
-                "bounds: expected finite numbers in ascending order, got "
-                f"{lo} and {hi} for {name!r}."
-            )
-    return limits.detach().cpu()
-
-
-def _check_among(
-    what: str,
-    col: int,
-    codes: Sequence[float],
-    declared: Sequence[float] | None,
-    lo: float,
-    hi: float,
-) -> None:
-    """Raise unless the numbers of a categorical column may occur."""
-    outside = [v for v in codes if not lo <= v <= hi]
-    if outside:
-        raise ValueError(
-            f"{what}: expected values within the bounds of column {col}, {lo} to {hi}, "
-            f"got {outside}."
-        )
-    odd = [v for v in codes if declared is not None and v not in declared]
-    if odd:
-        raise ValueError(
-            f"{what}: expected among the values that the tree declares, "
-            f"{list(declared or ())}, got {odd}."
-        )
-
-
-# ----------------------------------------------------------------------
 if TYPE_CHECKING:
     from ConfigSpace import ConfigurationSpace
 
-# Random draws are thrown away where they are forbidden; so many in a row are too many.
+# How far from a cut a value is kept: in decades on a logarithmic scale, on a linear one
+# relative to the range or the bounds, whichever is larger, but as if that were at least
+# 1. ConfigSpace, which rounds, does not tell values from the cut that are nearer.
+_BESIDE_LOG_CUT = 1e-8
+_BESIDE_CUT = 1e-12
+
+# `sample` gives up when fewer points than wanted are feasible among so many draws.
 _MAX_DRAWS = 1_000_000
+
+_KINDS = ("random", "middle", "default")
+# A forbidden start is replaced by one of 100 random points on its path; if none of them
+# is feasible, by one of 1,000, then of 10,000.
+_OTHERS = (100, 1_000, 10_000)
 
 
 class _Constraint:
@@ -212,7 +88,7 @@ class _Constraint:
         return self  # nothing about it changes
 
 
-class SearchSpace(Codec):
+class SearchSpace:
     """A search space with names, bounds and native values.
 
     Use it at the border between configurations (dictionaries of the active parameters)
@@ -229,7 +105,8 @@ class SearchSpace(Codec):
     constant      none; `decode` adds it
     ============  ====================================================================
 
-    Columns of inactive parameters hold ``fill``, the middle of the bounds.
+    Columns of inactive parameters hold ``fill``, the middle of the bounds. `sample`
+    draws random points, `starts` points to begin with: one on each path of the tree.
 
     Args:
         names: The names of the ``d`` columns.
@@ -247,6 +124,8 @@ class SearchSpace(Codec):
             constraint. A space, and a model over its tree, can be pickled (saved, or
             sent to another process) only if this is a function defined at the top level
             of a module, or another object that can be.
+        defaults: ``{name: value}``: what `decode` would give for a good start; see
+            `starts`. Not every name needs one.
 
     Raises:
         ValueError: Which argument, what was expected, what came: names that are
@@ -263,6 +142,7 @@ class SearchSpace(Codec):
         choices: Mapping[int, Sequence[Any]] | None = None,
         log_features: Sequence[int] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         columns, tree = read_numbers(
             names,
@@ -274,6 +154,7 @@ class SearchSpace(Codec):
             log_features,
         )
         self._setup(columns, tree, feasible=feasible)
+        self._set_defaults(defaults)
 
     @classmethod
     def from_columns(
@@ -281,7 +162,7 @@ class SearchSpace(Codec):
         columns: Sequence[Column],
         tree: ParameterTree,
         constants: Sequence[Constant] = (),
-        forbidden: Sequence[Clause] = (),
+        forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> SearchSpace:
         """The space of these columns; what the other ways to build one end in."""
@@ -294,7 +175,7 @@ class SearchSpace(Codec):
         """Read a ConfigSpace; it is not needed afterwards, nor changed.
 
         Random draws follow its scales and weights; normal and beta hyperparameters are
-        drawn uniformly within their bounds.
+        drawn uniformly within their bounds. Its default values are those of `starts`.
 
         Args:
             cs: Floats, integers, ordinals, categoricals and constants; any conditions
@@ -328,23 +209,165 @@ class SearchSpace(Codec):
         columns: Sequence[Column],
         tree: ParameterTree,
         constants: Sequence[Constant] = (),
-        forbidden: Sequence[Clause] = (),
+        forbidden: Sequence[Condition] = (),
         feasible: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         if feasible is not None and not callable(feasible):
             raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
-        Codec.__init__(self, columns, tree, constants)
+        self._feasible = None if feasible is None else _Constraint(feasible)
+        all_names = [c.name for c in columns] + [c.name for c in constants]
+        if len(set(all_names)) < len(all_names):
+            raise ValueError(
+                f"names: expected distinct names, got {sorted(all_names)}."
+            )
+        if tree.dim != len(columns):
+            raise ValueError(
+                f"tree: expected as many columns as there are names ({len(columns)}), "
+                f"got {tree.dim}."
+            )
+        self.columns = tuple(columns)
+        self.constants = tuple(constants)
         self.tree = tree.of_space(self)
         self._forbidden = tuple(forbidden)
-        self._feasible = None if feasible is None else _Constraint(feasible)
+        self.names = [c.name for c in columns]
+        self.bounds = torch.tensor(
+            [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
+        )
+        self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
+        self.integer_features = [
+            i for i, c in enumerate(columns) if c.discrete and not _is_categorical(c)
+        ]
+        self.categorical_features = {
+            i: list(c.codes)
+            for i, c in enumerate(columns)
+            if isinstance(c, CategoricalColumn) and _is_categorical(c)
+        }
+        # The tree has its own tolerance around the values of decisions. All other
+        # discrete columns are rounded.
+        by_value = set(tree.decision_columns) - set(tree.numeric_decisions)
+        self._rounded = [
+            i for i, c in enumerate(columns) if c.discrete and i not in by_value
+        ]
+        self._position = {name: i for i, name in enumerate(self.names)}
+
+    def _set_defaults(self, defaults: Mapping[str, Any] | None) -> None:
+        defaults = {} if defaults is None else defaults
+        if not isinstance(defaults, Mapping):
+            raise ValueError(f"defaults: expected {{name: value}}, got {defaults!r}.")
+        for name, value in defaults.items():
+            if name not in self._position:
+                raise ValueError(
+                    f"defaults: expected names among {self.names}, got {name!r}."
+                )
+            column = self.columns[self._position[name]]
+            column.default = column.encode(value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
         copied = copy.copy(self)
         memo[id(self)] = copied
         columns = copy.deepcopy(self.columns, memo)  # they remember values they met
-        Codec.__init__(copied, columns, self.tree, self.constants)
-        copied.tree = self.tree.of_space(copied)
+        copied._setup(columns, self.tree, self.constants, self._forbidden)
+        copied._feasible = self._feasible
         return copied
+
+    @property
+    def dim(self) -> int:
+        """The number of columns."""
+        return len(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{c.name}: {c.expected()}" for c in self.columns)
+        return f"SearchSpace({parts})"
+
+    def encode(self, configs: Any) -> Tensor:
+        """Configurations as points.
+
+        Rows of a table are taken as they are read: None, NaN or "" stand for a
+        parameter that is inactive, numbers may be text ("3", "0.5", also "3.0" for an
+        integer), and so may choices ("True").
+
+        Args:
+            configs: A mapping of the active parameters, constants included, such as a
+                dictionary, a row of ``csv.DictReader``, a ConfigSpace Configuration or
+                a pandas Series; or several of them; or a pandas DataFrame.
+
+        Returns:
+            ``n x d`` points without NaN.
+
+        Raises:
+            ValueError: Unknown names, active parameters that are missing, inactive ones
+                that are given, values a parameter cannot take.
+        """
+        rows = _rows(configs)
+        names = {*self.names, *(c.name for c in self.constants)}
+        numbers = np.tile(self.fill.numpy(), (len(rows), 1))
+        given, blank = np.zeros((2, *numbers.shape), dtype=bool)
+        for i, row in enumerate(rows):
+            if not row.keys() <= names:
+                raise ValueError(
+                    "configs: expected parameters among "
+                    f"{[c.name for c in self._ordered()]}, got unknown ones "
+                    f"{[k for k in row if k not in names]} in {row}."
+                )
+            for name, value in row.items():
+                if name not in self._position:  # a constant
+                    continue
+                c = self._position[name]
+                blank[i, c] = is_blank(value)
+                # None and empty text may also be choices.
+                if not blank[i, c] or _has_blank(self.columns[c]):
+                    numbers[i, c] = self.columns[c].encode(value)
+                    given[i, c] = True
+        X = torch.from_numpy(numbers)
+        active = self.tree.active_mask(X)
+        stated = torch.from_numpy(given) & (active | ~torch.from_numpy(blank))
+        self._check_given(rows, X, active, stated)
+        return torch.where(active, X, self.fill)
+
+    def decode(self, X: Tensor) -> list[dict[str, Any]]:
+        """Points as configurations: the active parameters with native values.
+
+        Numbers are rounded where the parameter is discrete and drawn into the bounds
+        where they exceed them by no more than rounding.
+
+        Args:
+            X: ``n x d`` points (or ``d``: one point).
+
+        Returns:
+            ``n`` dictionaries, constants included.
+
+        Raises:
+            ValueError: A point beyond the bounds, or a decision between its values.
+        """
+        X = X.unsqueeze(0) if isinstance(X, Tensor) and X.dim() == 1 else X
+        if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != self.dim:
+            got = (
+                f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else type(X).__name__
+            )
+            raise ValueError(f"X: expected n x {self.dim} points, got {got}.")
+        X = self._snap(X.detach().double().cpu())
+        active = self.tree.active_mask(X)
+        outside = active & ~self._inside(X)
+        if outside.any():
+            i, c = outside.nonzero()[0].tolist()
+            lo, hi = self.columns[c].bounds
+            raise ValueError(
+                f"X: expected numbers in [{lo}, {hi}] for {self.names[c]!r} (column {c}"
+                f"), got {X[i, c].item()} in row {i}."
+            )
+        present = self._constants_active(X, active)
+        order = [c.name for c in self._ordered()]
+        configs = []
+        for x, on, fixed in zip(X.tolist(), active, present, strict=True):
+            columns = on.nonzero().flatten().tolist()
+            config = {self.names[c]: self._decode(c, x[c]) for c in columns}
+            pairs = zip(self.constants, fixed.tolist(), strict=True)
+            config |= {c.name: c.value for c, is_on in pairs if is_on}
+            configs.append({name: config[name] for name in order if name in config})
+        return configs
 
     @property
     def is_restricted(self) -> bool:
@@ -394,8 +417,7 @@ class SearchSpace(Codec):
                 feasible.
         """
         n = check_count("n", n, least=0)
-        seed = check_seed(seed)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        generator = _generator(seed)
         found: list[Tensor] = []
         missing, drawn, batch = n, 0, n
         while missing > 0:
@@ -411,6 +433,176 @@ class SearchSpace(Codec):
                 )
             batch = max(64, min(2 * batch, 16384))
         return torch.cat(found) if found else self.bounds.new_zeros(0, self.dim)
+
+    def starts(
+        self, n: int | None = None, kind: str = "random", seed: int | None = None
+    ) -> Tensor:
+        """Feasible points to begin with, spread over the paths of the tree.
+
+        The default is one start on each path, in the order of ``tree.path_index``.
+        Paths that the bounds or the forbidden clauses rule out as a whole have none.
+        More than 1,000 paths are not listed: in their place there are as many starts as
+        it takes to show every value (or interval) of every decision that can be active,
+        and to have every column active once. A model over the tree then has data for
+        each of its parts.
+
+        Args:
+            n: How many. Every path gets the same number or one more. With fewer starts
+                than paths, the first ones show as many values and active columns as
+                they can, values at the top of the tree first, and the others are on
+                random paths.
+            kind: What the active columns of a start hold, other than decisions that
+                the path fixes. ``"random"``: draws on the scale of the parameter, as in
+                `sample`. ``"middle"``: the middle of the bounds, or of the interval of
+                the path, on that scale; rounded for integers, the middle of the list
+                for choices (the former of two). ``"default"``: the declared default,
+                see ``defaults`` and `from_configspace`; the middle where there is none
+                or it lies outside of the path's interval. The path that the defaults
+                are on comes first. After the first start on a path, further ones are
+                random whatever the kind. A middle or default that is forbidden is
+                replaced by the nearest feasible one of 100 random points on its path.
+            seed: The same seed gives the same points. Default: PyTorch's generator;
+                for other kinds than ``"random"`` 0.
+
+        Returns:
+            ``n x d`` points; inactive columns hold ``fill``.
+
+        Raises:
+            ValueError: An argument is not what it should be, all paths are forbidden,
+                or none of 10,000 random points on a path is feasible.
+        """
+        n = None if n is None else check_count("n", n, least=0)
+        if kind not in _KINDS:
+            raise ValueError(f"kind: expected one of {list(_KINDS)}, got {kind!r}.")
+        generator = _generator(0 if seed is None and kind != "random" else seed)
+        paths = self._choose_paths(n, kind == "default", generator)
+        codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
+        for i, path in enumerate(paths):
+            codes[i, list(path)] = torch.tensor(list(path.values()), dtype=torch.long)
+        first = len(set(map(tuple, codes.tolist())))  # paths, then repetitions
+        return torch.cat(
+            [
+                self._start(codes[:first], kind, generator),
+                self._start(codes[first:], "random", generator),
+            ]
+        )
+
+    def _choose_paths(
+        self, n: int | None, with_default: bool, generator: torch.Generator | None
+    ) -> list[dict[int, int]]:
+        """Active decisions and their outcomes; see `starts`."""
+        tree = self.tree
+        edges = [(k, c) for k, o in enumerate(tree._outcomes) for c in range(len(o))]
+        outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
+        where = negated(any_of([*outside, *map(self._certain, self._forbidden)]))
+        goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
+        if not tree._decomposition.count_where(where):
+            raise ValueError(
+                "bounds: expected some path that neither they nor a forbidden clause "
+                f"rule out, got none of {tree.num_paths}."
+            )
+        first = self._default_path() if with_default else None
+        rng = random.Random(int(torch.randint(1 << 62, (), generator=generator)))
+        return tree._decomposition.spread(n, where, goals, rng, first)
+
+    def _default_path(self) -> dict[int, int] | None:
+        """The path of the declared defaults; None without any, or for other values."""
+        if all(c.default is None for c in self.columns):
+            return None
+        x = [self._at(c, 1, "default", None, c.bounds) for c in self.columns]
+        _, codes, active = self.tree._checked(torch.stack(x, -1), strict=False)
+        on = active[0].nonzero().flatten().tolist()
+        path = {k: int(codes[0, k]) for k in on}
+        declared = all(c < len(self.tree._outcomes[k]) for k, c in path.items())
+        return path if declared else None
+
+    def _span(self, k: int, code: int) -> Span | None:
+        """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
+        o = self.tree._outcomes[k]
+        return self.columns[o.col].within(o.lows[code], o.highs[code])
+
+    def _certain(self, clause: Condition) -> Expr:
+        """On which paths a clause forbids every point (False where that is not seen).
+
+        Clauses that compare parameters are left to `feasible`.
+        """
+        if isinstance(clause, (And, Or)):
+            combine = all_of if isinstance(clause, And) else any_of
+            return combine(map(self._certain, clause.parts))
+        if not isinstance(clause, Atom) or clause.col not in self.tree._position:
+            return False
+        if not isinstance(clause, Between):
+            return self.tree._expression(clause)
+        k, bits = self.tree._position[clause.col], 0
+        for code in range(len(self.tree._outcomes[k])):
+            span = self._span(k, code)
+            if span and clause.lo <= span[0] and span[1] <= clause.hi:
+                bits |= 2 << code
+        return atom(k, bits)
+
+    def _start(
+        self, codes: Tensor, kind: str, generator: torch.Generator | None
+    ) -> Tensor:
+        """``n x num_decisions`` outcomes -> ``n x d`` feasible points."""
+        X = self._place(codes, kind, generator)
+        if not len(X):
+            return X
+        width = (self.bounds[1] - self.bounds[0]).clamp(min=1e-300)
+        for i in (~self.feasible(X)).nonzero().flatten().tolist():
+            for size in _OTHERS:
+                others = self._place(codes[i].expand(size, -1), "random", generator)
+                others = others[self.feasible(others)]
+                if len(others):
+                    break
+            else:
+                raise ValueError(
+                    "feasible: expected some points that are on the path "
+                    f"{self._describe(codes[i].tolist())}, got none of {size} random "
+                    "draws."
+                )
+            distance = ((others - X[i]) / width).square().sum(-1)
+            X[i] = others[0 if kind == "random" else distance.argmin()]
+        return X
+
+    def _place(
+        self, codes: Tensor, kind: str, generator: torch.Generator | None
+    ) -> Tensor:
+        """``n x num_decisions`` outcomes -> ``n x d`` points, feasible or not."""
+        n = len(codes)
+        x = [self._at(c, n, kind, generator, c.bounds) for c in self.columns]
+        X = torch.stack(x, -1)
+        for k, col in enumerate(self.tree.decision_columns):
+            column, here = self.columns[col], codes[:, k]
+            for code in here[here >= 0].unique().tolist():
+                rows, span = (here == code).nonzero().flatten(), self._span(k, code)
+                assert span is not None  # it is a path within the bounds
+                X[rows, col] = self._at(column, len(rows), kind, generator, span)
+        return self.impute(X)
+
+    @staticmethod
+    def _at(
+        column: Column,
+        n: int,
+        kind: str,
+        generator: torch.Generator | None,
+        span: Span,
+    ) -> Tensor:
+        """``n`` numbers of a column within ``span``."""
+        if kind == "random":
+            return column.draw(n, generator, span)
+        value = column.middle(span)
+        if kind == "default" and column.default is not None:
+            inside = span[0] <= column.default <= span[1]
+            value = column.default if inside else value
+        return torch.full((n,), value, dtype=torch.double)
+
+    def _describe(self, codes: Sequence[int]) -> dict[str, Any]:
+        """A path in names and values."""
+        path = self.tree._path({k: code for k, code in enumerate(codes) if code >= 0})
+        return {
+            self.names[c]: v if isinstance(v, tuple) else self.columns[c].decode(v)
+            for c, v in path.decisions.items()
+        }
 
     def input_transform(self) -> InputTransform | None:
         """The transform that brings the columns to the unit interval for a model.
@@ -437,3 +629,183 @@ class SearchSpace(Codec):
         if not logs:
             return normalize
         return ChainedInputTransform(log=Log10(indices=logs), normalize=normalize)
+
+    def _ordered(self) -> list[Column | Constant]:
+        """Columns and constants in the order they were declared in."""
+        ordered: list[Column | Constant] = list(self.columns)
+        for constant in sorted(self.constants, key=lambda c: c.place):
+            ordered.insert(constant.place, constant)
+        return ordered
+
+    def _constants_active(self, X: Tensor, active: Tensor) -> Tensor:
+        """``n x num_constants`` booleans."""
+        masks = [c.condition.holds(X, active) for c in self.constants]
+        return torch.stack(masks, -1) if masks else X.new_zeros(len(X), 0).bool()
+
+    def _check_given(
+        self, rows: list[dict[str, Any]], X: Tensor, active: Tensor, given: Tensor
+    ) -> None:
+        """Raise unless each row gives exactly what is active, constants included."""
+        present = self._constants_active(X, active).tolist()
+        wrong = (active != given).any(-1).tolist()
+        constants = {c.name for c in self.constants}
+        for i, row in enumerate(rows):
+            pairs = zip(self.constants, present[i], strict=True)
+            fixed = {c.name: c.value for c, on in pairs if on}
+            stated = {k for k in constants & row.keys() if not is_blank(row[k])}
+            stated |= {k for k in fixed.keys() & row.keys() if is_blank(fixed[k])}
+            if wrong[i] or stated != fixed.keys():
+                raise ValueError(self._mismatch(row, active[i], given[i], fixed))
+            for name, value in fixed.items():
+                try:
+                    CategoricalColumn(name, [value]).position(row[name])
+                except ValueError:
+                    raise ValueError(
+                        f"{name!r}: expected its constant {value!r}, got {row[name]!r}."
+                    ) from None
+
+    def _mismatch(
+        self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]
+    ) -> str:
+        """What is missing from a row or given though inactive."""
+        missing = set((active & ~given).nonzero().flatten().tolist())
+        # Where a decision is missing, what depends on it is not known: leave it out.
+        certain = [
+            c
+            for c in active.nonzero().flatten().tolist()
+            if not self._above(c) & missing
+        ]
+        expected = [self.names[c] for c in certain] + list(fixed)
+        absent = [self.names[c] for c in certain if c in missing]
+        absent += [
+            n
+            for n, value in fixed.items()
+            if n not in row or (is_blank(row[n]) and not is_blank(value))
+        ]
+        if absent:
+            if absent[0] in row and absent[0] in self._position:
+                column = self.columns[self._position[absent[0]]]
+                return (
+                    f"{column.name!r}: expected {column.expected()}, as it is active, "
+                    f"got {row[column.name]!r}."
+                )
+            return (
+                f"configs: expected values for the active parameters {expected}, got "
+                f"{row} without {absent}."
+            )
+        extra = [self.names[c] for c in (given & ~active).nonzero().flatten().tolist()]
+        extra += [
+            c.name
+            for c in self.constants
+            if not is_blank(row.get(c.name)) and c.name not in fixed
+        ]
+        return (
+            f"configs: expected the active parameters {expected} only, got {row} with "
+            f"{extra}, inactive there."
+        )
+
+    def _above(self, col: int) -> set[int]:
+        """All columns that ``col`` depends on."""
+        found: set[int] = set()
+        todo = [col]
+        while todo:
+            condition = self.tree.conditions.get(todo.pop())
+            new = (condition.columns() if condition is not None else set()) - found
+            found |= new
+            todo.extend(new)
+        return found
+
+    def _decode(self, c: int, x: float) -> Any:
+        """The value of a number, on the same side of the cuts of the tree.
+
+        A number next to a cut may be taken for the cut itself, where other parameters
+        are active: by ConfigSpace, which rounds, and on a logarithmic scale, as
+        logarithms are denser than values. A value of few digits is meant as it is, and
+        may be the cut.
+        """
+        column = self.columns[c]
+        value = column.decode(x)
+        if (
+            isinstance(column, FloatColumn)
+            and c in self.tree.numeric_decisions
+            and not _is_round(column, value, x)
+        ):
+            room = _beside_cut(column)
+            for lo, hi in self.tree.decision_values[c]:
+                if lo <= x <= hi and hi - lo > 2 * room:
+                    return column.decode(min(max(x, lo + room), hi - room))
+        return value
+
+    def _snap(self, X: Tensor) -> Tensor:
+        """Round what is discrete and not a decision by value."""
+        if not self._rounded:
+            return X
+        X = X.clone()
+        for c in self._rounded:
+            column = self.columns[c]
+            if isinstance(column, CategoricalColumn):
+                codes = torch.tensor(column.codes, dtype=X.dtype, device=X.device)
+                far = (X[..., c] < codes[0] - 0.5) | (X[..., c] > codes[-1] + 0.5)
+                near = codes[(X[..., c, None] - codes).abs().argmin(-1)]
+                X[..., c] = torch.where(far, X[..., c], near)
+            else:
+                X[..., c] = X[..., c].round()
+        return X
+
+    def _inside(self, X: Tensor) -> Tensor:
+        room = torch.tensor([slack(c.bounds) for c in self.columns])
+        bounds, room = self.bounds.to(X), room.to(X)
+        return (X >= bounds[0] - room) & (X <= bounds[1] + room)
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    seed = check_seed(seed)
+    return None if seed is None else torch.Generator().manual_seed(seed)
+
+
+def _rows(configs: Any) -> list[dict[str, Any]]:
+    """Configurations as dictionaries, whatever they came in."""
+    if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
+        configs = configs.to_dict("records")  # a DataFrame
+    if hasattr(configs, "keys"):
+        configs = [configs]
+    many = (
+        [configs]
+        if isinstance(configs, str) or not hasattr(configs, "__iter__")
+        else list(configs)
+    )
+    for config in many:
+        if not hasattr(config, "keys"):
+            raise ValueError(
+                "configs: expected a mapping of names to values, or several of them, "
+                f"got {config!r}."
+            )
+    return [{name: config[name] for name in config.keys()} for config in many]
+
+
+def _has_blank(column: Column) -> bool:
+    """Whether nothing, or empty text, is one of the values of a parameter."""
+    return isinstance(column, CategoricalColumn) and any(map(is_blank, column.choices))
+
+
+def _is_categorical(column: Column) -> bool:
+    return isinstance(column, CategoricalColumn) and not column.ordered
+
+
+def _beside_cut(column: FloatColumn) -> float:
+    """How far from a cut the numbers of a column are kept."""
+    return _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
+
+
+def _is_round(column: FloatColumn, value: float, x: float) -> bool:
+    """Whether ``value`` has few digits, and is that of the very number ``x``."""
+    if column.log:
+        return float(f"{value:.12g}") == value and math.log10(value) == x
+    # Decimal places, not significant digits: 5e-324, which is next to a cut at 0, has
+    # one significant digit.
+    return round(value, 12 - math.ceil(math.log10(_scale(column)))) == value
+
+
+def _scale(column: FloatColumn) -> float:
+    lower, upper = column.lower, column.upper
+    return max(upper - lower, abs(lower), abs(upper), 1.0)

@@ -1,4 +1,8 @@
-"""Choosing a scikit-learn classifier together with its hyperparameters."""
+"""Choosing a scikit-learn classifier together with its hyperparameters.
+
+A fit holds the interpreter inside C code, where neither a signal nor a thread can stop
+it. With a time limit it therefore runs in a process of its own, a `KillableWorker`.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +33,11 @@ from torch import Tensor
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 from botorch_structured.test_functions import learners
-from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.base import ConditionalTestFunction
 from botorch_structured.test_functions.learners import LEARNERS
 
-# ----------------------------------------------------------------------
-# Calls in a process of their own that can be stopped at any time.
-
+DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
+_WORST = 1.0  # an error rate
 _START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
 
 
@@ -49,12 +52,10 @@ class WorkerDied(Exception):
 class KillableWorker:
     """A stand-alone script that answers pickles, killed when it takes too long.
 
-    A fit holds the interpreter inside C code, where neither a signal nor a thread
-    can stop it; only ending its process does. The process is started at the first
-    call, kept for the next ones, and started anew after a kill. It is a plain child
-    with two pipes, not a ``multiprocessing`` one: nothing imports the caller's
-    ``__main__``, so it works from notebooks and scripts without a guard, and where
-    forking is unsafe (macOS, threads).
+    The process is started at the first call, kept for the next ones, and started anew
+    after a kill. It is a plain child with two pipes, not a ``multiprocessing`` one:
+    nothing imports the caller's ``__main__``, so it works from notebooks and scripts
+    without a guard, and where forking is unsafe (macOS, threads).
 
     Copies and pickles of a worker have no process until their first call.
     """
@@ -98,7 +99,7 @@ class KillableWorker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.close()
-        # -P: the script's folder must not stand on the path, before the real modules.
+        # -P keeps the script's folder off the path, whose files would hide modules.
         process = subprocess.Popen(
             [sys.executable, "-P", str(self.script)],
             stdin=subprocess.PIPE,
@@ -137,13 +138,13 @@ class KillableWorker:
             raise WorkerDied(
                 f"the process ended with code {process.returncode}"
             ) from error
-        except BaseException:  # Ctrl-C: an answer may still come; nobody waits for it
+        except BaseException:  # Ctrl-C: a late answer must not be that of the next call
             self.close()
             raise
         finally:
             timer.cancel()
             timer.join()
-            if late.is_set():  # an answer at the last moment counts, all the same
+            if late.is_set():  # killed right after the answer, which counts
                 self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,13 +158,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # what was not flushed cannot be any more
+            except OSError:  # the pipe is broken: unsent data is lost
                 pass
-
-
-# ----------------------------------------------------------------------
-DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_WORST = 1.0  # an error rate
 
 
 class Evaluation(NamedTuple):
@@ -254,8 +250,6 @@ class ScikitLearnCASH(ConditionalTestFunction):
         self._features, self._labels = features, labels
         self._worker: KillableWorker | None = None
         if timeout is not None:
-            import sys
-
             self._worker = KillableWorker(
                 Path(learners.__file__), (list(sys.path), features, labels, seed)
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
-from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.base import ConditionalTestFunction
 
 _SHARED_OPTIMA = (0.3, 0.7)  # of the two shared variables where they enter squared
 

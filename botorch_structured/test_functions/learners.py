@@ -1,7 +1,8 @@
 """The nine scikit-learn learners of Levesque et al. (2017), section V, as data.
 
 This file is also the program of the process that a fit with a time limit runs in
-(see ``killable.py``): it stands alone, so that the process starts without torch.
+(``KillableWorker`` in ``cash.py``). It stands alone, so that the process starts without
+torch.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
@@ -127,7 +128,7 @@ def cross_validated_error(
 
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     with warnings.catch_warnings(), threadpool_limits(1):
-        # Not converged within max_iter, collinear columns: a matter of the value.
+        # Failed convergence and collinear columns show in the error rate.
         warnings.simplefilter("ignore")
         scores = cross_val_score(
             make_estimator(learner, arguments),

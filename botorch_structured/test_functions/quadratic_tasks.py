@@ -19,8 +19,8 @@ from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_deviation
-from botorch_structured.test_functions.box import BoxTestFunction
-from botorch_structured.test_functions.task_history import TaskHistory
+from botorch_structured.test_functions.base import BoxTestFunction
+from botorch_structured.test_functions.transfer_tables import TaskHistory
 
 _DIM = 3
 _SMALLEST, _LARGEST = 0.1, 10.0  # of a, b and c

@@ -1,13 +1,14 @@
-"""Problems whose values stand in a table: known at its rows, and nowhere else."""
+"""Problems whose values stand in a table, and are known at its rows only."""
 
 from __future__ import annotations
 
-__all__ = ["TableProblem"]
+__all__ = ["TableProblem", "number", "read_rows", "refuse"]
 
 import csv
 import gzip
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,9 +18,12 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.spaces.columns import FloatColumn
-from botorch_structured.test_functions.box import default_num_starts
-from botorch_structured.test_functions.conditional import ConditionalTestFunction
+from botorch_structured.test_functions.base import (
+    ConditionalTestFunction,
+    default_num_starts,
+)
 
 # Points this near, in widths of the bounds, are the same row: fits float32.
 _SAME = 1e-6
@@ -144,7 +148,15 @@ class TableProblem(ConditionalTestFunction):
         unknown = [name for name in log if name not in inputs]
         if unknown:
             raise ValueError(f"log: expected names of {list(inputs)}, got {log}.")
-        X, y = _read(Path(path), inputs, value, missing)
+        X: list[list[float]] = []
+        y: list[float] = []
+        for where, row in read_rows(Path(path), [*inputs, value]):
+            target = number(where, row[value])
+            if target not in missing:
+                X.append([number(where, row[name]) for name in inputs])
+                y.append(target)
+        if not y:
+            refuse(str(path), "a row with a value", "none")
         return cls(X, y, inputs, [inputs.index(name) for name in log], **arguments)
 
     def nearest(self, X: Tensor) -> Tensor:
@@ -219,7 +231,7 @@ class _RowSpace(SearchSpace):
         width = new.bounds[1] - new.bounds[0]
         scale = torch.where(width > 0, width, 1.0)
         for column, codes in new.categorical_features.items():
-            # Another category is farther than all other columns together.
+            # A different category is farther away than all other columns together.
             gap = torch.tensor(sorted(codes), dtype=torch.double).diff()
             scale[column] = gap.min() / (2 * new.dim) if len(gap) else 1.0
         new._rows, new._scale = rows, scale
@@ -240,10 +252,29 @@ class _RowSpace(SearchSpace):
         """``batch_shape x m``: which points are rows."""
         return (self.nearest(X)[1] <= _SAME).to(X.device)
 
+    def starts(
+        self, n: int | None = None, kind: str = "random", seed: int | None = None
+    ) -> Tensor:
+        """``n x d`` different rows (at most all of them) at random, spread over paths.
+
+        The default is one on each path; ``kind`` has to be ``"random"``.
+        """
+        if kind != "random":
+            raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        rows = self._rows[torch.randperm(len(self._rows), generator=generator)]
+        seen: Counter[int] = Counter()
+        turns = []
+        for key in self.tree.path_key(rows).tolist():
+            turns.append(seen[key])
+            seen[key] += 1
+        order = sorted(range(len(rows)), key=turns.__getitem__)
+        n = len(seen) if n is None else check_count("n", n, least=0)
+        return rows[order[:n]]
+
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""
-        if n < 0:
-            raise ValueError(f"n: expected a number of points, got {n}.")
+        check_count("n", n, least=0)
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
 
@@ -293,30 +324,52 @@ def _points_of(
     return points
 
 
-def _read(
-    path: Path, inputs: Sequence[str], value: str, missing: Sequence[float]
-) -> tuple[list[list[float]], list[float]]:
-    X, y = [], []
+def read_rows(
+    path: Path, columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where each row of data stands, in words, and its cells.
+
+    Args:
+        path: A file with a header, comma-separated, or of the format ARFF; either may
+            be compressed with gzip.
+        columns: What it has to have.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It lacks a column, or has no row.
+    """
     opened = gzip.open(path, "rt") if path.suffix == ".gz" else open(path, newline="")
     with opened as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or ()
-        absent = [name for name in (*inputs, value) if name not in header]
+        if path.name.removesuffix(".gz").endswith(".arff"):
+            header = []
+            for line in file:
+                words = line.split(None, 2)
+                if words and words[0].upper() == "@ATTRIBUTE":
+                    header.append(words[1].strip("'\""))
+                if words and words[0].upper() == "@DATA":
+                    break
+            reader = csv.DictReader(file, fieldnames=header)
+        else:
+            reader = csv.DictReader(file)
+            header = list(reader.fieldnames or ())
+        absent = [column for column in columns if column not in header]
         if absent:
-            _refuse(path, f"columns {absent}", f"the header {list(header)}")
-        for row in reader:
-            try:
-                target = float(row[value])
-                if target in missing:
-                    continue
-                X.append([float(row[name]) for name in inputs])
-            except (TypeError, ValueError):
-                _refuse(path, "numbers", f"{row} in line {reader.line_num}")
-            y.append(target)
-    if not y:
-        _refuse(path, "a row with a value", "none")
-    return X, y
+            refuse(str(path), f"columns {absent}", f"the header {header}")
+        count = 0
+        for count, row in enumerate(reader, 1):
+            yield f"{path}: row {count}", row
+        if not count:
+            refuse(str(path), "a row of data", "none")
 
 
-def _refuse(path: Path, expected: str, got: str) -> NoReturn:
-    raise ValueError(f"{path}: expected {expected}, got {got}.")
+def number(where: str, cell: str) -> float:
+    """The number that a cell is; ``where`` it stands is in the error if it is none."""
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        refuse(where, "a number", repr(cell))
+
+
+def refuse(where: str, expected: str, got: str) -> NoReturn:
+    """Raise a ValueError about a file."""
+    raise ValueError(f"{where}: expected {expected}, got {got}.")

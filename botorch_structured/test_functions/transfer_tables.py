@@ -1,17 +1,143 @@
-"""Tables of many tasks, one of them to be solved with what the others show."""
+"""Tables of many tasks, one of them to be solved with what the others show.
+
+.. [Perrone2017ablr]
+    V. Perrone, R. Jenatton, M. Seeger, C. Archambeau. Multiple Adaptive Bayesian Linear
+    Regression for Scalable Bayesian Optimization with Warm Start. arXiv:1712.02902,
+    2017.
+
+.. [vanRijn2018importance]
+    J. N. van Rijn, F. Hutter. Hyperparameter Importance Across Datasets. International
+    Conference on Knowledge Discovery and Data Mining (KDD), 2018.
+"""
 
 from __future__ import annotations
 
-__all__ = ["TransferTable", "TransferTables"]
+__all__ = [
+    "TaskHistory",
+    "TransferTable",
+    "TransferTables",
+    "category",
+    "random_forest_tables",
+]
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.test_functions.table import TableProblem
-from botorch_structured.test_functions.task_history import TaskHistory
+from botorch_structured.test_functions.table import (
+    TableProblem,
+    number,
+    read_rows,
+    refuse,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskHistory:
+    r"""Evaluations of other tasks on the same inputs, for a warm start.
+
+    In the convention of BoTorch's ``MultiTaskGP``: the task stands in the last column.
+    The target task is one of the ``T`` tasks and has no rows here.
+
+        >>> history = problem.history
+        >>> X, Y = history.join(train_X, train_Y)
+        >>> model = MultiTaskABLR(
+        ...     X, Y, task_feature=-1, output_tasks=[history.task],
+        ...     all_tasks=list(range(history.num_tasks)),
+        ... )
+
+    Attributes:
+        X: ``N x (d + 1)``, the task last.
+        Y: ``N x 1``, of the same sign as what the problem returns.
+        task: The number of the target.
+        num_tasks: ``T``, the target included.
+        contexts: ``T x c`` numbers that describe the tasks (a data set's size, its
+            meta-features), None where there are none.
+    """
+
+    X: Tensor
+    Y: Tensor
+    task: int
+    num_tasks: int
+    contexts: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.X.ndim != 2 or self.Y.shape != (len(self.X), 1):
+            raise ValueError(
+                "X, Y: expected X of shape `N x (d + 1)` and Y of shape `N x 1`, got "
+                f"{tuple(self.X.shape)} and {tuple(self.Y.shape)}."
+            )
+        if not 0 <= self.task < self.num_tasks:
+            raise ValueError(
+                f"task: expected 0 to {self.num_tasks - 1}, got {self.task}."
+            )
+        tasks = self.X[:, -1]
+        known = (tasks == tasks.round()) & (tasks >= 0) & (tasks < self.num_tasks)
+        if not known.all():
+            raise ValueError(
+                f"X: expected tasks from 0 to {self.num_tasks - 1} in the last column, "
+                f"got {tasks[~known][0].item()}."
+            )
+        if (tasks == self.task).any():
+            raise ValueError(
+                f"X: expected rows of tasks other than the target {self.task}, got "
+                f"{int((tasks == self.task).sum())} of its own."
+            )
+        if self.contexts is not None and len(self.contexts) != self.num_tasks:
+            raise ValueError(
+                f"contexts: expected those of {self.num_tasks} tasks, got "
+                f"{len(self.contexts)}."
+            )
+
+    def join(
+        self, X: Tensor, Y: Tensor, context: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        r"""The history and the target's own rows, ready for a multi-task model.
+
+        Args:
+            X: ``n x d`` points of the target, ``n`` may be 0.
+            Y: ``n x 1`` values, of the same sign as the history's.
+            context: Whether each row also gets its task's context.
+
+        Returns:
+            ``(N + n) x (d + 1)`` inputs, or ``(N + n) x (d + c + 1)`` with contexts
+            before the task, and ``(N + n) x 1`` values.
+
+        Raises:
+            ValueError: For shapes that do not fit, or contexts that are not there.
+        """
+        if X.ndim != 2 or X.shape[1] != self.X.shape[1] - 1 or Y.shape != (len(X), 1):
+            raise ValueError(
+                f"X, Y: expected X of shape `n x {self.X.shape[1] - 1}` and Y of shape "
+                f"`n x 1`, got {tuple(X.shape)} and {tuple(Y.shape)}."
+            )
+        own = torch.cat([X, X.new_full((len(X), 1), self.task)], -1)
+        joined = torch.cat([self.X.to(X), own])
+        if context:
+            joined = self.with_context(joined)
+        return joined, torch.cat([self.Y.to(Y), Y])
+
+    def with_context(self, X: Tensor) -> Tensor:
+        r"""Points with the context of their task before the task column.
+
+        Args:
+            X: ``batch_shape x (d + 1)`` points, the task last.
+
+        Returns:
+            ``batch_shape x (d + c + 1)``.
+
+        Raises:
+            ValueError: The contexts of these tasks are not known.
+        """
+        if self.contexts is None:
+            raise ValueError("contexts: expected those of all tasks, got None.")
+        task = X[..., -1].round().long().to(self.contexts.device)
+        return torch.cat([X[..., :-1], self.contexts[task].to(X), X[..., -1:]], -1)
 
 
 class TransferTable(TableProblem):
@@ -85,6 +211,35 @@ class TransferTables:
         self.X = space.impute(X.to(torch.double))
         self.y, self.task = y.to(torch.double), task
         self.names, self.space, self.contexts = list(names), space, contexts
+
+    @classmethod
+    def from_rows(
+        cls,
+        X: Sequence[Sequence[float]],
+        y: Sequence[float],
+        tasks: Sequence[str],
+        space: SearchSpace,
+        contexts: Mapping[str, Sequence[float]] | None = None,
+    ) -> TransferTables:
+        """The same of rows with the names of their tasks.
+
+        Args:
+            X: ``N`` points of the space.
+            y: ``N`` values, to be minimised.
+            tasks: The ``N`` names; tasks are numbered in the order they appear in.
+            space: Of the columns.
+            contexts: The ``c`` numbers of each task.
+        """
+        names = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
+        known = None if contexts is None else [contexts[name] for name in names]
+        return cls(
+            torch.tensor(X, dtype=torch.double),
+            torch.tensor(y, dtype=torch.double),
+            torch.tensor([names[name] for name in tasks]),
+            list(names),
+            space,
+            None if known is None else torch.tensor(known, dtype=torch.double),
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -168,3 +323,65 @@ class TransferTables:
                 f"task: expected a name, or 0 to {self.num_tasks - 1}, got {task}."
             )
         return task
+
+
+def random_forest_tables(path: str | Path) -> TransferTables:
+    """Accuracy of scikit-learn's random forest on OpenML's data sets.
+
+    94 data sets of OpenML100 times 500 random configurations of flow 6969: 47,000 rows
+    of [vanRijn2018importance]_. They stand in for flow 6794 of [Perrone2017ablr]_,
+    section 3.2, whose evaluations were never published as a table. Two data sets have
+    the same accuracy everywhere (see `TransferTables.spread`).
+
+    Args:
+        path: ``random_forest.arff``, gzipped or not, of the repository
+            ``janvanrijn/openml-pimp``.
+
+    Returns:
+        One table per OpenML task, named by its number; values are negative accuracies.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It lacks a column, or holds something unknown.
+    """
+    forest, imputer = "randomforestclassifier__", "columntransformer__numeric__"
+    columns: dict[str, Any] = {  # in the file: its choices, or its bounds
+        forest + "bootstrap": ["False", "True"],
+        forest + "criterion": ["entropy", "gini"],
+        forest + "max_features": (0.1, 0.9),
+        forest + "min_samples_leaf": (1, 20),
+        forest + "min_samples_split": (2, 20),
+        imputer + "imputer__strategy": ["mean", "median", "most_frequent"],
+    }
+    choices = {j: c for j, c in enumerate(columns.values()) if isinstance(c, list)}
+    limits = [(0, len(c) - 1) if isinstance(c, list) else c for c in columns.values()]
+    space = SearchSpace(
+        [name.rsplit("__", 1)[1] for name in columns],
+        torch.tensor(limits, dtype=torch.double).T,
+        integer_features=[3, 4],
+        categorical_features={j: range(len(c)) for j, c in choices.items()},
+        choices={**choices, 0: [False, True]},
+    )
+    X: list[list[float]] = []
+    y: list[float] = []
+    tasks: list[str] = []
+    required = [*columns, "predictive_accuracy", "task_id"]
+    for where, row in read_rows(Path(path), required):
+        X.append(
+            [
+                category(where, name, row[name], c)
+                if isinstance(c, list)
+                else number(where, row[name])
+                for name, c in columns.items()
+            ]
+        )
+        y.append(-number(where, row["predictive_accuracy"]))
+        tasks.append(row["task_id"])
+    return TransferTables.from_rows(X, y, tasks, space)
+
+
+def category(where: str, name: str, cell: str, choices: Sequence[str]) -> float:
+    """The position of a cell among the values of a column."""
+    if cell not in choices:
+        refuse(where, f"{name} in {list(choices)}", repr(cell))
+    return float(choices.index(cell))

@@ -21,7 +21,7 @@ import math
 
 from torch import Tensor
 
-from botorch_structured.test_functions.box import BoxTestFunction
+from botorch_structured.test_functions.base import BoxTestFunction
 
 # (width, ((centre, weight), ...)) of the two sums of squared exponentials.
 _WIDE = (0.1, ((0.1, 4), (0.15, -1), (0.08, 2), (0.3, -2), (0.4, 1)))

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks import ablr_methods, network_tables
 from benchmarks.harness import read_records
+from benchmarks.problems.tables import support_vector_tables
 from benchmarks.quality import forests, quadratics, signals
 from benchmarks.speed import ablr_against_gp
 from benchmarks.summary import Run
@@ -24,7 +25,6 @@ from botorch_structured.test_functions import (
     QuadraticTasks,
     TransferTables,
     random_forest_tables,
-    support_vector_tables,
 )
 
 

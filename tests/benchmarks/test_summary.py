@@ -44,7 +44,7 @@ def test_traces_and_gaps() -> None:
     assert r.best(3) == 1.0 and r.best() == 0.1 and math.isnan(r.best(5))
     assert r.log_gap() == pytest.approx(-1.0)
     assert one("a", 0, 0.0).log_gap() == -16.0
-    with pytest.raises(ValueError, match="optimum is known"):
+    with pytest.raises(ValueError, match="optimum: expected a known one"):
         one("a", 0, 1.0, optimum=None).log_gap()
 
 

@@ -200,6 +200,17 @@ def test_the_dictionary_of_botorch() -> None:
     assert tree == ParameterTree(5, {0: {2: [], 1: [2, 1], 0: [1]}})
 
 
+def test_the_dictionary_comes_back() -> None:
+    tree = ParameterTree(5, {0: {0: [1], 1: (1, 2), 2: []}}, {3: Equals(1, 1)})
+    assert tree.hierarchical_dependencies == {0: {0.0: [1], 1.0: [1, 2], 2.0: []}}
+    again = ParameterTree(5, tree.hierarchical_dependencies, {3: Equals(1, 1)})
+    assert again == tree
+    assert pickle.loads(pickle.dumps(tree)).hierarchical_dependencies
+    assert ParameterTree(2, conditions={1: In(0, [0])}).hierarchical_dependencies == {}
+    with pytest.raises(AttributeError):
+        tree.hierarchical_dependencies = {}
+
+
 def test_a_child_of_several_parents_is_active_when_any_holds() -> None:
     tree = ParameterTree(3, {0: {1: [2]}, 1: {1: [2]}})
     X = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).double()

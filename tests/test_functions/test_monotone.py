@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import math
 import pickle
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,29 +16,11 @@ from botorch.utils.testing import (
     BotorchTestCase,
     SyntheticTestFunctionTestCaseMixin,
 )
-from sklearn.metrics import log_loss
 from torch import Tensor
 
-from botorch_structured.test_functions.digits_network import DigitsNetwork
-from botorch_structured.test_functions.monotone_mixture import MonotoneMixture1D
-from botorch_structured.test_functions.monotone_tuning import (
-    ElasticNetTuning,
-    ForestTuning,
-    NetworkTuning,
-    read_adult,
-)
+from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
 
-
-def small_forest(**arguments: Any) -> ForestTuning:
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((300, 6))
-    noise = 0.5 * rng.standard_normal(300)
-    labels = (features[:, 0] + features[:, 1] * features[:, 2] + noise) > 0
-    return ForestTuning(features, labels, **arguments)
-
-
-PROBLEMS: list[Any] = [MonotoneMixture1D, ElasticNetTuning, small_forest, NetworkTuning]
-CHEAP = PROBLEMS[:3]
+PROBLEMS: list[Any] = [MonotoneMixture1D, ElasticNetTuning]
 
 
 def steps(problem: Any, component: int, column: int, at: Tensor) -> Tensor:
@@ -159,81 +139,7 @@ def minimise_elastic_net(
     return beta
 
 
-class TestForest:
-    def test_capacity(self) -> None:
-        problem = small_forest()
-        grown, stump = problem.components(
-            torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]).double()
-        )
-        assert grown[0] < 0.05 < stump[0]  # all splits fit the training rows
-        assert grown[1] > stump[1]
-        everyone = small_forest()(torch.tensor([[1.0, 1.0, 0.0]]).double())
-        labels = problem._data[1][1]  # a leaf as large as the data: one class for all
-        rates = (labels.mean(), 1 - labels.mean())
-        assert min(abs(everyone.item() - rate) for rate in rates) < 1e-12
-
-    def test_split(self) -> None:
-        problem = small_forest(seed=4)
-        assert [len(y) for _, y in problem._data] == [210, 90]
-        x = torch.tensor([[0.5, 0.2, 0.5]]).double()
-        assert not torch.equal(problem(x), small_forest(seed=5)(x))
-
-    def test_adult(self, tmp_path: Path) -> None:
-        rows = (
-            "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, "
-            "Not-in-family, White, Male, 2174, 0, 40, United-States, <=50K\n"
-            "50, ?, 83311, Bachelors, 13, Married, Exec, Husband, White, Male, "
-            "0, 0, 13, Cuba, >50K\n\n"
-        )
-        plain, packed = tmp_path / "adult.data", tmp_path / "adult.csv.gz"
-        plain.write_text(rows)
-        with gzip.open(packed, "wt") as file:
-            file.write(rows)
-        for path in (plain, packed):
-            features, labels = read_adult(path)
-            assert features.shape == (2, 14)
-            assert labels.tolist() == [False, True]
-            assert features[:, 0].tolist() == [39.0, 50.0]
-            assert features[:, 1].tolist() == [1.0, 0.0]  # "?" comes first
-            assert features[:, 13].tolist() == [1.0, 0.0]
-        plain.write_text("1, 2, 3\n")
-        with pytest.raises(ValueError, match="14 features and a label"):
-            read_adult(plain)
-
-
-class TestNetwork:
-    def test_learns_and_penalties_keep_it_from_it(self) -> None:
-        problem = NetworkTuning()
-        X = torch.tensor([[0.0, 0.0, 8.0], [1.0, 0.0, 8.0], [0.0, 1.0, 8.0]]).double()
-        parts = problem.components(X)
-        assert parts[0, 0] < 0.2
-        assert parts[0].sum() < 1.0
-        chance = math.log(10.0)
-        assert (parts[1:, 0] > 0.6 * chance).all()
-        assert parts[0, 1] > parts[1:, 1].max()  # the gap is largest without them
-        # a width between two is rounded
-        again = problem.components(X[:1] + torch.tensor([0.0, 0.0, 0.3]).double())
-        assert torch.equal(again, parts[:1])
-
-    def test_split_and_state(self) -> None:
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        state = torch.get_rng_state()
-        network = DigitsNetwork(images, labels, seed=1)
-        with torch.no_grad():  # as benchmarks may call it
-            first = network.cross_entropies(1e-4, 1e-4, 4)
-        assert network.cross_entropies(1e-4, 1e-4, 4) == first
-        assert torch.equal(state, torch.get_rng_state())
-        other = DigitsNetwork(images, labels, seed=2).cross_entropies(1e-4, 1e-4, 4)
-        assert other != first
-        # no information: the cross-entropy of what guesses at random
-        assert network.cross_entropies(1.0, 1.0, 4)[1] == pytest.approx(
-            log_loss(labels, np.full((len(labels), 10), 0.1)), abs=0.1
-        )
-
-
-@pytest.mark.parametrize("make", CHEAP)
+@pytest.mark.parametrize("make", PROBLEMS)
 @pytest.mark.parametrize("negate", [False, True])
 def test_parts_add_up(make: Any, negate: bool) -> None:
     problem = make(negate=negate)
@@ -262,11 +168,10 @@ def test_what_the_harness_needs(make: Any) -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(problem.space.bounds, problem.bounds)
     assert len(set(problem.space.names)) == problem.dim
-    if make in CHEAP:
-        value = problem(X)
-        for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
-            assert torch.equal(same(X), value)
-        assert torch.equal(make()(X), value)
+    value = problem(X)
+    for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
+        assert torch.equal(same(X), value)
+    assert torch.equal(make()(X), value)
 
 
 def test_noise() -> None:
@@ -279,13 +184,9 @@ def test_noise() -> None:
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="seed: expected an integer from 0 on, got -1"):
         ElasticNetTuning(seed=-1)
-    for make in CHEAP:
+    for make in PROBLEMS:
         with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
             make(negate=3)
-    with pytest.raises(ValueError, match="n at least 10"):
-        ForestTuning(np.zeros((5, 2)), np.zeros(5))
-    with pytest.raises(ValueError, match="n labels"):
-        ForestTuning(np.zeros((20, 2)), np.zeros(19))
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
         ElasticNetTuning()

@@ -21,10 +21,6 @@ from benchmarks import harness
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import (
     TableProblem,
-    clark_copper,
-    online_lda,
-    structured_svm,
-    walker_lake,
 )
 
 
@@ -148,14 +144,20 @@ def test_starts_and_samples_are_rows() -> None:
     counts = drawn.unique(dim=0, return_counts=True)[1]
     assert len(counts) == 40
     assert (counts - 100).abs().max() < 50
-    with pytest.raises(ValueError, match="number of points"):
+    with pytest.raises(ValueError, match="n: expected an integer"):
         problem.space.sample(-1)
+    assert problem.space.feasible(problem.space.starts(5, seed=0)).all()
+    with pytest.raises(ValueError, match='kind: expected "random"'):
+        problem.space.starts(kind="middle")
 
 
 def test_conditional_tables() -> None:
     problem = conditional()
     assert problem.tree.num_paths == 3
     assert problem.candidates.shape == (7, 3)
+    X = problem.space.starts(seed=0)
+    assert sorted(problem.tree.path_index(X).tolist()) == [0, 1, 2]
+    assert len(problem.space.starts(100, seed=0).unique(dim=0)) == 7
     nan = math.nan
     X = torch.tensor([[0, 3, nan], [1, nan, 5], [2, nan, nan], [1, 0, 1.0]])
     assert problem(X).tolist() == [2.0, 5.0, 6.0, 3.0]
@@ -262,34 +264,14 @@ class TestFiles:
         path.write_text(self.TEXT)
         with pytest.raises(ValueError, match=r"grid\.csv: expected columns \['u'"):
             TableProblem.from_csv(path, ["s", "u"], "y")
-        with pytest.raises(ValueError, match="numbers, got .* line 2"):
+        with pytest.raises(ValueError, match="row 1: expected a number, got 'A'"):
             TableProblem.from_csv(path, ["id"], "y")
-        with pytest.raises(ValueError, match="numbers, got .* line 4"):
+        with pytest.raises(ValueError, match="row 3: expected a number, got ''"):
             TableProblem.from_csv(path, ["s"], "t")
         with pytest.raises(ValueError, match=r"log: expected names of \['s'\]"):
             TableProblem.from_csv(path, ["s"], "y", log=["tau"])
         with pytest.raises(ValueError, match="a row with a value"):
             TableProblem.from_csv(path, ["s"], "y", missing=[5, 3, -99])
-
-    def test_published_tables(self, tmp_path: Path) -> None:
-        """Which columns and scales, which values are none, and what is wanted."""
-        path = tmp_path / "table.csv"
-        path.write_text("kappa,tau,s,perplexity,time_s\n1,4,16,2014,9\n.5,1,4,1300,9")
-        lda = online_lda(path)
-        assert lda.optimizers.tolist() == [[0.5, 0.0, math.log10(4.0)]]
-        assert lda.optimal_value == 1300.0
-        path.write_text("c,alpha,epsilon,error,time_s\n600,.1,.01,.3,9\n10,1,.1,.2,9")
-        svm = structured_svm(path, negate=True)
-        assert svm.optimizers.tolist() == [[1.0, 0.0, -1.0]]
-        assert svm.optimal_value == -0.2
-        path.write_text("a,x1,x2,x3,Z,C\nB,1,2,3,.5,5\nB,1,2,8,-99,5\nB,1,2,9,-995,\n")
-        copper = clark_copper(path)
-        assert copper.candidates.tolist() == [[1.0, 2.0, 3.0]]
-        assert copper.optimal_value == -0.5
-        path.write_text("Id,X,Y,V,U,T\n1,11,8,0,-999,2\n2,8,30,7.5,-999,2\n")
-        lake = walker_lake(path)
-        assert lake.optimizers.tolist() == [[8.0, 30.0]]
-        assert lake.optimal_value == -7.5
 
 
 @pytest.mark.parametrize(

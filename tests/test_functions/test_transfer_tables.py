@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 import pickle
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from botorch_structured.test_functions import (
     TableProblem,
     TransferTables,
     random_forest_tables,
-    support_vector_tables,
 )
 
 ARFF = """% {"flow_id": 6969}
@@ -33,13 +31,6 @@ ARFF = """% {"flow_id": 6969}
 True,entropy,None,0.8,18,9,median,0.5,3
 False,gini,None,0.1,20,19,most_frequent,0.75,3
 True,gini,None,0.5,1,2,mean,0.25,12
-"""
-SVM = """dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled
-b,0.9,rbf,-0.5,-1.0,
-b,0.8,poly,1.0,,0.3
-a,0.7,linear,0.0,,
-a,0.6,rbf,0.0,0.75,
-a,0.5,poly,0.0,,1.0
 """
 
 
@@ -124,8 +115,8 @@ def test_random_forests(tmp_path: Path) -> None:
         assert problem.history.X.tolist() == [[1, 1, 0.5, 1, 2, 0, 1]]
         assert problem.history.Y.tolist() == [[-0.25]]
     for text, message in (
-        (ARFF.replace("gini,None", "log,None", 1), "criterion in .* row 2"),
-        (ARFF.replace(",0.5,3", ",?,3"), r"numbers, got '\?' in row 1"),
+        (ARFF.replace("gini,None", "log,None", 1), "row 2: expected .*criterion in"),
+        (ARFF.replace(",0.5,3", ",?,3"), r"row 1: expected a number, got '\?'"),
         (ARFF.replace("NUMERIC\n@ATTRIBUTE task_id", "X\n@OTHER task_id"), "task_id"),
         (ARFF.split("True,entropy")[0], "a row of data"),
     ):
@@ -134,30 +125,6 @@ def test_random_forests(tmp_path: Path) -> None:
             random_forest_tables(plain)
     with pytest.raises(FileNotFoundError):
         random_forest_tables(tmp_path / "nothing.arff")
-
-
-def test_support_vector_machines(tmp_path: Path) -> None:
-    path, meta = tmp_path / "svm.csv", tmp_path / "meta.csv"
-    path.write_text(SVM)
-    meta.write_text("dataset,meta00,meta01\na,1,2\nc,3,4\nb,5,6\n")
-    machines = support_vector_tables(path, meta)
-    assert machines.names == ["b", "a"]
-    assert machines.contexts.tolist() == [[5.0, 6.0], [1.0, 2.0]]
-    problem = machines.leave_out("a")
-    assert problem.tree.num_paths == 3
-    nan = math.nan
-    X = torch.tensor([[0, 0, nan, nan], [1, 0, nan, 1], [2, 0, 0.75, nan]])
-    torch.testing.assert_close(problem(X), torch.tensor([-0.7, -0.5, -0.6]))
-    assert problem.space.decode(problem.optimizers) == [{"kernel": "linear", "C": 0.0}]
-    # inactive columns of the history are filled, never NaN
-    assert problem.history.X.isfinite().all()
-    assert support_vector_tables(path).contexts is None
-    meta.write_text("dataset,meta00,meta01\na,1,2\n")
-    with pytest.raises(ValueError, match=r"data sets \['b'\]"):
-        support_vector_tables(path, meta)
-    path.write_text(SVM.replace("rbf,-0.5,-1.0", "sigmoid,-0.5,-1.0"))
-    with pytest.raises(ValueError, match="kernel in"):
-        support_vector_tables(path)
 
 
 def test_what_is_wrong_is_said() -> None:

@@ -1,0 +1,1 @@
+"""Problems that only benchmarks need."""

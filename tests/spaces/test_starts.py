@@ -1,0 +1,274 @@
+"""Starts: one on each path, or a sample that covers them."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import ConfigSpace as CS
+import pytest
+import torch
+from hypothesis import given
+from strategies import random_configspace, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.spaces import (
+    Between,
+    ParameterTree,
+    SearchSpace,
+    decomposition,
+)
+
+KINDS = ("random", "middle", "default")
+
+
+def unit_space(tree: ParameterTree, **arguments: object) -> SearchSpace:
+    """Decisions by value within their values, all other columns in [0, 1]."""
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).repeat(1, tree.dim)
+    for c in tree.decision_columns:
+        if c not in tree.numeric_decisions:
+            values = tree.decision_values[c]
+            bounds[:, c] = torch.tensor([values[0], values[-1]])
+    return SearchSpace([f"x{c}" for c in range(tree.dim)], bounds, tree, **arguments)
+
+
+def check_points(space: SearchSpace, X: Tensor) -> None:
+    """Feasible, inside bounds, filled where inactive; configurations come back."""
+    active = space.tree.active_mask(X)
+    assert space.feasible(X).all()
+    assert (X >= space.bounds[0]).all() and (X <= space.bounds[1]).all()
+    assert torch.equal(torch.where(active, space.fill, X)[~active], X[~active])
+    assert torch.equal(X[~active], space.fill.expand_as(X)[~active])
+    again = space.encode(space.decode(X))
+    assert torch.equal(space.tree.path_key(again), space.tree.path_key(X))
+    # Next to a cut a value is moved by as much as ConfigSpace can tell apart.
+    assert torch.allclose(again, X, rtol=1e-9, atol=2e-8)
+
+
+def paths_with_room(space: SearchSpace) -> set[int]:
+    """The paths some point of which lies within the bounds."""
+    low, high = space.bounds.tolist()
+    return {
+        i
+        for i, path in enumerate(space.tree.paths)
+        if all(lo <= high[c] and hi >= low[c] for c, (lo, hi) in path.intervals.items())
+    }
+
+
+def check_cover(space: SearchSpace, X: Tensor) -> None:
+    """All that some path within the bounds has, some row has."""
+    tree = space.tree
+    listed = [tree.paths[i] for i in paths_with_room(space)]
+    found = [tree.path_of(x) for x in X]
+    assert {c for p in found for c in p.active_columns} == {
+        c for p in listed for c in p.active_columns
+    }
+    assert {d for p in found for d in p.decisions.items()} == {
+        d for p in listed for d in p.decisions.items()
+    }
+
+
+@given(seeds)
+def test_every_path_of_random_trees_once(seed: int) -> None:
+    space = unit_space(random_tree(seed))
+    expected = sorted(paths_with_room(space))
+    for kind in KINDS:
+        X = space.starts(kind=kind, seed=seed)
+        check_points(space, X)
+        index = space.tree.path_index(X).tolist()
+        assert sorted(index) == expected
+        if kind != "default":
+            assert index == expected
+        assert torch.equal(X, space.starts(kind=kind, seed=seed))
+
+
+@given(seeds)
+def test_rows_are_spread_evenly(seed: int) -> None:
+    space = unit_space(random_tree(seed))
+    total = len(paths_with_room(space))
+    for n in (0, 1, total // 2, total, 2 * total + 1):
+        X = space.starts(n, seed=seed)
+        assert X.shape == (n, space.dim)
+        if n:
+            check_points(space, X)
+        _, counts = space.tree.path_index(X).unique(return_counts=True)
+        assert len(counts) == min(n, total)
+        assert n == 0 or counts.max() - counts.min() <= 1
+
+
+@given(seeds)
+def test_a_covering_sample_of_random_trees(seed: int) -> None:
+    space = unit_space(random_tree(seed))
+    total = len(paths_with_room(space))
+    with patch.object(decomposition, "_MAX_LISTED", 0):
+        for kind in KINDS:
+            X = space.starts(kind=kind, seed=seed)
+            check_points(space, X)
+            check_cover(space, X)
+            index = space.tree.path_index(X).tolist()
+            assert len(set(index)) == len(index) <= total
+        # The same paths come first where more are asked for.
+        X = space.starts(total, seed=seed)
+        assert len(space.tree.path_index(X).unique()) == total
+        check_cover(space, X)
+
+
+@given(seeds)
+def test_random_configspaces(seed: int) -> None:
+    cs = random_configspace(seed)
+    space = SearchSpace.from_configspace(cs)
+    for kind in KINDS:
+        X = space.starts(kind=kind, seed=seed)
+        check_points(space, X)
+        keys = space.tree.path_key(X)
+        assert len(keys.unique()) == len(keys)
+        # What is left out is forbidden as a whole.
+        drawn = space.tree.path_key(space.sample(50, seed=seed))
+        assert set(drawn.tolist()) <= set(keys.tolist())
+    default = dict(cs.get_default_configuration())
+    assert space.decode(X[:1]) == [default]
+
+
+def test_middles_and_defaults() -> None:
+    cs = CS.ConfigurationSpace()
+    cs.add(
+        model := CS.Categorical("model", ["svm", "mlp", "none"], default="mlp"),
+        c := CS.Float("C", (1e-3, 1e3), default=10.0, log=True),
+        n := CS.Integer("layers", (1, 9), default=2),
+        w := CS.Integer("width", (2, 512), log=True),
+        s := CS.OrdinalHyperparameter("size", ["s", "m", "l"], default_value="s"),
+        deep := CS.Float("deep", (0, 4), default=1.0),
+    )
+    cs.add(
+        CS.EqualsCondition(c, model, "svm"),
+        CS.EqualsCondition(n, model, "mlp"),
+        CS.EqualsCondition(w, model, "mlp"),
+        CS.EqualsCondition(s, model, "mlp"),
+        CS.GreaterThanCondition(deep, n, 5),
+    )
+    space = SearchSpace.from_configspace(cs)
+    mlp = {"model": "mlp", "size": "m", "width": 32}
+    assert sorted(space.decode(space.starts(kind="middle")), key=str) == sorted(
+        [
+            {"model": "svm", "C": 1.0},
+            {**mlp, "layers": 3},
+            {**mlp, "layers": 7, "deep": 2.0},
+            {"model": "none"},
+        ],
+        key=str,
+    )
+    first, *others = space.decode(space.starts(kind="default"))
+    assert first == {"model": "mlp", "layers": 2, "width": 32, "size": "s"}
+    assert sorted(others, key=str) == sorted(
+        [
+            {"model": "svm", "C": 10.0},
+            {**first, "layers": 7, "deep": 1.0},
+            {"model": "none"},
+        ],
+        key=str,
+    )
+    assert space.decode(space.starts(1, kind="default")) == [first]
+    # Repetitions of a path are random, and the sequence starts alike.
+    X = space.starts(9, kind="default", seed=3)
+    assert torch.equal(X[:4], space.starts(kind="default"))
+    assert len(X.unique(dim=0)) >= 7
+
+
+def test_defaults_of_a_space_of_numbers() -> None:
+    tree = ParameterTree(4, {0: {0: [1], 1: [2]}})
+    arguments = {
+        "names": ["kind", "a", "rate", "b"],
+        "bounds": [[0, 0, -4, 0], [1, 1, 0, 1]],
+        "tree": tree,
+        "log_features": [2],
+        "choices": {0: ["x", "y"]},
+    }
+    space = SearchSpace(**arguments, defaults={"kind": "y", "rate": 0.01, "b": 0.25})
+    assert space.decode(space.starts(kind="default")) == [
+        {"kind": "y", "rate": 0.01, "b": 0.25},
+        {"kind": "x", "a": 0.5, "b": 0.25},
+    ]
+    for defaults, message in [
+        ({"c": 1}, r"defaults: expected names among \['kind', .*got 'c'"),
+        ({"b": 2.0}, r"'b': expected a number in \[0.0, 1.0\], got 2.0"),
+        ([0.5], r"defaults: expected \{name: value\}, got \[0.5\]"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            SearchSpace(**arguments, defaults=defaults)
+
+
+def below(X: Tensor) -> Tensor:
+    return X.sum(-1) < 0.8
+
+
+def test_forbidden_starts_are_replaced() -> None:
+    space = SearchSpace(["x", "y"], [[0, 0], [1, 1]], feasible=below)
+    X = space.starts(50, seed=0)
+    assert space.feasible(X).all()
+    assert len(X.unique(dim=0)) == 50
+    middle = space.starts(kind="middle")
+    assert space.feasible(middle).all()
+    assert (middle - 0.5).norm() < 0.25
+    nothing = SearchSpace(["x"], [[0], [1]], feasible=lambda X: X[..., 0] < -1)
+    with pytest.raises(ValueError, match="feasible: expected some points .*none of 10"):
+        nothing.starts()
+
+
+def test_forbidden_paths_have_no_start() -> None:
+    cs = CS.ConfigurationSpace()
+    cs.add(
+        a := CS.Categorical("a", ["x", "y"]),
+        b := CS.Categorical("b", ["u", "v"]),
+        c := CS.Float("c", (0, 1)),
+        d := CS.Float("d", (0, 1)),
+    )
+    cs.add(CS.EqualsCondition(c, a, "x"), CS.EqualsCondition(d, b, "u"))
+    cs.add(
+        CS.ForbiddenAndConjunction(
+            CS.ForbiddenEqualsClause(a, "y"), CS.ForbiddenEqualsClause(b, "v")
+        )
+    )
+    space = SearchSpace.from_configspace(cs)
+    X = space.starts(seed=0)
+    assert len(X) == 3 and space.tree.num_paths == 4
+    assert space.feasible(X).all()
+    with patch.object(decomposition, "_MAX_LISTED", 0):
+        assert len(space.starts(3, seed=0).unique(dim=0)) == 3
+    outside = SearchSpace(
+        ["x", "y"], [[0, 0], [1, 1]], ParameterTree(2, None, {1: Between(0, 2, 3)})
+    )
+    assert outside.tree.num_paths == 3 and len(outside.starts()) == 1
+
+
+@pytest.mark.parametrize("n", [20, 70])
+def test_flags_are_covered_and_not_listed(n: int) -> None:
+    tree = ParameterTree(2 * n, {i: {0: [], 1: [n + i]} for i in range(n)})
+    space = unit_space(tree)
+    X = space.starts(seed=0)
+    assert len(X) == 2  # each flag once on and once off
+    assert (X[:, :n].sum(0) == 1).all()
+    X = space.starts(40, seed=0)
+    assert torch.equal(X[:2, :n], space.starts(seed=0)[:, :n])
+    assert len(tree.path_key(X).unique()) == 40
+
+
+def test_few_starts_differ_at_the_top() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: [], 2: []}, 1: {0: [], 1: [], 2: [2]}})
+    space = unit_space(tree)
+    for seed in range(5):
+        X = space.starts(3, seed=seed)
+        assert sorted(X[:, 0].tolist()) == [0, 1, 2]
+
+
+def test_wrong_arguments() -> None:
+    space = SearchSpace(["x"], [[0], [1]])
+    for arguments, message in [
+        ({"n": -1}, "n: expected an integer from 0 on, got -1"),
+        ({"kind": "best"}, r"kind: expected one of \['random', .*got 'best'"),
+        ({"seed": 0.5}, "seed: expected an integer .*got 0.5"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            space.starts(**arguments)
+    torch.manual_seed(3)
+    X = space.starts(2)
+    torch.manual_seed(3)
+    assert torch.equal(space.starts(2), X)
