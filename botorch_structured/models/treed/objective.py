@@ -22,9 +22,10 @@ is in,
 is the derivative of the sum by the covariance. Where a node has an amplitude, a mean
 and noise of its own, each term has a factorisation (``node_groups``).
 
-The objective is more than a prior and a likelihood determine, so ``fit_gpytorch_mll``
-finds it through BoTorch's hooks, and whoever evaluates the mll, as slice sampling does,
-through the prior of the training data, see ``with_objective``.
+The objective is more than a prior and a likelihood determine. ``fit_gpytorch_mll``
+finds it through BoTorch's hook ``compute_custom_loss``; slice sampling, and whoever
+else evaluates the mll, through the log density of the prior that ``TreedGP.forward``
+returns in training mode.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ __all__ = [
     "path_evidence",
     "path_values",
     "path_weight",
-    "with_objective",
 ]
 
 import math
@@ -54,13 +54,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gpytorch.distributions import MultivariateNormal
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.models.treed.kernel import TreedKernel, TreedStationary
+from botorch_structured.models.treed.kernel import (
+    TreedKernel,
+    TreedStationary,
+    own_squared_distance,
+)
 from botorch_structured.models.treed.tree import Rows, TreeNode
 
 # Elements of a batch of matrices. A core works on half a dozen arrays of that size,
@@ -311,7 +314,7 @@ class StationaryCovariances(NamedTuple):
         s = self.scaled.reshape(-1, dim).index_select(0, places)
         s = s.view(*group.rows.shape, dim)
         variance = self.variance[group.values, None, None]
-        k, slope = self.correlation.value_and_slope(_squared_distances(s))
+        k, slope = self.correlation.value_and_slope(own_squared_distance(s))
 
         def pull_back(g: Tensor, slopes: Sequence[Tensor]) -> None:
             d_scaled, d_variance = slopes
@@ -400,16 +403,6 @@ def covariances_of(
         kernel.coordinates(element, data.X),
         torch.cat([kernel.variance_of(element, leaves), levels]),
     )
-
-
-def _squared_distances(s: Tensor) -> Tensor:
-    """Of points ``B x m x d`` among themselves, ``B x m x m``."""
-    squares = s.square().sum(-1, keepdim=True)
-    distance = squares + squares.mT
-    distance.baddbmm_(s, s.mT, alpha=-2.0).clamp_min_(0.0)
-    # rounding must not put two copies of a point apart from one another's diagonal
-    distance.diagonal(dim1=-1, dim2=-2).zero_()
-    return distance
 
 
 # -- the terms ---------------------------------------------------------------------
@@ -552,30 +545,3 @@ def path_evidence(
         NotPSDError: If a covariance is not positive definite even with jitter.
     """
     return _PathEvidence.apply(groups, y, covariances, mean, noise, *covariances.inputs)
-
-
-def with_objective(
-    prior: MultivariateNormal, objective: Callable[[], Tensor], targets: Tensor
-) -> MultivariateNormal:
-    """The prior in a fit: its log density of the data is the objective.
-
-    ``ExactMarginalLogLikelihood`` adds noise and asks the result, which is of the same
-    class, for the log density; then it adds the priors of hyperparameters.
-
-    Args:
-        prior: Of the training data.
-        objective: What takes the place of their log density.
-        targets: The training data, of which alone it is known.
-    """
-
-    class TrainingPrior(MultivariateNormal):
-        def log_prob(self, value: Tensor) -> Tensor:
-            if value is not targets and not torch.equal(value, targets):
-                raise ValueError(
-                    "mll: expected the training targets, which the tree was grown on, "
-                    f"got other outcomes of shape {tuple(value.shape)}; construct the "
-                    "model anew, or use set_train_data."
-                )
-            return objective()
-
-    return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
+from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models.treed.tree import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -168,7 +169,7 @@ class NodeEvidence:
     ) -> None:
         n, d = X.shape
         self.num_lengthscales = len(prior.mode) - 3
-        # five times the squared distances that go with each lengthscale, ``k x n x n``
+        # squared distances that go with each lengthscale, ``k x n x n``
         self.squared = np.zeros((self.num_lengthscales, n, n))
         for j in range(d):
             x = X[:, j]
@@ -176,7 +177,6 @@ class NodeEvidence:
             self.squared[j % self.num_lengthscales] += (
                 difference != 0 if j in categorical else difference**2
             )
-        self.squared *= 5.0
         self.y, self.prior, self.known_noise = y, prior, noise
         self.rbf = rbf
         # known noise: log v is not a parameter
@@ -193,7 +193,7 @@ class NodeEvidence:
         """
         if len(rows) == 0:  # nothing was observed: the prior
             return NodeFit(self.prior.mode, 0.0)
-        squared = self.squared[:, rows[:, None], rows]
+        squared = np.stack([part[rows[:, None], rows] for part in self.squared])
         noise = None if self.known_noise is None else self.known_noise[rows]
         y = self.y[rows]
         best: tuple[Array, Point] | None = None
@@ -225,26 +225,14 @@ class NodeEvidence:
         free_noise = math.exp(theta[k + 2])
         v: Array | float
         v = free_noise + prior.noise_floor if noise is None else noise
-        # covariances, and their derivatives by log l_j = parts_j * slope
         parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
-        u = parts[0] if k == 1 else parts.sum(0)
-        if self.rbf:
-            covariance = np.exp(-0.1 * u)
-            covariance *= variance
-            parts *= 0.2
-            parts *= covariance
-        else:
-            u = np.sqrt(u)
-            e = np.exp(-u)
-            e *= variance
-            slope = 1.0 + u
-            slope *= e
-            u *= u
-            u *= 1.0 / 3.0
-            covariance = u * e
-            covariance += slope
-            slope *= 1.0 / 3.0
-            parts *= slope
+        correlation = RBF if self.rbf else MATERN52
+        covariance, slope = correlation.array_value_and_slope(
+            parts[0] if k == 1 else parts.sum(0)
+        )
+        covariance *= variance
+        slope *= 2.0 * variance
+        parts *= slope  # derivatives by log l_j
         covariance.flat[:: n + 1] += v
         chol, info = lapack.dpotrf(covariance, lower=1, clean=1, overwrite_a=1)
         if info != 0:
@@ -260,11 +248,11 @@ class NodeEvidence:
         inverse.flat[:: n + 1] *= 0.5
         trace = inverse.diagonal()
         products = np.stack([inverse @ part for part in parts])
-        flat = products.reshape(k, -1)
-        traces = flat[:, :: n + 1].sum(-1)
-        squares = inverse * inverse
-        mixed = (products * inverse).sum(-1)
-        weighted = v * squares.sum(1) if noise is None else squares @ v
+        traces = products.trace(axis1=1, axis2=2)
+        # sums over columns; temporary matrices would take longer than what they are for
+        mixed = np.einsum("jab,ab->ja", products, inverse)
+        squares = np.einsum("ab,ab->a", inverse, inverse)
+        weighted = v * squares if noise is None else (inverse * inverse) @ v
         trace_v = float((trace * v).sum())
         total = float(trace.sum())
         gradient = np.empty(k + 3)
@@ -274,7 +262,7 @@ class NodeEvidence:
         gradient[k + 2] = 0.5 * free_noise * (float(alpha @ alpha) - total)
         # the mean is independent of all else; the lower triangle is filled in
         information = np.zeros((k + 3, k + 3))
-        information[:k, :k] = 0.5 * flat @ products.transpose(0, 2, 1).reshape(k, -1).T
+        information[:k, :k] = 0.5 * np.einsum("iab,jba->ij", products, products)
         information[k, :k] = 0.5 * (traces - (v * mixed).sum(-1))
         information[k, k] = 0.5 * (n - 2.0 * trace_v + float((v * weighted).sum()))
         information[k + 1, k + 1] = float(inverse.sum())

@@ -22,8 +22,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from botorch.fit import _fit_fallback
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize
@@ -32,7 +30,7 @@ from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_lognormal_prior,
 )
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -46,24 +44,24 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
-from botorch_structured.models.checks import (
-    CheckedModel,
-    check_modules,
-    check_training_data,
-)
-from botorch_structured.models.gaussian_noise import (
+from botorch_structured._botorch_names import DefaultType
+from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.fast_inference import (
+    FIT_OPTIONS,
+    FastSingleTaskGP,
     check_noise,
     check_own_objective,
+    fit_map,
     noise_at,
+    training_prior,
+    with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
     dataset_task,
     leaves_alone,
     refuse_dependencies,
 )
-from botorch_structured.models.outcome_scale import AnyScale
 from botorch_structured.models.surroundings import few_threads
-from botorch_structured.models.tree.leaf_model import with_variance_floor
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.kernel import (
     TreedCopies,
@@ -84,18 +82,16 @@ from botorch_structured.models.treed.objective import (
     nested_groups,
     node_groups,
     path_evidence,
-    with_objective,
 )
 from botorch_structured.models.treed.partition import TreePartition
 from botorch_structured.models.treed.prediction import TreedPredictor, given_last
 from botorch_structured.models.treed.tree import Rows, TreeNode
 
-# The objective is per data point: finer steps than these change no prediction. Leaves
-# are nearly independent of one another: L-BFGS's memory has to hold all of them.
-_FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200, "maxcor": 30}
+# Leaves hardly depend on one another: the memory of L-BFGS has to hold all of them.
+_FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
-class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
+class TreedGP(FastSingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and violent in another, jumps, or
@@ -105,21 +101,22 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
     nodes on the path from the root to it, weighted (equation (2)), so that a leaf with
     five points has sensible ones.
 
-    Which mode for what: ``TreedGP.as_published``, the method of the paper, for the
-    search of an optimum; the default, which differs from it in four arguments, for
-    predictions. As a density the paper's is no better than one GP, the default is.
+    Choose ``TreedGP.as_published``, the method of the paper, to search for an optimum,
+    and the default, which differs from it in four arguments, for predictions. As a
+    density, the paper's method is no better than one GP; the default is better.
 
-    Between leaves the covariance is zero by definition: an approximation near
-    boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
-    in (exactly at a threshold, of the left one). With ``condition_on="leaf"`` they are
-    mixed, as far as two moments go, where the change may be: in the gap between the
-    nearest data of two leaves, and with ``split_criterion="evidence"`` also in gaps
-    beside it, as probable as the data make them.
+    The prior, ``forward``, has zero covariance between leaves, which is an
+    approximation near boundaries. A point is predicted by the leaf it is in (exactly at
+    a threshold, by the left one). With ``condition_on="leaf"``, the prediction in the
+    gap between two leaves is Gaussian with the mean and variance of the mixture of
+    both; with ``split_criterion="evidence"`` it also is in neighbouring gaps between
+    data points, weighted by the probability that the change is there.
+
     Conditioned and fantasy models keep the partition and the hyperparameters. Loading a
-    state brings the partition it was fitted with, whatever data the model has.
+    state dict replaces the partition by the one it was saved with.
 
-    If no split is worth it, there is one leaf, and the model *is* a ``SingleTaskGP``
-    (unless ``warp`` or ``categorical_features`` ask for more).
+    If no node is split, there is one leaf, and the model is a ``SingleTaskGP`` (unless
+    it has ``warp`` or ``categorical_features``).
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -136,29 +133,32 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
             variance is larger. The tree is grown on transformed outcomes.
         input_transform: Without parameters to be learned, see ``warp``.
         min_leaf_size: Fewest points of a leaf, those shared with a neighbour included.
-        max_leaves: Where to stop splitting.
+        max_leaves: Most leaves; None for as many as the criterion finds.
         leaf_noise: Whether each leaf has a noise variance of its own.
         warp: Whether each leaf warps its inputs (in [0, 1]) by a Kumaraswamy
             distribution function, like BoTorch's ``Warp`` ("HTBO Warp").
         split_criterion: "evidence": split where two GPs explain the data better than
             one, given a prior on trees: for predictions. "variance": CART, equation
             (1), as deep as ``min_leaf_size`` and ``max_leaves`` allow (the paper): for
-            optimisation, best together with the rest of ``as_published``. Evidence asks
-            for points in the violent part, and while there are none one GP expects
-            nothing there (on ``RKHS1D`` it often was one leaf until 30 evaluations); by
+            optimisation, best together with the rest of ``as_published``. The evidence
+            criterion splits only after points in the rough region have been seen; until
+            then one GP predicts a smooth function there, and the search has no reason
+            to look (on ``RKHS1D`` there often was one leaf until 30 evaluations). By
             variance, nine points make two leaves.
-        path_sharing: What a leaf shares with the nodes above it in equation (2):
-            "lengthscale" (and the warping), amplitude, mean and noise of those being
-            their own, estimated before; or "all" (the paper). All of a
-            ``covar_module``, whose amplitude is not known.
-        condition_on: Data that a leaf predicts from: "leaf": its own, and the point at
-            the threshold where that is plausible on its side (within three standard
-            deviations); or "all" (the paper). Which data a node has in equation (2)
-            follows: its own, or those shared with the sibling too.
+        path_sharing: What a leaf shares with the nodes above it in equation (2).
+            "all" (the paper): all hyperparameters. "lengthscale": all but amplitude,
+            mean and noise, for which each node above the leaf has estimates of its own.
+            With a ``covar_module`` too: there the amplitude of a node is the mean prior
+            variance of its data, to which the leaf's covariance is scaled.
+        condition_on: Data that a leaf predicts from. "all" (the paper), or "leaf": its
+            own, and the point at the threshold if that is within three standard
+            deviations of what the leaf predicts from its own. Which data a node has in
+            equation (2) follows: its own, or those shared with the sibling too.
         categorical_features: Columns without an order; splits are one value against the
             rest, and the kernel asks whether values are equal.
         leaf_kernel: "matern" (5/2, the paper), "rbf", or "evidence": the one that
-            explains the leaves better. Default: by evidence where splits are.
+            explains the leaves better. Default: "evidence" if ``split_criterion`` is,
+            else "matern".
 
     Raises:
         ValueError: Unknown options, sizes or columns out of range, an
@@ -177,6 +177,8 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
     # (variance, mean, noise) of each node, for what is not shared with its leaves
     levels: Tensor
 
+    _data_caches = ("_plan_cache",)
+    _fit_caches = ("_predictor_cache",)
     _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
     _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
     # How many of the last rows are fantasies, and how many dimensions the data before
@@ -192,7 +194,7 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         min_leaf_size: int = 5,
         max_leaves: int | None = None,
@@ -226,8 +228,9 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         categorical = _columns(categorical_features, train_X.shape[-1])
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
-                "covar_module replaces the kernel that warp, categorical_features and "
-                "leaf_kernel configure: expected one or the other, got both."
+                "covar_module: expected None beside warp, categorical_features or "
+                "leaf_kernel, which configure the default kernel (one or the other), "
+                f"got {type(covar_module).__name__}."
             )
         _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
         with torch.no_grad():
@@ -482,40 +485,33 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """Take over the partition of the state before its hyperparameters."""
-        name = f"{prefix}partition."
+        name, partition = f"{prefix}partition.", self.partition
         state = {
             key.removeprefix(name): value
             for key, value in state_dict.items()
             if key.startswith(name)
         }
         if "column" in state:
-            self._adopt(state, treed=f"{prefix}levels" in state_dict)
+            trees, treed = state["column"].shape[:-1], f"{prefix}levels" in state_dict
+            if trees != partition.tree_shape:
+                raise ValueError(
+                    "state_dict: expected partitions of batch shape "
+                    f"{tuple(partition.tree_shape)}, as this model has, got "
+                    f"{tuple(trees)}."
+                )
+            before = partition.column.shape[-1], partition.num_leaves, self._is_treed
+            partition.resize(state["column"].shape[-1])
+            partition.load_state_dict(state)
+            self._drop_caches()
+            if before != (partition.column.shape[-1], partition.num_leaves, treed):
+                with torch.no_grad():
+                    X = self.train_inputs[0]
+                    X = self.transform_inputs(X) if self.training else X
+                make = self._become_treed if treed else self._become_single
+                make(X.shape[-1])
+                self.to(self.train_targets)
+                self.train(self.training)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _adopt(self, state: Mapping[str, Tensor], treed: bool) -> None:
-        partition = self.partition
-        before = (partition.column.shape[-1], partition.num_leaves, self._is_treed)
-        trees = state["column"].shape[:-1]
-        if trees != partition.tree_shape:
-            raise ValueError(
-                "state_dict: expected partitions of batch shape "
-                f"{tuple(partition.tree_shape)}, as this model has, got "
-                f"{tuple(trees)}."
-            )
-        partition.resize(state["column"].shape[-1])
-        partition.load_state_dict(state)
-        self._drop_caches()
-        if before == (partition.column.shape[-1], partition.num_leaves, treed):
-            return
-        with torch.no_grad():
-            X = self.train_inputs[0]
-            dim = (self.transform_inputs(X) if self.training else X).shape[-1]
-        if treed:
-            self._become_treed(dim)
-        else:
-            self._become_single(dim)
-        self.to(self.train_targets)
-        self.train(self.training)
 
     # -- objective and fit --------------------------------------------------------
 
@@ -529,59 +525,23 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         times = values.shape[:lead].numel() // count
         return values.reshape(times, count, *values.shape[lead:])
 
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
+    def _fast_evidence(
+        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        if not self._is_treed:
+            return None
+        check_own_objective(self, mll, kwargs)
+        return self._log_path_evidence()
 
-        That is equation (2), summed over the leaves.
-
-        Args:
-            mll: An ``ExactMarginalLogLikelihood`` of this model.
-            kwargs: Passed to ``mll`` where that is evaluated itself.
-
-        Returns:
-            A scalar, or ``batch_shape`` for a batched model.
-
-        Raises:
-            ValueError: If the likelihood of ``mll`` is not that of this model.
-        """
-        # A subclass, or leaving one out, is another objective.
-        exact = type(mll) is ExactMarginalLogLikelihood
-        if self._is_treed and exact:
-            check_own_objective(self, mll, kwargs)
-            objective = mll._add_other_terms(self._log_path_evidence(), ())
-            return -objective / self.train_targets.shape[-1]
-        output = self(*self.train_inputs)
-        transformed = (self.transform_inputs(t) for t in self.train_inputs)
-        return -mll(output, self.train_targets, *transformed, **kwargs)
-
-    def custom_fit(
-        self,
-        mll: MarginalLogLikelihood,
-        closure: Any = None,
-        closure_kwargs: dict[str, Any] | None = None,
-        optimizer_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> MarginalLogLikelihood:
+    def custom_fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Any:
         """Fit by L-BFGS-B, retries included.
 
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use.
         """
-        default = closure is None and "optimizer" not in kwargs
-        if self._is_treed and default and not self.partition.tree_shape:
-            options = dict((optimizer_kwargs or {}).get("options") or {})
-            optimizer_kwargs = {
-                **(optimizer_kwargs or {}),
-                "options": {**_FIT_OPTIONS, **options},
-            }
+        own = self._is_treed and not self.partition.tree_shape
         with few_threads(self.train_targets.shape[-1]):
-            return _fit_fallback(
-                mll,
-                closure=closure,
-                closure_kwargs=closure_kwargs,
-                optimizer_kwargs=optimizer_kwargs,
-                **kwargs,
-            )
+            return fit_map(mll, _FIT_OPTIONS if own else None, **kwargs)
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""
@@ -636,37 +596,6 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         X = self.transform_inputs(X) if self.training else X
         return noise_at(self.likelihood, X, self.train_targets.shape)
 
-    # -- caches -------------------------------------------------------------------
-
-    def _drop_caches(self) -> None:
-        self._plan_cache = self._predictor_cache = None
-
-    def _clear_cache(self) -> None:
-        super()._clear_cache()
-        self._predictor_cache = None
-
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``.
-
-        The partition stays as it is.
-        """
-        super().set_train_data(*args, **kwargs)
-        self._num_fantasies = 0
-        self._drop_caches()
-
-    def _apply(self, fn: Any) -> Any:
-        before = None if self.train_inputs is None else self.train_inputs[0]
-        result = super()._apply(fn)
-        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing it must not cost the caches
-        if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._drop_caches()
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        # caches are cheap to rebuild and large to store
-        return {**self.__dict__, "_plan_cache": None, "_predictor_cache": None}
-
     # -- prior and posterior ------------------------------------------------------
 
     def forward(self, x: Tensor) -> MultivariateNormal:
@@ -681,22 +610,22 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         prior = (
             self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
         )
-        if self.training:
-            return with_objective(prior, self._log_path_evidence, self.train_targets)
-        return prior
+        return training_prior(prior, self._log_density) if self.training else prior
 
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Prior in training mode, posterior in evaluation mode."""
-        if (
-            self.training
-            or not self._is_treed
-            or settings.prior_mode.on()
-            or self.train_inputs is None
-            or len(args) != 1
-        ):
-            return super().__call__(*args, **kwargs)
-        X = args[0]
-        return self._treed_posterior(X.unsqueeze(-1) if X.ndim == 1 else X)
+    def _log_density(self, targets: Tensor) -> Tensor:
+        """What an mll gets for the log density of the training outcomes: equation (2).
+
+        Raises:
+            ValueError: For other outcomes.
+        """
+        own = self.train_targets
+        if targets is not own and not torch.equal(targets, own):
+            raise ValueError(
+                "mll: expected the training targets, which the tree was grown on, got "
+                f"other outcomes of shape {tuple(targets.shape)}; construct the model "
+                "anew, or use set_train_data."
+            )
+        return self._log_path_evidence()
 
     def _predictors(self) -> list[TreedPredictor]:
         X, y = self.train_inputs[0], self.train_targets
@@ -746,17 +675,19 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
     def _noise_function(
         self, element: int, shape: torch.Size
     ) -> Callable[[int], Tensor]:
-        likelihood = self.likelihood
-        if isinstance(likelihood, LeafNoiseLikelihood):
-            values = likelihood.noise_covar.leaf_noise(element, slice(None))
+        """Leaves to the noise variances of the data, were they of that leaf."""
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            values = self.likelihood.noise_covar.leaf_noise(element, slice(None))
             return lambda leaf: values[leaf]
         noise = self._known_noise()
         noise = noise if noise.shape == shape else self._real(noise, 1)
         known = self._elements(noise, 1)[:, element]
         return lambda leaf: known
 
-    def _treed_posterior(self, X: Tensor) -> MultivariateNormal:
-        """Posterior at ``batch_shape x q x d`` transformed points."""
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """That of the leaves, at transformed points ``batch_shape x q x d``."""
+        if not self._is_treed:
+            return None
         data, y = self.train_inputs[0], self.train_targets
         predictors = self._predictors()
         shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
@@ -795,18 +726,23 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
             parts = [p.reshape(-1, *own) for p in parts]
             return torch.stack(parts, dim=1).reshape(*shape, *own)
 
-        self._name_leaves(together([p.leaves for p in priors], n))
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            leaves = together([p.leaves for p in priors], n)
+            self.likelihood.noise_covar.data_leaves = leaves
         return MultivariateNormal(
             together([p.mean for p in priors], n),
             to_linear_operator(together([p.covariance for p in priors], n, n)),
         )
 
-    def _name_leaves(self, leaves: Tensor) -> None:
-        """Leaves of the data, for calls of the likelihood that name no points."""
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
-            self.likelihood.noise_covar.data_leaves = leaves
-
     # -- more data ----------------------------------------------------------------
+
+    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``.
+
+        The partition stays as it is.
+        """
+        super().set_train_data(*args, **kwargs)
+        self._num_fantasies = 0
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
@@ -819,8 +755,7 @@ class TreedGP(CheckedModel, AnyScale, SingleTaskGP):
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
-            if self.prediction_strategy is None and not self.training:
-                super().__call__(self.train_inputs[0][..., :1, :])
+            self._fill_gpytorch_caches()
             return super().get_fantasy_model(inputs, targets, **kwargs)
         old_X, old_y = self.train_inputs[0], self.train_targets
         shape = torch.broadcast_shapes(
