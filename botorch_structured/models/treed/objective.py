@@ -73,6 +73,9 @@ _DEVICE_ELEMENTS = 2_000_000
 # Up to so many rows a term costs less than the calls for it: padding is cheap.
 _SMALL = 48
 _GROWTH, _SLACK = 1.25, 4
+# Added to the amplitude of a leaf, in units of that of a node: without a prior, output
+# scales may go to zero, which no factor can undo.
+_LEAST_AMPLITUDE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -365,8 +368,9 @@ class KernelCovariances:
         above = group.values >= self.num_leaves
         if bool(above.any()):
             data = group.members[:, 0]  # without padding
-            mean = covariance.diagonal(dim1=-1, dim2=-2) * data
-            factor = self.variance[group.values] * data.sum(-1) / mean.sum(-1)
+            mean = (covariance.diagonal(dim1=-1, dim2=-2) * data).sum(-1) / data.sum(-1)
+            wanted = self.variance[group.values]
+            factor = wanted / (mean + _LEAST_AMPLITUDE * wanted)
             covariance = covariance * torch.where(above, factor, 1.0)[:, None, None]
 
         def pull_back(g: Tensor, slopes: Sequence[Tensor]) -> None:

@@ -233,3 +233,18 @@ def test_one_factorisation_per_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "cholesky_ex", counted)
     stationary(groups, y, arguments(root, X, 3, 0), CORRELATIONS[0]).backward()
     assert sizes == [torch.Size([L, len(X), len(X)])]
+
+
+def test_an_amplitude_may_vanish() -> None:
+    """Without a prior it does: nodes above the leaf then lose their covariance too."""
+    root, X, y = problem(1, 30)
+    L, N = len(root.leaves()), len(root.walk())
+    kernel: Any = Scaled(L, 1)
+    with torch.no_grad():
+        kernel.values[:, 0] = 1e-200
+    _, variance, mean, noise = arguments(root, X, 1, N)
+    covariances = KernelCovariances(kernel, 0, X, variance.detach(), L)
+    groups = node_groups(root, rows_of, 10**6)
+    value = path_evidence(groups, y, covariances, mean, noise)
+    (slope,) = torch.autograd.grad(value, kernel.values)
+    assert value.isfinite() and slope.isfinite().all()
