@@ -11,25 +11,22 @@ from __future__ import annotations
 
 __all__ = [
     "GrownTrees",
-    "LeafObjective",
-    "LeafPrior",
-    "LeafTerm",
     "NOISE_FLOOR",
+    "best_split_by_evidence",
     "fit_nodes",
     "grow_by_evidence",
     "grow_by_variance",
     "grow_trees",
+    "relative_lengthscales",
     "try_rbf",
 ]
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
 from botorch_structured.models.treed.scoring import (
@@ -37,327 +34,33 @@ from botorch_structured.models.treed.scoring import (
     NodeEvidence,
     NodeFit,
     NodePrior,
-    Point,
-    best_split_by_evidence,
-    climb,
     thinned,
 )
 from botorch_structured.models.treed.tree import (
     Array,
+    ChangePoint,
     Proposal,
     Rows,
+    Split,
     TreeNode,
     grow,
     split_by_variance,
 )
 
-
-def grow_by_variance(
-    X: Array,
-    y: Array,
-    min_leaf_size: int,
-    max_leaves: int | None = None,
-    categorical: Sequence[int] = (),
-) -> TreeNode:
-    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
-
-    Args:
-        X: ``n x d``.
-        y: ``n``.
-        min_leaf_size: Fewest points of a leaf, shared ones included.
-        max_leaves: Where to stop.
-        categorical: Columns without an order.
-    """
-    root = _root(X)
-
-    def propose(node: TreeNode) -> Proposal | None:
-        found = split_by_variance(
-            X[node.rows], y[node.rows], min_leaf_size, categorical
-        )
-        if found is None:
-            return None
-        reduction, split = found
-        children = node.divided(X, split)
-        return Proposal(reduction * len(node.rows), split, children)
-
-    grow(root, propose, max_leaves)
-    return root
-
-
-def grow_by_evidence(
-    X: Array,
-    evidence: NodeEvidence,
-    min_leaf_size: int,
-    max_leaves: int | None = None,
-    categorical: Sequence[int] = (),
-) -> TreeNode:
-    """Split where two GPs explain the data better than one; none may be the answer.
-
-    Each node's ``fit`` is left behind.
-
-    Args:
-        X: ``n x d``.
-        evidence: Of subsets of these data.
-        min_leaf_size: Fewest points of a leaf, shared ones included.
-        max_leaves: Where to stop.
-        categorical: Columns without an order.
-    """
-    root = _root(X)
-    root.fit = _fit_root(evidence, root.home)
-
-    def propose(node: TreeNode) -> Proposal | None:
-        return best_split_by_evidence(node, X, evidence, min_leaf_size, categorical)
-
-    grow(root, propose, max_leaves)
-    return root
-
-
-def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
-    """Fit the nodes of a tree that are not fitted, each from where its parent is.
-
-    Args:
-        root: The tree.
-        evidence: Of subsets of its data.
-    """
-    for node in root.walk():
-        if node.fit is not None:
-            continue
-        if node.parent is None:
-            node.fit = _fit_root(evidence, node.home)
-        else:
-            starts = [node.parent.fit.theta]
-            node.fit = evidence.fit(node.home, starts, FULL_STEPS)
-
-
-def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
-    """Refit the nodes of a tree with an RBF kernel, if that explains its leaves better.
-
-    Args:
-        root: The tree, fitted with ``evidence``.
-        evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
-    """
-    before = {id(node): node.fit for node in root.walk()}
-    evidence.rbf = True
-    for node in root.walk():
-        starts = [node.fit.theta, evidence.prior.mode]
-        node.fit = evidence.fit(node.home, starts, FULL_STEPS)
-    leaves = root.leaves()
-    gain = sum(leaf.fit.log_evidence - before[id(leaf)].log_evidence for leaf in leaves)
-    if not gain > 0:
-        evidence.rbf = False
-        for node in root.walk():
-            node.fit = before[id(node)]
-
-
-def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
-    """Fit all data, from several starts: noise or wiggles is a choice of modes."""
-    mode = evidence.prior.mode
-    starts = [mode + np.array(s) for s in _ROOT_STARTS]
-    few = thinned(rows)
-    if len(few) == len(rows):
-        return evidence.fit(rows, starts)
-    return evidence.fit(rows, [evidence.fit(few, starts).theta], FULL_STEPS)
-
-
-_ROOT_STARTS = (
-    (0.0, 0.0, 0.0, 0.0),
-    (-1.0, 0.0, 0.0, -3.0),
-    (1.0, 0.0, 0.0, 2.0),
-    (-1.5, 0.0, 0.0, 2.0),
-)
-
-
-def _root(X: Array) -> TreeNode:
-    rows = np.arange(len(X))
-    return TreeNode(rows=rows, home=rows)
-
-
-# ----------------------------------------------------------------------
-# The maximum of equation (2) for one leaf, by scoring.
-#
-# L-BFGS takes a hundred evaluations or more to find what damped Fisher scoring finds in
-# ten, as amplitude, noise and lengthscales of a small data set are strongly correlated.
-# Theta is (log l_1, .., log l_d, log s^2, m, log v); of nodes above the leaf only the
-# lengthscales are theta's, see ``path_sharing``.
-
-_LOG_TWO_PI = math.log(2.0 * math.pi)
-
-
-@dataclass(frozen=True)
-class LeafPrior:
-    """Independent Gaussians on theta, and bounds.
-
-    Attributes:
-        mode: ``d + 3``.
-        scale: Standard deviations, ``d + 3``.
-        lower: ``d + 3``.
-        upper: ``d + 3``.
-    """
-
-    mode: Array
-    scale: Array
-    lower: Array
-    upper: Array
-
-
-class LeafTerm:
-    """The weighted evidence of one node.
-
-    Args:
-        weight: w_i.
-        X: ``m x d``.
-        y: ``m``.
-        noise: Known noise variances ``m``, or None.
-        own: (variance, mean, noise) of a node above the leaf; None for the leaf.
-        rbf: Whether the kernel is an RBF kernel instead of Matern-5/2.
-    """
-
-    def __init__(
-        self,
-        weight: float,
-        X: Array,
-        y: Array,
-        noise: Array | None,
-        own: tuple[float, float, float] | None,
-        rbf: bool = False,
-    ) -> None:
-        self.weight, self.y, self.noise, self.own = weight, y, noise, own
-        self.rbf = rbf
-        self.squared = (X.T[:, :, None] - X.T[:, None, :]) ** 2
-
-    def weighted(self, weight: float) -> LeafTerm:
-        """The same data on the path of another leaf."""
-        other = copy(self)
-        other.weight = weight
-        return other
-
-    def evaluate(self, theta: Array) -> Point | None:
-        """Log evidence of the node, without the weight; all of theta is free."""
-        d, n = self.squared.shape[:2]
-        length, (log_variance, mean, log_noise) = theta[:d], theta[d:]
-        variance, free_noise = math.exp(log_variance), math.exp(log_noise)
-        if self.own is not None:
-            variance, mean, free_noise = self.own
-        v = free_noise if self.noise is None else self.noise
-        parts = self.squared * np.exp(-2.0 * length)[:, None, None]
-        u = parts.sum(0)
-        if self.rbf:
-            u *= -0.5
-            np.exp(u, out=u)
-            u *= variance
-            slope = u.copy()
-        else:
-            u *= 5.0
-            np.sqrt(u, out=u)
-            e = np.exp(-u)
-            e *= variance
-            slope = 1.0 + u
-            slope *= e
-            u *= u
-            u *= e
-            u *= 1.0 / 3.0
-            u += slope  # the covariance
-            slope *= 5.0 / 3.0
-        u.flat[:: n + 1] += v
-        chol, info = lapack.dpotrf(u, lower=1, clean=1, overwrite_a=1)
-        if info != 0:
-            return None
-        r = self.y - mean
-        alpha = lapack.dpotrs(chol, r, lower=1)[0]
-        value = -0.5 * (float(r @ alpha) + n * _LOG_TWO_PI)
-        value -= float(np.log(chol.diagonal()).sum())
-        inverse, info = lapack.dpotri(chol, lower=1)
-        if info != 0:
-            return None
-        inverse += inverse.T  # the upper triangle was zero
-        inverse.flat[:: n + 1] *= 0.5
-        parts *= slope  # derivatives by log l_j
-        products = [inverse @ part for part in parts]
-        traces = [float(product.trace()) for product in products]
-        p = d + 3
-        gradient = np.zeros(p)
-        information = np.zeros((p, p))
-        for j, part in enumerate(parts):
-            gradient[j] = 0.5 * (float(alpha @ (part @ alpha)) - traces[j])
-            for k in range(j + 1):
-                both = 0.5 * float(np.vdot(products[k].T, products[j]))
-                information[j, k] = information[k, j] = both
-        if self.own is not None:
-            return Point(value, gradient, information)
-        squares = inverse * inverse
-        trace = inverse.diagonal()
-        trace_v = float((trace * v).sum())
-        weighted = v * squares.sum(1) if self.noise is None else squares @ v
-        s, m, q = d, d + 1, d + 2
-        gradient[s] = 0.5 * (float(alpha @ (r - v * alpha)) - n + trace_v)
-        gradient[m] = float(alpha.sum())
-        information[s, s] = 0.5 * (n - 2.0 * trace_v + float((v * weighted).sum()))
-        information[m, m] = float(inverse.sum())
-        mixed = [(product * inverse).sum(1) for product in products]
-        for j in range(d):
-            both = 0.5 * (traces[j] - float((v * mixed[j]).sum()))
-            information[s, j] = information[j, s] = both
-        if self.noise is None:
-            total = float(trace.sum())
-            gradient[q] = 0.5 * free_noise * (float(alpha @ alpha) - total)
-            information[q, q] = 0.5 * free_noise**2 * float(squares.sum())
-            both = 0.5 * free_noise * (total - float(weighted.sum()))
-            information[s, q] = information[q, s] = both
-            for j in range(d):
-                both = 0.5 * free_noise * float(mixed[j].sum())
-                information[q, j] = information[j, q] = both
-        return Point(value, gradient, information)
-
-
-class LeafObjective:
-    """Equation (2) of a leaf.
-
-    Args:
-        terms: The nodes on its path.
-        prior: p(theta).
-    """
-
-    def __init__(self, terms: Sequence[LeafTerm], prior: LeafPrior) -> None:
-        self.terms, self.prior = terms, prior
-        known = all(term.noise is not None for term in terms)
-        self.free = np.ones(len(prior.mode), dtype=bool)
-        self.free[-1] = not known
-
-    def evaluate(self, theta: Array) -> Point | None:
-        """The objective up to a constant, its gradient and expected curvature."""
-        z = (theta - self.prior.mode) / self.prior.scale
-        value = -0.5 * float((z[self.free] ** 2).sum())
-        gradient = -z / self.prior.scale
-        information = np.diag(self.prior.scale**-2.0)
-        for term in self.terms:
-            point = term.evaluate(theta)
-            if point is None:
-                return None
-            value += term.weight * point.value
-            gradient += term.weight * point.gradient
-            information += term.weight * point.information
-        if not math.isfinite(value):
-            return None
-        free = self.free
-        return Point(value, gradient[free], information[np.ix_(free, free)])
-
-    def maximise(self, start: Array, max_steps: int = 40) -> Array | None:
-        """The theta that maximises the objective; None if the start is not possible.
-
-        Args:
-            start: Where to begin, ``d + 3``.
-            max_steps: Most steps.
-        """
-        bounds = (self.prior.lower, self.prior.upper)
-        found = climb(self.evaluate, start, max_steps, self.free, bounds)
-        return None if found is None else found[0]
-
-
-# ----------------------------------------------------------------------
-# From data to trees, and from trees to the hyperparameters a fit starts from.
-
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
+# the same for relative lengthscales: lower, scoring with many of them takes more steps
+_RELATIVE_FLOOR = 1e-6
+
+_QUANTILES = 9  # thresholds tried in each column, besides CART's
+_REFINE = 2  # points to either side of the best threshold that are tried then
+_REFINE_ROUNDS = 2
+# P(a node at depth k is split) = alpha (1 + k)^-beta
+_ALPHA, _BETA = 0.5, 2.0
+_FINALISTS = 4
+# thresholds that share the probability of being the change point
+_CHANGES = 13
+_QUICK = 3  # steps of a fit that finds out whether it may be the best
 
 
 @dataclass(frozen=True)
@@ -468,26 +171,335 @@ def relative_lengthscales(
     if len(numeric) < 2 or n < 2:
         return scale
     rows = thinned(np.arange(n))
-    iso = NodePrior.of_dimension(len(numeric), NOISE_FLOOR)
-
-    def spread(values: Array, first: float) -> Array:
-        return np.concatenate([np.full(len(numeric), first), values[1:]])
-
-    prior = LeafPrior(
-        mode=spread(iso.mode, iso.mode[0]),
-        scale=spread(iso.scale, iso.scale[0]),
-        lower=np.concatenate([np.full(len(numeric), -4.5), [-11.0, -5.0, -13.8]]),
-        upper=np.concatenate([np.full(len(numeric), 4.0), [5.0, 5.0, 2.3]]),
-    )
-    term = LeafTerm(
-        1.0,
+    count = len(numeric)
+    prior = NodePrior.of_dimension(count, _RELATIVE_FLOOR, lengthscales=count)
+    evidence = NodeEvidence(
         X[rows][:, numeric],
         y[rows],
+        prior,
         None if noise is None else noise[rows],
-        None,
     )
-    found = LeafObjective([term], prior).maximise(prior.mode, max_steps=12)
-    if found is not None:
-        log_length = found[: len(numeric)]
-        scale[numeric] = np.exp(log_length - log_length.mean())
+    found = evidence.fit(np.arange(len(rows)), [prior.mode], FULL_STEPS)
+    log_length = found.theta[:count]
+    scale[numeric] = np.exp(log_length - log_length.mean())
     return scale
+
+
+def grow_by_variance(
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """CART as in section 3.1 of Assael et al. (2014): as deep as it goes.
+
+    Args:
+        X: ``n x d``.
+        y: ``n``.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = TreeNode.root(X)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        found = split_by_variance(
+            X[node.rows], y[node.rows], min_leaf_size, categorical
+        )
+        if found is None:
+            return None
+        reduction, split = found
+        children = node.divided(X, split)
+        return Proposal(reduction * len(node.rows), split, children)
+
+    grow(root, propose, max_leaves)
+    return root
+
+
+def grow_by_evidence(
+    X: Array,
+    evidence: NodeEvidence,
+    min_leaf_size: int,
+    max_leaves: int | None = None,
+    categorical: Sequence[int] = (),
+) -> TreeNode:
+    """Split where two GPs explain the data better than one; none may be the answer.
+
+    Each node's ``fit`` is left behind.
+
+    Args:
+        X: ``n x d``.
+        evidence: Of subsets of these data.
+        min_leaf_size: Fewest points of a leaf, shared ones included.
+        max_leaves: Where to stop.
+        categorical: Columns without an order.
+    """
+    root = TreeNode.root(X)
+    root.fit = _fit_root(evidence, root.home)
+
+    def propose(node: TreeNode) -> Proposal | None:
+        return best_split_by_evidence(node, X, evidence, min_leaf_size, categorical)
+
+    grow(root, propose, max_leaves)
+    return root
+
+
+def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
+    """Fit the nodes of a tree that are not fitted, each from where its parent is.
+
+    Args:
+        root: The tree.
+        evidence: Of subsets of its data.
+    """
+    for node in root.walk():
+        if node.fit is not None:
+            continue
+        if node.parent is None:
+            node.fit = _fit_root(evidence, node.home)
+        else:
+            starts = [node.parent.fit.theta]
+            node.fit = evidence.fit(node.home, starts, FULL_STEPS)
+
+
+def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
+    """Refit the nodes of a tree with an RBF kernel, if that explains its leaves better.
+
+    Args:
+        root: The tree, fitted with ``evidence``.
+        evidence: With a Matern kernel; with an RBF kernel afterwards if that is better.
+    """
+    before = {id(node): node.fit for node in root.walk()}
+    evidence.rbf = True
+    for node in root.walk():
+        starts = [node.fit.theta, evidence.prior.mode]
+        node.fit = evidence.fit(node.home, starts, FULL_STEPS)
+    leaves = root.leaves()
+    gain = sum(leaf.fit.log_evidence - before[id(leaf)].log_evidence for leaf in leaves)
+    if not gain > 0:
+        evidence.rbf = False
+        for node in root.walk():
+            node.fit = before[id(node)]
+
+
+def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
+    """Fit all data, from several starts: noise or wiggles is a choice of modes."""
+    mode = evidence.prior.mode
+    starts = [mode + np.array(s) for s in _ROOT_STARTS]
+    few = thinned(rows)
+    if len(few) == len(rows):
+        return evidence.fit(rows, starts)
+    return evidence.fit(rows, [evidence.fit(few, starts).theta], FULL_STEPS)
+
+
+_ROOT_STARTS = (
+    (0.0, 0.0, 0.0, 0.0),
+    (-1.0, 0.0, 0.0, -3.0),
+    (1.0, 0.0, 0.0, 2.0),
+    (-1.5, 0.0, 0.0, 2.0),
+)
+
+
+# -- the best split of a node ----------------------------------------------------------
+#
+# Most of the thresholds are not worth a fit of two GPs. So a few are tried in each
+# column, each by fits of a few steps; the best of them again by fits that may converge;
+# then their neighbours.
+
+
+def _log_prior_gain(depth: int, columns: int) -> float:
+    """Log prior odds of splitting a node once, in one column, against no split."""
+    here = _ALPHA * (1.0 + depth) ** -_BETA
+    below = _ALPHA * (2.0 + depth) ** -_BETA
+    odds = math.log(here) + 2.0 * math.log(1.0 - below) - math.log(1.0 - here)
+    return odds - math.log(columns)
+
+
+def best_split_by_evidence(
+    node: TreeNode,
+    X: Array,
+    evidence: NodeEvidence,
+    min_leaf_size: int,
+    categorical: Sequence[int],
+) -> Proposal | None:
+    """The split that explains a node's data best, if it is better than none.
+
+    Its children, and their fits, are part of it.
+
+    Args:
+        node: With its ``fit``.
+        X: ``n x d``, all data.
+        evidence: Of subsets of these data.
+        min_leaf_size: Fewest points of a child, the shared one included.
+        categorical: Columns without an order.
+    """
+    if len(node.rows) < 2 * min_leaf_size - 1:
+        return None
+    scored = thinned(node.home)
+    base = node.fit
+    if len(scored) < len(node.home):
+        base = evidence.fit(scored, [node.fit.theta], FULL_STEPS)
+    in_score = np.zeros(len(X), dtype=bool)
+    in_score[scored] = True
+    trials: dict[Split, _Trial] = {}
+
+    def attempt(splits: Sequence[Split], like: _Trial | None, steps: int) -> None:
+        """Score splits; fits begin where an earlier trial or the parent is."""
+        starts = (base, base) if like is None else like.fits
+        for split in splits:
+            seen = trials.get(split)
+            trial = _score(
+                node,
+                X,
+                split,
+                evidence,
+                starts if seen is None else seen.fits,
+                in_score,
+                min_leaf_size,
+                steps,
+            )
+            if trial is not None:
+                trials[split] = trial
+
+    def best_of(count: int) -> list[Split]:
+        return sorted(trials, key=lambda split: -trials[split].value)[:count]
+
+    attempt(_candidates(node, X, evidence.y, min_leaf_size, categorical), None, _QUICK)
+    attempt(best_of(_FINALISTS), None, FULL_STEPS)
+    if not trials:
+        return None
+    (best,) = best_of(1)
+    values = np.unique(X[node.home, best.column])
+
+    def place_of(split: Split) -> int:
+        return int(np.searchsorted(values, split.threshold))
+
+    if not best.categorical:
+        for _ in range(_REFINE_ROUNDS):
+            place = place_of(best)
+            low, high = max(place - _REFINE, 0), place + _REFINE + 1
+            near = [Split(best.column, float(v)) for v in values[low:high]]
+            new = [split for split in near if split not in trials]
+            attempt(new, trials[best], _QUICK)
+            (best,) = best_of(1)
+    attempt([best], None, FULL_STEPS)
+    trial = trials[best]
+    prior = _log_prior_gain(node.depth, X.shape[1]) - base.log_evidence
+    if not trial.value + prior > 0:
+        return None
+    change = None
+    if best.categorical:
+        choices = len(np.unique(X[node.home, best.column]))
+        value = trial.value - math.log(choices)
+    else:
+        low, high = (
+            max(place_of(best) - _CHANGES // 2, 0),
+            place_of(best) + _CHANGES // 2,
+        )
+        near = [Split(best.column, float(v)) for v in values[low : high + 1]]
+        attempt([s for s in near if s not in trials], trial, _QUICK)
+        value, change = _average(trials, best, values, low, high)
+    gain = value + prior
+    if not gain > 0:
+        return None
+    for child, fit in zip(trial.children, trial.fits, strict=True):
+        child.fit = fit
+        if len(scored) < len(node.home):
+            child.fit = evidence.fit(child.home, [fit.theta], FULL_STEPS)
+    return Proposal(gain, best, trial.children, change)
+
+
+def _average(
+    trials: dict[Split, _Trial], best: Split, values: Array, low: int, high: int
+) -> tuple[float, ChangePoint]:
+    """Evidence averaged over the thresholds of a column, and where the change is.
+
+    Splits that were not tried have evidences in between those of their neighbours.
+
+    Args:
+        trials: What was tried.
+        best: The best split.
+        values: All thresholds of its column, ascending.
+        low: First of those near the best.
+        high: Last of those near the best.
+    """
+    tried = sorted(
+        (split.threshold, trial.value)
+        for split, trial in trials.items()
+        if split.column == best.column
+    )
+    places = np.searchsorted(values, [threshold for threshold, _ in tried])
+    admissible = np.arange(places[0], places[-1] + 1)
+    evidence = np.interp(admissible, places, [value for _, value in tried])
+    peak = float(evidence.max())
+    average = peak + math.log(float(np.exp(evidence - peak).mean()))
+    near = admissible[(admissible >= low) & (admissible <= high)]
+    near = near[near + 1 < len(values)]
+    weights = np.exp(evidence[near - admissible[0]] - peak)
+    change = ChangePoint(
+        *map(torch.as_tensor, (values[near], values[near + 1], weights / weights.sum()))
+    )
+    return average, change
+
+
+def _candidates(
+    node: TreeNode,
+    X: Array,
+    y: Array,
+    min_leaf_size: int,
+    categorical: Sequence[int],
+) -> list[Split]:
+    found: list[Split] = []
+    for column in range(X.shape[1]):
+        values = np.unique(X[node.home, column])
+        if column in categorical:
+            found += [Split(column, float(v), True) for v in values]
+            continue
+        places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
+        chosen = values[np.unique(np.round(places).astype(int))]
+        found += [Split(column, float(v)) for v in chosen]
+    cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
+    if cart is not None and cart[1] not in found:
+        found.append(cart[1])
+    return found
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A split that was tried.
+
+    Attributes:
+        value: Sum of the log evidences of the children.
+        children: What it would make.
+        fits: Theirs.
+    """
+
+    value: float
+    children: tuple[TreeNode, TreeNode]
+    fits: tuple[NodeFit, NodeFit]
+
+
+def _score(
+    node: TreeNode,
+    X: Array,
+    split: Split,
+    evidence: NodeEvidence,
+    starts: tuple[NodeFit, NodeFit],
+    in_score: np.ndarray,
+    min_leaf_size: int,
+    steps: int,
+) -> _Trial | None:
+    left, right = children = node.divided(X, split)
+    # the point at the threshold counts as one of the right child, but is not at home
+    if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
+        return None
+    fits = []
+    for child, start in zip(children, starts, strict=True):
+        rows = child.home[in_score[child.home]]
+        if len(rows) < 2:
+            return None
+        fits.append(evidence.fit(rows, [start.theta], steps))
+    value = fits[0].log_evidence + fits[1].log_evidence
+    if not math.isfinite(value):
+        return None
+    return _Trial(value, children, (fits[0], fits[1]))

@@ -13,6 +13,7 @@ __all__ = [
     "TreedKernel",
     "TreedStationary",
     "element_of",
+    "own_squared_distance",
     "place_of",
 ]
 
@@ -251,13 +252,10 @@ class TreedStationary(TreedKernel):
         """See ``TreedKernel``."""
         variance = self.variance_of(element, leaves)
         left, scale = self._scaled(element, leaves, a)
-        if b is None and not self.categorical:
-            zero = torch.zeros_like(variance)
-            return stationary_covariance(
-                left, variance, zero, None, self.correlation(element)
-            )
-        right = left if b is None else self._scaled(element, leaves, b)[0]
-        squared = squared_distance(left, right)
+        if b is None:
+            squared = own_squared_distance(left)
+        else:
+            squared = squared_distance(left, self._scaled(element, leaves, b)[0])
         for j in self.categorical:
             other = a if b is None else b
             differ = a[..., :, None, j] != other[..., None, :, j]
@@ -343,3 +341,13 @@ def element_of(values: Tensor, element: int, own: int) -> Tensor:
     if values.ndim == own:
         return values
     return values.reshape(-1, *values.shape[-own:])[element]
+
+
+def own_squared_distance(s: Tensor) -> Tensor:
+    """Squared distances of points ``B x m x d`` among themselves, ``B x m x m``."""
+    squares = s.square().sum(-1, keepdim=True)
+    distance = squares + squares.mT
+    distance.baddbmm_(s, s.mT, alpha=-2.0).clamp_min_(0.0)
+    # rounding must not put a point apart from itself
+    distance.diagonal(dim1=-1, dim2=-2).zero_()
+    return distance

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.noise_models import Noise
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from botorch_structured._botorch_names import GaussianLikelihoodBase
 from botorch_structured.linalg.hyperparameter import (
     Hyperparameter,
     LogInterval,
@@ -197,7 +197,7 @@ class LeafNoise(Noise):
         return DiagLinearOperator(values)
 
 
-class LeafNoiseLikelihood(_GaussianLikelihoodBase):
+class LeafNoiseLikelihood(GaussianLikelihoodBase):
     """Gaussian noise with a variance for each leaf, see ``LeafNoise``."""
 
     noise_covar: LeafNoise

@@ -20,6 +20,7 @@ __all__ = [
     "BorrowedPrior",
     "LeafFactors",
     "TreedPredictor",
+    "given_last",
 ]
 
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from botorch_structured.models.treed.partition import (
     TreePartition,
     left_probability,
 )
+from botorch_structured.models.treed.tree import TreeNode
 
 # A point from across the boundary is lent where the leaf finds it plausible.
 _PLAUSIBLE = 3.0
@@ -90,37 +92,28 @@ class TreedPredictor:
         self.masked = X.is_cuda
         self.element, self.kernel, self.mean = element, kernel, mean
         self.noise, self.lend = noise, lend
-        self.nodes = partition.nodes
-        self.changes = [
-            partition.change(k) if lend and node.split is not None else None
-            for k, node in enumerate(self.nodes)
-        ]
+        self.root = partition.nodes[0]
         shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
         self.fantasies = shape
         self.X = X.expand(*shape, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
         self.y = y.expand(*shape, -1).reshape(-1, y.shape[-1])
         self._home = partition.leaf_index(self.X)
-        self._reach = self._members()
+        everything = torch.ones_like(self._home, dtype=torch.bool)
+        self._reach = self._members(self.root, everything, {})
         self._factors: dict[int, LeafFactors] = {}
 
-    def _members(self) -> dict[int, Tensor]:
-        """Which rows belong to each leaf, shared ones included: ``E x n``."""
-        inside = {0: torch.ones_like(self._home, dtype=torch.bool)}
-        for k, node in enumerate(self.nodes):
-            if node.split is None:
-                continue
-            x = self.X[..., node.split.column]
-            if node.split.categorical:
-                left, right = x == node.split.threshold, x != node.split.threshold
-            else:
-                left, right = x <= node.split.threshold, x >= node.split.threshold
-            inside[node.children[0]] = inside[k] & left
-            inside[node.children[1]] = inside[k] & right
-        return {
-            node.leaf: inside[k]
-            for k, node in enumerate(self.nodes)
-            if node.leaf is not None
-        }
+    def _members(
+        self, node: TreeNode, inside: Tensor, found: dict[int, Tensor]
+    ) -> dict[int, Tensor]:
+        """Which rows belong to each leaf below, shared ones included: ``E x n``."""
+        if node.split is None:
+            found[node.leaf] = inside
+            return found
+        for child, side in zip(
+            node.children, (node.split.left, node.split.right), strict=True
+        ):
+            self._members(child, inside & side(self.X), found)
+        return found
 
     # -- what a leaf predicts from ------------------------------------------------
 
@@ -270,19 +263,17 @@ class TreedPredictor:
             X: ``T x q x d``; the fantasies are the end of the batch T.
         """
         reached = torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
-        mean, covariance = self._moments(0, X, reached)
+        mean, covariance = self._moments(self.root, X, reached)
         if X.shape[-2] == 1:
             covariance = covariance.unsqueeze(-1)
         return mean, covariance
 
     def _moments(
-        self, position: int, X: Tensor, reached: Tensor
+        self, node: TreeNode, X: Tensor, reached: Tensor
     ) -> tuple[Tensor, Tensor]:
-        node = self.nodes[position]
         if node.leaf is not None:
             return self._leaf_moments(node.leaf, X, reached)
-        assert node.split is not None
-        p = left_probability(X, node.split, self.changes[position])
+        p = left_probability(X, node, self.lend)
         to_left, to_right = reached & (p > 0), reached & (p < 1)
         if not self.masked:
             if not bool(to_right.any()):
@@ -348,3 +339,29 @@ class BorrowedPrior:
     mean: Tensor
     covariance: Tensor
     leaves: Tensor
+
+
+def given_last(
+    mean: Tensor, covariance: Tensor, noise: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Condition a joint Gaussian on observations of its last points.
+
+    Args:
+        mean: ``batch_shape x (q + m)``.
+        covariance: ``batch_shape x (q + m) x (q + m)``.
+        noise: Noise variances of the observations, ``m`` or with a batch.
+        targets: The observations, ``m`` or with a batch.
+
+    Returns:
+        Mean and covariance of the first ``q``.
+    """
+    q = mean.shape[-1] - targets.shape[-1]
+    last = mean[..., q:]
+    noise = torch.diag_embed(noise.expand_as(last))
+    root = psd_safe_cholesky(covariance[..., q:, q:] + noise)
+    residual = (targets - last).expand_as(last).unsqueeze(-1)
+    both = torch.cat([covariance[..., q:, :q], residual], dim=-1)
+    both = torch.linalg.solve_triangular(root, both, upper=False)
+    gain, half = both[..., :q], both[..., q:]
+    mean = mean[..., :q] + (gain.mT @ half).squeeze(-1)
+    return mean, covariance[..., :q, :q] - gain.mT @ gain

@@ -7,6 +7,9 @@ empirical variance U is reduced most,
 
 with tau exactly *at* a data point, which belongs to both children (so that there is no
 gap between them without data). Its ``home`` is the left child, which predicts there.
+
+A tree is made of ``TreeNode`` wherever it is: while it grows, in the objective, and in
+predictions. ``TreePartition`` holds one as buffers and gives it back.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -49,16 +53,15 @@ class Split:
     threshold: float
     categorical: bool = False
 
-    def left(self, X: Array) -> NDArray[np.bool_]:
-        """Which of the points ``n x d`` are at home on the left."""
-        x = X[:, self.column]
+    def left(self, X: Any) -> Any:
+        """Which points ``... x d`` (an array or a tensor) are at home on the left."""
+        x = X[..., self.column]
         return x == self.threshold if self.categorical else x <= self.threshold
 
-    def shared(self, X: Array) -> NDArray[np.bool_]:
-        """Which of the points ``n x d`` belong to both children."""
-        if self.categorical:
-            return np.zeros(len(X), dtype=bool)
-        return X[:, self.column] == self.threshold
+    def right(self, X: Any) -> Any:
+        """Which points belong to the right child, those shared with the left too."""
+        x = X[..., self.column]
+        return x != self.threshold if self.categorical else x >= self.threshold
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,17 @@ class ChangePoint:
         weights: Probabilities, ``k``.
     """
 
-    starts: Array
-    ends: Array
-    weights: Array
+    starts: Tensor
+    ends: Tensor
+    weights: Tensor
+
+    def left_probability(self, x: Tensor) -> Tensor:
+        """One minus the distribution function at values of the column."""
+        starts, ends, weights = (
+            t.to(x) for t in (self.starts, self.ends, self.weights)
+        )
+        beyond = (ends - x.unsqueeze(-1)) / (ends - starts)
+        return (beyond.clamp(0.0, 1.0) * weights).sum(-1)
 
 
 @dataclass(eq=False)
@@ -85,36 +96,48 @@ class TreeNode:
     Attributes:
         rows: The rows of all its data, M_i of the paper.
         home: The rows that are predicted here: without those shared from the left.
+        size: How many rows it had when the tree was grown, shared ones included.
         depth: Edges from the root.
         parent: None for the root.
         split: None for a leaf.
         children: Left and right.
+        leaf: Number of the leaf, left to right, in a tree from a ``TreePartition``.
         change: Where else the split might have been; None if that is not known.
         fit: What a criterion wants to remember about the node.
     """
 
     rows: Rows
     home: Rows
+    size: int = 0
     depth: int = 0
     parent: TreeNode | None = None
     split: Split | None = None
     children: tuple[TreeNode, ...] = ()
+    leaf: int | None = None
     change: ChangePoint | None = None
     fit: Any = field(default=None, repr=False)
 
+    @classmethod
+    def root(cls, X: Array) -> TreeNode:
+        """The root of a tree over data ``n x d``."""
+        rows = np.arange(len(X))
+        return cls(rows=rows, home=rows, size=len(rows))
+
     def divided(self, X: Array, split: Split) -> tuple[TreeNode, TreeNode]:
         """The children that a split would make."""
-        left, shared = split.left(X), split.shared(X)
+        left = split.left(X)
 
-        def child(rows: NDArray[np.bool_], home: NDArray[np.bool_]) -> TreeNode:
+        def child(inside: NDArray[np.bool_], home: NDArray[np.bool_]) -> TreeNode:
+            rows = self.rows[inside[self.rows]]
             return TreeNode(
-                rows=self.rows[rows[self.rows]],
+                rows=rows,
                 home=self.home[home[self.home]],
+                size=len(rows),
                 depth=self.depth + 1,
                 parent=self,
             )
 
-        return child(left, left), child(~left | shared, ~left)
+        return child(left, left), child(split.right(X), ~left)
 
     def walk(self) -> list[TreeNode]:
         """This node and all below it, parents before children, left before right."""

@@ -14,11 +14,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "TreedAssembly",
-    "TreedGP",
-    "TreedInference",
-]
+__all__ = ["TreedGP"]
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -26,7 +22,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize
@@ -35,7 +30,7 @@ from botorch.models.utils.gpytorch_modules import (
     get_gaussian_likelihood_with_lognormal_prior,
 )
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -45,26 +40,34 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import ConstantMean, Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from botorch_structured.models.checks import (
-    CheckedModel,
-    check_modules,
-    check_training_data,
+from botorch_structured._botorch_names import DefaultType
+from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.fast_inference import (
+    FIT_OPTIONS,
+    FastSingleTaskGP,
+    check_noise,
+    check_own_objective,
+    fit_map,
+    noise_at,
+    training_prior,
+    with_variance_floor,
 )
-from botorch_structured.models.gaussian_noise import check_noise
 from botorch_structured.models.input_transforms import (
     dataset_task,
     leaves_alone,
     refuse_dependencies,
 )
-from botorch_structured.models.outcome_scale import AnyScale
 from botorch_structured.models.surroundings import few_threads
-from botorch_structured.models.tree.leaf_model import with_variance_floor
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
-from botorch_structured.models.treed.kernel import TreedCopies, TreedStationary
+from botorch_structured.models.treed.kernel import (
+    TreedCopies,
+    TreedKernel,
+    TreedStationary,
+)
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
@@ -72,429 +75,23 @@ from botorch_structured.models.treed.leaf_modules import (
     TreedMeanCopies,
     shared_noise_likelihood,
 )
-from botorch_structured.models.treed.objective import TreedObjective, with_objective
+from botorch_structured.models.treed.objective import (
+    TreeData,
+    batch_elements,
+    covariances_of,
+    nested_groups,
+    node_groups,
+    path_evidence,
+)
 from botorch_structured.models.treed.partition import TreePartition
-from botorch_structured.models.treed.prediction import TreedPredictor
+from botorch_structured.models.treed.prediction import TreedPredictor, given_last
+from botorch_structured.models.treed.tree import Rows, TreeNode
 
-# ----------------------------------------------------------------------
-# How a treed GP predicts and takes in more data.
-#
-# ``forward`` is the dense prior with zero covariance between leaves, which is what
-# GPyTorch can know; the posterior is more than that, and is computed here.
+# Leaves hardly depend on one another: the memory of L-BFGS has to hold all of them.
+_FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
-class TreedInference(TreedObjective):
-    """Prior and posterior of a GP with a ``TreedKernel``.
-
-    With any other kernel, that is, with one leaf, everything is as in the class it is
-    mixed into.
-    """
-
-    _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
-    # How many of the last rows are fantasies, and how many dimensions the data before
-    # them have in front of those of the trees.
-    _num_fantasies = 0
-    _real_dims = 0
-
-    # -- caches -------------------------------------------------------------------
-
-    def _drop_caches(self) -> None:
-        self._plan_cache = self._predictor_cache = None
-
-    def _clear_cache(self) -> None:
-        super()._clear_cache()
-        self._predictor_cache = None
-
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``.
-
-        The partition stays as it is.
-        """
-        super().set_train_data(*args, **kwargs)
-        self._num_fantasies = 0
-        self._drop_caches()
-
-    def _apply(self, fn: Any) -> Any:
-        before = None if self.train_inputs is None else self.train_inputs[0]
-        result = super()._apply(fn)
-        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing it must not cost the caches
-        if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._drop_caches()
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        # caches are cheap to rebuild and large to store
-        return {**self.__dict__, "_plan_cache": None, "_predictor_cache": None}
-
-    # -- prior and posterior ------------------------------------------------------
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior: that of each leaf, zero covariance between leaves.
-
-        At the training inputs themselves, that of each leaf given what it borrows from
-        others: BoTorch's leave-one-out formulas then are those of the leaf models (what
-        is borrowed stays borrowed, whichever point is left out).
-        """
-        if not self._is_treed:
-            return super().forward(x)
-        prior = (
-            self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
-        )
-        if self.training:
-            return with_objective(prior, self._log_path_evidence, self.train_targets)
-        return prior
-
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Prior in training mode, posterior in evaluation mode."""
-        if (
-            self.training
-            or not self._is_treed
-            or settings.prior_mode.on()
-            or self.train_inputs is None
-            or len(args) != 1
-        ):
-            return super().__call__(*args, **kwargs)
-        X = args[0]
-        return self._treed_posterior(X.unsqueeze(-1) if X.ndim == 1 else X)
-
-    def _predictors(self) -> list[TreedPredictor]:
-        X, y = self.train_inputs[0], self.train_targets
-        cache = self._predictor_cache
-        # gradients flow to fantasies, not to hyperparameters: as in GPyTorch's caches
-        graph = X.requires_grad or y.requires_grad or settings.detach_test_caches.off()
-        if (
-            cache is None
-            or cache[0] is not X
-            or cache[1] is not y
-            or cache[2][0].graph != graph
-        ):
-            real = self._real(X, 2), self._real(y, 1)
-            self._predictor_cache = cache = (X, y, self._new_predictors(*real, graph))
-        return cache[2]
-
-    def _real(self, values: Tensor, own: int) -> Tensor:
-        """Without rows of fantasies, and the copy of the others for each fantasy."""
-        if self._num_fantasies:
-            values = values.narrow(-own, 0, values.shape[-own] - self._num_fantasies)
-            kept = self._real_dims + len(self.partition.tree_shape) + own
-            values = values[(0,) * (values.ndim - kept)]
-        return values
-
-    def _new_predictors(
-        self, X: Tensor, y: Tensor, graph: bool
-    ) -> list[TreedPredictor]:
-        """One for each tree, from transformed training inputs and outcomes."""
-        shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
-        X_all = self._elements(X.expand(*shape, *X.shape[-2:]), 2)
-        y_all = self._elements(y.expand(*shape, y.shape[-1]), 1)
-        return [
-            TreedPredictor(
-                e,
-                self.partition.element(e),
-                self.covar_module,
-                self.mean_module,
-                self._noise_function(e, y.shape),
-                X_all[:, e],
-                y_all[:, e],
-                self._lend,
-                graph,
-            )
-            for e in range(X_all.shape[1])
-        ]
-
-    def _noise_function(
-        self, element: int, shape: torch.Size
-    ) -> Callable[[int], Tensor]:
-        likelihood = self.likelihood
-        if isinstance(likelihood, LeafNoiseLikelihood):
-            values = likelihood.noise_covar.leaf_noise(element, slice(None))
-            return lambda leaf: values[leaf]
-        noise = self._known_noise()
-        noise = noise if noise.shape == shape else self._real(noise, 1)
-        known = self._elements(noise, 1)[:, element]
-        return lambda leaf: known
-
-    def _treed_posterior(self, X: Tensor) -> MultivariateNormal:
-        """Posterior at ``batch_shape x q x d`` transformed points."""
-        data, y = self.train_inputs[0], self.train_targets
-        predictors = self._predictors()
-        shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
-        X, count = X.expand(*shape, *X.shape[-2:]), self._num_fantasies
-        if count:
-            imagined = data[..., -count:, :].expand(*shape, -1, -1)
-            X = torch.cat([X, imagined], dim=-2)
-        q = X.shape[-2]
-        points = self._elements(X, 2)
-        found = [p(points[:, e]) for e, p in enumerate(predictors)]
-        mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
-        covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
-        if count:
-            mean, covariance = self._given_fantasies(mean, covariance, imagined)
-        # a bare tensor would get no jitter when it is factorised for sampling
-        return MultivariateNormal(
-            mean, to_linear_operator(with_variance_floor(covariance))
-        )
-
-    def _given_fantasies(
-        self, mean: Tensor, covariance: Tensor, X: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Condition a joint posterior on fantasies, which are its last points.
-
-        Fantasies are drawn from that posterior. Leaves that took them for data, each
-        under a model of its own, would on average predict something else than before.
-        """
-        q = mean.shape[-1] - X.shape[-2]
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
-            noise = self.likelihood.noise_covar.at(X)
-        else:
-            noise = self._known_noise()[..., q - mean.shape[-1] :]
-        noise = torch.diag_embed(noise.expand_as(mean[..., q:]))
-        root = psd_safe_cholesky(covariance[..., q:, q:] + noise)
-        residual = self.train_targets[..., q - mean.shape[-1] :] - mean[..., q:]
-        both = torch.cat(
-            [
-                covariance[..., q:, :q],
-                residual.expand_as(mean[..., q:]).unsqueeze(-1),
-            ],
-            dim=-1,
-        )
-        both = torch.linalg.solve_triangular(root, both, upper=False)
-        gain, half = both[..., :q], both[..., q:]
-        mean = mean[..., :q] + (gain.mT @ half).squeeze(-1)
-        return mean, covariance[..., :q, :q] - gain.mT @ gain
-
-    def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
-        if self.training or self._num_fantasies:
-            X = self.transform_inputs(X) if self.training else X
-            predictors = self._new_predictors(X, self.train_targets, graph=True)
-        else:
-            predictors = self._predictors()
-        priors = [p.borrowed_prior() for p in predictors]
-        shape, n = self.train_targets.shape[:-1], self.train_targets.shape[-1]
-
-        def together(parts: list[Tensor], *own: int) -> Tensor:
-            parts = [p.reshape(-1, *own) for p in parts]
-            return torch.stack(parts, dim=1).reshape(*shape, *own)
-
-        self._name_leaves(together([p.leaves for p in priors], n))
-        return MultivariateNormal(
-            together([p.mean for p in priors], n),
-            to_linear_operator(together([p.covariance for p in priors], n, n)),
-        )
-
-    def _name_leaves(self, leaves: Tensor) -> None:
-        """Leaves of the data, for calls of the likelihood that name no points."""
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
-            self.likelihood.noise_covar.data_leaves = leaves
-
-    # -- more data ----------------------------------------------------------------
-
-    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
-        """A model with more data, the same partition and hyperparameters.
-
-        See ``ExactGP``. New data may have batch dimensions in front, of fantasies.
-
-        Fantasies, that is, outcomes drawn by ``fantasize``, are not data that leaves
-        are conditioned on, but condition the posterior that they were drawn from: the
-        mean over them is the mean before. So does whatever comes after fantasies.
-        """
-        X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
-        if not self._is_treed:
-            if self.prediction_strategy is None and not self.training:
-                super().__call__(self.train_inputs[0][..., :1, :])
-            return super().get_fantasy_model(inputs, targets, **kwargs)
-        old_X, old_y = self.train_inputs[0], self.train_targets
-        shape = torch.broadcast_shapes(
-            X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
-        )
-
-        def appended(old: Tensor, new: Tensor, own: int) -> Tensor:
-            both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
-            return torch.cat(both, dim=-own)
-
-        # tensors with a history cannot be copied, and data are replaced anyhow
-        likelihood = self.likelihood
-        self._drop_caches()
-        try:
-            self.train_inputs = self.train_targets = None
-            self.likelihood = None
-            new = deepcopy(self)
-        finally:
-            self.train_inputs, self.train_targets = (old_X,), old_y
-            self.likelihood = likelihood
-        new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
-        new.train_inputs = (appended(old_X, X, 2),)
-        new.train_targets = appended(old_y, targets, 1)
-        if fantasize.on() or self._num_fantasies:
-            if not self._num_fantasies:
-                new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
-            new._num_fantasies = self._num_fantasies + X.shape[-2]
-        return new
-
-
-# ----------------------------------------------------------------------
-# The modules of a treed GP, which depend on its partition.
-#
-# They are made when the partition is known: on construction from the trees that were
-# grown, and once more where a state brings another partition.
-
-
-class TreedAssembly(TreedInference):
-    """Kernel, mean and likelihood for the leaves of ``partition``, or for one leaf."""
-
-    _given: tuple[Kernel | None, Mean | None]  # by the user: what leaves have copies of
-    _own_noise: bool  # not given, neither as values nor as a likelihood
-    _leaf_noise: bool
-    _warp: bool
-    _categorical: list[int]
-
-    def _become_treed(self, dim: int) -> None:
-        """Modules for the leaves of the partition, at the modes of their priors."""
-        partition = self.partition
-        covar_module, mean_module = deepcopy(self._given)
-        if covar_module is None:
-            self.covar_module = TreedStationary(
-                partition, dim, categorical=self._categorical, warp=self._warp
-            )
-        else:
-            self.covar_module = TreedCopies(partition, covar_module)
-        if mean_module is None:
-            self.mean_module = TreedMean(partition)
-        else:
-            self.mean_module = TreedMeanCopies(partition, mean_module)
-        if self._own_noise and self._leaf_noise:
-            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
-            self.likelihood = LeafNoiseLikelihood(noise)
-        elif self._own_noise:
-            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
-        # (variance, mean, noise) of each node, for what is not shared with its leaves
-        shape = (*partition.column.shape, 3)
-        self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
-        self._subset_batch_dict = {
-            "levels": -3,
-            "covar_module.lengthscale_of_leaf.raw_value": -3,
-            "covar_module.variance_of_leaf.raw_value": -2,
-            "covar_module.kind": -1,
-            "covar_module.concentration0.raw_value": -3,
-            "covar_module.concentration1.raw_value": -3,
-            "mean_module.constant": -2,
-            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None or mean_module is not None:
-            del self._subset_batch_dict  # as in SingleTaskGP
-        self._add_partition_to_subset_dict()
-
-    def _become_single(self, dim: int) -> None:
-        """The modules of a ``SingleTaskGP``, which one leaf is."""
-        covar_module, mean_module = deepcopy(self._given)
-        batch_shape = self.partition.tree_shape
-        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
-            ard_num_dims=dim, batch_shape=batch_shape
-        )
-        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
-        if self._own_noise:
-            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
-                batch_shape=batch_shape
-            )
-        if "levels" in self._buffers:
-            del self._buffers["levels"]
-        self._subset_batch_dict = {
-            "mean_module.raw_constant": -1,
-            "covar_module.raw_lengthscale": -3,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None:
-            del self._subset_batch_dict
-        self._add_partition_to_subset_dict()
-
-    def _add_partition_to_subset_dict(self) -> None:
-        if hasattr(self, "_subset_batch_dict"):
-            self._subset_batch_dict |= {
-                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
-                for name, values in self.partition.named_buffers()
-            }
-
-    def _start_from(self, grown: GrownTrees) -> None:
-        """Hyperparameters from the fits of nodes that the trees were grown by."""
-        trees = self.partition.tree_shape
-        nodes, leaves = self.partition.column.shape[-1], self.partition.num_leaves
-        theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
-        values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
-        self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
-        theta = grown.theta(leaves, inner=False)
-        root = grown.theta(nodes, inner=True)[:, :1]
-        if self._share_all:
-            # what is shared with all nodes is nearer to that of the root
-            theta = torch.where(theta.isnan(), theta, root)
-        theta = theta.reshape(*trees, leaves, 4)
-        exists = ~theta[..., 0].isnan()
-        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
-        with torch.no_grad():
-            if isinstance(kernel, TreedStationary):
-                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
-                length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
-                scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
-                scale = scale.reshape(*trees, 1, -1)
-                start = theta[..., :1].exp() * scale
-                length.value = torch.where(exists[..., None], start, length.value)
-                start = theta[..., 1].exp()
-                variance.value = torch.where(exists, start, variance.value)
-            if isinstance(mean, TreedMean):
-                mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
-            if isinstance(likelihood, LeafNoiseLikelihood):
-                noise = likelihood.noise_covar.noise_of_leaf
-                start = theta[..., 3].exp() + NOISE_FLOOR
-                noise.value = torch.where(exists, start, noise.value)
-            elif self._own_noise:
-                start = root[..., 0, 3].exp() + NOISE_FLOOR
-                likelihood.noise = start.reshape(*trees, 1)
-
-    # -- state --------------------------------------------------------------------
-
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """Take over the partition of the state before its hyperparameters."""
-        name = f"{prefix}partition."
-        state = {
-            key.removeprefix(name): value
-            for key, value in state_dict.items()
-            if key.startswith(name)
-        }
-        if "column" in state:
-            self._adopt(state, treed=f"{prefix}levels" in state_dict)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _adopt(self, state: Mapping[str, Tensor], treed: bool) -> None:
-        partition = self.partition
-        before = (partition.column.shape[-1], partition.num_leaves, self._is_treed)
-        trees = state["column"].shape[:-1]
-        if trees != partition.tree_shape:
-            raise ValueError(
-                "state_dict: expected partitions of batch shape "
-                f"{tuple(partition.tree_shape)}, as this model has, got "
-                f"{tuple(trees)}."
-            )
-        partition.resize(state["column"].shape[-1])
-        partition.load_state_dict(state)
-        self._drop_caches()
-        if before == (partition.column.shape[-1], partition.num_leaves, treed):
-            return
-        with torch.no_grad():
-            X = self.train_inputs[0]
-            dim = (self.transform_inputs(X) if self.training else X).shape[-1]
-        if treed:
-            self._become_treed(dim)
-        else:
-            self._become_single(dim)
-        self.to(self.train_targets)
-        self.train(self.training)
-
-
-# ----------------------------------------------------------------------
-class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
+class TreedGP(FastSingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and violent in another, jumps, or
@@ -504,21 +101,22 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
     nodes on the path from the root to it, weighted (equation (2)), so that a leaf with
     five points has sensible ones.
 
-    Which mode for what: ``TreedGP.as_published``, the method of the paper, for the
-    search of an optimum; the default, which differs from it in four arguments, for
-    predictions. As a density the paper's is no better than one GP, the default is.
+    Choose ``TreedGP.as_published``, the method of the paper, to search for an optimum,
+    and the default, which differs from it in four arguments, for predictions. As a
+    density, the paper's method is no better than one GP; the default is better.
 
-    Between leaves the covariance is zero by definition: an approximation near
-    boundaries. ``forward`` is that prior; predictions are those of the leaf a point is
-    in (exactly at a threshold, of the left one). With ``condition_on="leaf"`` they are
-    mixed, as far as two moments go, where the change may be: in the gap between the
-    nearest data of two leaves, and with ``split_criterion="evidence"`` also in gaps
-    beside it, as probable as the data make them.
+    The prior, ``forward``, has zero covariance between leaves, which is an
+    approximation near boundaries. A point is predicted by the leaf it is in (exactly at
+    a threshold, by the left one). With ``condition_on="leaf"``, the prediction in the
+    gap between two leaves is Gaussian with the mean and variance of the mixture of
+    both; with ``split_criterion="evidence"`` it also is in neighbouring gaps between
+    data points, weighted by the probability that the change is there.
+
     Conditioned and fantasy models keep the partition and the hyperparameters. Loading a
-    state brings the partition it was fitted with, whatever data the model has.
+    state dict replaces the partition by the one it was saved with.
 
-    If no split is worth it, there is one leaf, and the model *is* a ``SingleTaskGP``
-    (unless ``warp`` or ``categorical_features`` ask for more).
+    If no node is split, there is one leaf, and the model is a ``SingleTaskGP`` (unless
+    it has ``warp`` or ``categorical_features``).
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -535,29 +133,32 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
             variance is larger. The tree is grown on transformed outcomes.
         input_transform: Without parameters to be learned, see ``warp``.
         min_leaf_size: Fewest points of a leaf, those shared with a neighbour included.
-        max_leaves: Where to stop splitting.
+        max_leaves: Most leaves; None for as many as the criterion finds.
         leaf_noise: Whether each leaf has a noise variance of its own.
         warp: Whether each leaf warps its inputs (in [0, 1]) by a Kumaraswamy
             distribution function, like BoTorch's ``Warp`` ("HTBO Warp").
         split_criterion: "evidence": split where two GPs explain the data better than
             one, given a prior on trees: for predictions. "variance": CART, equation
             (1), as deep as ``min_leaf_size`` and ``max_leaves`` allow (the paper): for
-            optimisation, best together with the rest of ``as_published``. Evidence asks
-            for points in the violent part, and while there are none one GP expects
-            nothing there (on ``RKHS1D`` it often was one leaf until 30 evaluations); by
+            optimisation, best together with the rest of ``as_published``. The evidence
+            criterion splits only after points in the rough region have been seen; until
+            then one GP predicts a smooth function there, and the search has no reason
+            to look (on ``RKHS1D`` there often was one leaf until 30 evaluations). By
             variance, nine points make two leaves.
-        path_sharing: What a leaf shares with the nodes above it in equation (2):
-            "lengthscale" (and the warping), amplitude, mean and noise of those being
-            their own, estimated before; or "all" (the paper). All of a
-            ``covar_module``, whose amplitude is not known.
-        condition_on: Data that a leaf predicts from: "leaf": its own, and the point at
-            the threshold where that is plausible on its side (within three standard
-            deviations); or "all" (the paper). Which data a node has in equation (2)
-            follows: its own, or those shared with the sibling too.
+        path_sharing: What a leaf shares with the nodes above it in equation (2).
+            "all" (the paper): all hyperparameters. "lengthscale": all but amplitude,
+            mean and noise, for which each node above the leaf has estimates of its own.
+            With a ``covar_module`` too: there the amplitude of a node is the mean prior
+            variance of its data, to which the leaf's covariance is scaled.
+        condition_on: Data that a leaf predicts from. "all" (the paper), or "leaf": its
+            own, and the point at the threshold if that is within three standard
+            deviations of what the leaf predicts from its own. Which data a node has in
+            equation (2) follows: its own, or those shared with the sibling too.
         categorical_features: Columns without an order; splits are one value against the
             rest, and the kernel asks whether values are equal.
         leaf_kernel: "matern" (5/2, the paper), "rbf", or "evidence": the one that
-            explains the leaves better. Default: by evidence where splits are.
+            explains the leaves better. Default: "evidence" if ``split_criterion`` is,
+            else "matern".
 
     Raises:
         ValueError: Unknown options, sizes or columns out of range, an
@@ -573,6 +174,17 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
     """
 
     partition: TreePartition
+    # (variance, mean, noise) of each node, for what is not shared with its leaves
+    levels: Tensor
+
+    _data_caches = ("_plan_cache",)
+    _fit_caches = ("_predictor_cache",)
+    _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
+    _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
+    # How many of the last rows are fantasies, and how many dimensions the data before
+    # them have in front of those of the trees.
+    _num_fantasies = 0
+    _real_dims = 0
 
     def __init__(
         self,
@@ -582,7 +194,7 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
         likelihood: Likelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         min_leaf_size: int = 5,
         max_leaves: int | None = None,
@@ -616,8 +228,9 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
         categorical = _columns(categorical_features, train_X.shape[-1])
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
-                "covar_module replaces the kernel that warp, categorical_features and "
-                "leaf_kernel configure: expected one or the other, got both."
+                "covar_module: expected None beside warp, categorical_features or "
+                "leaf_kernel, which configure the default kernel (one or the other), "
+                f"got {type(covar_module).__name__}."
             )
         _check_modules(input_transform, likelihood, one_leaf=max_leaves == 1)
         with torch.no_grad():
@@ -761,6 +374,416 @@ class TreedGP(CheckedModel, TreedAssembly, AnyScale, SingleTaskGP):
         if categorical:
             inputs["categorical_features"] = categorical
         return inputs
+
+    # -- modules for the leaves ---------------------------------------------------
+
+    def _become_treed(self, dim: int) -> None:
+        """Modules for the leaves of the partition, at the modes of their priors."""
+        partition = self.partition
+        covar_module, mean_module = deepcopy(self._given)
+        if covar_module is None:
+            self.covar_module = TreedStationary(
+                partition, dim, categorical=self._categorical, warp=self._warp
+            )
+        else:
+            self.covar_module = TreedCopies(partition, covar_module)
+        if mean_module is None:
+            self.mean_module = TreedMean(partition)
+        else:
+            self.mean_module = TreedMeanCopies(partition, mean_module)
+        if self._own_noise and self._leaf_noise:
+            noise = LeafNoise(partition, NOISE_FLOOR, blend=self._lend)
+            self.likelihood = LeafNoiseLikelihood(noise)
+        elif self._own_noise:
+            self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
+        # (variance, mean, noise) of each node, for what is not shared with its leaves
+        shape = (*partition.column.shape, 3)
+        self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
+        self._subset_batch_dict = {
+            "levels": -3,
+            "covar_module.lengthscale_of_leaf.raw_value": -3,
+            "covar_module.variance_of_leaf.raw_value": -2,
+            "covar_module.kind": -1,
+            "covar_module.concentration0.raw_value": -3,
+            "covar_module.concentration1.raw_value": -3,
+            "mean_module.constant": -2,
+            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
+            "likelihood.noise_covar.raw_noise": -2,
+        }
+        if covar_module is not None or mean_module is not None:
+            del self._subset_batch_dict  # as in SingleTaskGP
+        self._add_partition_to_subset_dict()
+
+    def _become_single(self, dim: int) -> None:
+        """The modules of a ``SingleTaskGP``, which one leaf is."""
+        covar_module, mean_module = deepcopy(self._given)
+        batch_shape = self.partition.tree_shape
+        self.covar_module = covar_module or get_covar_module_with_dim_scaled_prior(
+            ard_num_dims=dim, batch_shape=batch_shape
+        )
+        self.mean_module = mean_module or ConstantMean(batch_shape=batch_shape)
+        if self._own_noise:
+            self.likelihood = get_gaussian_likelihood_with_lognormal_prior(
+                batch_shape=batch_shape
+            )
+        if "levels" in self._buffers:
+            del self._buffers["levels"]
+        self._subset_batch_dict = {
+            "mean_module.raw_constant": -1,
+            "covar_module.raw_lengthscale": -3,
+            "likelihood.noise_covar.raw_noise": -2,
+        }
+        if covar_module is not None:
+            del self._subset_batch_dict
+        self._add_partition_to_subset_dict()
+
+    def _add_partition_to_subset_dict(self) -> None:
+        if hasattr(self, "_subset_batch_dict"):
+            self._subset_batch_dict |= {
+                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
+                for name, values in self.partition.named_buffers()
+            }
+
+    def _start_from(self, grown: GrownTrees) -> None:
+        """Hyperparameters from the fits of nodes that the trees were grown by."""
+        trees = self.partition.tree_shape
+        nodes, leaves = self.partition.column.shape[-1], self.partition.num_leaves
+        theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
+        values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
+        self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
+        theta = grown.theta(leaves, inner=False)
+        root = grown.theta(nodes, inner=True)[:, :1]
+        if self._share_all:
+            # what is shared with all nodes is nearer to that of the root
+            theta = torch.where(theta.isnan(), theta, root)
+        theta = theta.reshape(*trees, leaves, 4)
+        exists = ~theta[..., 0].isnan()
+        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+        with torch.no_grad():
+            if isinstance(kernel, TreedStationary):
+                kernel.kind.copy_(torch.tensor(grown.rbf).reshape(trees))
+                length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
+                scale = torch.as_tensor(np.stack(grown.scales)).to(theta)
+                scale = scale.reshape(*trees, 1, -1)
+                start = theta[..., :1].exp() * scale
+                length.value = torch.where(exists[..., None], start, length.value)
+                start = theta[..., 1].exp()
+                variance.value = torch.where(exists, start, variance.value)
+            if isinstance(mean, TreedMean):
+                mean.constant.copy_(theta[..., 2].nan_to_num(nan=0.0))
+            if isinstance(likelihood, LeafNoiseLikelihood):
+                noise = likelihood.noise_covar.noise_of_leaf
+                start = theta[..., 3].exp() + NOISE_FLOOR
+                noise.value = torch.where(exists, start, noise.value)
+            elif self._own_noise:
+                start = root[..., 0, 3].exp() + NOISE_FLOOR
+                likelihood.noise = start.reshape(*trees, 1)
+
+    # -- state --------------------------------------------------------------------
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take over the partition of the state before its hyperparameters."""
+        name, partition = f"{prefix}partition.", self.partition
+        state = {
+            key.removeprefix(name): value
+            for key, value in state_dict.items()
+            if key.startswith(name)
+        }
+        if "column" in state:
+            trees, treed = state["column"].shape[:-1], f"{prefix}levels" in state_dict
+            if trees != partition.tree_shape:
+                raise ValueError(
+                    "state_dict: expected partitions of batch shape "
+                    f"{tuple(partition.tree_shape)}, as this model has, got "
+                    f"{tuple(trees)}."
+                )
+            before = partition.column.shape[-1], partition.num_leaves, self._is_treed
+            partition.resize(state["column"].shape[-1])
+            partition.load_state_dict(state)
+            self._drop_caches()
+            if before != (partition.column.shape[-1], partition.num_leaves, treed):
+                with torch.no_grad():
+                    X = self.train_inputs[0]
+                    X = self.transform_inputs(X) if self.training else X
+                make = self._become_treed if treed else self._become_single
+                make(X.shape[-1])
+                self.to(self.train_targets)
+                self.train(self.training)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    # -- objective and fit --------------------------------------------------------
+
+    @property
+    def _is_treed(self) -> bool:
+        return isinstance(self.covar_module, TreedKernel)
+
+    def _elements(self, values: Tensor, own: int) -> Tensor:
+        """``... x trees x own`` values as ``R x E x own``, E being the trees."""
+        count, lead = self.partition.tree_shape.numel(), values.ndim - own
+        times = values.shape[:lead].numel() // count
+        return values.reshape(times, count, *values.shape[lead:])
+
+    def _fast_evidence(
+        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> Tensor | None:
+        if not self._is_treed:
+            return None
+        check_own_objective(self, mll, kwargs)
+        return self._log_path_evidence()
+
+    def custom_fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Any:
+        """Fit by L-BFGS-B, retries included.
+
+        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
+        direct use.
+        """
+        own = self._is_treed and not self.partition.tree_shape
+        with few_threads(self.train_targets.shape[-1]):
+            return fit_map(mll, _FIT_OPTIONS if own else None, **kwargs)
+
+    def _plan(self) -> list[TreeData]:
+        """Data and terms of equation (2), tree by tree."""
+        raw, y = self.train_inputs[0], self.train_targets
+        cache = self._plan_cache
+        if cache is None or cache[0] is not raw or cache[1] is not y:
+            with torch.no_grad():
+                X = self.transform_inputs(raw) if self.training else raw
+            X = X.expand(*y.shape, X.shape[-1])
+            group = nested_groups if self._share_all else node_groups
+            plans = []
+            for e, (x, t) in enumerate(
+                zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
+            ):
+                tree = self.partition.element(e).tree(x.cpu().double().numpy())
+                groups = group(tree, self._data_of, batch_elements(x.device))
+                plans.append(TreeData(tree, x, t, [g.to(x) for g in groups]))
+            self._plan_cache = cache = (raw, y, plans)
+        return cache[2]
+
+    def _data_of(self, node: TreeNode) -> Rows:
+        return node.home if self._lend else node.rows
+
+    def _log_path_evidence(self) -> Tensor:
+        """The sum of equation (2) without the prior, ``batch_shape``."""
+        all_levels = self.levels.reshape(-1, *self.levels.shape[-2:])
+        totals = []
+        for e, (data, levels) in enumerate(zip(self._plan(), all_levels, strict=True)):
+            covariances = covariances_of(self.covar_module, e, data, levels[:, 0])
+            mean, noise = self._mean_and_noise(e, data, levels)
+            totals.append(path_evidence(data.groups, data.y, covariances, mean, noise))
+        return torch.stack(totals).reshape(self.partition.tree_shape)
+
+    def _mean_and_noise(
+        self, element: int, data: TreeData, levels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of the data, in leaves and then in nodes: see ``PathGroup.values``."""
+        leaves = data.leaves
+        inputs = data.X.expand(len(leaves), *data.X.shape)
+        mean = self.mean_module.leaf_mean(element, leaves, inputs)
+        mean = torch.cat([mean, levels[:, 1:2].expand(-1, len(data.y))])
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            noise = self.likelihood.noise_covar.leaf_noise(element, leaves)
+            noise = torch.cat([noise, levels[:, 2]]).unsqueeze(-1)
+        else:  # the same in all leaves and nodes
+            noise = self._elements(self._known_noise(), 1)[0, element]
+        return mean, noise.expand(mean.shape)
+
+    def _known_noise(self) -> Tensor:
+        """Noise variances of the training data under a common likelihood."""
+        X = self.train_inputs[0]
+        X = self.transform_inputs(X) if self.training else X
+        return noise_at(self.likelihood, X, self.train_targets.shape)
+
+    # -- prior and posterior ------------------------------------------------------
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior: that of each leaf, zero covariance between leaves.
+
+        At the training inputs themselves, that of each leaf given what it borrows from
+        others: BoTorch's leave-one-out formulas then are those of the leaf models (what
+        is borrowed stays borrowed, whichever point is left out).
+        """
+        if not self._is_treed:
+            return super().forward(x)
+        prior = (
+            self._borrowed_prior(x) if x is self.train_inputs[0] else super().forward(x)
+        )
+        return training_prior(prior, self._log_density) if self.training else prior
+
+    def _log_density(self, targets: Tensor) -> Tensor:
+        """What an mll gets for the log density of the training outcomes: equation (2).
+
+        Raises:
+            ValueError: For other outcomes.
+        """
+        own = self.train_targets
+        if targets is not own and not torch.equal(targets, own):
+            raise ValueError(
+                "mll: expected the training targets, which the tree was grown on, got "
+                f"other outcomes of shape {tuple(targets.shape)}; construct the model "
+                "anew, or use set_train_data."
+            )
+        return self._log_path_evidence()
+
+    def _predictors(self) -> list[TreedPredictor]:
+        X, y = self.train_inputs[0], self.train_targets
+        cache = self._predictor_cache
+        # gradients flow to fantasies, not to hyperparameters: as in GPyTorch's caches
+        graph = X.requires_grad or y.requires_grad or settings.detach_test_caches.off()
+        if (
+            cache is None
+            or cache[0] is not X
+            or cache[1] is not y
+            or cache[2][0].graph != graph
+        ):
+            real = self._real(X, 2), self._real(y, 1)
+            self._predictor_cache = cache = (X, y, self._new_predictors(*real, graph))
+        return cache[2]
+
+    def _real(self, values: Tensor, own: int) -> Tensor:
+        """Without rows of fantasies, and the copy of the others for each fantasy."""
+        if self._num_fantasies:
+            values = values.narrow(-own, 0, values.shape[-own] - self._num_fantasies)
+            kept = self._real_dims + len(self.partition.tree_shape) + own
+            values = values[(0,) * (values.ndim - kept)]
+        return values
+
+    def _new_predictors(
+        self, X: Tensor, y: Tensor, graph: bool
+    ) -> list[TreedPredictor]:
+        """One for each tree, from transformed training inputs and outcomes."""
+        shape = torch.broadcast_shapes(X.shape[:-2], y.shape[:-1])
+        X_all = self._elements(X.expand(*shape, *X.shape[-2:]), 2)
+        y_all = self._elements(y.expand(*shape, y.shape[-1]), 1)
+        return [
+            TreedPredictor(
+                e,
+                self.partition.element(e),
+                self.covar_module,
+                self.mean_module,
+                self._noise_function(e, y.shape),
+                X_all[:, e],
+                y_all[:, e],
+                self._lend,
+                graph,
+            )
+            for e in range(X_all.shape[1])
+        ]
+
+    def _noise_function(
+        self, element: int, shape: torch.Size
+    ) -> Callable[[int], Tensor]:
+        """Leaves to the noise variances of the data, were they of that leaf."""
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            values = self.likelihood.noise_covar.leaf_noise(element, slice(None))
+            return lambda leaf: values[leaf]
+        noise = self._known_noise()
+        noise = noise if noise.shape == shape else self._real(noise, 1)
+        known = self._elements(noise, 1)[:, element]
+        return lambda leaf: known
+
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """That of the leaves, at transformed points ``batch_shape x q x d``."""
+        if not self._is_treed:
+            return None
+        data, y = self.train_inputs[0], self.train_targets
+        predictors = self._predictors()
+        shape = torch.broadcast_shapes(X.shape[:-2], data.shape[:-2], y.shape[:-1])
+        X, count = X.expand(*shape, *X.shape[-2:]), self._num_fantasies
+        if count:
+            imagined = data[..., -count:, :].expand(*shape, -1, -1)
+            X = torch.cat([X, imagined], dim=-2)
+        q = X.shape[-2]
+        points = self._elements(X, 2)
+        found = [p(points[:, e]) for e, p in enumerate(predictors)]
+        mean = torch.stack([m for m, _ in found], dim=1).reshape(*shape, q)
+        covariance = torch.stack([c for _, c in found], dim=1).reshape(*shape, q, q)
+        if count:
+            if isinstance(self.likelihood, LeafNoiseLikelihood):
+                noise = self.likelihood.noise_covar.at(imagined)
+            else:
+                noise = self._known_noise()[..., -count:]
+            mean, covariance = given_last(
+                mean, covariance, noise, self.train_targets[..., -count:]
+            )
+        # a bare tensor would get no jitter when it is factorised for sampling
+        return MultivariateNormal(
+            mean, to_linear_operator(with_variance_floor(covariance))
+        )
+
+    def _borrowed_prior(self, X: Tensor) -> MultivariateNormal:
+        if self.training or self._num_fantasies:
+            X = self.transform_inputs(X) if self.training else X
+            predictors = self._new_predictors(X, self.train_targets, graph=True)
+        else:
+            predictors = self._predictors()
+        priors = [p.borrowed_prior() for p in predictors]
+        shape, n = self.train_targets.shape[:-1], self.train_targets.shape[-1]
+
+        def together(parts: list[Tensor], *own: int) -> Tensor:
+            parts = [p.reshape(-1, *own) for p in parts]
+            return torch.stack(parts, dim=1).reshape(*shape, *own)
+
+        if isinstance(self.likelihood, LeafNoiseLikelihood):
+            leaves = together([p.leaves for p in priors], n)
+            self.likelihood.noise_covar.data_leaves = leaves
+        return MultivariateNormal(
+            together([p.mean for p in priors], n),
+            to_linear_operator(together([p.covariance for p in priors], n, n)),
+        )
+
+    # -- more data ----------------------------------------------------------------
+
+    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``.
+
+        The partition stays as it is.
+        """
+        super().set_train_data(*args, **kwargs)
+        self._num_fantasies = 0
+
+    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+        """A model with more data, the same partition and hyperparameters.
+
+        See ``ExactGP``. New data may have batch dimensions in front, of fantasies.
+
+        Fantasies, that is, outcomes drawn by ``fantasize``, are not data that leaves
+        are conditioned on, but condition the posterior that they were drawn from: the
+        mean over them is the mean before. So does whatever comes after fantasies.
+        """
+        X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        if not self._is_treed:
+            self._fill_gpytorch_caches()
+            return super().get_fantasy_model(inputs, targets, **kwargs)
+        old_X, old_y = self.train_inputs[0], self.train_targets
+        shape = torch.broadcast_shapes(
+            X.shape[:-2], targets.shape[:-1], old_X.shape[:-2], old_y.shape[:-1]
+        )
+
+        def appended(old: Tensor, new: Tensor, own: int) -> Tensor:
+            both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
+            return torch.cat(both, dim=-own)
+
+        # tensors with a history cannot be copied, and data are replaced anyhow
+        likelihood = self.likelihood
+        self._drop_caches()
+        try:
+            self.train_inputs = self.train_targets = None
+            self.likelihood = None
+            new = deepcopy(self)
+        finally:
+            self.train_inputs, self.train_targets = (old_X,), old_y
+            self.likelihood = likelihood
+        new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
+        new.train_inputs = (appended(old_X, X, 2),)
+        new.train_targets = appended(old_y, targets, 1)
+        if fantasize.on() or self._num_fantasies:
+            if not self._num_fantasies:
+                new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
+            new._num_fantasies = self._num_fantasies + X.shape[-2]
+        return new
 
 
 def _check_sizes(min_leaf_size: int, max_leaves: int | None) -> None:

@@ -32,8 +32,8 @@ def by_the_kernel(model: TreedGP) -> Tensor:
     """The objective from covariances as predictions take them, by autograd."""
     totals = []
     for e, data in enumerate(model._plan()):
-        mean, noise = model._mean_and_noise(e, data)
-        levels = model._levels_of(e)
+        levels = model.levels.reshape(-1, *model.levels.shape[-2:])[e]
+        mean, noise = model._mean_and_noise(e, data, levels)
         L = len(data.root.leaves())
         total = torch.zeros(())
         for group in data.groups:
@@ -86,7 +86,7 @@ def test_one_pass_over_the_terms_is_autograd_over_each(
 
 @pytest.mark.parametrize("share", ["all", "lengthscale"])
 def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
-    """Where nothing is known of a kernel the same number comes from its matrices."""
+    """Equation (2) is the same for a kernel of the user's, amplitudes included."""
     X, Y = step_data(40, seed=1)
     default = randomised(TreedGP(X, Y, path_sharing=share, leaf_kernel="matern"))
     copies = TreedGP(
@@ -108,13 +108,6 @@ def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
             copy.base_kernel.lengthscale = kernel.lengthscale_of_leaf.value[j]
             copy.outputscale = kernel.variance_of_leaf.value[j]
             constant.constant = mean.constant[j]
-    if share == "lengthscale":
-        # a copy keeps its amplitude in all nodes: so must the default, for once
-        default.levels[:, 0] = copies.levels[:, 0] = 1.0
-        with torch.no_grad():
-            kernel.variance_of_leaf.raw_value.zero_()
-            for copy in copies.covar_module.copies:
-                copy.outputscale = 1.0
     a, b = (model.train()._log_path_evidence() for model in (default, copies))
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     a.backward()
@@ -127,6 +120,14 @@ def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
         torch.testing.assert_close(
             base.raw_lengthscale.grad[0],
             kernel.lengthscale_of_leaf.raw_value.grad[j] * chain[0],
+            rtol=1e-8,
+            atol=1e-9,
+        )
+        copy = copies.covar_module.copies[j]
+        (chain,) = torch.autograd.grad(copy.outputscale.log(), copy.raw_outputscale)
+        torch.testing.assert_close(
+            copy.raw_outputscale.grad,
+            kernel.variance_of_leaf.raw_value.grad[j] * chain,
             rtol=1e-8,
             atol=1e-9,
         )

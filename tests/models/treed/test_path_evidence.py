@@ -1,8 +1,7 @@
-"""Equation (2), and the fits of nodes and leaves, against plain dense computations."""
+"""Equation (2) of a whole tree, and its gradient, against the dense definition."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,119 +9,220 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from botorch_structured.models.treed.growth import (
-    LeafObjective,
-    LeafPrior,
-    LeafTerm,
-    grow_by_variance,
-)
+from botorch_structured.linalg.correlations import CORRELATIONS, Correlation
+from botorch_structured.models.treed.growth import grow_by_variance
 from botorch_structured.models.treed.objective import (
+    KernelCovariances,
     PathGroup,
-    log_path_evidence,
+    StationaryCovariances,
     nested_groups,
     node_groups,
+    path_evidence,
 )
-from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
-from botorch_structured.models.treed.tree import TreeNode
+from botorch_structured.models.treed.tree import Rows, TreeNode
 
 seeds = st.integers(0, 10_000)
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def matern(X: Tensor, length: Tensor, variance: Any = 1.0, rbf: bool = False) -> Tensor:
-    """Matern-5/2, or RBF."""
-    if rbf:
-        squared = ((X[:, None] - X) / length).square().sum(-1)
-        return variance * torch.exp(-0.5 * squared)
-    r = (((X[:, None] - X) / length).square().sum(-1) * 5.0).clamp_min(1e-30).sqrt()
-    return variance * (1.0 + r + r.square() / 3.0) * torch.exp(-r)
-
-
-def log_density(K: Tensor, residual: Tensor) -> Tensor:
-    """Log N(residual; 0, K), from torch's own distribution."""
-    return torch.distributions.MultivariateNormal(
-        torch.zeros_like(residual), covariance_matrix=K
-    ).log_prob(residual)
-
-
-def problem(seed: int) -> tuple[TreeNode, Tensor, Tensor]:
+def problem(seed: int, n: int) -> tuple[TreeNode, Tensor, Tensor]:
+    """A tree and its data, some of them twice."""
     rng = np.random.default_rng(seed)
-    X = rng.random((int(rng.integers(12, 40)), 2))
-    y = rng.standard_normal(len(X)) + 3.0 * (X[:, 0] > 0.5)
+    X = rng.random((n, 2))
+    X[-3:] = X[:3]
+    y = rng.standard_normal(n) + 3.0 * (X[:, 0] > 0.5)
     return grow_by_variance(X, y, 4), torch.as_tensor(X), torch.as_tensor(y)
 
 
-def weights_as_printed(leaf: TreeNode) -> list[tuple[TreeNode, float]]:
-    return [
-        (node, len(leaf.rows) / len(node.rows) / (1 + leaf.depth - node.depth))
-        for node in leaf.path()
-    ]
+def rows_of(node: TreeNode) -> Rows:
+    return node.rows
 
 
-@settings(max_examples=15)
-@given(seeds)
-def test_objective_and_gradient_are_those_of_a_dense_computation(seed: int) -> None:
-    root, X, y = problem(seed)
-    leaves = root.leaves()
+def arguments(root: TreeNode, X: Tensor, seed: int, nodes: int) -> Arguments:
+    """Hyperparameters of leaves, then of so many nodes."""
     g = torch.Generator().manual_seed(seed)
-    L = len(leaves)
-    length = (0.5 + torch.rand(L, 2, generator=g).double()).requires_grad_()
-    variance = (0.5 + torch.rand(L, generator=g).double()).requires_grad_()
-    mean = torch.randn(L, generator=g).double().requires_grad_()
-    noise = (0.01 + 0.1 * torch.rand(L, generator=g).double()).requires_grad_()
-    parameters = (length, variance, mean, noise)
 
-    def by(groups: list[PathGroup]) -> Tensor:
-        total = torch.zeros(L, dtype=torch.float64)
-        for group in groups:
-            K = torch.stack(
-                [
-                    matern(X[rows], length[b], variance[b])
-                    for b, rows in zip(group.leaves, group.rows, strict=True)
-                ]
-            )
-            own_noise = noise[group.leaves].unsqueeze(-1).expand(group.rows.shape)
-            residual = y[group.rows] - mean[group.leaves].unsqueeze(-1)
-            value = log_path_evidence(group, K, own_noise, residual)
-            total = total.index_add(0, group.leaves, value)
-        return total
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=g, dtype=torch.float64)
 
-    dense = []
-    for b, leaf in enumerate(leaves):
-        terms = []
-        for node, weight in weights_as_printed(leaf):
-            rows = torch.as_tensor(node.rows)
-            K = matern(X[rows], length[b], variance[b])
-            K = K + noise[b] * torch.eye(len(rows))
-            terms.append(weight * log_density(K, y[rows] - mean[b]))
-        dense.append(torch.stack(terms).sum())
-    expected = torch.stack(dense)
-    # each leaf's own term has weight one
-    assert all(weights_as_printed(leaf)[0][1] == 1.0 for leaf in leaves)
-    # unequal gradients of the leaves
-    scale = torch.rand(L, generator=g).double()
-    slopes = torch.autograd.grad((expected * scale).sum(), parameters)
-    for make in (nested_groups, node_groups):
-        groups = make(root, lambda node: node.rows, 5_000)
-        value = by(groups)
-        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
-        found = torch.autograd.grad((value * scale).sum(), parameters)
-        for a, b in zip(found, slopes, strict=True):
+    L, n, V = len(root.leaves()), len(X), len(root.leaves()) + nodes
+    found = (
+        X / (0.3 + rand(L, 1, 2)),
+        0.5 + rand(V),
+        (rand(V, 1) - 0.5).expand(V, n),
+        # noise that differs between rows too: known noise may
+        0.01 + 0.1 * rand(V, 1) + 0.05 * rand(n),
+    )
+    return tuple(t.clone().requires_grad_() for t in found)  # type: ignore[return-value]
+
+
+def stationary(
+    groups: list[PathGroup], y: Tensor, at: Arguments, correlation: Correlation
+) -> Tensor:
+    scaled, variance, mean, noise = at
+    covariances = StationaryCovariances(correlation, scaled, variance)
+    return path_evidence(groups, y, covariances, mean, noise)
+
+
+def dense(
+    groups: list[PathGroup], y: Tensor, at: Arguments, correlation: Correlation
+) -> Tensor:
+    """Term by term, each from torch's own distribution."""
+    scaled, variance, mean, noise = at
+    total = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        for b, (leaf, v) in enumerate(zip(group.leaves, group.values, strict=True)):
+            for member, weight in zip(group.members[b], group.weights[b], strict=True):
+                if weight == 0.0:
+                    continue
+                rows = group.rows[b, member > 0.0]
+                s = scaled[leaf, rows]
+                squared = (s[:, None] - s).square().sum(-1)
+                K = variance[v] * correlation.value(squared)
+                total = total + weight * torch.distributions.MultivariateNormal(
+                    mean[v, rows], K + torch.diag(noise[v, rows])
+                ).log_prob(y[rows])
+    return total
+
+
+@settings(max_examples=12)
+@given(seeds, st.sampled_from(CORRELATIONS), st.sampled_from([1, 3_000, 10**6]))
+def test_value_and_gradient_are_those_of_the_dense_computation(
+    seed: int, correlation: Correlation, max_elements: int
+) -> None:
+    root, X, y = problem(seed, 24 + seed % 20)
+    for make, nodes in ((nested_groups, 0), (node_groups, len(root.walk()))):
+        groups = make(root, rows_of, max_elements)
+        at = arguments(root, X, seed, nodes)
+        value = stationary(groups, y, at, correlation)
+        expected = dense(groups, y, at, correlation)
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+        found = torch.autograd.grad(3.0 * value, at)
+        slopes = torch.autograd.grad(3.0 * expected, at)
+        L = len(root.leaves())
+        for k, (a, b) in enumerate(zip(found, slopes, strict=True)):
+            if k in (1, 2):  # amplitudes and means of nodes above leaves are known
+                a, b = a[:L], b[:L]
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+def evidence_of(root: TreeNode, X: Tensor, y: Tensor, at: Arguments) -> Tensor:
+    groups = [g.to(X) for g in node_groups(root, rows_of, 10**6)]
+    return stationary(groups, y, at, CORRELATIONS[0])
+
+
+def test_devices_and_single_precision(device: torch.device) -> None:
+    root, X, y = problem(1, 60)
+    at = arguments(root, X, 1, len(root.walk()))
+    expected = evidence_of(root, X, y, at)
+    slopes = torch.autograd.grad(expected, at)
+    L = len(root.leaves())
+    for dtype, tol in ((torch.float64, 1e-9), (torch.float32, 1e-2)):
+        moved: Any = [t.detach().to(device, dtype).requires_grad_() for t in at]
+        value = evidence_of(root, X.to(device, dtype), y.to(device, dtype), moved)
+        assert value.dtype == dtype and value.device.type == device.type
+        # single precision: a matrix of condition 1e3 leaves four digits
+        torch.testing.assert_close(
+            value.cpu().double(), expected, rtol=0.1 * tol, atol=tol
+        )
+        for a, b in zip(torch.autograd.grad(value, moved), slopes, strict=True):
+            scale = b[:L].abs().max()
+            torch.testing.assert_close(
+                a[:L].cpu().double() / scale, b[:L] / scale, rtol=tol, atol=tol
+            )
+
+
+def test_no_gradient_is_computed_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, X, y = problem(2, 30)
+    at = arguments(root, X, 2, len(root.walk()))
+    expected = evidence_of(root, X, y, at)
+    calls = []
+    original = torch.cholesky_inverse
+    monkeypatch.setattr(
+        torch, "cholesky_inverse", lambda *a: calls.append(1) or original(*a)
+    )
+    detached: Any = [t.detach() for t in at]
+    assert evidence_of(root, X, y, detached) == expected.detach()
+    assert not calls
+    assert evidence_of(root, X, y, at).requires_grad and calls
+
+
+def test_one_derivative_is_all_there_is() -> None:
+    """A second one would be wrong without a word."""
+    root, X, y = problem(2, 30)
+    at = arguments(root, X, 2, len(root.walk()))
+    value = evidence_of(root, X, y, at) * at[1][0]
+    (slope,) = torch.autograd.grad(value, at[1], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:A not p.d.")
+def test_what_cannot_be_factorised_is_an_error() -> None:
+    root, X, y = problem(2, 30)
+    scaled, variance, mean, noise = arguments(root, X, 2, len(root.walk()))
+    with pytest.raises(NotPSDError):
+        evidence_of(root, X, y, (scaled, variance, mean, noise.detach() - 5.0))
+
+
+class Scaled(torch.nn.Module):
+    """A kernel that is not stationary, with parameters of each leaf."""
+
+    def __init__(self, num_leaves: int, seed: int) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        start = 0.5 + torch.rand(num_leaves, 3, generator=g, dtype=torch.float64)
+        self.values = torch.nn.Parameter(start)
+
+    def leaf_covariance(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
+        scale, offset, slope = (v[:, None, None] for v in self.values[leaves].unbind(1))
+        return scale * (offset + X @ X.mT * slope)
+
+
+@settings(max_examples=8)
+@given(seeds)
+def test_any_kernel_has_the_amplitude_of_the_node(seed: int) -> None:
+    """Term by term with autograd; above leaves the mean prior variance is given."""
+    root, X, y = problem(seed, 24 + seed % 20)
+    leaves: Any = root.leaves()
+    L = len(leaves)
+    place = {id(node): k for k, node in enumerate(root.walk())}
+    kernel: Any = Scaled(L, seed)
+    for make, nodes in ((nested_groups, 0), (node_groups, len(place))):
+        _, variance, mean, noise = arguments(root, X, seed, nodes)
+        covariances = KernelCovariances(kernel, 0, X, variance.detach(), L)
+        value = path_evidence(make(root, rows_of, 3_000), y, covariances, mean, noise)
+        expected = torch.zeros((), dtype=torch.float64)
+        for j, leaf in enumerate(leaves):
+            for node in leaf.path():
+                rows = torch.as_tensor(node.rows)
+                weight = len(leaf.rows) / len(rows) / (1 + leaf.depth - node.depth)
+                (K,) = kernel.leaf_covariance(0, torch.tensor([j]), X[rows][None])
+                v = j
+                if nodes and node is not leaf:
+                    v = L + place[id(node)]
+                    K = K * variance[v].detach() / K.diagonal().mean()
+                density = torch.distributions.MultivariateNormal(
+                    mean[v, rows], K + torch.diag(noise[v, rows])
+                )
+                expected = expected + weight * density.log_prob(y[rows])
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+        at = (kernel.values, mean, noise)
+        found = torch.autograd.grad(3.0 * value, at)
+        slopes = torch.autograd.grad(3.0 * expected, at)
+        torch.testing.assert_close(found[0], slopes[0], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found[1][:L], slopes[1][:L], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found[2], slopes[2], rtol=1e-9, atol=1e-9)
+
+
 def test_one_factorisation_per_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    root, X, y = problem(3)
-    groups = nested_groups(root, lambda node: node.rows, 10**6)
-    assert sum(len(group.leaves) for group in groups) == len(root.leaves())
+    root, X, y = problem(3, 30)
+    L = len(root.leaves())
+    groups = nested_groups(root, rows_of, 10**6)
+    assert sum(len(group.leaves) for group in groups) == L
     sizes: list[torch.Size] = []
     original = torch.linalg.cholesky_ex
 
@@ -131,161 +231,20 @@ def test_one_factorisation_per_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(K, *args, **kwargs)
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", counted)
-    for group in groups:
-        K = torch.stack([matern(X[rows], torch.ones(2)) for rows in group.rows])
-        K.requires_grad_()
-        noise = torch.full(group.rows.shape, 0.1).double()
-        log_path_evidence(group, K, noise, y[group.rows]).sum().backward()
-    assert sizes == [torch.Size([len(root.leaves()), len(X), len(X)])]
+    stationary(groups, y, arguments(root, X, 3, 0), CORRELATIONS[0]).backward()
+    assert sizes == [torch.Size([L, len(X), len(X)])]
 
 
-# -- fits of nodes and leaves ------------------------------------------------------
-
-
-def numeric_gradient(value: Any, theta: np.ndarray) -> np.ndarray:
-    steps = 1e-5 * np.eye(len(theta))
-    return np.array([(value(theta + s) - value(theta - s)) / 2e-5 for s in steps])
-
-
-def torch_log_density(
-    theta: Tensor, X: Tensor, y: Tensor, noise: Tensor, rbf: bool
-) -> Tensor:
-    d = len(theta) - 3
-    K = matern(X, theta[:d].exp(), theta[d].exp(), rbf) + torch.diag(noise)
-    return log_density(K, y - theta[d + 1])
-
-
-def expected_information(theta: Tensor, X: Tensor, noise: Any, rbf: bool) -> Tensor:
-    """Minus the expected Hessian: 1/2 tr(K^-1 dK_i K^-1 dK_j), and 1' K^-1 1."""
-    d = len(theta) - 3
-
-    def covariance(t: Tensor) -> Tensor:
-        v = t[d + 2].exp().expand(len(X)) if noise is None else noise
-        return matern(X, t[:d].exp(), t[d].exp(), rbf) + torch.diag(v)
-
-    dK = torch.func.jacfwd(covariance)(theta)
-    inverse = torch.linalg.inv(covariance(theta))
-    parts = [inverse @ dK[..., i] for i in range(d + 3)]
-    info = torch.tensor([[0.5 * float((a @ b).trace()) for a in parts] for b in parts])
-    info[d + 1, d + 1] = inverse.sum()
-    return info
-
-
-@settings(max_examples=6)
-@given(seeds, st.booleans())
-def test_terms_of_a_leaf(seed: int, rbf: bool) -> None:
-    """Value, gradient and information of a term, with all ways to treat its noise."""
-    rng = np.random.default_rng(seed)
-    n, d = 12, 1 + seed % 3
-    X, y = rng.random((n, d)), rng.standard_normal(n)
-    known = rng.uniform(0.1, 0.2, n)
-    theta = np.concatenate([rng.uniform(-1, 0.5, d), rng.normal(0, 0.3, 2), [-2.0]])
-    tX, ty, t = (torch.as_tensor(a) for a in (X, y, theta))
-    for noise, own in ((None, None), (known, None), (None, (0.7, 0.2, 0.05))):
-        term = LeafTerm(1.0, X, y, noise, own, rbf)
-        point = term.evaluate(theta)
-        assert point is not None
-        at = t.clone()
-        rows = torch.as_tensor(known) if noise is not None else t[-1].exp().expand(n)
-        if own is not None:
-            at[d], at[d + 1] = math.log(own[0]), own[1]
-            rows = torch.full((n,), own[2]).double()
-        value = torch_log_density(at, tX, ty, rows, rbf)
-        assert point.value == pytest.approx(float(value), rel=1e-9)
-        slope = numeric_gradient(lambda u: term.evaluate(u).value, theta)  # noqa: B023
-        np.testing.assert_allclose(point.gradient, slope, rtol=1e-5, atol=1e-6)
-        info = expected_information(
-            at, tX, None if own is None and noise is None else rows, rbf
-        )
-        if own is not None:
-            info[d:], info[:, d:] = 0.0, 0.0
-        np.testing.assert_allclose(
-            point.information, info.numpy(), rtol=1e-7, atol=1e-9
-        )
-
-
-@settings(max_examples=6)
-@given(seeds, st.booleans())
-def test_evidence_of_a_node(seed: int, rbf: bool) -> None:
-    """The same for the one lengthscale of a node; Laplace's approximation is sane."""
-    rng = np.random.default_rng(seed)
-    n, d = 14, 1 + seed % 3
-    X, y = rng.random((n, d)), rng.standard_normal(n)
-    prior = NodePrior.of_dimension(d, 1e-6)
-    for known in (None, rng.uniform(0.1, 0.2, n)):
-        node = NodeEvidence(X, y, prior, known, rbf=rbf)
-        theta = prior.mode + rng.normal(0.0, 0.3, 4)
-
-        def value(u: np.ndarray) -> float:
-            return node._evaluate(u, node.scaled, y, known).value  # noqa: B023
-
-        point = node._evaluate(theta, node.scaled, y, known)
-        free = node.free
-        slope = numeric_gradient(value, theta)[free]
-        np.testing.assert_allclose(point.gradient, slope, rtol=1e-5, atol=1e-6)
-        t = torch.as_tensor(np.concatenate([np.full(d, theta[0]), theta[1:]]))
-        rows = (
-            (t[-1].exp() + 1e-6).expand(n) if known is None else torch.as_tensor(known)
-        )
-        expected = float(
-            torch_log_density(t, torch.as_tensor(X), torch.as_tensor(y), rows, rbf)
-        )
-        z = (theta - prior.mode)[free] / prior.scale[free]
-        expected -= float(0.5 * z @ z + np.log(prior.scale[free]).sum())
-        expected -= 0.5 * free.sum() * math.log(2.0 * math.pi)
-        assert point.value == pytest.approx(expected, rel=1e-9)
-        fit = node.fit(np.arange(n), [prior.mode])
-        assert value(fit.theta) >= value(prior.mode)
-        assert math.isfinite(fit.log_evidence)
-
-
-def test_evidence_of_a_node_is_near_the_integral() -> None:
-    """Against sampling from the prior, by two tenths of a nat or so."""
-    rng = np.random.default_rng(0)
-    x = np.linspace(0.0, 1.0, 10)[:, None]
-    y = np.sin(6.0 * x[:, 0]) + 0.1 * rng.standard_normal(10)
-    prior = NodePrior.of_dimension(1, 1e-6)
-    node = NodeEvidence(x, y, prior)
-    fit = node.fit(np.arange(10), [prior.mode])
-    z = rng.standard_normal((20_000, 4))
-    constant = np.log(prior.scale).sum() + 2.0 * math.log(2.0 * math.pi)
-    values = []
-    for draw in z:
-        point = node._evaluate(prior.mode + prior.scale * draw, node.scaled, y, None)
-        density = -0.5 * float(draw @ draw) - constant
-        values.append(-math.inf if point is None else point.value - density)
-    peak = max(values)
-    integral = peak + math.log(np.mean(np.exp(np.array(values) - peak)))
-    assert fit.log_evidence == pytest.approx(integral, abs=1.0)
-
-
-def test_scoring_finds_the_maximum_within_bounds() -> None:
-    rng = np.random.default_rng(1)
-    X = rng.random((25, 2))
-    y = np.sin(5.0 * X[:, 0])  # the second column does nothing, and there is no noise
-    prior = LeafPrior(
-        mode=np.array([-0.5, -0.5, 0.0, 0.0, -5.0]),
-        scale=np.array([1.0, 1.0, 1.5, 1.0, 2.5]),
-        lower=np.array([-4.0, -4.0, -9.0, -5.0, -7.0]),
-        upper=np.array([4.0, 4.0, 5.0, 5.0, 2.0]),
-    )
-    objective = LeafObjective([LeafTerm(1.0, X, y, None, None)], prior)
-    found = objective.maximise(prior.mode)
-    assert found is not None and found[-1] == -7.0  # the noise is at its bound
-    point = objective.evaluate(found)
-    assert point is not None
-    decrement = point.gradient[:-1] @ np.linalg.solve(
-        point.information[:-1, :-1], point.gradient[:-1]
-    )
-    assert decrement < 1e-3 and point.gradient[-1] < 0.0
-    assert found[1] > found[0] + 0.5
-
-
-def test_scoring_gives_up_where_nothing_can_be_computed() -> None:
-    X = np.zeros((3, 1))
-    prior = LeafPrior(np.zeros(4), np.ones(4), -np.full(4, 50.0), np.full(4, 50.0))
-    # three copies of a point, noise of 1e-20: no factor
-    term = LeafTerm(1.0, X, np.arange(3.0), np.full(3, 1e-20), None)
-    assert LeafObjective([term], prior).maximise(np.zeros(4)) is None
-    node = NodeEvidence(X, np.arange(3.0), NodePrior.of_dimension(1, 1e-6), np.zeros(3))
-    assert node.fit(np.arange(3), [np.zeros(4)]).log_evidence == -math.inf
+def test_an_amplitude_may_vanish() -> None:
+    """Without a prior it does: nodes above the leaf then lose their covariance too."""
+    root, X, y = problem(1, 30)
+    L, N = len(root.leaves()), len(root.walk())
+    kernel: Any = Scaled(L, 1)
+    with torch.no_grad():
+        kernel.values[:, 0] = 1e-200
+    _, variance, mean, noise = arguments(root, X, 1, N)
+    covariances = KernelCovariances(kernel, 0, X, variance.detach(), L)
+    groups = node_groups(root, rows_of, 10**6)
+    value = path_evidence(groups, y, covariances, mean, noise)
+    (slope,) = torch.autograd.grad(value, kernel.values)
+    assert value.isfinite() and slope.isfinite().all()

@@ -81,9 +81,9 @@ def step_model(jump: float = 4.0) -> TreedGP:
 def test_gaps_are_mixtures(jump: float) -> None:
     """Jointly the first two moments under what is known of the change point."""
     model = step_model(jump)
-    change = model.partition.change(0)
+    change = model.partition.nodes[0].change
     assert change is not None
-    starts, ends, weights = change
+    starts, ends, weights = change.starts, change.ends, change.weights
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
     X = torch.tensor([0.3, 0.44, 0.5, 0.51, 0.525, 0.54, 0.55, 0.58, 0.8]).unsqueeze(-1)
     posterior = model.posterior(X)
@@ -134,9 +134,9 @@ def test_gaps_are_mixtures(jump: float) -> None:
 def test_a_clear_change_point_is_in_one_gap() -> None:
     """Where the data leave no doubt, everything else is left or right for sure."""
     model = step_model(jump=40.0)
-    change = model.partition.change(0)
+    change = model.partition.nodes[0].change
     assert change is not None
-    starts, ends, weights = change
+    starts, ends, weights = change.starts, change.ends, change.weights
     k = int(weights.argmax())
     assert weights[k] > 0.999
     torch.testing.assert_close(starts[k], torch.tensor(0.5))
@@ -151,13 +151,8 @@ def test_at_the_threshold_the_left_leaf_predicts() -> None:
         assert node.split is not None
         at = X[X[:, node.split.column] == node.split.threshold]
         index = model.partition.leaf_index(at)
-        left = [n.leaf for n in _below(model, node.children[0]) if n.leaf is not None]
+        left = [leaf.leaf for leaf in node.children[0].leaves()]
         assert int(index[0]) in left
-
-
-def _below(model: TreedGP, position: int) -> list[Any]:
-    node = model.partition.nodes[position]
-    return [node, *(n for k in node.children for n in _below(model, k))]
 
 
 def test_a_plausible_point_is_lent() -> None:
