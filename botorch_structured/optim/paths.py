@@ -6,28 +6,12 @@ __all__ = ["optimize_acqf_paths"]
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.evaluation import Evaluator
-from botorch_structured.optim.problem import (
-    MAX_PATHS,
-    Feasible,
-    check_acquisition,
-    make_problem,
-)
-from botorch_structured.optim.search import (
-    boxes_to_search,
-    good_points,
-    greedily,
-    make_generator,
-    make_settings,
-    nothing_left,
-    search,
-)
+from botorch_structured.optim.problem import MAX_PATHS, Feasible
+from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count
 
 
 def optimize_acqf_paths(
@@ -127,35 +111,10 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, or none was found that is feasible.
     """
-    check_acquisition(acq_function, "acq_function")
-    problem = make_problem(
-        bounds,
-        tree,
-        integer_features,
-        categorical_features,
-        fixed_features,
-        inequality_constraints,
-        feasible,
-        X_avoid,
-        fill,
-        max_paths,
-        min_distance,
-        space,
-        acq_function,
-    )
-    settings = make_settings(num_restarts, raw_samples)
-    generator = make_generator(seed)
-    evaluator = Evaluator(acq_function, batch_limit)
+    search = Search(**locals())
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        good = good_points(problem, acq_function, X_start)
-        boxes = boxes_to_search(problem, torch.cat([known, good]), generator)
-        evolve = problem.listed.num_paths > problem.max_paths
-        found = search(
-            problem, evaluator, boxes, settings, good, known, generator, evolve
-        )
-        if not len(found.X):
-            raise nothing_left(problem, known)
-        return found.X[:1], found.values[0]
+        found = search.maximise(search.paths(known), known)
+        return found.X, found.values
 
-    return greedily(problem, [acq_function], check_count("q", q), propose)
+    return search.greedily(propose)

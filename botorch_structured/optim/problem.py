@@ -1,19 +1,19 @@
-"""The arguments that the optimisers of this package share, checked once."""
+"""What an optimiser is given, checked once, and what it means column by column."""
 
 from __future__ import annotations
 
 __all__ = [
     "Feasible",
-    "Grid",
     "MAX_PATHS",
     "Problem",
+    "Values",
     "check_acquisition",
     "check_points",
+    "first_of_each",
     "is_known",
     "make_problem",
 ]
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from botorch.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition.objective import IdentityMCObjective
+from botorch.posteriors.fully_bayesian import MCMC_DIM
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -34,80 +36,87 @@ from botorch_structured.spaces.arguments import (
 )
 from botorch_structured.spaces.columns import slack
 
-# ----------------------------------------------------------------------
-# Columns that take only some values: integers, and the values of a categorical.
+# All paths are searched up to this number of them.
+MAX_PATHS = 1024
+# Closer than this, in widths of the bounds, two points are the same to any model.
+_SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
+# Numbers that a comparison of points holds at once.
+_MAX_NUMBERS = 1 << 24
+# Of more training points than this the posterior is not asked for.
+_MAX_ROWS = 2048
 
-# Other values of a categorical that one step of a local search looks at, at most.
-_MAX_ALTERNATIVES = 64
+Feasible = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The values a discrete column may take, as positions 0, 1, 2, ...
+class Values:
+    """What ``d`` columns may hold: any number, any integer, or the values in a list.
+
+    The values in a list have *positions* 0, 1, 2, ...; integers and real numbers are
+    their own positions, so that one expression serves columns of all kinds.
 
     Args:
-        values: The admissible values, ascending; ``None`` for all integers.
-        ordered: Whether neighbouring positions are alike (integers), so that a search
-            steps along them, or not (categoricals), so that it tries them all.
+        whole: ``d`` booleans: columns of integers.
+        listed: ``d`` booleans: columns with a list.
+        ordered: ``d`` booleans: the discrete columns in which neighbouring positions
+            are alike (integers), so that a search steps along them; in the others
+            (categoricals) it tries all values.
+        table: ``d x w`` listed values, ascending, followed by at least one infinity.
     """
 
-    values: tuple[float, ...] | None = None
-    ordered: bool = True
+    whole: Tensor
+    listed: Tensor
+    ordered: Tensor
+    table: Tensor
 
-    def _table(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.values, dtype=like.dtype, device=like.device)
+    @property
+    def discrete(self) -> Tensor:
+        """``d`` booleans: columns of integers or with a list."""
+        return self.whole | self.listed
+
+    def take(self, columns: Tensor) -> Values:
+        """The same of some columns."""
+        return Values(
+            self.whole[columns],
+            self.listed[columns],
+            self.ordered[columns],
+            self.table[columns],
+        )
 
     def position(self, X: Tensor) -> Tensor:
-        """The position of the nearest admissible value."""
-        if self.values is None:
-            return X.round()
-        table = self._table(X)
-        if len(table) == 1:
-            return torch.zeros_like(X)
-        right = torch.searchsorted(table, X.contiguous()).clamp(1, len(table) - 1)
+        """``n x d`` positions of the nearest admissible values."""
+        at = X.mT.contiguous()
+        right = torch.searchsorted(self.table, at).clamp(1, self.table.shape[1] - 1)
         left = right - 1
-        nearer = X - table[left] <= table[right] - X
-        return torch.where(nearer, left, right).to(X)
+        near = at - self.table.gather(1, left) <= self.table.gather(1, right) - at
+        listed = torch.where(near, left, right).mT.to(X)
+        return torch.where(self.listed, listed, torch.where(self.whole, X.round(), X))
 
     def value(self, position: Tensor) -> Tensor:
-        """The admissible value at a position."""
-        if self.values is None:
-            return position
-        return self._table(position)[position.long()]
+        """``n x d`` admissible values at these positions."""
+        index = position.mT.clamp(0, self.table.shape[1] - 1).long()
+        return torch.where(self.listed, self.table.gather(1, index).mT, position)
 
     def snap(self, X: Tensor) -> Tensor:
-        """The nearest admissible value."""
+        """``n x d`` nearest admissible values."""
         return self.value(self.position(X))
 
     def inside(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and last admissible value in ``[lower, upper]``.
+        """The first and last admissible values in ``[lower, upper]``, ``n x d`` each.
 
         The first is above the last where there is none.
         """
-        if self.values is None:
-            return lower.ceil(), upper.floor()
-        table = torch.tensor(
-            [-math.inf, *self.values, math.inf], dtype=lower.dtype, device=lower.device
+        table, end = self.table, self.table.shape[1] - 1
+        first = torch.searchsorted(table, lower.mT.contiguous()).clamp_max(end)
+        last = torch.searchsorted(table, upper.mT.contiguous(), right=True) - 1
+        low, high = table.gather(1, first).mT, table.gather(1, last.clamp_min(0)).mT
+        high = torch.where(last.mT >= 0, high, -torch.inf)
+        return (
+            torch.where(self.listed, low, torch.where(self.whole, lower.ceil(), lower)),
+            torch.where(
+                self.listed, high, torch.where(self.whole, upper.floor(), upper)
+            ),
         )
-        first = torch.searchsorted(table, lower.contiguous())
-        last = torch.searchsorted(table, upper.contiguous(), right=True) - 1
-        return table[first], table[last]
-
-    def steps(self, span: float) -> list[int]:
-        """How far a local search moves from a position, along ``span`` positions."""
-        widest = int(span)
-        if not self.ordered:
-            widest = min(widest, _MAX_ALTERNATIVES)
-            return [s for k in range(1, widest + 1) for s in (-k, k)]
-        powers = [1 << k for k in range(widest.bit_length())]
-        return [s for power in powers if power <= widest for s in (-power, power)]
-
-
-# ----------------------------------------------------------------------
-# All paths are searched up to this number of them.
-MAX_PATHS = 1024
-
-Feasible = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -128,49 +137,59 @@ class Problem:
         listed: The same tree, with every outcome that may be proposed declared.
         bounds: ``2 x d``.
         fill: ``d`` numbers that inactive columns hold.
-        grids: Discrete column -> its admissible values.
+        values: What each column may hold where it is active, whatever the path. A
+            decision by value is a column with a list.
+        lower: ``d`` smallest admissible values; fixed columns hold their value.
+        upper: ``d`` largest ones; below ``lower`` in columns that have none.
+        discrete: The columns that ``integer_features`` and ``categorical_features``
+            name, in that order.
         fixed: Column -> its value, where the column is active.
         constraints: Linear constraints, binding where all their columns are active.
         feasible: Any other restriction.
-        known: ``m x d`` points not to be proposed.
-        min_distance: How far from them, in widths of the bounds.
+        known: ``m x d`` points not to be proposed, pending ones included.
+        good: ``k x d`` points to look around, the best first.
         max_paths: The number of paths up to which all of them are searched.
+        min_distance: How far from known points to stay, in widths of the bounds.
     """
 
     tree: ParameterTree
     listed: ParameterTree
     bounds: Tensor
     fill: Tensor
-    grids: dict[int, Grid]
+    values: Values
+    lower: Tensor
+    upper: Tensor
+    discrete: list[int]
     fixed: dict[int, float]
     constraints: list[LinearConstraint]
     feasible: Feasible | None
     known: Tensor
+    good: Tensor
     max_paths: int
-    min_distance: float = 0.0
+    min_distance: float
+
+    @property
+    def empty(self) -> Tensor:
+        """``d`` booleans: columns without an admissible value."""
+        return self.lower > self.upper
 
     @cached_property
     def shared(self) -> Tensor:
         """``d`` booleans: columns active on several paths."""
-        mask = torch.zeros(self.tree.dim, dtype=torch.bool, device=self.bounds.device)
-        mask[self.tree.shared_columns] = True
-        return mask
+        return _mask(self.tree.shared_columns, self.bounds)
 
-    @cached_property
-    def own(self) -> Tensor:
-        """``d`` booleans: columns active on one path only."""
-        mask = torch.zeros(self.tree.dim, dtype=torch.bool, device=self.bounds.device)
-        mask[self.tree.own_columns] = True
-        return mask
+    @property
+    def is_restricted(self) -> bool:
+        """Whether a constraint or ``feasible`` restricts the points."""
+        return bool(self.constraints) or self.feasible is not None
+
+    def impute(self, X: Tensor) -> Tensor:
+        """``n x d`` points with the fill value in their inactive columns."""
+        return self.tree.impute(X, self.fill)
 
     def snap(self, X: Tensor, free: Tensor) -> Tensor:
         """Free discrete columns at their nearest admissible value."""
-        if not self.grids:
-            return X
-        X = X.clone()
-        for col, grid in self.grids.items():
-            X[:, col] = torch.where(free[:, col], grid.snap(X[:, col]), X[:, col])
-        return X
+        return torch.where(free, self.values.snap(X), X)
 
     def admissible(self, X: Tensor, active: Tensor) -> Tensor:
         """Which points satisfy the linear constraints and ``feasible``.
@@ -192,6 +211,45 @@ class Problem:
             ok[rows] = verdict.to(X.device)
         return ok
 
+    def is_new(self, X: Tensor, active: Tensor, known: Tensor) -> Tensor:
+        """Which points may be proposed: admissible ones that are not known.
+
+        Args:
+            X: ``n x d`` points, active columns at admissible values, the others at the
+                fill value.
+            active: ``n x d`` booleans.
+            known: ``m x d`` points, likewise.
+
+        Returns:
+            ``n`` booleans.
+        """
+        # Only what may be proposed is shown to `feasible`.
+        new = ~(active & self.empty).any(-1) & ~is_known(self, X, known)
+        if self.is_restricted:
+            rows = new.nonzero().squeeze(-1)
+            new[rows] = self.admissible(X[rows], active[rows])
+        return new
+
+
+def _mask(columns: Sequence[int], bounds: Tensor) -> Tensor:
+    """``d`` booleans: which are these columns."""
+    mask = torch.zeros_like(bounds[0], dtype=torch.bool)
+    mask[list(columns)] = True
+    return mask
+
+
+def _by_value(tree: ParameterTree) -> list[int]:
+    """The decisions that are no numeric ones."""
+    return [c for c in tree.decision_columns if c not in tree.numeric_decisions]
+
+
+def first_of_each(keys: Tensor) -> Tensor:
+    """The numbers of the rows whose key no earlier row has, ascending."""
+    first: dict[int, int] = {}
+    for i, key in enumerate(keys.tolist()):
+        first.setdefault(key, i)
+    return torch.tensor(list(first.values()), dtype=torch.long, device=keys.device)
+
 
 def check_acquisition(acq_function: Any, name: str) -> None:
     """Raise unless ``acq_function`` maps ``b x 1 x d`` points to ``b`` values."""
@@ -209,25 +267,31 @@ def check_acquisition(acq_function: Any, name: str) -> None:
 
 
 def make_problem(
-    bounds: Tensor | None,
-    tree: ParameterTree | None,
-    integer_features: Sequence[int] | None,
-    categorical_features: Mapping[int, Sequence[float]] | None,
-    fixed_features: Mapping[int, float] | None,
-    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None,
-    feasible: Feasible | None,
-    X_avoid: Tensor | None,
-    fill: float | Tensor | None,
-    max_paths: int,
+    bounds: Tensor | None = None,
+    tree: ParameterTree | None = None,
+    integer_features: Sequence[int] | None = None,
+    categorical_features: Mapping[int, Sequence[float]] | None = None,
+    fixed_features: Mapping[int, float] | None = None,
+    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
+    feasible: Feasible | None = None,
+    X_avoid: Tensor | None = None,
+    fill: float | Tensor | None = None,
+    X_start: Tensor | None | tuple[()] = None,
     min_distance: float = 0.0,
+    max_paths: int = MAX_PATHS,
     space: SearchSpace | None = None,
     acq_function: AcquisitionFunction | None = None,
+    pending: Sequence[Tensor | None] = (),
+    **own: Any,
 ) -> Problem:
-    """Check the arguments shared by all optimisers.
+    """Check the arguments that describe the space and what is known of it.
 
-    A ``space`` is its bounds and its tree; and a tree that belongs to a space brings
-    along what that says about columns. What is given beside it restricts further.
-    ``acq_function`` tells where the numbers of a space are to live.
+    They are those of `optimize_acqf_paths`. Besides, ``X_start=()`` stands for no
+    points to look around, ``pending`` are points that acquisition functions have
+    pending, and arguments that only one optimiser has are ignored (``own``). A
+    ``space`` is its bounds, in the precision and on the device of ``acq_function``, and
+    its tree; a tree that belongs to a space brings along what that says about columns.
+    What is given beside it restricts further.
 
     Raises:
         ValueError: Which argument, what was expected, what came.
@@ -253,43 +317,60 @@ def make_problem(
     bounds = _check_bounds(bounds, d)
     if feasible is not None and not callable(feasible):
         raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
-    whole = check_columns(
-        "integer_features",
-        () if integer_features is None else integer_features,
-        d,
-        True,
-    )
-    listed = check_by_column("categorical_features", categorical_features, d, True)
+    given = () if integer_features is None else integer_features
+    whole = check_columns("integer_features", given, d, True)
+    lists = check_by_column("categorical_features", categorical_features, d, True)
     known_space = tree.space
     if known_space is not None:
         _check_scale(bounds, known_space)
         whole = sorted({*whole, *known_space.integer_features})
-        listed = _within_categories(listed, known_space)
+        lists = _within_categories(lists, known_space)
         if known_space.is_restricted:
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
-    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds)
+    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds).expand(d)
     distance = check_number("min_distance", min_distance)
     if not 0.0 <= distance < 1.0:
         raise ValueError(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    grids = _grids(whole, listed)
-    fixed = _fixed(d, fixed_features, grids, bounds)
-    known = bounds.new_zeros(0, d)
-    if X_avoid is not None:
-        known = check_points("X_avoid", X_avoid, tree, bounds)
+    lists = {c: _check_list(c, values) for c, values in lists.items()}
+    fixed = _fixed(tree, fixed_features, whole, lists, bounds)
+    tables = [
+        ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
+        *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
+    ]
+    known = torch.cat([check_points(k, X, tree, bounds) for k, X in tables])
+    known = tree.impute(known, fill_row)
+    if isinstance(X_start, tuple):
+        good = bounds[:0]
+    elif X_start is None:
+        good = _promising(tree, bounds, acq_function)
+    else:
+        good = check_points("X_start", X_start, tree, bounds)
+    good = tree.impute(good, fill_row)
+    listed = _with_outcomes(tree, lists, fixed)
+    seen = torch.cat([known, good])
+    values = _values(listed, whole, lists, fixed, bounds, seen)
+    lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
+    for c, value in fixed.items():
+        if not values.listed[c]:
+            lower[c] = upper[c] = value
     return Problem(
         tree=tree,
-        listed=_with_outcomes(tree, listed, fixed),
+        listed=listed,
         bounds=bounds,
-        fill=fill_row.expand(d),
-        grids=grids,
+        fill=fill_row,
+        values=values,
+        lower=lower,
+        upper=upper,
+        discrete=list(dict.fromkeys([*whole, *lists])),
         fixed=fixed,
         constraints=_constraints(d, inequality_constraints, bounds),
         feasible=feasible,
-        known=tree.impute(known, fill_row),
+        known=known,
+        good=good,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
     )
@@ -429,53 +510,94 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
     return X
 
 
-def _grids(
-    whole: Sequence[int], categorical_features: Mapping[int, list[Any]]
-) -> dict[int, Grid]:
-    grids = {c: Grid() for c in whole}
-    for col, values in categorical_features.items():
-        name = f"categorical_features[{col}]"
-        found = tuple(sorted({check_number(name, v) for v in values}))
-        if not found:
-            raise ValueError(f"{name}: expected at least one value, got {values}.")
-        # A column named in both is an integer with gaps: neighbours are alike.
-        grids[col] = Grid(found, ordered=col in grids)
-    return grids
+def _check_list(col: int, values: list[Any]) -> list[float]:
+    """The values of a categorical column, ascending."""
+    name = f"categorical_features[{col}]"
+    found = sorted({check_number(name, v) for v in values})
+    if not found:
+        raise ValueError(f"{name}: expected at least one value, got {values}.")
+    return found
+
+
+def _values(
+    tree: ParameterTree,
+    whole: Sequence[int],
+    lists: Mapping[int, Sequence[float]],
+    fixed: Mapping[int, float],
+    bounds: Tensor,
+    seen: Tensor,
+) -> Values:
+    """What the columns may hold within the bounds.
+
+    Outcomes that the tree does not declare are only known from the ``m x d`` points
+    that were ``seen``.
+    """
+    tables = dict(lists)
+    by_value = _by_value(tree)
+    codes, _, _ = tree.locate(seen, strict=False)
+    for k, col in enumerate(tree.decision_columns):
+        if col in by_value:
+            declared = tree.decision_values[col]
+            odd = seen[codes[:, k] == len(declared), col].tolist()
+            options = {*declared, *odd}
+            if col in lists:
+                options &= {*lists[col]}
+            elif col in whole:
+                options = {v for v in options if float(v).is_integer()}
+            tables[col] = sorted(options)
+    width = 1 + max((len(t) for t in tables.values()), default=0)
+    table = bounds.new_full((tree.dim, max(width, 2)), torch.inf)
+    for col, numbers in tables.items():
+        row = bounds.new_tensor(numbers)
+        row = row[(bounds[0, col] <= row) & (row <= bounds[1, col])]
+        if col in fixed:
+            row = row[row == row.new_tensor(fixed[col])]
+        table[col, : len(row)] = row
+    named, decides = _mask(whole, bounds), _mask(by_value, bounds)
+    listed = _mask(list(tables), bounds)
+    # A column named in both is an integer with gaps: neighbours are alike. To a search
+    # no outcome of a decision is like another.
+    return Values(named & ~listed, listed, named & ~decides, table)
 
 
 def _fixed(
-    d: int,
+    tree: ParameterTree,
     fixed_features: Mapping[int, float] | None,
-    grids: Mapping[int, Grid],
+    whole: Sequence[int],
+    lists: Mapping[int, Sequence[float]],
     bounds: Tensor,
 ) -> dict[int, float]:
     if fixed_features is not None and not isinstance(fixed_features, Mapping):
         raise ValueError(
             f"fixed_features: expected {{column: value}}, got {fixed_features!r}."
         )
-    fixed = {}
+    fixed: dict[int, float] = {}
+    by_value = _by_value(tree)
     for c, v in (fixed_features or {}).items():
-        col = check_column("fixed_features", c, d, True)
+        name = f"fixed_features[{c}]"
+        col = check_column("fixed_features", c, tree.dim, True)
         if col in fixed:
             raise ValueError(
                 "fixed_features: expected each column once, got column "
                 f"{col} twice in {dict(fixed_features or {})}."
             )
-        value = check_number(f"fixed_features[{c}]", v)
+        value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
         room = slack((lo, hi))
         if not lo - room <= value <= hi + room:
             raise ValueError(
-                f"fixed_features[{c}]: expected a number within the bounds, {lo} to "
-                f"{hi}, got {v}."
+                f"{name}: expected a number within the bounds, {lo} to {hi}, got {v}."
             )
-        if col in grids:
-            nearest = grids[col].snap(torch.tensor([value], dtype=torch.double))
-            if abs(float(nearest) - value) > 1e-9:
-                values = grids[col].values
-                expected = f"one of {list(values)}" if values else "an integer"
-                raise ValueError(f"fixed_features[{c}]: expected {expected}, got {v}.")
-        fixed[col] = min(max(value, lo), hi)
+        if col in lists or col in whole:
+            near = lists.get(col, [round(value)])
+            nearest = min(near, key=lambda x: abs(x - value))
+            if abs(nearest - value) > 1e-9:
+                expected = f"one of {near}" if col in lists else "an integer"
+                raise ValueError(f"{name}: expected {expected}, got {v}.")
+            value = float(nearest)
+        elif col not in by_value:
+            value = min(max(value, lo), hi)
+        fixed[col] = value
     return fixed
 
 
@@ -546,12 +668,76 @@ def _with_outcomes(
     )
 
 
-# ----------------------------------------------------------------------
-# Tell points that are known already from new ones.
+def _promising(
+    tree: ParameterTree, bounds: Tensor, acq_function: AcquisitionFunction | None
+) -> Tensor:
+    """The best training point of every path, the best of all first.
 
-# Closer than this, in widths of the bounds, two points are the same to any model.
-_SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
-_MAX_NUMBERS = 1 << 24
+    Args:
+        tree: Its paths.
+        bounds: A tensor of the precision and on the device that is wanted.
+        acq_function: Its model, objective and direction say what is best.
+
+    Returns:
+        ``k x d`` points; none if the acquisition function has no model with one table
+        of training points.
+    """
+    d = tree.dim
+    model = getattr(acq_function, "model", None)
+    X = _training_points(model)
+    if X is None or X.dim() != 2 or X.shape[-1] != d or not len(X):
+        return bounds[:0]
+    X = X.detach().to(bounds)
+    with torch.no_grad():
+        score = _score(acq_function, model, X)
+    if score is None:
+        return bounds[:0]
+    order = score.to(X.device).argsort(descending=True, stable=True)
+    X = X[order]
+    return X[first_of_each(tree.path_key(X))]
+
+
+def _training_points(model: Any) -> Tensor | None:
+    """The training points as they were given, before any input transform."""
+    original = getattr(model, "_original_train_inputs", None)
+    if isinstance(original, Tensor) and not model.training:
+        return _of_one_sample(model, original, ndim=2)
+    inputs = getattr(model, "train_inputs", None)
+    if not inputs or not isinstance(inputs[0], Tensor):
+        return None
+    return _of_one_sample(model, inputs[0], ndim=2)
+
+
+def _of_one_sample(model: Any, values: Tensor, ndim: int) -> Tensor:
+    """An ensemble holds its data once for each of its members."""
+    if getattr(model, "_is_ensemble", False):
+        while values.dim() > ndim:
+            values = values[0]
+    return values
+
+
+def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
+    """How good every training point is, larger is better."""
+    sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
+    transform = getattr(acq_function, "posterior_transform", None)
+    objective = getattr(acq_function, "objective", None)
+    plain = transform is None and isinstance(objective, IdentityMCObjective | None)
+    targets = getattr(model, "train_targets", None)
+    if isinstance(targets, Tensor):
+        targets = _of_one_sample(model, targets, ndim=1)
+    if plain and isinstance(targets, Tensor) and targets.shape == X.shape[:1]:
+        return sign * targets
+    if len(X) > _MAX_ROWS:
+        return None
+    # Any posterior transform and objective apply to the mean; one point a batch, as a
+    # joint covariance is not needed.
+    posterior = model.posterior(X.unsqueeze(-2), posterior_transform=transform)
+    mean = posterior.mean
+    if getattr(model, "_is_ensemble", False):
+        mean = mean.mean(dim=MCMC_DIM)
+    score = mean if objective is None else objective(mean, X.unsqueeze(-2))
+    score = score.reshape(len(X), -1)
+    return sign * score[:, 0] if score.shape[-1] == 1 else None
 
 
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
@@ -574,7 +760,7 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     slack = _SAME.get(X.dtype, 1e-5) * width
     if problem.min_distance:
         near = problem.min_distance * width
-        near[list(problem.grids)] = 0.0  # neighbours on a grid are other points
+        near[problem.discrete] = 0.0  # the next value of a list is another point
         slack = torch.maximum(slack, near)
     # Equal points have equal projections on a line: sorted, few are left to compare.
     weight = torch.linspace(1.0, 2.0, X.shape[-1], dtype=X.dtype, device=X.device).sin()

@@ -8,37 +8,16 @@
 
 from __future__ import annotations
 
-__all__ = ["optimize_acqf_random", "random_candidates"]
+__all__ = ["optimize_acqf_random"]
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.domain import Domain, make_domain
-from botorch_structured.optim.evaluation import Evaluator
-from botorch_structured.optim.problem import (
-    MAX_PATHS,
-    Feasible,
-    check_acquisition,
-    is_known,
-    make_problem,
-)
-from botorch_structured.optim.raw import all_candidates, raw_candidates
-from botorch_structured.optim.search import (
-    Settings,
-    boxes_to_search,
-    greedily,
-    make_generator,
-    nothing_left,
-)
+from botorch_structured.optim.problem import MAX_PATHS, Feasible
+from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count
-
-# Draws thrown away because they are known or not admissible, in multiples of the
-# points wanted.
-_MAX_DRAWS = 64
 
 
 def optimize_acqf_random(
@@ -106,89 +85,10 @@ def optimize_acqf_random(
         ValueError: An argument is not what it should be; no path is left.
         CandidateGenerationError: Nothing is left to propose.
     """
-    check_acquisition(acq_function, "acq_function")
-    problem = make_problem(
-        bounds,
-        tree,
-        integer_features,
-        categorical_features,
-        fixed_features,
-        inequality_constraints,
-        feasible,
-        X_avoid,
-        fill,
-        max_paths,
-        min_distance,
-        space,
-        acq_function,
-    )
-    check_count("raw_samples", raw_samples)
-    generator = make_generator(seed)
-    evaluator = Evaluator(acq_function, batch_limit)
+    search = Search(**locals(), X_start=())
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        domain = make_domain(problem, known)
-        X = random_candidates(domain, raw_samples, known, generator)
-        values = evaluator.values(X)
-        best = values.argmax()
-        return X[best : best + 1], values[best]
+        X = search.random(raw_samples, known)
+        return X, search.evaluator.values(X)
 
-    return greedily(problem, [acq_function], check_count("q", q), propose)
-
-
-def random_candidates(
-    domain: Domain, n: int, known: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Different random points that may be proposed.
-
-    Args:
-        domain: What they are drawn from, uniformly.
-        n: How many, repeated ones counted.
-        known: ``m x d`` points that are not returned.
-        generator: A CPU generator.
-
-    Returns:
-        At least one and at most ``n x d`` points in random order. Where no draw can be
-        proposed, those that the search of all paths would look at.
-
-    Raises:
-        ValueError: The arguments leave no path.
-        CandidateGenerationError: Nothing is left to propose.
-    """
-    found: list[Tensor] = []
-    missing, size, drawn = n, n, 0
-    while missing > 0 and drawn < _MAX_DRAWS * n:
-        X = domain.draw(size, generator)
-        active = domain.problem.tree.active_mask(X)
-        X = torch.where(active, X, domain.problem.fill)
-        found.append(X[domain.is_new(X, active, known)][:missing])
-        missing -= len(found[-1])
-        drawn += size
-        size = min(2 * size, _MAX_DRAWS * n - drawn)
-    X = torch.cat(found)
-    return _distinct(X if len(X) else _last_resort(domain, known, generator))
-
-
-def _last_resort(domain: Domain, known: Tensor, generator: torch.Generator) -> Tensor:
-    """New points of thin feasible sets and of spaces that are nearly used up."""
-    problem = domain.problem
-    boxes = boxes_to_search(problem, known, generator)
-    none = boxes.lower[:0]
-    per_box = Settings(1, None).per_box(len(boxes))
-    nowhere = torch.zeros(0, dtype=torch.long, device=none.device)
-    X = raw_candidates(problem, boxes, per_box, none, nowhere, generator).X
-    X = X[~is_known(problem, X, known)]
-    if not len(X):
-        X = all_candidates(problem, boxes).X
-        X = X[~is_known(problem, X, known)]
-    if not len(X):
-        raise nothing_left(problem, known)
-    return X
-
-
-def _distinct(X: Tensor) -> Tensor:
-    """``X`` without repetitions, the order kept."""
-    _, group = X.unique(dim=0, return_inverse=True)
-    row = torch.arange(len(X), device=X.device)
-    first = torch.full_like(row, len(X)).scatter_reduce(0, group, row, "amin")
-    return X[first[first < len(X)].sort().values]
+    return search.greedily(propose)

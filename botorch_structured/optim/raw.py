@@ -1,10 +1,30 @@
-"""Where to look first: points in every box, before any gradient."""
+"""Where to look first: the space as boxes, and points in each of them.
+
+On a path the inactive columns hold the fill value, decisions hold theirs, and the
+other columns move between bounds. So a path is a box, with zero width in the columns
+that it does not have, and a batch of points on different paths is a batch of points in
+different boxes: one tensor, one call of the acquisition function. The whole space is a
+box, too (`whole_box`): in it decisions move like any other discrete column, and a point
+becomes one of the space when its inactive columns are given the fill value.
+"""
 
 from __future__ import annotations
 
-__all__ = ["Sample", "all_candidates", "raw_candidates", "sample_boxes"]
+__all__ = [
+    "Boxes",
+    "Sample",
+    "all_candidates",
+    "boxes_at",
+    "path_rows",
+    "project",
+    "random_rows",
+    "raw_candidates",
+    "uniform",
+    "whole_box",
+]
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from botorch.exceptions.errors import InfeasibilityError
@@ -12,8 +32,8 @@ from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_structured.optim.boxes import Boxes
-from botorch_structured.optim.problem import Problem
+from botorch_structured.optim.problem import Problem, first_of_each
+from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
 # are perturbed: a noise-free optimum of expected improvement may be 1e-5 from them.
@@ -24,99 +44,293 @@ _MAX_LISTED = 1 << 16
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """What each column may hold, in ``P`` parts of the space.
+
+    Args:
+        problem: The space.
+        lower: ``P x d`` smallest values.
+        upper: ``P x d`` largest values.
+        active: ``P x d`` booleans: the columns the part has.
+    """
+
+    problem: Problem
+    lower: Tensor
+    upper: Tensor
+    active: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    @property
+    def free(self) -> Tensor:
+        """``P x d`` booleans: the columns that can move."""
+        return self.upper > self.lower
+
+    @property
+    def continuous(self) -> Tensor:
+        """``P x d`` booleans: the columns that move continuously."""
+        return self.free & ~self.problem.values.discrete
+
+    @property
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """``P x d`` positions of the smallest and of the largest values."""
+        position = self.problem.values.position
+        return position(self.lower), position(self.upper)
+
+    def take(self, index: Tensor | slice) -> Boxes:
+        """The boxes at ``index``."""
+        lower, upper, active = self.lower[index], self.upper[index], self.active[index]
+        return Boxes(self.problem, lower, upper, active)
+
+    def join(self, other: Boxes) -> Boxes:
+        """These boxes, then the others."""
+        return Boxes(
+            self.problem,
+            torch.cat([self.lower, other.lower]),
+            torch.cat([self.upper, other.upper]),
+            torch.cat([self.active, other.active]),
+        )
+
+    def pin(self, columns: Tensor, X: Tensor) -> Boxes:
+        """The boxes with the active ones of some columns held at the values of ``X``.
+
+        Args:
+            columns: ``d`` booleans.
+            X: ``P x d``, one row for each box.
+        """
+        held = columns & self.active
+        lower = torch.where(held, X, self.lower)
+        upper = torch.where(held, X, self.upper)
+        return Boxes(self.problem, lower, upper, self.active)
+
+    def clip(self, X: Tensor) -> Tensor:
+        """The nearest points of the boxes to ``P x d`` ones, one in each box."""
+        return torch.minimum(torch.maximum(X, self.lower), self.upper)
+
+    def draw(self, box: Tensor, U: Tensor) -> Tensor:
+        """Points of the unit cube, carried to boxes.
+
+        Args:
+            box: ``n`` numbers of boxes.
+            U: ``n x d`` numbers in [0, 1].
+
+        Returns:
+            ``n x d`` points; discrete columns at admissible values, each equally
+            likely.
+        """
+        here, values = self.take(box), self.problem.values
+        X = here.clip(torch.lerp(here.lower, here.upper, U))
+        # Columns that do not move may hold something else than an admissible value.
+        counted = here.free & values.discrete
+        if counted.any():
+            first, last = (p[box] for p in self.positions)
+            size = last - first + 1
+            step = torch.minimum((U * size).floor(), size - 1)
+            X = torch.where(counted, values.value(first + step), X)
+        return X
+
+    def of_rows(self, X: Tensor) -> Tensor:
+        """The number of the box whose path each row is on, -1 for none."""
+        path_key = self.problem.tree.path_key
+        place = {key: b for b, key in enumerate(path_key(self.lower).tolist())}
+        found = [place.get(key, -1) for key in path_key(X).tolist()]
+        return torch.tensor(found, dtype=torch.long, device=X.device)
+
+
+def whole_box(problem: Problem) -> Boxes:
+    """The whole space as one box, decisions included.
+
+    What a parameter may be does not depend on the others, only whether it is active
+    does. Columns without an admissible value hold any number that the tree knows:
+    nothing is proposed where one of them is active.
+    """
+    some = problem.fill.clone()
+    for col, values in problem.listed.decision_values.items():
+        if col not in problem.listed.numeric_decisions:
+            some[col] = values[0]
+    lower = torch.where(problem.empty, some, problem.lower).unsqueeze(0)
+    upper = torch.where(problem.empty, some, problem.upper).unsqueeze(0)
+    return Boxes(problem, lower, upper, torch.ones_like(lower, dtype=torch.bool))
+
+
+def project(space: Boxes, X: Tensor) -> Tensor:
+    """The nearest points of the whole space, without those on paths outside of it.
+
+    Args:
+        space: `whole_box`.
+        X: ``k x d`` points, inactive columns at the fill value.
+
+    Returns:
+        At most ``k x d`` points.
+    """
+    problem = space.problem
+    near = problem.impute(problem.snap(space.clip(X), space.free))
+    return near[problem.tree.path_key(near) == problem.tree.path_key(X)]
+
+
+def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
+    """The boxes of the paths that some rows are on.
+
+    Args:
+        problem: Bounds, discrete columns, fixed features.
+        rows: ``n x d`` points; only their decisions are looked at.
+
+    Returns:
+        The boxes, and ``n`` booleans: which rows have one. Rows have none where a
+        fixed feature, a bound or the list of a categorical rules their path out.
+    """
+    tree = problem.tree
+    codes, active, _ = tree.locate(rows)
+    lower, upper = (e.repeat(len(rows), 1) for e in (problem.lower, problem.upper))
+    for k, col in enumerate(tree.decision_columns):
+        code, outcomes = codes[:, k].clamp_min(0), tree.decision_values[col]
+        if col in tree.numeric_decisions:
+            low, high = rows.new_tensor(outcomes)[code].unbind(-1)
+            lower[:, col] = torch.maximum(lower[:, col], low)
+            upper[:, col] = torch.minimum(upper[:, col], high)
+            continue
+        value = rows[:, col]
+        if outcomes:
+            # What is declared, not what counts as it by a tolerance.
+            declared = rows.new_tensor(outcomes)[code.clamp_max(len(outcomes) - 1)]
+            value = torch.where(code < len(outcomes), declared, value)
+        ok = torch.isin(value, problem.values.table[col])
+        lower[:, col] = torch.where(ok, value, torch.inf)
+        upper[:, col] = torch.where(ok, value, -torch.inf)
+    lower, upper = problem.values.inside(lower, upper)
+    lower = torch.where(active, lower, problem.fill)
+    upper = torch.where(active, upper, problem.fill)
+    return Boxes(problem, lower, upper, active), (lower <= upper).all(-1)
+
+
+@lru_cache(maxsize=32)
+def _declared_rows(tree: ParameterTree) -> Tensor:
+    """One point on every declared path."""
+    rows = torch.zeros(tree.num_paths, tree.dim, dtype=torch.double)
+    for row, path in zip(rows, tree.paths, strict=True):
+        for col, value in path.decisions.items():
+            if isinstance(value, tuple):
+                ends = [v for v in value if abs(v) != float("inf")]
+                value = ends[0] if ends else 0.0
+            row[col] = value
+    return rows
+
+
+def path_rows(problem: Problem, seen: Tensor, generator: torch.Generator) -> Tensor:
+    """One point on each of the paths to be searched.
+
+    All declared paths up to ``max_paths`` of them; else as many random ones. The paths
+    of known points are among them, as undeclared values are only known from these.
+
+    Args:
+        problem: The space.
+        seen: ``m x d`` points whose paths are to be included.
+        generator: For random paths.
+
+    Returns:
+        ``P x d`` points on different paths.
+    """
+    if problem.listed.num_paths <= problem.max_paths:
+        rows = _declared_rows(problem.listed).to(problem.bounds)
+    else:
+        rows = random_rows(problem, problem.max_paths, generator)
+        seen = seen[-problem.max_paths :]
+    rows = torch.cat([rows, seen])
+    return rows[first_of_each(problem.tree.path_key(rows))]
+
+
+def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:
+    """``n`` points on random paths, decisions that are fixed at their values."""
+    rows = problem.listed.random_paths(n, generator, problem.bounds)
+    rows = rows.to(problem.bounds)
+    for col, value in problem.fixed.items():
+        rows[:, col] = value
+    return rows
+
+
+# ----------------------------------------------------------------------
+# Points in boxes.
+
+
+@dataclass(frozen=True)
 class Sample:
     """Candidates, the box each lies in, and the source each comes from.
 
     Args:
         X: ``n x d`` points.
         box: ``n`` numbers of boxes.
-        source: ``n`` integers; starts for the refinement are taken from each.
+        source: ``n`` integers; starts for the refinement are taken from each. Default:
+            0, far from all known points.
     """
 
     X: Tensor
     box: Tensor
     source: Tensor
 
+    @classmethod
+    def spread(cls, X: Tensor, box: Tensor) -> Sample:
+        """Candidates that come from nowhere in particular, source 0."""
+        return cls(X, box, torch.zeros_like(box))
+
+    @classmethod
+    def join(cls, samples: list[Sample]) -> Sample:
+        """All candidates, one sample after the other."""
+        return cls(
+            torch.cat([s.X for s in samples]),
+            torch.cat([s.box for s in samples]),
+            torch.cat([s.source for s in samples]),
+        )
+
     def take(self, index: Tensor) -> Sample:
         """The candidates at ``index``."""
         return Sample(self.X[index], self.box[index], self.source[index])
 
 
-def _join(samples: list[Sample]) -> Sample:
-    return Sample(
-        torch.cat([s.X for s in samples]),
-        torch.cat([s.box for s in samples]),
-        torch.cat([s.source for s in samples]),
-    )
+def _admissible(boxes: Boxes, sample: Sample) -> Sample:
+    """The candidates that satisfy the constraints and ``feasible``."""
+    if not boxes.problem.is_restricted:
+        return sample
+    return sample.take(boxes.problem.admissible(sample.X, boxes.active[sample.box]))
 
 
-def _sized(problem: Problem, boxes: Boxes) -> dict[int, tuple[Tensor, Tensor]]:
-    """First position and number of positions of every discrete column in every box."""
-    found = {}
-    for col, grid in problem.grids.items():
-        first = grid.position(boxes.lower[:, col])
-        size = grid.position(boxes.upper[:, col]) - first + 1
-        found[col] = (first, torch.where(boxes.free[:, col], size, 1.0))
-    return found
-
-
-def _counts(boxes: Boxes, sizes: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+def _counts(boxes: Boxes) -> Tensor:
     """The number of points in every box, infinite where a column is continuous."""
-    continuous = boxes.free.clone()
-    continuous[:, list(sizes)] = False
-    count = torch.ones(len(boxes), dtype=torch.double, device=boxes.lower.device)
-    for _, size in sizes.values():
-        count *= size
-    return torch.where(continuous.any(-1), torch.inf, count)
+    first, last = boxes.positions
+    size = torch.where(boxes.free, last - first + 1, 1).double().prod(-1)
+    return torch.where(boxes.continuous.any(-1), torch.inf, size)
 
 
-def all_candidates(problem: Problem, boxes: Boxes) -> Sample:
+def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
+    """Every point of each of the chosen boxes, which are finite."""
+    samples = []
+    first, last = boxes.positions
+    for b in chosen:
+        position = first[b].unsqueeze(0)
+        for col in boxes.problem.discrete:
+            if boxes.free[b, col]:
+                n = int(last[b, col] - first[b, col]) + 1
+                position = position.repeat_interleave(n, 0)
+                steps = torch.arange(n, dtype=first.dtype, device=first.device)
+                position[:, col] += steps.repeat(len(position) // n)
+        X = boxes.problem.values.value(position)
+        X = torch.where(boxes.free[b], X, boxes.lower[b])
+        samples.append(Sample.spread(X, b.expand(len(X))))
+    return samples
+
+
+def all_candidates(boxes: Boxes) -> Sample:
     """Every admissible point of the finite boxes that can be listed.
 
     For the end of a search, when samples of them meet known points only.
     """
-    sizes = _sized(problem, boxes)
-    finite = (_counts(boxes, sizes) <= _MAX_LISTED).nonzero().view(-1)
-    none = torch.zeros(0, dtype=torch.long, device=boxes.lower.device)
-    samples = [Sample(boxes.lower[:0], none, none)]
-    samples += [_listed(problem, boxes, b, sizes) for b in finite]
-    sample = _join(samples)
-    return sample.take(problem.admissible(sample.X, boxes.active[sample.box]))
-
-
-def sample_boxes(problem: Problem, boxes: Boxes, box: Tensor, U: Tensor) -> Tensor:
-    """Points of the unit cube, carried to boxes.
-
-    Args:
-        problem: The discrete columns.
-        boxes: The boxes.
-        box: ``n`` numbers of boxes.
-        U: ``n x d`` numbers in [0, 1].
-
-    Returns:
-        ``n x d`` points; discrete columns at admissible values, each equally likely.
-    """
-    here = boxes.take(box)
-    X = torch.lerp(here.lower, here.upper, U)
-    X = torch.minimum(torch.maximum(X, here.lower), here.upper)
-    free = here.free
-    for col, grid in problem.grids.items():
-        first = grid.position(here.lower[:, col])
-        size = grid.position(here.upper[:, col]) - first + 1
-        step = torch.minimum((U[:, col] * size).floor(), size - 1).clamp_min(0)
-        # Columns that do not move may hold something else than a grid value.
-        value = grid.value(torch.where(free[:, col], first + step, 0.0))
-        X[:, col] = torch.where(free[:, col], value, X[:, col])
-    return X
+    finite = (_counts(boxes) <= _MAX_LISTED).nonzero().view(-1)
+    none = Sample.spread(boxes.lower[:0], finite[:0])
+    return _admissible(boxes, Sample.join([none, *_listed(boxes, finite)]))
 
 
 def raw_candidates(
-    problem: Problem,
-    boxes: Boxes,
-    per_box: int,
-    good: Tensor,
-    good_box: Tensor,
-    generator: torch.Generator,
+    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -126,154 +340,113 @@ def raw_candidates(
     shared columns on the bounds, where linear effects have their optimum.
 
     Args:
-        problem: The space.
         boxes: ``P`` boxes.
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
-        good_box: ``k`` numbers of the boxes they lie in, -1 for none of them.
         generator: A CPU generator.
 
     Returns:
         The candidates. Boxes without an admissible point have none.
     """
-    sizes = _sized(problem, boxes)
-    small = _counts(boxes, sizes) <= 4 * per_box
-    samples = [_listed(problem, boxes, b, sizes) for b in small.nonzero().view(-1)]
+    small = _counts(boxes) <= 4 * per_box
+    samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
-        samples.append(
-            _spread(problem, boxes, large, per_box, good, good_box, generator)
-        )
-    sample = _join(samples)
-    if problem.constraints or problem.feasible is not None:
-        ok = problem.admissible(sample.X, boxes.active[sample.box])
-        sample = _with_replacements(
-            problem, boxes, sample.take(ok), large, per_box, generator
-        )
+        samples += _spread(boxes, large, per_box, good, generator)
+    sample = _admissible(boxes, Sample.join(samples))
+    if boxes.problem.is_restricted:
+        sample = _with_replacements(boxes, sample, large, per_box, generator)
     return sample
 
 
-def _listed(
-    problem: Problem, boxes: Boxes, b: Tensor, sizes: dict[int, tuple[Tensor, Tensor]]
-) -> Sample:
-    """Every point of a finite box."""
-    X = boxes.lower[b].unsqueeze(0)
-    for col, (first, size) in sizes.items():
-        n = int(size[b])
-        if n == 1:
-            continue
-        steps = torch.arange(n, dtype=X.dtype, device=X.device)
-        values = problem.grids[col].value(first[b] + steps)
-        X = X.repeat_interleave(n, 0)
-        X[:, col] = values.repeat(len(X) // n)
-    zero = torch.zeros(len(X), dtype=torch.long, device=X.device)
-    return Sample(X, zero + b, zero)
-
-
-def _uniform(
-    shape: tuple[int, ...], like: Tensor, generator: torch.Generator
-) -> Tensor:
+def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Uniform numbers in [0, 1), the same on every device."""
     return torch.rand(shape, generator=generator, dtype=torch.double).to(like)
 
 
-def _sobol(
-    n: int, problem: Problem, boxes: Boxes, generator: torch.Generator
-) -> Tensor:
-    """``n x d`` numbers; only columns that move in some box are drawn."""
-    columns = boxes.free.any(0).nonzero().squeeze(-1)
-    U = boxes.lower.new_zeros(n, problem.tree.dim)
+def _sobol(boxes: Boxes, box: Tensor, generator: torch.Generator) -> Sample:
+    """A Sobol point in each of ``n`` boxes; only columns that move are drawn."""
+    n, columns = len(box), boxes.free.any(0).nonzero().squeeze(-1)
+    U = boxes.lower.new_zeros(n, boxes.lower.shape[-1])
     seed = int(torch.randint(1 << 31, (1,), generator=generator))
     k = len(columns)
     if 0 < k <= SobolEngine.MAXDIM:
         draw = SobolEngine(k, scramble=True, seed=seed).draw(n, dtype=torch.double)
         U[:, columns] = draw.to(U)
     elif k:
-        U[:, columns] = _uniform((n, k), U, generator)
-    return U
+        U[:, columns] = uniform((n, k), U, generator)
+    return Sample.spread(boxes.draw(box, U), box)
 
 
 def _spread(
-    problem: Problem,
     boxes: Boxes,
     chosen: Tensor,
     per_box: int,
     good: Tensor,
-    good_box: Tensor,
     generator: torch.Generator,
-) -> Sample:
+) -> list[Sample]:
     """Sobol points, perturbations, transfers and points on the bounds."""
-    box = chosen.repeat_interleave(per_box)
-    U = _sobol(len(box), problem, boxes, generator)
-    parts = [Sample(sample_boxes(problem, boxes, box, U), box, torch.zeros_like(box))]
-    rank = torch.arange(len(box), device=box.device) % per_box
+    problem = boxes.problem
+    parts = [_sobol(boxes, chosen.repeat_interleave(per_box), generator)]
+    rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
     if len(good):
-        local = _perturbed(problem, boxes, per_box // 2, good, good_box, generator)
+        local = _perturbed(boxes, per_box // 2, good, generator)
         if local is not None:
             parts.append(local)
         some = parts[0].take(rank < max(1, per_box // 4))
         # The best of all, as far as a path has its columns.
-        shared = problem.shared & boxes.free[some.box]
         here = boxes.take(some.box)
-        best = torch.minimum(torch.maximum(good[0], here.lower), here.upper)
-        X = torch.where(shared, problem.snap(best, here.free), some.X)
-        parts.append(Sample(X, some.box, torch.full_like(some.source, 1)))
+        best = problem.snap(here.clip(good[0]), here.free)
+        X = torch.where(problem.shared & here.free, best, some.X)
+        parts.append(Sample(X, some.box, torch.ones_like(some.source)))
     if problem.shared.any():
         for k, part in enumerate(list(parts)):
             some = part.take(rank < max(1, per_box // 2)) if k == 0 else part
             here = boxes.take(some.box)
-            end = _uniform(tuple(some.X.shape), some.X, generator) < 0.5
+            end = uniform(tuple(some.X.shape), some.X, generator) < 0.5
             bound = torch.where(end, here.lower, here.upper)
             X = torch.where(problem.shared & here.free, bound, some.X)
             parts.append(Sample(X, some.box, some.source + 2 + _NUM_SCALES))
-    return _join(parts)
+    return parts
 
 
 def _perturbed(
-    problem: Problem,
-    boxes: Boxes,
-    per_box: int,
-    good: Tensor,
-    good_box: Tensor,
-    generator: torch.Generator,
+    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
 ) -> Sample | None:
     """Points around the good points of every box, near and far."""
-    rows: list[int] = []
+    problem, good_box = boxes.problem, boxes.of_rows(good)
     by_box: dict[int, list[int]] = {}
     for i, b in enumerate(good_box.tolist()):
         if b >= 0:
             by_box.setdefault(b, []).append(i)
     per_box = max(per_box, 1)
-    for members in by_box.values():
-        rows += [members[i % len(members)] for i in range(per_box)]
+    rows = [m[i % len(m)] for m in by_box.values() for i in range(per_box)]
     if not rows:
         return None
     index = torch.tensor(rows, device=good.device)
     box = good_box[index]
     here = boxes.take(box)
-    free = here.free
     lo, hi = _LOCAL_SCALES
-    level = _uniform((len(index), 1), good, generator)
+    level = uniform((len(index), 1), good, generator)
     scale = 10 ** (lo + (hi - lo) * level)
     shape = tuple(here.lower.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.double).to(good)
     # Few columns at a time where there are many.
-    share = (3.0 / free.sum(-1, keepdim=True).clamp_min(1)).clamp_min(0.25)
-    moved = _uniform(shape, good, generator) < share
+    share = (3.0 / here.free.sum(-1, keepdim=True).clamp_min(1)).clamp_min(0.25)
+    moved = uniform(shape, good, generator) < share
     noise = torch.where(moved, noise, torch.zeros_like(noise))
-    for col, grid in problem.grids.items():
+    if problem.discrete:
         # Small moves of a discrete column are none: make few, but wide ones.
-        wide = _uniform((len(index),), good, generator) < 0.3
-        width = 1.0 if not grid.ordered else 0.1
-        noise[:, col] *= torch.where(wide, width / scale[:, 0], 0.0)
-    X = good[index] + scale * noise * (here.upper - here.lower)
-    X = torch.minimum(torch.maximum(X, here.lower), here.upper)
-    X = problem.snap(X, free)
+        columns = problem.discrete
+        wide = uniform((len(columns), len(index)), good, generator).mT < 0.3
+        width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)
+        noise[:, columns] *= torch.where(wide, width / scale, 0.0)
+    X = here.clip(good[index] + scale * noise * (here.upper - here.lower))
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
-    return Sample(X, box, source)
+    return Sample(problem.snap(X, here.free), box, source)
 
 
 def _with_replacements(
-    problem: Problem,
     boxes: Boxes,
     sample: Sample,
     chosen: Tensor,
@@ -287,24 +460,20 @@ def _with_replacements(
             return sample
         # No more than 2^17 rows at a time, whatever the number of boxes.
         n = min(per_box * 4 ** (attempt + 1), max(1, (1 << 17) // len(missing)))
-        box = missing.repeat_interleave(n)
-        U = _sobol(len(box), problem, boxes, generator)
-        more = Sample(sample_boxes(problem, boxes, box, U), box, torch.zeros_like(box))
-        ok = problem.admissible(more.X, boxes.active[more.box])
-        sample = _join([sample, more.take(ok)])
+        more = _sobol(boxes, missing.repeat_interleave(n), generator)
+        sample = Sample.join([sample, _admissible(boxes, more)])
     missing = chosen[~torch.isin(chosen, sample.box)]
-    if problem.constraints and len(missing):
-        found = [
-            _polytope(problem, boxes, int(b), per_box, generator) for b in missing[:8]
-        ]
-        sample = _join([sample, *(f for f in found if f is not None)])
+    if boxes.problem.constraints and len(missing):
+        found = [_polytope(boxes, int(b), per_box, generator) for b in missing[:8]]
+        sample = Sample.join([sample, *(f for f in found if f is not None)])
     return sample
 
 
 def _polytope(
-    problem: Problem, boxes: Boxes, b: int, n: int, generator: torch.Generator
+    boxes: Boxes, b: int, n: int, generator: torch.Generator
 ) -> Sample | None:
     """Points of a box in a thin feasible set, by hit and run."""
+    problem, lower, upper = boxes.problem, boxes.lower[b], boxes.upper[b]
     columns = boxes.free[b].nonzero().squeeze(-1)
     place = {int(c): i for i, c in enumerate(columns)}
     constraints = []
@@ -313,14 +482,12 @@ def _polytope(
         if not moving or not boxes.active[b, c.columns].all():
             continue
         held = [i for i in range(len(c.columns)) if i not in moving]
-        rest = sum(
-            float(c.coefficients[i] * boxes.lower[b, c.columns[i]]) for i in held
-        )
+        rest = sum(float(c.coefficients[i] * lower[c.columns[i]]) for i in held)
         index = torch.tensor([place[c.columns[i]] for i in moving])
         constraints.append((index, c.coefficients[moving], c.rhs - rest))
     if not constraints:
         return None
-    bounds = torch.stack([boxes.lower[b, columns], boxes.upper[b, columns]])
+    bounds = torch.stack([lower[columns], upper[columns]])
     seed = int(torch.randint(1 << 31, (1,), generator=generator))
     try:
         draws = get_polytope_samples(
@@ -328,10 +495,8 @@ def _polytope(
         )
     except (ValueError, InfeasibilityError):  # an empty polytope
         return None
-    X = boxes.lower[b].repeat(n, 1)
+    X = lower.repeat(n, 1)
     X[:, columns] = draws.to(X)
+    X = problem.snap(X, boxes.free[b].expand_as(X))
     box = torch.full((n,), b, dtype=torch.long, device=X.device)
-    free = boxes.free[b].expand_as(X)
-    X = problem.snap(X, free)
-    ok = problem.admissible(X, boxes.active[box])
-    return Sample(X, box, torch.zeros_like(box)).take(ok) if ok.any() else None
+    return _admissible(boxes, Sample.spread(X, box))

@@ -15,27 +15,20 @@ __all__ = ["adaptive_sobol_candidates", "optimize_acqf_sobol"]
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
-from botorch_structured.optim.domain import Domain, make_domain
-from botorch_structured.optim.evaluation import Evaluator
 from botorch_structured.optim.problem import (
     Feasible,
     Problem,
-    check_acquisition,
     check_points,
     make_problem,
 )
-from botorch_structured.optim.search import (
-    good_points,
-    greedily,
-    make_generator,
-    nothing_left,
-)
+from botorch_structured.optim.search import Search, make_generator
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 
@@ -78,7 +71,7 @@ def adaptive_sobol_candidates(
     Raises:
         ValueError: An argument is not what it should be.
     """
-    bounds = _box(bounds).bounds
+    bounds = make_problem(bounds, ParameterTree(_width(bounds))).bounds
     num_points = check_count("num_points", num_points)
     centres = _centres(bounds, best_X)
     generator = make_generator(seed)
@@ -169,110 +162,57 @@ def optimize_acqf_sobol(
         ValueError: An argument is not what it should be.
         CandidateGenerationError: None of the points can be proposed.
     """
-    check_acquisition(acq_function, "acq_function")
-    distance = check_number("min_distance", min_distance)
-    problem, closer = (
-        _box(
-            bounds,
-            inequality_constraints,
-            feasible,
-            X_avoid,
-            near,
-            space,
-            acq_function,
+    tree = ParameterTree(_width(bounds)) if space is None else None
+    search = Search(**locals(), X_start=None if best_X is None else ())
+    problem, generator = search.problem, search.generator
+    if problem.discrete or problem.tree.decision_columns:
+        odd = sorted({*problem.discrete, *problem.tree.decision_columns})
+        raise ValueError(
+            "space: expected real parameters without decisions, got columns "
+            f"{odd} of another kind: use optimize_acqf_local_search."
         )
-        for near in (distance, min(_REFINE_DISTANCE, distance))
-    )
     worth = math.inf
     if refine_above is not None:
         worth = check_number("refine_above", refine_above, finite=False)
-    num_points = check_count("num_points", num_points)
-    num_rounds = check_count("num_rounds", num_rounds, least=0)
-    q = check_count("q", q)
+    check_count("num_rounds", num_rounds, least=0)
     if best_X is None:
-        best_X = good_points(problem, acq_function, None)
-        best_X = best_X[_inside(best_X, problem.bounds)]
-    generator = make_generator(seed)
+        best_X = problem.good[_inside(problem.good, problem.bounds)]
     grid = adaptive_sobol_candidates(
         problem.bounds, num_points, best_X, _derive(generator)
     )
-    evaluator = Evaluator(acq_function, batch_limit)
+    closer = replace(problem, min_distance=min(_REFINE_DISTANCE, problem.min_distance))
 
-    def search(space: Problem, known: Tensor) -> tuple[Tensor, Tensor]:
-        domain = make_domain(space, known)
-        x, value = _best(domain, grid, known, evaluator)
+    def best(problem: Problem, X: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        X = X[problem.is_new(X, torch.ones_like(X, dtype=torch.bool), known)]
+        values = search.evaluator.values(X)
+        top = values.topk(min(1, len(values))).indices
+        return X[top], values[top]
+
+    def refined(problem: Problem, known: Tensor) -> tuple[Tensor, Tensor]:
+        x, value = best(problem, grid, known)
         for _ in range(num_rounds if len(x) else 0):
             around = _around(x, _ROUND, problem.bounds, _NEAR_BEST, generator)
-            better, its_value = _best(domain, around, known, evaluator)
-            if its_value > value:
+            better, its_value = best(problem, around, known)
+            if len(better) and its_value > value:
                 x, value = better, its_value
         return x, value
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
         if worth < math.inf:
-            x, value = search(closer, known)
-            if value > worth:
+            x, value = refined(closer, known)
+            if len(x) and value > worth:
                 return x, value
-        x, value = search(problem, known)
-        if not len(x):
-            raise nothing_left(problem, known)
-        return x, value
+        return refined(problem, known)
 
-    return greedily(problem, [acq_function], q, propose)
+    return search.greedily(propose)
 
 
-def _box(
-    bounds: Tensor | None,
-    inequality_constraints: Sequence[tuple[Tensor, Tensor, float]] | None = None,
-    feasible: Feasible | None = None,
-    X_avoid: Tensor | None = None,
-    min_distance: float = 0.0,
-    space: SearchSpace | None = None,
-    acq_function: AcquisitionFunction | None = None,
-) -> Problem:
-    """The checked arguments: a tree without decisions."""
-    tree = None
-    if space is None:
-        if not isinstance(bounds, Tensor) or bounds.dim() != 2 or not bounds.numel():
-            got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
-            raise ValueError(
-                f"bounds: expected a floating-point 2 x d tensor, got {got}."
-            )
-        tree = ParameterTree(bounds.shape[-1])
-    problem = make_problem(
-        bounds,
-        tree,
-        integer_features=None,
-        categorical_features=None,
-        fixed_features=None,
-        inequality_constraints=inequality_constraints,
-        feasible=feasible,
-        X_avoid=X_avoid,
-        fill=None,
-        max_paths=1,
-        min_distance=min_distance,
-        space=space,
-        acq_function=acq_function,
-    )
-    if problem.grids or problem.tree.decision_columns:
-        discrete = sorted({*problem.grids, *problem.tree.decision_columns})
-        raise ValueError(
-            "space: expected real parameters without decisions, got columns "
-            f"{discrete} of another kind: use optimize_acqf_local_search."
-        )
-    return problem
-
-
-def _best(
-    domain: Domain, X: Tensor, known: Tensor, evaluator: Evaluator
-) -> tuple[Tensor, Tensor]:
-    """The ``1 x d`` best point that may be proposed, or none, and its value."""
-    X = X[domain.is_new(X, torch.ones_like(X, dtype=torch.bool), known)]
-    if not len(X):
-        return X, X.new_tensor(-math.inf)
-    values = evaluator.values(X)
-    best = values.argmax()
-    return X[best : best + 1], values[best]
+def _width(bounds: Tensor | None) -> int:
+    """The number of columns of bounds without a tree."""
+    if not isinstance(bounds, Tensor) or bounds.dim() != 2 or not bounds.numel():
+        got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+        raise ValueError(f"bounds: expected a floating-point 2 x d tensor, got {got}.")
+    return bounds.shape[-1]
 
 
 def _around(

@@ -6,29 +6,17 @@ __all__ = ["optimize_acqf_two_step"]
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.optim.boxes import Boxes
-from botorch_structured.optim.evaluation import Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
-    Problem,
     check_acquisition,
-    make_problem,
+    first_of_each,
 )
-from botorch_structured.optim.search import (
-    Found,
-    boxes_to_search,
-    good_points,
-    greedily,
-    make_generator,
-    make_settings,
-    nothing_left,
-    search,
-)
+from botorch_structured.optim.refine import Evaluator
+from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
 
@@ -110,61 +98,24 @@ def optimize_acqf_two_step(
         CandidateGenerationError: Nothing is left to propose.
     """
     check_acquisition(path_acq_function, "path_acq_function")
-    check_acquisition(acq_function, "acq_function")
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    problem = make_problem(
-        bounds,
-        tree,
-        integer_features,
-        categorical_features,
-        fixed_features,
-        inequality_constraints,
-        feasible,
-        X_avoid,
-        fill,
-        max_paths,
-        min_distance,
-        space,
-        acq_function,
-    )
-    settings = make_settings(num_restarts, raw_samples)
-    generator = make_generator(seed)
-    first = Evaluator(path_acq_function, batch_limit)
-    second = Evaluator(acq_function, batch_limit)
+    search = Search(**locals())
+    problem, first = search.problem, Evaluator(path_acq_function, batch_limit)
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        good = good_points(problem, acq_function, X_start)
-        boxes = boxes_to_search(problem, torch.cat([known, good]), generator)
-        evolve = problem.listed.num_paths > problem.max_paths
-        ranked = _best_of_each_path(
-            problem,
-            search(problem, first, boxes, settings, good, known, generator, evolve),
-        )
-        chosen = ranked.boxes
+        ranked = search.maximise(search.paths(known), known, first)
+        ranked = ranked.take(first_of_each(problem.tree.path_key(ranked.X)))
+        paths = ranked.boxes
         if fix_shared:
-            chosen = chosen.pin(problem.shared, ranked.X)
-        for i in range(0, len(chosen), top_k):
-            few = chosen.take(torch.arange(i, min(i + top_k, len(chosen))))
-            found = search(problem, second, few, settings, good, known, generator)
+            paths = paths.pin(problem.shared, ranked.X)
+        found = ranked
+        for i in range(0, len(paths), top_k):
+            few = paths.take(slice(i, i + top_k))
+            found = search.maximise(few, known, evolve=False)
             if len(found.X):
-                return found.X[:1], found.values[0]
-        raise nothing_left(problem, known)
+                break
+        return found.X, found.values
 
-    return greedily(
-        problem, [path_acq_function, acq_function], check_count("q", q), propose
-    )
-
-
-def _best_of_each_path(problem: Problem, found: Found) -> Found:
-    """The first, that is best, point of every path."""
-    seen: set[int] = set()
-    keep = []
-    for i, key in enumerate(problem.tree.path_key(found.X).tolist()):
-        if key not in seen:
-            seen.add(key)
-            keep.append(i)
-    index = torch.tensor(keep, dtype=torch.long, device=found.X.device)
-    boxes: Boxes = found.boxes.take(index)
-    return Found(found.X[index], found.values[index], boxes)
+    return search.greedily(propose)

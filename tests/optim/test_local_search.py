@@ -26,10 +26,10 @@ from botorch_structured.optim import (
     optimize_acqf_paths,
     optimize_acqf_random,
 )
-from botorch_structured.optim.domain import make_domain
-from botorch_structured.optim.evaluation import Evaluator
-from botorch_structured.optim.local_search import Neighbourhood, climb
+from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import is_known, make_problem
+from botorch_structured.optim.raw import whole_box
+from botorch_structured.optim.refine import Evaluator, Neighbourhood, walk
 from botorch_structured.spaces import Between, ParameterTree
 
 INTEGERS = [3]
@@ -181,37 +181,33 @@ def mixed(seed: int):  # noqa: ANN201
 @given(seed=seeds)
 def test_values_never_fall_and_ends_are_local_optima(seed: int) -> None:
     tree, bounds, kinds, smooth = mixed(seed)
-    problem = make_problem(
-        bounds,
-        tree,
-        kinds["integer_features"],
-        kinds["categorical_features"],
-        None,
-        None,
-        None,
-        None,
-        0.5,
-        99,
-    )
-    domain = make_domain(problem, bounds[:0])
-    hood = Neighbourhood(domain, [0.3, 0.01])
-    X = domain.impute(domain.draw(5, torch.Generator().manual_seed(seed)))
-    nothing = bounds[:0]
+    problem = make_problem(bounds, tree, **kinds)
+    space = whole_box(problem)
+    box = torch.zeros(5, dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    U = torch.rand(5, tree.dim, generator=generator, dtype=torch.double)
+    X = problem.impute(space.draw(box, U))
+    active = tree.active_mask(X)
+
+    def hood() -> Neighbourhood:
+        return one_exchange(space, [0.3, 0.01], torch.Generator().manual_seed(1))
+
     before = smooth(X)
-    near, _, owner = hood.of(X, tree.active_mask(X), torch.Generator().manual_seed(1))
+    near, _, owner = hood().of(X, active, box)
     steepest = before.scatter_reduce(0, owner, smooth(near), "amax")
     for length in (1, 2, 5, 10**4):
         # The same seed: the first iterations are those of the shorter climb.
-        generator = torch.Generator().manual_seed(1)
-        ends, values = climb(
-            hood, Evaluator(Function(smooth)), X, smooth(X), nothing, length, generator
+        evaluator = Evaluator(Function(smooth))
+        nothing = bounds[:0]
+        ends, values = walk(
+            hood(), evaluator, X, smooth(X), active, box, nothing, length
         )
         assert (values >= before).all()
         if length == 1:  # the best neighbour, not any better one
             assert torch.allclose(values, steepest, rtol=0, atol=1e-12)
         assert torch.allclose(values, smooth(ends), rtol=0, atol=1e-12)
         before = values
-    near, _, owner = hood.of(ends, tree.active_mask(ends), torch.Generator())
+    near, _, owner = hood().of(ends, tree.active_mask(ends), box)
     same_path = tree.path_key(near) == tree.path_key(ends[owner])
     # Other branches are drawn anew: of these only what the climb drew was no better.
     assert same_path.any() or not len(near) or len(tree.paths) > 1
@@ -314,7 +310,7 @@ def test_candidates_keep_every_promise(seed: int) -> None:
 
     acqf = Function(smooth)
     known = bounds[:0]
-    problem = make_problem(bounds, tree, None, None, None, None, None, None, fill, 9)
+    problem = make_problem(bounds, tree, fill=fill)
     for k in range(3):
         try:
             X, value = optimize_acqf_local_search(

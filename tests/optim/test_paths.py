@@ -205,9 +205,7 @@ def test_candidates_keep_every_promise(seed: int) -> None:
         assert not active[0, 2] or X[0, 2] - X[0, 6] >= -0.5
         assert feasible(X).all()
         assert value.isfinite()
-        problem = make_problem(
-            bounds, tree, None, None, None, None, None, None, fill, 9
-        )
+        problem = make_problem(bounds, tree, fill=fill)
         assert not is_known(problem, X, known).any()
         known = torch.cat([known, X])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 from collections.abc import Callable
@@ -11,13 +12,22 @@ from typing import Any
 import ConfigSpace as CS
 import pytest
 import torch
-from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
+from botorch.acquisition import (
+    AcquisitionFunction,
+    ExpectedImprovement,
+    GenericMCObjective,
+    LogExpectedImprovement,
+    qLogExpectedImprovement,
+)
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from strategies import random_configspace, seeds
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
-from botorch_structured.models import TreeStructuredGP
+from botorch_structured.models import SampledGP, TreeStructuredGP
 from botorch_structured.optim import (
     optimize_acqf_local_search,
     optimize_acqf_paths,
@@ -25,6 +35,7 @@ from botorch_structured.optim import (
     optimize_acqf_sobol,
     optimize_acqf_two_step,
 )
+from botorch_structured.optim.problem import is_known, make_problem
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 
@@ -375,3 +386,179 @@ def test_known_points_may_hold_anything_where_columns_are_inactive(optimize) -> 
         left.append(X[0].tolist())
         known = torch.cat([known, X])
     assert left == [[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]
+
+
+# -- Signatures ---------------------------------------------------------------------
+
+
+def test_arguments_of_one_name_mean_the_same() -> None:
+    """One kind, one annotation, one default; but for three that differ on purpose."""
+    seen: dict[str, inspect.Parameter] = {}
+    for optimize in (
+        optimize_acqf_paths,
+        optimize_acqf_two_step,
+        optimize_acqf_local_search,
+        optimize_acqf_random,
+        optimize_acqf_sobol,
+    ):
+        parameters = inspect.signature(optimize).parameters
+        assert "kwargs" not in parameters
+        for name, parameter in parameters.items():
+            if name in ("raw_samples", "num_restarts"):
+                continue
+            if optimize is optimize_acqf_sobol and name == "min_distance":
+                continue
+            assert parameter == seen.setdefault(name, parameter)
+            assert f"{name}:" in (optimize.__doc__ or "")
+
+
+# -- What columns may hold ----------------------------------------------------------
+
+KINDS = make_problem(
+    torch.tensor([[-9.0] * 4, [9.0] * 4], dtype=torch.double),
+    ParameterTree(4),
+    integer_features=[1],
+    categorical_features={2: [7.0, 0.0, 1.0, 2.5], 3: [5.0]},
+).values
+
+
+def column(c: int, *numbers: float) -> torch.Tensor:
+    """These numbers in one of the four columns, zeros in the others."""
+    X = torch.zeros(len(numbers), 4, dtype=torch.double)
+    X[:, c] = torch.tensor(numbers, dtype=torch.double)
+    return X
+
+
+def test_numbers_of_all_kinds() -> None:
+    assert KINDS.discrete.tolist() == [False, True, True, True]
+    assert KINDS.ordered.tolist() == [False, True, False, False]
+    assert KINDS.snap(column(0, 0.4, 1.6))[:, 0].tolist() == [0.4, 1.6]
+    assert KINDS.snap(column(1, 0.4, 1.6, -2.2))[:, 1].tolist() == [0.0, 2.0, -2.0]
+    X = column(2, -3.0, 0.6, 2.0, 99.0)
+    assert KINDS.position(X)[:, 2].tolist() == [0, 1, 2, 3]
+    assert KINDS.snap(X)[:, 2].tolist() == [0.0, 1.0, 2.5, 7.0]
+    assert KINDS.snap(column(3, -3.0, 0.6, 99.0))[:, 3].tolist() == [5.0] * 3
+
+
+def test_the_first_and_the_last_value_of_an_interval() -> None:
+    low, high = KINDS.inside(column(0, 0.3), column(0, 4.9))
+    assert (low[0, 0].item(), high[0, 0].item()) == (0.3, 4.9)
+    low, high = KINDS.inside(column(1, 0.3), column(1, 4.9))
+    assert (low[0, 1].item(), high[0, 1].item()) == (1.0, 4.0)
+    low, high = KINDS.inside(column(2, 0.5, 1.0, 3.0), column(2, 2.5, 6.0, 4.0))
+    assert low[:, 2].tolist() == [1.0, 1.0, 7.0]
+    assert high[:, 2].tolist() == [2.5, 2.5, 2.5]  # none in [3, 4]
+    low, high = KINDS.inside(column(2, -8.0, 8.0), column(2, -1.0, 9.0))
+    assert low[:, 2].tolist() == [0.0, math.inf]
+    assert high[:, 2].tolist() == [-math.inf, 7.0]
+
+
+# -- Points that are known ----------------------------------------------------------
+
+
+@given(seed=seeds, scale=st.sampled_from([1e-6, 1.0, 1e7]))
+def test_equals_comparing_all_pairs(seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tree = ParameterTree(5, {0: {0: [1, 2], 1: [2, 3], 2: []}})
+    bounds = torch.tensor([[0.0, 0, -1, 0, 5], [2, 1, 1, 3, 5]]).double()
+    bounds[:, 1:4] *= scale
+    problem = make_problem(bounds, tree)
+    X = tree.random_paths(60, generator)
+    X[:, 1:4] = torch.randint(3, (60, 3), generator=generator) * bounds[1, 1:4] / 2
+    X[:, 4] = 5
+    X = tree.impute(X)
+    known = X[torch.randperm(60, generator=generator)[:20]]
+    known[:10, 2] += 1e-10 * scale  # too close to tell apart
+    known[10:, 2] += 1e-4 * scale
+    known = tree.impute(known)
+    expected = [
+        any(
+            tree.path_key(x[None]) == tree.path_key(k[None])
+            and ((x - k).abs() <= 1e-8 * (bounds[1] - bounds[0])).all()
+            for k in known
+        )
+        for x in X
+    ]
+    assert is_known(problem, X, known).tolist() == expected
+    assert is_known(problem, known, known).all()
+    assert not is_known(problem, X, known[:0]).any()
+
+
+def test_a_distance_is_kept_in_continuous_columns_only() -> None:
+    # column 1 moves continuously, column 2 is an integer; a point is 0.01 widths wide
+    tree = ParameterTree(3, {0: {0: [1, 2], 1: []}})
+    bounds = torch.tensor([[0.0, 0.0, 0.0], [1.0, 10.0, 9.0]]).double()
+    problem = make_problem(bounds, tree, [2], min_distance=0.01)
+    known = torch.tensor([[0.0, 5.0, 3.0]]).double()
+    X = torch.tensor(
+        [[0, 5.09, 3], [0, 5.11, 3], [0, 5.0, 4], [1, 0.5, 0.5]], dtype=torch.double
+    )
+    assert is_known(problem, X, known).tolist() == [True, False, False, False]
+
+
+# -- Points to look around ----------------------------------------------------------
+
+TRAIN_X = torch.tensor(
+    [[0, 1.0, 9.0], [0, 4.0, 9.0], [1, 9.0, 2.0], [1, 9.0, 3.0], [1, 9.0, 5.0]],
+    dtype=torch.double,
+)
+TRAIN_Y = torch.tensor([[3.0], [1.0], [2.0], [5.0], [4.0]], dtype=torch.double)
+
+
+def promising(acq_function: AcquisitionFunction) -> torch.Tensor:
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    bounds = torch.tensor([[0.0, 0, 0], [1, 10, 10]], dtype=torch.double)
+    return make_problem(bounds, tree, acq_function=acq_function).good
+
+
+def model(**kwargs: object) -> SingleTaskGP:
+    found = SingleTaskGP(TRAIN_X, TRAIN_Y, **kwargs)
+    found.likelihood.noise = 1e-4
+    found.covar_module.lengthscale = 0.1
+    return found.eval()
+
+
+def rows(*indices: int) -> torch.Tensor:
+    points = TRAIN_X[list(indices)].clone()
+    points[points == 9] = 0.5
+    return points
+
+
+def test_best_of_every_path() -> None:
+    found = promising(LogExpectedImprovement(model(), 3.0))
+    assert torch.equal(found, rows(3, 0))
+    down = ExpectedImprovement(model(), 3.0, maximize=False)
+    assert torch.equal(promising(down), rows(1, 2))
+
+
+def test_points_are_those_that_were_given() -> None:
+    # In evaluation mode the model itself holds transformed inputs.
+    scaled = model(input_transform=Normalize(3))
+    assert not torch.equal(scaled.train_inputs[0], TRAIN_X)
+    found = promising(LogExpectedImprovement(scaled, 3.0))
+    assert torch.equal(found, rows(3, 0))
+
+
+def test_objectives_and_posterior_transforms() -> None:
+    negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
+    acqf = LogExpectedImprovement(model(), 0.0, posterior_transform=negate)
+    assert torch.equal(promising(acqf), rows(1, 2))
+    objective = GenericMCObjective(lambda samples, X=None: -samples[..., 0])
+    mc = qLogExpectedImprovement(model(), 0.0, objective=objective)
+    assert torch.equal(promising(mc), rows(1, 2))
+
+
+def test_nothing_without_a_table_of_points(peak) -> None:
+    acqf = peak(ParameterTree(3, {0: {0: [1], 1: [2]}}), torch.zeros(3))
+    assert promising(acqf).shape == (0, 3)
+
+
+def test_an_ensemble_has_the_points_of_its_members() -> None:
+    for transform in (None, Normalize(3)):
+        members = [model(input_transform=transform) for _ in range(3)]
+        ensemble = SampledGP(members)
+        found = promising(LogExpectedImprovement(ensemble, TRAIN_Y.max()))
+        assert torch.equal(found, rows(3, 0))
+        negate = ScalarizedPosteriorTransform(torch.tensor([-1.0], dtype=torch.double))
+        acqf = LogExpectedImprovement(ensemble, 0.0, posterior_transform=negate)
+        assert torch.equal(promising(acqf), rows(1, 2))

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from botorch.acquisition import (
+    LogExpectedImprovement,
+    PosteriorMean,
+)
+from botorch.models import SingleTaskGP
+from hypothesis import given, settings
+from strategies import random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.optim.local_search import one_exchange
+from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.raw import Boxes, whole_box
+from botorch_structured.optim.refine import (
+    Evaluator,
+    best_of_each,
+    maximize_in_unit_box,
+)
+from botorch_structured.spaces import Between, Equals, ParameterTree
+
+STEPS = (0.2, 0.05)
+FILL = -7.0
+
+
+def whole(tree: ParameterTree, bounds: Tensor, **kwargs: object) -> Boxes:
+    return whole_box(make_problem(bounds, tree, fill=FILL, **kwargs))
+
+
+def points(space: Boxes, n: int, seed: int = 0) -> Tensor:
+    """Random ones of the space."""
+    generator = torch.Generator().manual_seed(seed)
+    U = torch.rand(n, space.problem.tree.dim, generator=generator, dtype=torch.double)
+    box = torch.zeros(n, dtype=torch.long)
+    return space.problem.impute(space.draw(box, U.to(space.lower)))
+
+
+def of(
+    space: Boxes, X: Tensor, steps: tuple[float, ...], seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All their neighbours."""
+    hood = one_exchange(space, steps, torch.Generator().manual_seed(seed))
+    box = torch.zeros(len(X), dtype=torch.long)
+    return hood.of(X, space.problem.tree.active_mask(X), box)
+
+
+def make() -> tuple[LogExpectedImprovement, Tensor]:
+    X = torch.rand(9, 2, dtype=torch.double)
+    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    return LogExpectedImprovement(model, X.sum(-1).max()), torch.rand(23, 2).double()
+
+
+def test_pieces_make_no_difference() -> None:
+    acqf, X = make()
+    whole, parts = Evaluator(acqf), Evaluator(acqf, batch_limit=5)
+    expected = acqf(X.unsqueeze(1))
+    assert torch.allclose(whole.values(X), expected)
+    assert torch.allclose(parts.values(X), expected)
+    assert not parts.values(X).requires_grad
+    value, gradient = parts.value_and_gradient(X)
+    leaf = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(acqf(leaf.unsqueeze(1)).sum(), leaf)
+    assert torch.allclose(value, expected)
+    assert torch.allclose(gradient, slope)
+    assert parts.values(X[:0]).shape == (0,)
+
+
+def test_nan_is_worst(peak) -> None:
+    class Broken(peak):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+
+        def forward(self, X: Tensor) -> Tensor:
+            return X[..., 0, 0].sqrt()
+
+    X = torch.tensor([[-1.0], [4.0]], dtype=torch.double)
+    assert Evaluator(Broken()).values(X).tolist() == [-math.inf, 2.0]
+    value, gradient = Evaluator(Broken()).value_and_gradient(X)
+    assert value.tolist() == [-math.inf, 2.0]
+    assert gradient.tolist() == [[0.0], [0.25]]
+
+
+def test_parameters_are_frozen_for_a_while() -> None:
+    acqf, X = make()
+    raw = dict(acqf.model.named_parameters())
+    next(iter(raw.values())).requires_grad_(False)
+    before = {name: p.requires_grad for name, p in raw.items()}
+    evaluator = Evaluator(PosteriorMean(acqf.model))
+    try:
+        with evaluator.frozen():
+            assert not any(p.requires_grad for p in acqf.model.parameters())
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    assert {name: p.requires_grad for name, p in raw.items()} == before
+
+
+def objective(function):  # noqa: ANN001, ANN201
+    """Value and gradient as `maximize_in_unit_box` wants them, calls counted."""
+    calls = []
+
+    def value_and_gradient(U: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(len(U))
+        leaf = U.detach().requires_grad_()
+        value = function(leaf, start)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), gradient
+
+    return value_and_gradient, calls
+
+
+def test_quadratics_with_interior_and_bounded_optima(device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    n, k = 12, 4
+    root = torch.randn(n, k, k, generator=generator, dtype=torch.double)
+    H = (root @ root.mT + 0.05 * torch.eye(k)).to(device)
+    centre = 2 * torch.rand(n, k, generator=generator, dtype=torch.double) - 0.5
+    centre = centre.to(device)
+
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        gap = U - centre[start]
+        return -torch.einsum("ni,nij,nj->n", gap, H[start], gap)
+
+    vg, calls = objective(f)
+    U0 = torch.rand(n, k, generator=generator, dtype=torch.double).to(device)
+    valid = torch.ones(n, k, dtype=torch.bool, device=device)
+    U, value = maximize_in_unit_box(vg, U0, valid, tolerance=1e-14)
+    every = torch.arange(n, device=device)
+    assert torch.allclose(value, f(U, every))
+    assert (value >= f(U0, every)).all()
+    # The best one is exact: first-order conditions with bounds.
+    best = value.argmax()
+    _, gradient = vg(U, every)
+    g, u = gradient[best], U[best]
+    stuck = ((u == 0) & (g <= 0)) | ((u == 1) & (g >= 0))
+    assert (g.abs()[~stuck] < 1e-5).all()
+    assert len(calls) < 42
+
+
+def test_a_curved_valley() -> None:
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        x, y = 4 * U.unbind(-1)[0] - 2, 4 * U.unbind(-1)[1] - 1
+        return -((1 - x) ** 2 + 100 * (y - x**2) ** 2)
+
+    vg, _ = objective(f)
+    U0 = torch.tensor([[0.2, 0.5]], dtype=torch.double)
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    U, value = maximize_in_unit_box(vg, U0, valid, max_iter=200)
+    assert float(value) > -1e-12
+    assert torch.allclose(U, torch.tensor([[0.75, 0.5]]).double(), atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1e-1, 1e-3, 1e-5])
+def test_widths(width: float) -> None:
+    vg, calls = objective(
+        lambda U, start: -torch.log1p(((U[:, 0] - 0.4321) / width) ** 2)
+    )
+    U0 = torch.tensor([[0.4321 + 3 * width]], dtype=torch.double)
+    U, _ = maximize_in_unit_box(vg, U0, torch.ones(1, 1, dtype=torch.bool))
+    assert abs(float(U) - 0.4321) < 1e-4 * width
+    assert len(calls) < 25
+
+
+def test_invalid_coordinates_and_points_stay() -> None:
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        value = -((U - 0.9) ** 2).sum(-1)
+        return torch.where(U[:, 0] > 0.6, value - math.inf, value)
+
+    vg, _ = objective(f)
+    U0 = torch.tensor([[0.2, 0.3], [0.5, 0.5]], dtype=torch.double)
+    valid = torch.tensor([[True, False], [True, True]])
+    U, value = maximize_in_unit_box(vg, U0, valid)
+    assert float(U[0, 1]) == 0.3
+    assert (U[:, 0] <= 0.6).all()
+    assert value.isfinite().all()
+    assert (value >= vg(U0, torch.arange(2))[0]).all()
+    # Up to the border of what is admissible, and then along it.
+    assert float(U[1, 0]) > 0.59
+    assert float(U[1, 1]) == pytest.approx(0.9, abs=1e-6)
+
+
+def test_a_flat_function_takes_one_call() -> None:
+    vg, calls = objective(lambda U, start: 0 * U.sum(-1))
+    U0 = torch.rand(5, 3, dtype=torch.double)
+    U, _ = maximize_in_unit_box(vg, U0, torch.ones(5, 3, dtype=torch.bool))
+    assert torch.equal(U, U0)
+    assert len(calls) == 1
+
+
+def random_space(seed: int) -> Boxes:
+    """A random tree with reals, integers, integers with gaps and categoricals."""
+    tree = random_tree(seed)
+    bounds = torch.zeros(2, tree.dim, dtype=torch.double)
+    integers, categories = [], {}
+    for c in range(tree.dim):
+        if c in tree.numeric_decisions:
+            bounds[1, c] = 1.0
+        elif c in tree.decision_columns:
+            bounds[1, c] = 2.0
+        else:
+            bounds[:, c] = torch.tensor([-1.0, 4.0])
+            kind = (seed + c) % 4
+            if kind in (1, 2):
+                integers.append(c)
+            if kind in (2, 3):
+                categories[c] = [-1.0, 0.0, 3.0, 8.0]  # 8 is out of bounds
+    last, fixed = tree.dim - 1, {}
+    if seed % 3 == 0 and last not in categories:
+        fixed = {last: 0.0}
+    return whole(
+        tree,
+        bounds,
+        integer_features=integers,
+        categorical_features=categories,
+        fixed_features=fixed,
+    )
+
+
+def by_hand(space: Boxes, x: Tensor) -> set[tuple[int, float]]:
+    """Every column and value that equation (7) allows, one column after the other."""
+    problem, tree = space.problem, space.problem.tree
+    named = problem.values
+    active = tree.active_mask(x)
+    found = set()
+    for c in range(tree.dim):
+        if not active[c] or c in problem.fixed:
+            continue
+        lo, hi = problem.bounds[:, c].tolist()
+        now = float(x[c])
+        if c in tree.decision_columns and c not in tree.numeric_decisions:
+            values = {float(v) for v in problem.listed.decision_values[c]}
+        elif not named.discrete[c]:
+            width = hi - lo
+            values = {
+                min(max(now + w * s * width, lo), hi) for s in STEPS for w in (-1, 1)
+            }
+        elif named.whole[c]:
+            values = {now - 1, now + 1}
+        else:
+            values = {v for v in named.table[c].tolist() if lo <= v <= hi}
+            if named.ordered[c]:
+                below, above = (
+                    [v for v in values if v < now],
+                    [v for v in values if v > now],
+                )
+                values = {*sorted(below)[-1:], *sorted(above)[:1]}
+        found |= {(c, v) for v in values - {now} if lo <= v <= hi}
+    return found
+
+
+@settings(max_examples=40)
+@given(seed=seeds)
+def test_one_exchange_and_nothing_else(seed: int) -> None:
+    space = random_space(seed)
+    problem, tree = space.problem, space.problem.tree
+    X = points(space, 6, seed)
+    active = tree.active_mask(X)
+    near, on, owner = of(space, X, STEPS, seed)
+    assert torch.equal(on, tree.active_mask(near))
+    assert torch.equal(near, tree.impute(near, FILL))
+    assert (owner.diff() >= 0).all()
+    changes: list[list[tuple[int, float]]] = [[] for _ in X]
+    for y, y_on, i in zip(near, on, owner.tolist(), strict=True):
+        both = active[i] & y_on
+        changed = (both & (y != X[i])).nonzero().view(-1).tolist()
+        assert len(changed) == 1
+        changes[i].append((changed[0], float(y[changed[0]])))
+        if changed[0] not in tree.decision_columns:
+            assert torch.equal(y_on, active[i])
+        # Whatever a branch opens lies in the space, too.
+        assert ((y >= space.lower[0]) & (y <= space.upper[0]))[y_on].all()
+        assert (problem.values.snap(y[None])[0] == y)[y_on].all()
+        for c, v in problem.fixed.items():
+            assert not y_on[c] or y[c] == v
+    for i, x in enumerate(X):
+        expected = by_hand(space, x)
+        assert len(changes[i]) == len(expected)
+        got = {(c, round(v, 9)) for c, v in changes[i]}
+        assert got == {(c, round(v, 9)) for c, v in expected}
+
+
+def test_a_new_branch_is_drawn_at_random() -> None:
+    """Below 0 = 1: a real, an integer, and a decision with a real of its own."""
+    tree = ParameterTree(
+        6,
+        {0: {0: [5], 1: [1, 2, 3, 5]}},
+        conditions={4: Equals(3, 1)},
+        values={0: [0, 1], 3: [0, 1, 2]},
+    )
+    bounds = torch.tensor([[0.0, -1, 1, 0, 0, 0], [1, 3, 4, 2, 1, 1]]).double()
+    space = whole(tree, bounds, integer_features=[2])
+    n = 4000
+    X = bounds.new_tensor([[0, FILL, FILL, FILL, FILL, 0.3]]).expand(n, -1)
+    near, on, owner = of(space, X, (1.0,))
+    opened = near[near[:, 0] == 1]
+    assert torch.equal(owner[near[:, 0] == 1], torch.arange(n))
+    assert (opened[:, 5] == 0.3).all()  # active before and after
+    # Five standard errors; uniform numbers have a standard deviation of width/sqrt(12).
+    assert abs(float(opened[:, 1].mean()) - 1.0) < 5 * 4 / math.sqrt(12 * n)
+    for col, values in ((2, (1.0, 2.0, 3.0, 4.0)), (3, (0.0, 1.0, 2.0))):
+        p = 1 / len(values)
+        for v in values:
+            share = float((opened[:, col] == v).double().mean())
+            assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n)
+    deeper = opened[:, 3] == 1
+    assert (opened[~deeper, 4] == FILL).all()
+    assert 0 <= opened[deeper, 4].min() < 0.01 and 0.99 < opened[deeper, 4].max() <= 1
+
+
+def test_a_numeric_decision_steps_like_a_number() -> None:
+    tree = ParameterTree(2, conditions={1: Between(0, 0.5, math.inf)})
+    bounds = torch.tensor([[0.0, 2.0], [1.0, 3.0]], dtype=torch.double)
+    space = whole(tree, bounds)
+    X = torch.tensor([[0.4, FILL], [0.6, 2.5]], dtype=torch.double)
+    near, _, owner = of(space, X, (0.2,))
+    first, second = near[owner == 0], near[owner == 1]
+    assert first[:, 0].tolist() == pytest.approx([0.2, 0.6])
+    assert first[0, 1] == FILL and 2 <= first[1, 1] <= 3
+    pairs = sorted((round(a, 9), round(b, 9)) for a, b in second.tolist())
+    assert pairs == [(0.4, FILL), (0.6, 2.3), (0.6, 2.7), (0.8, 2.5)]
+
+
+def test_single_precision() -> None:
+    tree = ParameterTree(3, {0: {0.1: [1], 0.7: [2]}})
+    bounds = torch.tensor([[0.1, 0.0, 0.1], [0.7, 3.0, 0.4]])
+    space = whole(tree, bounds, integer_features=[1])
+    X = points(space, 500)
+    assert X.dtype == torch.float
+    active = tree.active_mask(X)
+    near, on, _ = of(space, X, STEPS)
+    for Z, where in ((X, active), (near, on)):
+        assert Z.dtype == torch.float
+        assert tree.is_declared(Z).all()
+        assert ((Z >= bounds[0]) & (Z <= bounds[1]))[where].all()
+
+
+def test_the_first_of_the_best_of_every_group() -> None:
+    group = torch.tensor([2, 0, 2, 0, 7, 2])
+    values = torch.tensor([1.0, -math.inf, 3.0, 2.0, -math.inf, 3.0])
+    assert best_of_each(group, values).tolist() == [3, 2, 4]
+    assert best_of_each(group[:0], values[:0]).tolist() == []
