@@ -33,7 +33,6 @@ from botorch_structured.models.sampled.chains import (
     models_at,
     run_chains,
     starting_points,
-    write_inside,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
@@ -312,7 +311,7 @@ def _fit_held(
     takes a fraction of the time.
     """
     parameters = dict(mll.model.named_parameters())
-    sampled = [parameters[n] for block in coordinates.blocks for n in block.parameters]
+    sampled = [parameters[block.parameter] for block in coordinates.blocks]
     if previous is None:
         warnings.warn(
             f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "
@@ -323,7 +322,8 @@ def _fit_held(
         )
     else:
         best = previous.log_density.argmax()
-        write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
+        draw = previous.samples.reshape(-1, len(coordinates))[best]
+        coordinates.write_values(coordinates.clip(draw))
         for parameter in sampled:
             parameter.requires_grad_(False)
     state = deepcopy(mll.state_dict())

@@ -1,4 +1,16 @@
-"""Markov chains over the hyperparameters of a GP: where they start, and their draws."""
+"""Markov chains over the hyperparameters of a GP: starts, draws, diagnostics.
+
+Split R-hat and the effective sample size are those of Vehtari et al. (2021), without
+the rank normalisation: values are on the scale on which they were sampled (logarithms
+of positive parameters), where tails are light.
+
+References:
+
+.. [Vehtari2021rank]
+    A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-
+    Normalization, Folding, and Localization: An Improved R-hat for Assessing
+    Convergence of MCMC. Bayesian Analysis 16(2), 2021.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +22,6 @@ __all__ = [
     "run_chains",
     "split_r_hat",
     "starting_points",
-    "write_inside",
 ]
 
 from collections.abc import Callable, Mapping
@@ -32,24 +43,15 @@ from botorch_structured.models.sampled.slice_sampling import (
     first_widths,
 )
 
-# ----------------------------------------------------------------------
-# Have several Markov chains converged, and what are their draws worth?
-#
-# Split R-hat and the effective sample size as in Vehtari et al. (2021), without the rank
-# normalisation: callers give values on the scale on which they were sampled (logarithms
-# of positive parameters), where tails are light.
-#
-# References:
-#
-# .. [Vehtari2021rank]
-#     A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-
-#     Normalization, Folding, and Localization: An Improved R-hat for Assessing
-#     Convergence of MCMC. Bayesian Analysis 16(2), 2021.
-
 Array = NDArray[np.float64]
 
 # Halves of fewer draws have no variance to speak of.
 _MIN_DRAWS = 4
+# Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of
+# lengthscales that matter are, and not so wide as to start in a mode that explains
+# everything as noise, which a chain takes long to leave.
+_DISPERSION = 0.5
+_MAX_TRIES = 20
 
 
 class ChainsWarning(BotorchWarning):
@@ -269,44 +271,23 @@ class Chains:
         return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------
-Vector = NDArray[np.float64]
-
-# Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of
-# lengthscales that matter are, and not so wide as to start in a mode that explains
-# everything as noise, which a chain takes long to leave.
-_DISPERSION = 0.5
-_MAX_TRIES = 20
+# -- sampling ---------------------------------------------------------------------
 
 
-def _inside(coordinates: PriorCoordinates, values: Vector) -> Vector:
-    return np.clip(values, coordinates.lower, coordinates.upper)
-
-
-def write_inside(coordinates: PriorCoordinates, values: Vector) -> None:
-    """Set the values of a model, moved into their bounds where they are outside.
-
-    Args:
-        coordinates: Of the model.
-        values: ``k``.
-    """
-    coordinates.write_values(_inside(coordinates, values))
-
-
-def _settable(coordinates: PriorCoordinates, values: Vector) -> Vector:
+def _settable(coordinates: PriorCoordinates, values: Array) -> Array:
     """The values that a model has after it was set to some, moved into their bounds.
 
     Setting closures may keep some distance from bounds, where a MAP estimate often is.
     """
-    inside = _inside(coordinates, values)
+    inside = coordinates.clip(values)
     if coordinates.write_values(inside):
         return inside
-    return _inside(coordinates, coordinates.read_values())
+    return coordinates.clip(coordinates.read_values())
 
 
 def starting_points(
     coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
-) -> list[Vector]:
+) -> list[Array]:
     """Where chains start before they are dispersed, in coordinates.
 
     Args:
@@ -330,7 +311,7 @@ def starting_points(
     return [coordinates.to_position(_settable(coordinates, p)) for p in points]
 
 
-def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector:
+def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
     """A point of finite density around a starting point."""
     scale = _DISPERSION
     for _ in range(_MAX_TRIES):
@@ -344,7 +325,7 @@ def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector
 def run_chains(
     target: Target,
     coordinates: PriorCoordinates,
-    starts: list[Vector],
+    starts: list[Array],
     previous: Chains | None,
     streams: list[np.random.SeedSequence],
     warmup: int,
@@ -396,7 +377,7 @@ def run_chains(
 
 
 def models_at(
-    model: GPyTorchModel, coordinates: PriorCoordinates, values: Vector
+    model: GPyTorchModel, coordinates: PriorCoordinates, values: Array
 ) -> list[GPyTorchModel]:
     """Copies of a model with other hyperparameters, and the same data in memory.
 
@@ -411,7 +392,7 @@ def models_at(
     models = []
     for row in values:
         model.train()  # in evaluation mode a model holds transformed inputs
-        write_inside(coordinates, row)
+        coordinates.write_values(coordinates.clip(row))
         data = [*model.train_inputs, model.train_targets]
         transform = getattr(model, "outcome_transform", None)
         shared = [*data] if transform is None else [*data, transform]

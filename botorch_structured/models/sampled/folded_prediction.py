@@ -8,18 +8,19 @@ of covariances with the data has
 
     w = k L^-T,     mean = m + w e,     cov = k** - w w'
 
-The same form as in ``inference.prediction``, and for the same reason: halves keep three
-more digits than ``alpha`` does at a noise of 1e-9.
+as in ``models.tree.prediction``: at a noise variance of 1e-9 products of halves keep
+three more digits than ``alpha`` does.
+
+The kernels of the samples are evaluated as one kernel with a batch shape, which is many
+times cheaper than one call for each. GPyTorch's own ways of making such a kernel ask
+for a prior on each parameter (``pyro_load_from_samples``) or expand index buffers along
+with the parameters (``Kernel.expand_batch``). Here the parameters are stacked, and the
+result is used only if it gives the numbers of the kernels one by one.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "FoldedPredictor",
-    "ModuleStack",
-    "can_fold",
-    "stack_modules",
-]
+__all__ = ["FoldedPredictor", "ModuleStack", "can_fold", "stack_modules"]
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -55,16 +56,11 @@ from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.transforms import ClipTail
 
-# ----------------------------------------------------------------------
-# Kernels and means that differ in their hyperparameters only, called as one.
-#
-# GPyTorch evaluates a kernel with a batch shape in one go, which is many times cheaper
-# than one call per element. Its own ways of making such a kernel ask for a prior on each
-# parameter (``pyro_load_from_samples``) or expand index buffers along with the parameters
-# (``Kernel.expand_batch``). Here the parameters of the modules are stacked, and the
-# result is used only if it gives the numbers of the modules one by one.
-
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
+
+# Elements of a covariance that are worked on at a time. It keeps large batches out of
+# main memory; the speed is the same from a quarter to twice as many.
+_CHUNK = 1 << 19
 
 
 def stack_modules(modules: Sequence[Module]) -> Module | None:
@@ -168,12 +164,6 @@ class ModuleStack:
         # close points, which is what this allows for.
         slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
         return bool(((found - expected).abs() <= slack).all())
-
-
-# ----------------------------------------------------------------------
-# Elements of a covariance that are worked on at a time. It keeps large batches out of
-# main memory; the speed is the same from a quarter to twice as many.
-_CHUNK = 1 << 19
 
 
 def can_fold(models: Sequence[GPyTorchModel]) -> bool:

@@ -9,11 +9,7 @@ this one takes any BoTorch GP.
 
 from __future__ import annotations
 
-__all__ = [
-    "Ensemble",
-    "SampledGP",
-    "stack_distributions",
-]
+__all__ = ["SampledGP", "stack_distributions"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -50,42 +46,69 @@ from botorch_structured.models.sampled.folded_prediction import (
 )
 from botorch_structured.models.tree.leaf_model import LeafModel
 
-# ----------------------------------------------------------------------
-# What BoTorch reads from a model, for a model that is several alike ones.
+# Above so many points leaves are cheaper than one matrix, for models that have leaves.
+_MANY_ROWS = 300
 
 
-class Ensemble(GPyTorchModel):
-    """``S`` GPs of one class on the same data: attributes, modes and state.
+class SampledGP(GPyTorchModel, FantasizeMixin):
+    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
 
-    Data, noise and batch shapes are those of BoTorch's own ensembles
-    (``EnsembleMapSaasSingleTaskGP``): one more batch dimension, behind the others.
+    Choose it when there are too few points to know the hyperparameters: predictions are
+    then less sure where the samples disagree, which is what an acquisition function
+    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
+    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
+    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
+    their values (of log values: the logarithm of the mean).
+
+    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
+    twice and raises for a batch of candidates, max-value entropy search refuses
+    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
+
+    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
+    costs no more than one of them does through GPyTorch; any other model is asked
+    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
+    from the next ``train()`` of the ensemble on.
 
     Args:
-        models: ``S`` GPs. They are held, not copied.
+        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
+            hyperparameters of their own, already set. They are held, not copied.
+        chains: Anything to keep beside them, such as the diagnostics of a sampler.
+
+    Attributes:
+        chains: What was given.
 
     Raises:
         ValueError: No models, models of different classes, or on data of different
             shapes.
         UnsupportedError: An outcome transform under which a Gaussian does not stay one.
+
+    Example:
+        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
+        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
     """
 
     _is_ensemble = True
     _is_fully_bayesian = True
     _supports_batched_models = False
 
+    # the data of all models, and their cached factors
+    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
     # one tensor of each kind (dtype and device) that the models have
     _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
 
-    def __init__(self, models: Sequence[GPyTorchModel]) -> None:
+    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
         models = list(models)
         _check_models(models)
         super().__init__()
         # not called "models": ModelList.load_state_dict drops that from every key
         self.samples = nn.ModuleList(models)
+        self.chains = chains
+        first = self.models[0]
+        with_task = getattr(first, "_task_feature", None) is not None
+        self._columns = None if with_task else columns_of(first)
+        self.eval()  # there is nothing to be fitted
 
-    def _drop_caches(self) -> None:
-        """Called wherever hyperparameters or data may have changed."""
-        self._probes = None
+    # -- what BoTorch reads from a model ------------------------------------------
 
     @property
     def models(self) -> Sequence[GPyTorchModel]:
@@ -171,7 +194,15 @@ class Ensemble(GPyTorchModel):
 
     # -- caches and state ---------------------------------------------------------
 
-    def train(self, mode: bool = True, reset: bool = False) -> Ensemble:
+    def _drop_caches(self) -> None:
+        """Called wherever hyperparameters or data may have changed."""
+        self._probes = self._predictor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # cheap to rebuild and large to store
+        return {**self.__dict__, "_predictor": None, "_probes": None}
+
+    def train(self, mode: bool = True, reset: bool = False) -> SampledGP:
         """Training mode of all models: drops caches; there is nothing to be fitted.
 
         Args:
@@ -185,7 +216,7 @@ class Ensemble(GPyTorchModel):
             self._drop_caches()
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SampledGP:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
         # models of some thirty tensors that costs more than the prediction, so a
         # conversion that leaves each kind of tensor alone is not carried out.
@@ -245,135 +276,7 @@ class Ensemble(GPyTorchModel):
                 state, strict=strict, keep_transforms=keep_transforms, assign=assign
             )
 
-
-def _check_models(models: list[GPyTorchModel]) -> None:
-    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
-        raise ValueError(
-            "models: expected at least one GPyTorchModel, got "
-            f"{[type(m).__name__ for m in models]}."
-        )
-    first = models[0]
-    for model in models[1:]:
-        if type(model) is not type(first):
-            raise ValueError(
-                "models: expected models of one class, got "
-                f"{type(first).__name__} and {type(model).__name__}."
-            )
-    shapes = {
-        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
-        for m in models
-    }
-    if len(shapes) > 1:
-        raise ValueError(
-            f"models: expected the same data in all, got the shapes {sorted(shapes)}."
-        )
-    transform = getattr(first, "outcome_transform", None)
-    if transform is not None and not transform._is_linear:
-        raise UnsupportedError(
-            "models: expected an outcome transform that keeps a Gaussian Gaussian, "
-            f"got {type(transform).__name__}."
-        )
-
-
-# ----------------------------------------------------------------------
-# Gaussians of several models as one batch of Gaussians.
-
-
-def stack_distributions(
-    distributions: Sequence[MultivariateNormal],
-) -> MultivariateNormal:
-    """The distributions of ``S`` models, in BoTorch's order of dimensions for them.
-
-    Args:
-        distributions: Over ``batch_shape x q`` or (multitask) ``batch_shape x q x m``.
-
-    Returns:
-        One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
-        Independent outputs stay a block diagonal.
-    """
-    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
-    means = [d.mean for d in distributions]
-    first = distributions[0]
-    if isinstance(first, MultitaskMultivariateNormal):
-        return MultitaskMultivariateNormal(
-            torch.stack(means, dim=MCMC_DIM),
-            covariance,
-            interleaved=first._interleaved,
-        )
-    return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
-
-
-def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
-    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
-        # cached roots and hypervolumes look for the blocks
-        blocks = [part.base_linear_op.to_dense() for part in parts]
-        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
-        return BlockDiagLinearOperator(to_linear_operator(stacked))
-    # a bare tensor would get no jitter when it is factorised for sampling
-    return to_linear_operator(
-        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
-    )
-
-
-# ----------------------------------------------------------------------
-# Above so many points leaves are cheaper than one matrix, for models that have leaves.
-_MANY_ROWS = 300
-
-
-class SampledGP(Ensemble, FantasizeMixin):
-    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
-
-    Choose it when there are too few points to know the hyperparameters: predictions are
-    then less sure where the samples disagree, which is what an acquisition function
-    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
-    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
-    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
-    their values (of log values: the logarithm of the mean).
-
-    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
-    twice and raises for a batch of candidates, max-value entropy search refuses
-    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
-
-    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
-    costs no more than one of them does through GPyTorch; any other model is asked
-    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
-    from the next ``train()`` of the ensemble on.
-
-    Args:
-        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
-            hyperparameters of their own, already set. They are held, not copied.
-        chains: Anything to keep beside them, such as the diagnostics of a sampler.
-
-    Attributes:
-        chains: What was given.
-
-    Raises:
-        ValueError: No models, models of different classes, or on data of different
-            shapes.
-        UnsupportedError: An outcome transform under which a Gaussian does not stay one.
-
-    Example:
-        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
-        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
-    """
-
-    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
-
-    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
-        super().__init__(models)
-        self.chains = chains
-        first = self.models[0]
-        with_task = getattr(first, "_task_feature", None) is not None
-        self._columns = None if with_task else columns_of(first)
-        self.eval()  # there is nothing to be fitted
-
-    def _drop_caches(self) -> None:
-        super()._drop_caches()
-        self._predictor = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # cheap to rebuild and large to store
-        return {**self.__dict__, "_predictor": None, "_probes": None}
+    # -- predictions --------------------------------------------------------------
 
     def _folded(self) -> FoldedPredictor | None:
         """The cached factors, or None where predictions must be made one by one."""
@@ -400,8 +303,6 @@ class SampledGP(Ensemble, FantasizeMixin):
         ):
             return False
         return can_fold(self.models)
-
-    # -- predictions --------------------------------------------------------------
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The priors of all samples, as of a GPyTorch model with batch shape ``S``.
@@ -624,6 +525,35 @@ class SampledGP(Ensemble, FantasizeMixin):
         return type(self)([m.subset_output(idcs) for m in self.models], self.chains)
 
 
+def _check_models(models: list[GPyTorchModel]) -> None:
+    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
+        raise ValueError(
+            "models: expected at least one GPyTorchModel, got "
+            f"{[type(m).__name__ for m in models]}."
+        )
+    first = models[0]
+    for model in models[1:]:
+        if type(model) is not type(first):
+            raise ValueError(
+                "models: expected models of one class, got "
+                f"{type(first).__name__} and {type(model).__name__}."
+            )
+    shapes = {
+        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
+        for m in models
+    }
+    if len(shapes) > 1:
+        raise ValueError(
+            f"models: expected the same data in all, got the shapes {sorted(shapes)}."
+        )
+    transform = getattr(first, "outcome_transform", None)
+    if transform is not None and not transform._is_linear:
+        raise UnsupportedError(
+            "models: expected an outcome transform that keeps a Gaussian Gaussian, "
+            f"got {type(transform).__name__}."
+        )
+
+
 @DrawMatheronPaths.register(SampledGP)
 def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
     """BoTorch's hook for whole paths, which are those of one GP.
@@ -634,4 +564,40 @@ def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
     raise UnsupportedError(
         "model: expected one GP to draw whole paths from, got a SampledGP: draw from "
         "one of its samples, draw_matheron_paths(model.models[s], ...)."
+    )
+
+
+def stack_distributions(
+    distributions: Sequence[MultivariateNormal],
+) -> MultivariateNormal:
+    """The distributions of ``S`` models, in BoTorch's order of dimensions for them.
+
+    Args:
+        distributions: Over ``batch_shape x q`` or (multitask) ``batch_shape x q x m``.
+
+    Returns:
+        One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
+        Independent outputs stay a block diagonal.
+    """
+    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
+    means = [d.mean for d in distributions]
+    first = distributions[0]
+    if isinstance(first, MultitaskMultivariateNormal):
+        return MultitaskMultivariateNormal(
+            torch.stack(means, dim=MCMC_DIM),
+            covariance,
+            interleaved=first._interleaved,
+        )
+    return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
+
+
+def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
+    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
+        # cached roots and hypervolumes look for the blocks
+        blocks = [part.base_linear_op.to_dense() for part in parts]
+        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
+        return BlockDiagLinearOperator(to_linear_operator(stacked))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(
+        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
     )
