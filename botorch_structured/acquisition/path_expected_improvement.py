@@ -20,12 +20,7 @@ from __future__ import annotations
 __all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement"]
 
 import torch
-from botorch.acquisition.analytic import (
-    AnalyticAcquisitionFunction,
-    _ei_helper,
-    _log_ei_helper,
-    _scaled_improvement,
-)
+from botorch.acquisition.analytic import AnalyticAcquisitionFunction
 from botorch.acquisition.input_constructors import (
     acqf_input_constructor,
     construct_inputs_best_f,
@@ -38,6 +33,11 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
+from botorch_structured._botorch_names import (
+    ei_helper,
+    log_ei_helper,
+    scaled_improvement,
+)
 from botorch_structured.spaces.arguments import check_number
 
 # Standard deviations are kept above these. BoTorch's 1e-6 is larger than what remains
@@ -89,7 +89,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         floor = _MIN_SIGMA.get(mean.dtype, 1e-6) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
-        u = _scaled_improvement(mean, sigma, best_f, self.maximize)
+        u = scaled_improvement(mean, sigma, best_f, self.maximize)
         return sigma.squeeze(-1), u.squeeze(-1)
 
 
@@ -131,7 +131,7 @@ class PathExpectedImprovement(_PathImprovement):
             ``b`` values.
         """
         sigma, u = self._moments(X)
-        return sigma * _ei_helper(u)
+        return sigma * ei_helper(u)
 
 
 class PathLogExpectedImprovement(_PathImprovement):
@@ -156,7 +156,7 @@ class PathLogExpectedImprovement(_PathImprovement):
             ``b`` values.
         """
         sigma, u = self._moments(X)
-        return _log_ei_helper(u) + sigma.log()
+        return log_ei_helper(u) + sigma.log()
 
 
 # What BoTorch (and Ax through it) calls to build the arguments from a data set: the

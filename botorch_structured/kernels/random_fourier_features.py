@@ -19,11 +19,12 @@ import math
 from typing import Any
 
 import torch
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch import Module
 from gpytorch.priors import LogNormalPrior, Prior
 from torch import Tensor
 
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.spaces.arguments import check_count
 
@@ -73,7 +74,7 @@ class RandomFourierFeatures(Module):
         ard_num_dims: int | None = None,
         num_dims: int | None = None,
         seed: int | None = None,
-        lengthscale_prior: Prior | _DefaultType | None = DEFAULT,
+        lengthscale_prior: Prior | DefaultType | None = DEFAULT,
     ) -> None:
         for name, value in (
             ("num_features", num_features),

@@ -50,9 +50,9 @@ from torch import Tensor, nn
 from botorch_structured.models.fast_inference import (
     FastInference,
     FastSingleTaskGP,
+    noise_is_known,
     with_variance_floor,
 )
-from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.transforms import ClipTail
 

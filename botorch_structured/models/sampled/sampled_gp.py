@@ -89,7 +89,6 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     _is_ensemble = True
     _is_fully_bayesian = True
-    _supports_batched_models = False
 
     # the data of all models, and their cached factors
     _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
