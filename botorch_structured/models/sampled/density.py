@@ -44,11 +44,11 @@ Correlation = Callable[[Vector, Vector], Vector]
 _APART = 1e8
 # Distances of single columns are kept up to this many numbers (128 MiB).
 _MAX_KEPT = 2**24
-# Above so many rows the blocks of a conditional kernel are cheaper one by one, and so
-# is a GPU where the model lives on one.
+# With more rows the blocks of a conditional kernel are cheaper one by one, and a model
+# on a GPU is cheaper there.
 _MANY_ROWS = 500
-# What may be taken off a distance and leave its other terms twelve digits or so after
-# the point; after a very short lengthscale they are added up again.
+# The largest term subtracted from a distance: the other terms then keep about twelve
+# digits after the point. After a very short lengthscale they are added up again.
 _MAX_SUBTRACTED = 1e4
 # As linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
@@ -284,7 +284,7 @@ def _find_kinds(
 
 
 class _State:
-    """What is known at a position.
+    """What has been computed at a position.
 
     Attributes:
         distance: Sum over columns, packed.
@@ -340,12 +340,12 @@ class StationaryDensity:
     def of(
         cls, mll: MarginalLogLikelihood, coordinates: PriorCoordinates
     ) -> StationaryDensity | None:
-        """The density of a model, or None where this is not for it.
+        """The density of a model, or None for a model that is not plain.
 
-        It is for the exact evidence of ``SingleTaskGP`` and of models that differ from
-        it in their kernel only: RBF, Matern and Laplace kernels, scaled or not, and a
-        ``ConditionalKernel`` around them; one output, no batch; Gaussian or fixed
-        noise; priors on powers of the parameters themselves.
+        Plain is the exact evidence of a ``SingleTaskGP``, or of a model that differs
+        from it in its kernel only: an RBF, Matern or Laplace kernel, scaled or not,
+        perhaps in a ``ConditionalKernel``; one output, no batch; Gaussian or fixed
+        noise; priors on parameters or their square roots.
 
         Args:
             mll: The objective; put in training mode, as by ``ModelDensity``.
@@ -365,7 +365,7 @@ class StationaryDensity:
         return None if kinds is None else cls(mll, coordinates, form, kinds)
 
     def _read(self, mll: MarginalLogLikelihood) -> None:
-        """What does not change, and what is not sampled, from the model."""
+        """Read from the model what does not change: data, and what is not sampled."""
         model, c, form = mll.model, self.coordinates, self._form
         with torch.no_grad():
             self._length = _numbers(form.length.lengthscale)
@@ -441,7 +441,12 @@ class StationaryDensity:
         c, kind = self.coordinates, self._kinds[axis]
         start = float(self._position[axis])
         to_value = c.scalar_value(axis)
-        evidence = getattr(self, f"_along_{kind.name}")(kind)
+        if kind.name == "length":
+            evidence = self._along_length(kind.index)
+        elif kind.name == "mean":
+            evidence = self._along_mean()
+        else:
+            evidence = self._along_variance(kind)
         prior = c.log_prior_along(self._position, axis)
         rest = self._now.log_prior - prior(
             start, float(c.to_values(self._position)[axis])
@@ -460,12 +465,12 @@ class StationaryDensity:
 
         return log_density
 
-    def _along_length(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_length(self, index: int) -> Callable[[float], float]:
         new, e = self._new, self._form.exponent
-        difference = self._difference(kind.index)
-        mine = self._length[kind.index] ** -e * difference
+        difference = self._difference(index)
+        mine = self._length[index] ** -e * difference
         if mine.max(initial=0.0) > _MAX_SUBTRACTED:
-            rest = self._sum_distances(mine, without=kind.index)
+            rest = self._sum_distances(mine, without=index)
         else:
             rest = np.maximum(self._now.distance - mine, 0.0)
 
@@ -477,15 +482,13 @@ class StationaryDensity:
 
         return evidence
 
-    def _along_scale(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_variance(self, kind: _Kind) -> Callable[[float], float]:
         new, value = self._new, self._now.value
-        return lambda scale: self._evidence(new, value, scale, self._noise)
-
-    def _along_noise(self, kind: _Kind) -> Callable[[float], float]:
-        new, value = self._new, self._now.value
+        if kind.name == "scale":
+            return lambda scale: self._evidence(new, value, scale, self._noise)
         return lambda noise: self._evidence(new, value, self._scale, noise)
 
-    def _along_mean(self, kind: _Kind) -> Callable[[float], float]:
+    def _along_mean(self) -> Callable[[float], float]:
         new, now = self._new, self._now
         unit = _half_solve(now.factor, self._ones)
         new.log_det = now.log_det

@@ -1,10 +1,11 @@
 r"""A GP averaged over samples of its hyperparameters.
 
-Which one when: a fit gives *one* set of hyperparameters, which with few points is a
-guess; ``SampledGP`` holds several, drawn from their posterior by `fit_slice_sampling`,
-and every BoTorch acquisition function averages over them. BoTorch's own fully Bayesian
-models (``SaasFullyBayesianSingleTaskGP``) come with a kernel of their own and need JAX;
-this one takes any BoTorch GP.
+Which one when: ``fit_gpytorch_mll`` gives the most probable hyperparameters; with few
+points many others are about as probable. ``SampledGP`` holds several samples of their
+posterior, drawn by ``fit_slice_sampling``, and every BoTorch acquisition function
+averages over them. BoTorch's own fully Bayesian models
+(``SaasFullyBayesianSingleTaskGP``) have a fixed kernel and need JAX; this one takes any
+BoTorch GP.
 """
 
 from __future__ import annotations
@@ -46,33 +47,33 @@ from botorch_structured.models.sampled.folded_prediction import (
 )
 from botorch_structured.models.tree.leaf_model import LeafModel
 
-# Above so many points leaves are cheaper than one matrix, for models that have leaves.
+# Of models with leaves: with more points the leaves are cheaper than one matrix.
 _MANY_ROWS = 300
 
 
 class SampledGP(GPyTorchModel, FantasizeMixin):
     r"""The mixture of ``S`` GPs that differ in their hyperparameters.
 
-    Choose it when there are too few points to know the hyperparameters: predictions are
-    then less sure where the samples disagree, which is what an acquisition function
-    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
-    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
-    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
-    their values (of log values: the logarithm of the mean).
+    Choose it when there are few points for the number of hyperparameters: where the
+    samples disagree, the variance of the mixture is larger than that of each of them.
+    Usually made by ``fit_slice_sampling``. The posterior is the stack of the posteriors
+    of the models along dimension -3, a ``GaussianMixturePosterior`` like that of
+    BoTorch's fully Bayesian models. Acquisition functions take the mean of their values
+    over the samples (of log values: the logarithm of the mean).
 
-    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
-    twice and raises for a batch of candidates, max-value entropy search refuses
-    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
+    Limits are those of BoTorch's own ensembles: ``qKnowledgeGradient`` averages twice
+    and raises an error for a batch of candidates, max-value entropy search refuses
+    batched models. ``draw_matheron_paths`` draws from one of ``models`` only.
 
-    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
-    costs no more than one of them does through GPyTorch; any other model is asked
-    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
-    from the next ``train()`` of the ensemble on.
+    The posteriors of all samples of a plain GP (tree-structured ones up to 300 points)
+    are computed as one batch, at about the cost of one posterior by GPyTorch; those of
+    other models one after the other. As in GPyTorch, hyperparameters that are changed
+    by hand take effect with the next ``train()``.
 
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
             hyperparameters of their own, already set. They are held, not copied.
-        chains: Anything to keep beside them, such as the diagnostics of a sampler.
+        chains: Kept as an attribute, such as the diagnostics of a sampler.
 
     Attributes:
         chains: What was given.
@@ -186,10 +187,10 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         return all(getattr(m, "_supports_cache_root", True) for m in self.models)
 
     def _set_transformed_inputs(self) -> None:
-        """Nothing: each model sees to its own inputs."""
+        """Nothing: each model transforms its own inputs."""
 
     def _revert_to_original_inputs(self) -> None:
-        """Nothing: each model sees to its own inputs."""
+        """Nothing: each model transforms its own inputs."""
 
     # -- caches and state ---------------------------------------------------------
 
@@ -206,8 +207,8 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
         Args:
             mode: Whether to train or to evaluate.
-            reset: BoTorch drops the samples of its fully Bayesian models on the way to
-                another fit. These here were given: only False is possible.
+            reset: BoTorch's fully Bayesian models drop their samples before another
+                fit. These were given: only False is possible.
         """
         if reset:
             raise UnsupportedError("reset: expected False, samples are not refitted.")
@@ -251,23 +252,16 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             ValueError: If ``strict`` and the state is one of another number of samples.
         """
         prefixes = [f"samples.{s}." for s in range(self.num_samples)]
-        states: list[dict[str, Any]] = [{} for _ in prefixes]
-        unknown = []
-        for key, value in state_dict.items():
-            head, _, name = key.removeprefix("samples.").partition(".")
-            if (
-                key.startswith("samples.")
-                and head.isdigit()
-                and int(head) < len(states)
-            ):
-                states[int(head)][name] = value
-            else:
-                unknown.append(key)
-        if strict and (unknown or not all(states)):
+        states = [
+            {k.removeprefix(p): v for k, v in state_dict.items() if k.startswith(p)}
+            for p in prefixes
+        ]
+        others = len(state_dict) - sum(map(len, states))
+        if strict and (others or not all(states)):
             raise ValueError(
                 f"state_dict: expected the state of {self.num_samples} samples, keys "
                 f"{prefixes[0]}* to {prefixes[-1]}*, got "
-                f"{sum(map(bool, states))} of them and other keys {unknown[:3]}."
+                f"{sum(map(bool, states))} of them and {others} other keys."
             )
         self._drop_caches()
         for model, state in zip(self.models, states, strict=True):
@@ -327,8 +321,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
                 "models: expected one output, or outputs that are one GP, got "
                 f"{self.num_outputs} independent ones: use posterior."
             )
-        Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples
-        parts = zip(self.models, Xs, strict=True)
+        parts = zip(self.models, self._samples_of("X", X, X.ndim <= 2), strict=True)
         return stack_distributions([call(model, x) for model, x in parts])
 
     def posterior(
@@ -358,14 +351,16 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             UnsupportedError: A transform whose result is not Gaussian.
         """
         if self.training or any(model.training for model in self.models):
-            self._predictor = None  # whoever asks to train may change anything
+            self._predictor = None  # hyperparameters may have changed
             self.eval()
         dtype = self.models[0].train_targets.dtype
         check_finite_points(X, dtype)
         if self._columns is not None and fantasize_flag.off():
             check_points(X, self._columns, dtype)
         noise: bool | list[Tensor] = (
-            self._noise_of_samples(observation_noise, X)
+            self._samples_of(
+                "observation_noise", observation_noise, observation_noise.ndim <= X.ndim
+            )
             if isinstance(observation_noise, Tensor)
             else observation_noise
         )
@@ -418,14 +413,10 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             distributions.append(posterior.distribution)
         return GPyTorchPosterior(stack_distributions(distributions))
 
-    def _noise_of_samples(self, noise: Tensor, X: Tensor) -> list[Tensor]:
-        """Noise of each sample; one more dimension than ``X`` is that of samples."""
-        if noise.ndim <= X.ndim:
-            return [noise] * self.num_samples
-        return self._samples_of("observation_noise", noise)
-
-    def _samples_of(self, name: str, values: Tensor) -> list[Tensor]:
-        """``batch_shape x S x n x m`` values, sample by sample."""
+    def _samples_of(self, name: str, values: Tensor, shared: bool) -> list[Tensor]:
+        """``batch_shape x S x n x m`` values sample by sample, or shared ones."""
+        if shared:
+            return [values] * self.num_samples
         if values.ndim < 3 or values.shape[MCMC_DIM] != self.num_samples:
             raise ValueError(
                 f"{name}: expected {self.num_samples} samples in dimension {MCMC_DIM}, "
@@ -435,7 +426,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     @property
     def path_posterior(self) -> Callable[[Tensor], GaussianMixturePosterior]:
-        """What a path promises, its leaf unseen: there if the models have it."""
+        """The posterior of the path part, if the models have one."""
         parts = [model.path_posterior for model in self.models]
 
         def path_posterior(X: Tensor) -> GaussianMixturePosterior:
@@ -467,20 +458,16 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         given = {"X": X, "Y": Y} | ({} if noise is None else {"noise": noise})
         for name, values in given.items():
             check_tensor(name, values)
-        S = self.num_samples
-        Ys = [Y] * S if Y.ndim <= 2 else self._samples_of("Y", Y)
-        own = X.ndim > 2 and X.ndim == Y.ndim
-        Xs = self._samples_of("X", X) if own else [X] * S
-        if noise is None:
-            noises: list[dict[str, Any]] = [{}] * S
-        elif noise.ndim <= 2:
-            noises = [{"noise": noise}] * S
-        else:
-            noises = [{"noise": v} for v in self._samples_of("noise", noise)]
+        Ys = self._samples_of("Y", Y, Y.ndim <= 2)
+        Xs = self._samples_of("X", X, X.ndim <= 2 or X.ndim != Y.ndim)
+        noises: list[dict[str, Any]] = [{}] * self.num_samples
+        if noise is not None:
+            parts = self._samples_of("noise", noise, noise.ndim <= 2)
+            noises = [{"noise": part} for part in parts]
         models = []
         for model, x, y, extra in zip(self.models, Xs, Ys, noises, strict=True):
             if model.prediction_strategy is None:
-                # GPyTorch updates caches that predictions made here never needed
+                # GPyTorch conditions its caches, which fast predictions do not fill
                 with gpt_posterior_settings():
                     model(*(t[..., :1, :] for t in model.train_inputs))
             models.append(model.condition_on_observations(x, y, **extra, **kwargs))
@@ -504,7 +491,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         """
         likelihood = self.models[0].likelihood
         if observation_noise is not None:
-            noises = self._noise_of_samples(observation_noise, X)
+            noises = self._samples_of(
+                "observation_noise", observation_noise, observation_noise.ndim <= X.ndim
+            )
             observation_noise = torch.stack(noises, dim=MCMC_DIM)
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = self.likelihood.noise
