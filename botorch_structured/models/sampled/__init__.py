@@ -5,37 +5,37 @@ with priors can be sampled with ``botorch_structured.fit.fit_slice_sampling``, a
 acquisition function averages over the ``SampledGP`` that results. With many points the
 MAP estimate of ``fit_gpytorch_mll`` predicts the same at a fraction of the cost.
 
-Where the equations are (``fit`` is ``botorch_structured.fit``, other modules are in
-this folder)::
+Where the equations are. The kernels of Levesque et al., their local search and their
+imputation are in the table of ``models.tree``.
 
-    Levesque et al. (2017)
-      section V, hyperparameters by slice sampling     fit.fit_slice_sampling
-      section V, priors on l, sigma_f and sigma_n      models.tree.conditional_gp
-      priors as functions of one number                priors.scalar_log_densities
-      equations (6), (7): local search                 optim.local_search
-      equations (8) to (10): conditional kernel        models.tree.conditional_kernel
-      equation (11): Laplace kernel                    kernels.laplace
-      section III-A, imputation                        transforms.impute
-    Snoek et al. (2012)
-      acquisition averaged over hyperparameters        sampled_gp.SampledGP
-      posterior of each sample, all at once            folded_prediction.FoldedPredictor
-    Neal (2003)
-      figure 3, stepping out                           slice_sampling.slice_update
-      figure 5, shrinkage                              slice_sampling.slice_update
-      one coordinate at a time                         slice_sampling.SliceSampler
-      figure 4, doubling                               not here: stepping out with tuned
-                                                       widths takes five evaluations
-    Murray and Adams (2010)
-      p(y | theta) p(theta), the definition            density.ModelDensity
-      the same for plain GPs, incrementally            density.StationaryDensity
-      theta: values with priors, logarithms            coordinates.PriorCoordinates
-      surrogate data for latent values                 not here: Gaussian noise leaves
-                                                       no latent values to sample
-    Vehtari et al. (2021)
-      split R-hat                                      chains.split_r_hat
-      effective sample size                            chains.effective_sample_size
-      rank normalisation, folding                      not here: values are sampled as
-                                                       logarithms, with light tails
+=======================================  ===============================================
+Equation or section                      Function
+=======================================  ===============================================
+[Levesque2017conditional]_, section V:
+  hyperparameters by slice sampling      ``botorch_structured.fit.fit_slice_sampling``
+  priors on l, sigma_f and sigma_n       ``models.tree.conditional_gp.ConditionalGP``
+  their densities, one number at a time  ``priors.scalar_log_densities``
+[Snoek2012practical]_:
+  acquisitions averaged over samples     ``sampled_gp.SampledGP``
+  posteriors of all samples at once      ``folded_prediction.FoldedPredictor``
+[Neal2003slice]_:
+  figure 3, stepping out                 ``slice_sampling.slice_update``
+  figure 5, shrinkage                    ``slice_sampling.slice_update``
+  one coordinate at a time               ``slice_sampling.SliceSampler``
+  figure 4, doubling                     not here: stepping out with tuned widths takes
+                                         five evaluations an update
+[Murray2010slice]_:
+  p(y | theta) p(theta)                  ``density.ModelDensity`` (the definition)
+  the same for plain GPs, incrementally  ``density.StationaryDensity``
+  theta, positive values as logarithms   ``coordinates.PriorCoordinates``
+  surrogate data for latent values       not here: with Gaussian noise latent values are
+                                         integrated out
+[Vehtari2021rank]_:
+  split R-hat                            ``chains.split_r_hat``
+  effective sample size                  ``chains.effective_sample_size``
+  rank normalisation, folding            not here: values are sampled as logarithms,
+                                         whose tails are light
+=======================================  ===============================================
 
 References:
 

@@ -36,7 +36,8 @@ Parameters = Mapping[str, torch.nn.Parameter]
 # Relative steps that tell whether a value can be set: small, and in both directions,
 # since a value may be at an end of the support of its prior.
 _PROBES = (1.01, 0.99)
-# How far inside its bounds a parameter is probed: setting closures may keep 1e-8.
+# The least distance of a probed parameter from its bounds. Setting closures of BoTorch
+# keep a distance of 1e-8.
 _MARGIN = 1e-3
 
 

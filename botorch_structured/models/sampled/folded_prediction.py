@@ -58,8 +58,8 @@ from botorch_structured.transforms import ClipTail
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 
-# Elements of a covariance that are worked on at a time. It keeps large batches out of
-# main memory; the speed is the same from a quarter to twice as many.
+# Elements of a covariance that are computed at a time, so that large batches stay in
+# the cache; the speed is the same from a quarter to twice as many.
 _CHUNK = 1 << 19
 
 
@@ -112,9 +112,9 @@ class ModuleStack:
 
     Args:
         modules: ``S`` modules that differ in hyperparameters.
-        probes: Arguments of calls. The stacked module is used if it reproduces all of
-            them, and otherwise the modules are called one by one: a kernel need not
-            support batches.
+        probes: Arguments of calls. The stacked module is used if it gives the values of
+            the modules for all of them. Otherwise the modules are called one by one: a
+            kernel need not support batches.
     """
 
     def __init__(self, modules: Sequence[Module], probes: Sequence[Arguments]) -> None:
@@ -160,8 +160,8 @@ class ModuleStack:
                 return False  # written for parameters without a batch shape
         if found.shape != expected.shape:
             return False
-        # Misplaced parameters are off by far more than rounding in the distance of
-        # close points, which is what this allows for.
+        # allows for rounding in the distance of close points; parameters in the wrong
+        # place make far larger differences
         slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
         return bool(((found - expected).abs() <= slack).all())
 
