@@ -32,6 +32,7 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 
 #: Class to the private attributes and methods that are read, set or overridden.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "botorch.acquisition.LogExpectedImprovement": ("_log",),
     "botorch.models.SingleTaskGP": (
         "_apply_noise",
         "_aug_batch_shape",
@@ -60,6 +61,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_is_ensemble",
         "_is_fully_bayesian",
         "_original_train_inputs",
+        "_revert_to_original_inputs",
+        "_set_transformed_inputs",
     ),
     "botorch.models.transforms.outcome.OutcomeTransform": ("_is_linear",),
     "botorch.models.transforms.outcome.Standardize": (
@@ -79,5 +82,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "gpytorch.likelihoods.GaussianLikelihood": ("_shaped_noise_covar",),
     "gpytorch.mlls.ExactMarginalLogLikelihood": ("_add_other_terms",),
     "gpytorch.models.ExactGP": ("_train_targets",),
+    "gpytorch.priors.NormalPrior": ("_transform",),
     "torch.nn.Module": ("_apply", "_buffers", "_load_from_state_dict"),
 }

@@ -1,8 +1,20 @@
 """Fitting models by sampling their hyperparameters.
 
-``fit_gpytorch_mll`` gives one set of hyperparameters, the most probable one. With few
-points that is a guess, and one that is too sure of itself; ``fit_slice_sampling`` draws
-several from their posterior, for any BoTorch GP with priors, without JAX.
+``fit_gpytorch_mll`` gives the most probable hyperparameters. With few points many other
+values are about as probable, and predictions with a single one understate their
+uncertainty. ``fit_slice_sampling`` draws several from their posterior, for any BoTorch
+GP with priors, without JAX.
+
+References:
+
+.. [Levesque2017conditional]
+    J.-C. Levesque, A. Durand, C. Gagne and R. Sabourin. Bayesian Optimization for
+    Conditional Hyperparameter Spaces. IJCNN 2017.
+.. [Neal2003slice]
+    R. M. Neal. Slice Sampling. Annals of Statistics 31(3), 2003.
+.. [Murray2010slice]
+    I. Murray and R. P. Adams. Slice Sampling Covariance Hyperparameters of Latent
+    Gaussian Models. NeurIPS 2010.
 """
 
 from __future__ import annotations
@@ -11,7 +23,6 @@ __all__ = ["ChainsWarning", "fit_slice_sampling"]
 
 import warnings
 from copy import deepcopy
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -32,8 +43,6 @@ from botorch_structured.models.sampled.chains import (
     ChainsWarning,
     models_at,
     run_chains,
-    starting_points,
-    write_inside,
 )
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
@@ -45,15 +54,16 @@ from botorch_structured.models.surroundings import (
     quiet,
     seeded,
 )
+from botorch_structured.spaces.arguments import check_count
 
 Vector = NDArray[np.float64]
 
 # Sweeps before the first kept one, of new chains and of those that go on. With few data
-# posteriors have several modes (more signal, or more noise), and finding the large one
-# is what warmup is for. With the default of ``thinning``, two chains take as many
-# sweeps as BoTorch's NUTS takes iterations.
+# posteriors have several modes (more signal, or more noise), and a chain must have time
+# to find the largest. With the defaults two chains take 768 sweeps in all; BoTorch's
+# NUTS takes 768 iterations.
 _WARMUP, _SHORT_WARMUP = 128, 8
-# A sweep of 5,350 weights of a network took a minute.
+# One sweep over the 5,350 weights of a network took a minute.
 _MOST_VALUES = 1000
 _MAX_R_HAT = 1.05
 
@@ -72,22 +82,20 @@ def fit_slice_sampling(
 
     Choose it instead of ``fit_gpytorch_mll`` where there are few points for the number
     of hyperparameters, as at the start of an optimisation ([Levesque2017conditional]_,
-    sections III and V). Sampled is the value that each prior is on, by univariate slice
-    sampling with step-out and shrinkage ([Neal2003slice]_, [Murray2010slice]_),
-    positive values as logarithms. The density is n times the objective that
-    ``fit_gpytorch_mll`` would maximise, priors included. Plain GPs (RBF or Matern
-    kernels, also in a ``ConditionalKernel``) are evaluated ten to seventy times faster
-    than through BoTorch.
+    section V). The value that each prior is on is updated by univariate slice sampling
+    with step-out and shrinkage ([Neal2003slice]_, [Murray2010slice]_), positive values
+    as logarithms. The density is n times the objective that ``fit_gpytorch_mll`` would
+    maximise, priors included. For plain GPs (RBF, Matern or Laplace kernels, also in a
+    ``ConditionalKernel``) an evaluation is ten to seventy times faster than BoTorch's.
 
-    What is not sampled: parameters that do not require a gradient stay as they are.
-    Parameters without a prior that can be set (such as the mean of a ``SingleTaskGP``)
-    are first set to their MAP estimate and then held, with a warning (beside a prior
-    with an end, such as a uniform one: given the values there are; with ``start_from``:
-    given the most probable previous draw, without a warning); priors without a setting
-    closure still count in the density.
+    Parameters without a settable prior, such as the mean of a ``SingleTaskGP``, are set
+    to their MAP estimate and held, with a warning; with ``start_from``, to the MAP
+    estimate given the most probable previous draw, without a warning. Parameters that
+    do not require a gradient stay as they are. A prior without a setting closure, or
+    with one that sets several parameters, enters the density and is not sampled.
 
-    In a loop, pass the previous result as ``start_from``: chains go on where they were
-    with the widths they had, and a short warmup does::
+    In a loop, pass the previous result as ``start_from``: its chains go on from their
+    last draws with the widths they had, and a short warmup is enough::
 
         model = fit_slice_sampling(gp)
         while ...:
@@ -101,11 +109,12 @@ def fit_slice_sampling(
             itself. It is not changed.
         num_samples: How many hyperparameter samples the result averages over. The cost
             of predictions is proportional to it.
-        warmup: Sweeps over all parameters before the first that counts, of each chain;
+        warmup: Sweeps over all parameters before the first kept one, of each chain;
             widths are tuned meanwhile. Default: 128, or 8 with ``start_from``.
         thinning: Sweeps between two samples. Diagnostics use all sweeps.
-        num_chains: Chains from different starting points, one after the other.
-        seed: Same seed, same samples. Global random states are left alone.
+        num_chains: Chains from different starting points, run one after the other.
+        seed: The same seed gives the same samples. Global random states are neither
+            read nor changed.
         start_from: A previous result, or its ``chains``, for a model with the same
             parameters.
         progress: Whether to show a bar. Default: when it takes more than 3 seconds.
@@ -116,11 +125,11 @@ def fit_slice_sampling(
         ``ModelListGP`` of them for a list of models.
 
     Raises:
-        ValueError: What is not an exact GP with data; a model with several outputs or a
-            batch dimension, without priors to sample, with more than 1,000 values that
-            have them (the weights of a network), with a density that is not finite
-            where it stands; arguments out of range; or a ``start_from`` of other
-            parameters.
+        ValueError: A model that is not an exact GP with data, has several outputs or a
+            batch dimension, has no prior to sample or more than 1,000 values with
+            priors (the weights of a network), or whose density is not finite at its
+            current hyperparameters; arguments out of range; or a ``start_from`` of
+            other parameters.
         UnsupportedError: An outcome transform under which a Gaussian does not stay one,
             or a model that cannot be copied after a fit.
 
@@ -133,13 +142,13 @@ def fit_slice_sampling(
         >>> print(model.chains)
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
     """
-    _check_range("num_samples", num_samples, 1)
-    _check_range("thinning", thinning, 1)
-    _check_range("num_chains", num_chains, 1)
+    check_count("num_samples", num_samples)
+    check_count("thinning", thinning)
+    check_count("num_chains", num_chains)
     if warmup is not None:
-        _check_range("warmup", warmup, 0)
+        check_count("warmup", warmup, 0)
     if seed is not None:
-        _check_range("seed", seed, 0)
+        check_count("seed", seed, 0)
     members, root = _members(mll_or_model), np.random.SeedSequence(seed)
     items: list[Any] = [(mll_or_model, start_from, root)]
     if members is not None:
@@ -179,7 +188,7 @@ class _Task:
                 "RandomFourierFeatures."
             )
         self.previous = _previous(start_from, self.coordinates)
-        # what cannot be a result, such as for its outcome transform, is said now
+        # a model that SampledGP refuses is refused before any work
         self.result(self.coordinates.read_values()[None])
 
     def result(self, values: Vector, chains: Chains | None = None) -> SampledGP:
@@ -202,7 +211,8 @@ class _Task:
         streams = self.seed.spawn(num_chains + 1)
         if coordinates.held:
             _fit_held(mll, coordinates, previous, int(streams[-1].generate_state(1)[0]))
-            self.result(coordinates.read_values()[None])  # a fit may leave graphs
+            # a fit may leave graphs, which cannot be copied: better refused now
+            self.result(coordinates.read_values()[None])
         draws = -(-num_samples // num_chains) * thinning
         total = num_chains * (warmup + draws)
         rows = mll.model.train_targets.numel()
@@ -210,9 +220,8 @@ class _Task:
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
-            starts = starting_points(coordinates, previous, num_chains)
             chains = run_chains(
-                target, coordinates, starts, previous, streams, warmup, draws, advance
+                target, coordinates, previous, streams[:-1], warmup, draws, advance
             )
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
@@ -220,13 +229,6 @@ class _Task:
 
 
 # -- what is to be sampled --------------------------------------------------------
-
-
-def _check_range(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(
-            f"{name}: expected an integer of at least {least}, got {value!r}."
-        )
 
 
 def _members(
@@ -255,7 +257,7 @@ def _starts(start_from: Any, count: int) -> list[Any]:
 def _own_copy(
     mll_or_model: MarginalLogLikelihood | GPyTorchModel,
 ) -> MarginalLogLikelihood:
-    """A copy to work on: an error or an interruption then leaves no trace."""
+    """A copy to work on, so that errors and interruptions leave the model as it was."""
     if isinstance(mll_or_model, MarginalLogLikelihood):
         mll = mll_or_model
     elif isinstance(mll_or_model, ExactGP):
@@ -278,7 +280,7 @@ def _own_copy(
             "model for each output."
         )
     strategy = getattr(mll.model, "prediction_strategy", None)
-    # caches of predictions are of no use here, and may hold graphs without a copy
+    # caches of predictions are not used, and may hold graphs, which cannot be copied
     return deepcopy(mll, {id(strategy): None})
 
 
@@ -305,14 +307,15 @@ def _fit_held(
     previous: Chains | None,
     seed: int,
 ) -> None:
-    """Set what is not sampled to its MAP estimate.
+    """Set the parameters that are not sampled to their MAP estimate.
 
-    Jointly with everything else, but where a prior has an end (a uniform one) given the
-    values there are. If chains go on, given the most probable draw there is, which
-    takes a fraction of the time.
+    All parameters are fitted jointly. If that leaves the support of a prior (such as a
+    uniform one, which L-BFGS-B does not know as a bound), those that are not sampled
+    are fitted given the current values of the others; if chains go on, given their most
+    probable draw, which takes a fraction of the time.
     """
     parameters = dict(mll.model.named_parameters())
-    sampled = [parameters[n] for block in coordinates.blocks for n in block.parameters]
+    sampled = [parameters[block.parameter] for block in coordinates.blocks]
     if previous is None:
         warnings.warn(
             f"No prior that can be sampled from on {', '.join(coordinates.held)}: set "
@@ -323,7 +326,8 @@ def _fit_held(
         )
     else:
         best = previous.log_density.argmax()
-        write_inside(coordinates, previous.samples.reshape(-1, len(coordinates))[best])
+        draw = previous.samples.reshape(-1, len(coordinates))[best]
+        coordinates.write_values(coordinates.clip(draw))
         for parameter in sampled:
             parameter.requires_grad_(False)
     state = deepcopy(mll.state_dict())
@@ -331,16 +335,13 @@ def _fit_held(
         try:
             fit_gpytorch_mll(mll)
         except ValueError:
-            # a step out of the support of a prior, which is no bound of a fit
+            # a step out of the support of a prior
             mll.load_state_dict(state)
             for parameter in sampled:
                 parameter.requires_grad_(False)
             fit_gpytorch_mll(mll)
     for parameter in sampled:
         parameter.requires_grad_(True)
-
-
-# -- what they say ----------------------------------------------------------------
 
 
 def _warn_of(chains: Chains) -> None:

@@ -16,6 +16,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import NormalPrior
 
 from botorch_structured import _botorch_names
 from botorch_structured._botorch_names import ATTRIBUTES
@@ -43,6 +44,7 @@ def instances() -> dict[str, Any]:
         "gpytorch.kernels": [RBFKernel()],
         "gpytorch.likelihoods": [GaussianLikelihood()],
         "gpytorch.mlls": [ExactMarginalLogLikelihood(model.likelihood, model)],
+        "gpytorch.priors": [NormalPrior(0.0, 1.0)],
     }
     found = {
         f"{module}.{type(x).__name__}": x for module, many in made.items() for x in many

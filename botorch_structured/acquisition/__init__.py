@@ -1,4 +1,4 @@
-"""Acquisition functions that know the paths of a tree."""
+"""Acquisition functions of the paths of a tree-structured model."""
 
 from __future__ import annotations
 

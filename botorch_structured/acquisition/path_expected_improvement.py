@@ -1,8 +1,8 @@
-r"""Expected improvement of a path, before anything is said about its leaf.
+r"""Expected improvement of the path part of a tree-structured GP, without its leaf.
 
-Which one when: `PathLogExpectedImprovement` wherever it is maximised, as the plain form
-underflows far from the best value and then has no gradient; `PathExpectedImprovement`
-to compare with the paper, and to show numbers to people.
+Which one when: ``PathLogExpectedImprovement`` to maximise, since the plain form
+underflows far from the best value and then has no gradient; ``PathExpectedImprovement``
+to compare with the paper, or to read values in the units of the objective.
 
 References:
 
@@ -20,12 +20,7 @@ from __future__ import annotations
 __all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement"]
 
 import torch
-from botorch.acquisition.analytic import (
-    AnalyticAcquisitionFunction,
-    _ei_helper,
-    _log_ei_helper,
-    _scaled_improvement,
-)
+from botorch.acquisition.analytic import AnalyticAcquisitionFunction
 from botorch.acquisition.input_constructors import (
     acqf_input_constructor,
     construct_inputs_best_f,
@@ -38,10 +33,15 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
+from botorch_structured._botorch_names import (
+    ei_helper,
+    log_ei_helper,
+    scaled_improvement,
+)
 from botorch_structured.spaces.arguments import check_number
 
-# Standard deviations are kept above these. BoTorch's 1e-6 is larger than what remains
-# to be gained at the end of a noise-free run.
+# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements that
+# are left at the end of a noise-free run.
 _MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
@@ -62,8 +62,8 @@ class _PathImprovement(AnalyticAcquisitionFunction):
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
         if not isinstance(best_f, Tensor):
-            # Not in torch's default precision: that would be off by more than what is
-            # left to gain at the end of a run.
+            # in double precision: the rounding error of torch's default one is larger
+            # than the improvements that are left at the end of a run
             best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
         if not best_f.isfinite().all():
             raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
@@ -89,7 +89,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         floor = _MIN_SIGMA.get(mean.dtype, 1e-6) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
-        u = _scaled_improvement(mean, sigma, best_f, self.maximize)
+        u = scaled_improvement(mean, sigma, best_f, self.maximize)
         return sigma.squeeze(-1), u.squeeze(-1)
 
 
@@ -103,13 +103,14 @@ class PathExpectedImprovement(_PathImprovement):
 
     .. math:: \mathrm{EI}(p) = s \, (\varphi(\xi) + \xi \, \Phi(\xi))
 
-    which is equation (6) of [Jenatton2017tree]_. What leaves add is not in it: it is
-    constant in the columns that only one path has, and a leaf whose first evaluation
-    was unlucky may never be looked at again. Where all leaves can be scored
-    (``optimize_acqf_paths`` with ``LogExpectedImprovement``) that finds better points.
+    which is equation (6) of [Jenatton2017tree]_. It does not depend on the leaf: it is
+    constant in the columns of a single path, and a path whose first evaluation was bad
+    may never be chosen again. Where all leaves can be scored, ``optimize_acqf_paths``
+    with ``LogExpectedImprovement`` finds better points.
 
     Args:
-        model: A single-output model with a ``path_posterior``, e.g. `TreeStructuredGP`.
+        model: A single-output model with a ``path_posterior``, such as
+            ``TreeStructuredGP``.
         best_f: The best value observed so far: a number, or ``b`` of them.
         posterior_transform: Applied to the path posterior.
         maximize: Whether larger outcomes are better.
@@ -131,15 +132,15 @@ class PathExpectedImprovement(_PathImprovement):
             ``b`` values.
         """
         sigma, u = self._moments(X)
-        return sigma * _ei_helper(u)
+        return sigma * ei_helper(u)
 
 
 class PathLogExpectedImprovement(_PathImprovement):
-    r"""Logarithm of `PathExpectedImprovement`, accurate where that underflows.
+    r"""Logarithm of ``PathExpectedImprovement``, accurate where that underflows.
 
-    The one to maximise: it keeps its gradient however small the improvement, by the
-    formulas of [Ament2023logei]_ as BoTorch implements them. Arguments and errors are
-    those of `PathExpectedImprovement`.
+    Choose it to maximise: its gradient does not vanish however small the improvement
+    ([Ament2023logei]_, as implemented in BoTorch). Arguments and errors are those of
+    ``PathExpectedImprovement``.
     """
 
     _log: bool = True
@@ -156,7 +157,7 @@ class PathLogExpectedImprovement(_PathImprovement):
             ``b`` values.
         """
         sigma, u = self._moments(X)
-        return _log_ei_helper(u) + sigma.log()
+        return log_ei_helper(u) + sigma.log()
 
 
 # What BoTorch (and Ax through it) calls to build the arguments from a data set: the

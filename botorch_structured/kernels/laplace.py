@@ -1,4 +1,4 @@
-r"""The Laplace kernel: products of absolute distances, as rough as a random forest.
+r"""The Laplace kernel: the exponential of minus a sum of absolute distances.
 
 References:
 
@@ -22,9 +22,9 @@ from botorch_structured.linalg.batch_kernel import BatchKernel
 class LaplaceKernel(BatchKernel):
     r"""exp(-sum_j |x_j - x'_j| / l_j), a product over dimensions.
 
-    Choose it where the outcome has steps, or its roughness lies along the axes: samples
-    are continuous and nowhere smooth, and the kernel is the limit of the Mondrian
-    kernel, that is, of partitions like those of a random forest
+    Choose it where the outcome has steps along single columns, as the predictions of a
+    random forest have: samples are continuous and nowhere differentiable, and the
+    kernel is the limit of the Mondrian kernel for many trees
     ([Levesque2017conditional]_, section IV-B and equation (11), with a lengthscale per
     dimension as in section V). For smooth outcomes a Matern-5/2 kernel learns more from
     the same points.

@@ -1,5 +1,12 @@
 r"""The Mondrian kernel: how many random partitions do not separate two points.
 
+A Mondrian process cuts a box after an exponential time whose rate is the sum of the
+box's sides, in a side chosen in proportion to its length, at a uniform place; both
+parts go on independently until the lifetime is over. Partitions are never stored: every
+random number is a hash of the node it belongs to, so that a tree is given by its 64-bit
+key, and any point can be followed down to its cell. Cells without points cost nothing,
+although the number of cells grows exponentially with the dimension.
+
 References:
 
 .. [Balog2016mondrian]
@@ -13,55 +20,36 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "MondrianKernel",
-    "MondrianPartition",
-    "mix",
-]
+__all__ = ["MondrianKernel", "MondrianPartition"]
 
 import math
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from botorch_structured.linalg.batch_kernel import BatchKernel, same_points
-
-# ----------------------------------------------------------------------
-# Random partitions by Mondrian processes, made on demand and never stored.
-#
-# A Mondrian process cuts a box after an exponential time whose rate is the sum of the
-# box's sides, in a side chosen in proportion to its length, at a uniform place; both
-# parts go on independently, until the lifetime is over. Here every random number is a
-# hash of the node it belongs to. So a tree *is* its 64-bit key: any point can be followed
-# down to its cell, the cells that nobody asks for cost nothing, and their number, which
-# grows exponentially with the dimension, does not matter.
-#
-# References:
-#
-# .. [Balog2016mondrian]
-#     M. Balog, B. Lakshminarayanan, Z. Ghahramani, D. M. Roy and Y. W. Teh. The Mondrian
-#     Kernel. UAI 2016.
+from botorch_structured.spaces.arguments import check_count
+from botorch_structured.spaces.lookup import mix
 
 # Elements of the largest temporary, 64 MiB of double precision.
 _CHUNK = 2**23
+# The most cells that ``features`` lists.
+_MAX_FEATURES = 2**20
 # How far outside the bounds there are cuts.
 _REACH = 2.0**30
-# Odd constants of the splitmix64 generator, as signed integers.
+# The odd constant of the splitmix64 generator, as a signed integer.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
-_FIRST = 0xBF58476D1CE4E5B9 - 2**64
-_SECOND = 0x94D049BB133111EB - 2**64
-# What tells apart the numbers that are drawn for one node.
+# What tells apart the two numbers that are drawn for one node.
 _TIME, _PLACE = 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179
 
 
 class MondrianPartition(nn.Module):
     """Independent Mondrian partitions of the whole space.
 
-    Within ``bounds`` they are Mondrian processes. These extend to the space outside by
-    independent cuts of each column, so that the probability that no cut separates two
-    points is the exponential of minus their distance everywhere.
+    Within ``bounds`` they are Mondrian processes. Outside, each column is cut
+    independently, so that everywhere the probability that no cut separates two points
+    is the exponential of minus their distance.
 
     Args:
         num_trees: The number of partitions.
@@ -202,21 +190,10 @@ class MondrianPartition(nn.Module):
         return cells.index_add(0, row, torch.cat(parts, -1))
 
 
-def mix(key: Tensor) -> Tensor:
-    """A hash of 64-bit integers; sums and products wrap around."""
-    key = (key ^ _shift(key, 30)) * _FIRST
-    key = (key ^ _shift(key, 27)) * _SECOND
-    return key ^ _shift(key, 31)
-
-
-def _shift(key: Tensor, bits: int) -> Tensor:
-    """A shift to the right that fills with zeros whatever the sign."""
-    return (key >> bits) & ((1 << (64 - bits)) - 1)
-
-
 def _uniform(key: Tensor, salt: int) -> Tensor:
     """Strictly between 0 and 1."""
-    return (_shift(mix(key ^ salt), 12).double() + 0.5) * 2.0**-52
+    bits = (mix(key ^ salt) >> 12) & (2**52 - 1)
+    return (bits.double() + 0.5) * 2.0**-52
 
 
 def _child(key: Tensor, below: Tensor | bool) -> Tensor:
@@ -279,11 +256,6 @@ def _descend(
     return cell.reshape(shape), corner.reshape(*shape, d)
 
 
-# ----------------------------------------------------------------------
-_MAX_FEATURES = 2**20
-_CHUNK_MONDRIAN = 2**24
-
-
 class MondrianKernel(BatchKernel):
     r"""The fraction of Mondrian trees in which two points are in the same cell.
 
@@ -292,9 +264,10 @@ class MondrianKernel(BatchKernel):
 
     ([Balog2016mondrian]_, [Levesque2017conditional]_, section IV-B). Each entry is an
     unbiased estimate of the Laplace kernel with a standard deviation of at most
-    0.5 / sqrt(M). It is what a random forest would be, were it a kernel: use it through
-    ``features`` where inference is linear in the number of points. Where a covariance
-    matrix is affordable, ``LaplaceKernel`` is the same without the noise, and faster.
+    0.5 / sqrt(M). Choose it, through ``features``, where inference must be linear in
+    the number of points and the outcome has steps, as for a random forest. Where a
+    covariance matrix is affordable, ``LaplaceKernel`` has no error of estimation and is
+    faster.
 
     ``features`` is a map phi with k(x, x') = phi(x)' phi(x') exactly: per tree one
     column for each cell, 1 / sqrt(M) in the cell of the point and zero elsewhere. Cells
@@ -306,20 +279,18 @@ class MondrianKernel(BatchKernel):
     1 / (M * features_per_tree) to the variance. The kernel is then that of these
     features: cells that share a column add or subtract 1 / M.
 
-    *Lifetime and lengthscales.* Only the ratios lifetime / l_j matter: the lifetime is
-    the inverse width common to all columns, lengthscales (1 to begin with) are relative
-    to it. A longer lifetime refines the same partitions. Partitions, and with them the
-    columns of ``features``, change when a lengthscale does.
+    *Lifetime and lengthscales.* Only the ratios lifetime / l_j matter; lengthscales are
+    1 initially. A longer lifetime refines the same partitions. When a lengthscale
+    changes, so do the partitions and the columns of ``features``.
 
     *Gradients.* The kernel is piecewise constant in the inputs and in the lengthscales,
-    and its gradients are zero: ``fit_gpytorch_mll`` leaves the lengthscales where they
-    are. Take over those of a fitted ``LaplaceKernel``; slice sampling moves them, but
-    the evidence is rough in them unless there are very many trees. Acquisitions need
-    ``optimize_acqf_local_search`` or random search.
+    and its gradients are zero: ``fit_gpytorch_mll`` does not change the lengthscales.
+    Take those of a fitted ``LaplaceKernel``. Slice sampling does change them, but with
+    few trees the evidence is a rough function of them. Maximise acquisition functions
+    with ``optimize_acqf_local_search`` or ``optimize_acqf_random``.
 
-    Inputs may be anywhere. Within ``bounds`` trees are Mondrian processes; outside, the
-    columns are cut independently, with the same expectation. The trees are functions of
-    64-bit keys, which are what the state dict holds.
+    Inputs may lie outside ``bounds``: columns are cut independently there, with the
+    same expectation of the kernel. The state dict holds the 64-bit keys of the trees.
 
     Args:
         lifetime: The lifetime lambda, positive.
@@ -329,14 +300,16 @@ class MondrianKernel(BatchKernel):
         seed: The same seed gives the same trees, and the trees of a smaller
             ``num_trees`` are the first of a larger; by default a seed is drawn from
             torch's global generator.
-        bounds: ``2 x d``, what ``features`` has cells for; default: the unit cube.
+        bounds: ``2 x d``, the box whose cells ``features`` has columns for; default:
+            the unit cube.
         features_per_tree: The number of columns of each tree in ``features``; by
             default as many as it has cells.
         kwargs: As for any GPyTorch kernel: ``batch_shape``, ``active_dims``,
             ``lengthscale_prior``, ``lengthscale_constraint``.
 
     Raises:
-        ValueError: If a number is out of range or ``bounds`` are not.
+        ValueError: If a number is out of range, or ``bounds`` are not finite low < high
+            of the right shape.
 
     Example:
         >>> kernel = MondrianKernel(lifetime=2.0, num_trees=100, seed=0)
@@ -358,9 +331,9 @@ class MondrianKernel(BatchKernel):
     ) -> None:
         if not (math.isfinite(lifetime) and lifetime > 0):
             raise ValueError(f"lifetime: expected a positive number, got {lifetime}.")
-        _check_count("num_trees", num_trees)
+        check_count("num_trees", num_trees)
         if features_per_tree is not None:
-            _check_count("features_per_tree", features_per_tree)
+            check_count("features_per_tree", features_per_tree)
         if bounds is not None:
             bounds = _checked(bounds, ard_num_dims)
         super().__init__(ard_num_dims=ard_num_dims, **kwargs)
@@ -402,8 +375,8 @@ class MondrianKernel(BatchKernel):
         """
         if last_dim_is_batch:
             raise ValueError(
-                "MondrianKernel: expected last_dim_is_batch=False, since a tree "
-                "partitions all columns together."
+                "last_dim_is_batch: expected False, since a tree partitions all "
+                "columns together, got True."
             )
         equal = same_points(x1, x2)
         if diag and equal:
@@ -418,7 +391,7 @@ class MondrianKernel(BatchKernel):
             others, other_signs = others.unsqueeze(-3), other_signs.unsqueeze(-3)
         shape = torch.broadcast_shapes(cells.shape[:-1], others.shape[:-1])
         total = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
-        step = max(1, _CHUNK_MONDRIAN // max(1, total.numel()))
+        step = max(1, _CHUNK // max(1, total.numel()))
         for start in range(0, self.num_trees, step):
             part = slice(start, start + step)
             same = cells[..., part] == others[..., part]
@@ -488,7 +461,7 @@ class MondrianKernel(BatchKernel):
         return columns, len(listed)
 
     def _no_gradient(self, *inputs: Tensor) -> Tensor | float:
-        """Zero, so that who asks for a gradient gets the true one and no error."""
+        """Zero, with the gradient zero in the inputs and lengthscales."""
         sources = [x for x in (*inputs, self.lengthscale) if x.requires_grad]
         if not (sources and torch.is_grad_enabled()):
             return 0.0
@@ -502,8 +475,3 @@ def _checked(bounds: Tensor, ard_num_dims: int | None) -> Tensor:
     if not (torch.isfinite(bounds).all() and (bounds[0] < bounds[1]).all()):
         raise ValueError(f"bounds: expected finite low < high, got {bounds.tolist()}.")
     return bounds.detach().double().clone()
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name}: expected at least 1 (an integer), got {value!r}.")

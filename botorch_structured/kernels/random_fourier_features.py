@@ -19,16 +19,18 @@ import math
 from typing import Any
 
 import torch
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch import Module
 from gpytorch.priors import LogNormalPrior, Prior
 from torch import Tensor
 
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.hyperparameter import LogInterval
+from botorch_structured.spaces.arguments import check_count
 
-# Of the first, in turn: where fits start.
+# Bandwidths that fits start from, in turn, relative to the first one.
 _STARTS = (1.0, 3.0, 0.3, 10.0, 0.1)
-# D random cosines of a shorter wavelength are noise on the unit cube.
+# Of the bandwidth. With a smaller one the features are noise on the unit cube.
 _BOUNDS = (1e-2, 1e3)
 
 
@@ -44,7 +46,7 @@ class RandomFourierFeatures(Module):
     of an entry has a standard deviation of about 1 / sqrt(D).
 
     Choose it as the ``feature_map`` of a ``MultiTaskABLR`` where there are too few
-    evaluations to learn a network from, or where a fit must be cheap.
+    evaluations to learn a network, or where a fit must be cheap.
 
     Args:
         num_features: The number D of features.
@@ -72,19 +74,15 @@ class RandomFourierFeatures(Module):
         ard_num_dims: int | None = None,
         num_dims: int | None = None,
         seed: int | None = None,
-        lengthscale_prior: Prior | _DefaultType | None = DEFAULT,
+        lengthscale_prior: Prior | DefaultType | None = DEFAULT,
     ) -> None:
         for name, value in (
             ("num_features", num_features),
             ("ard_num_dims", ard_num_dims),
             ("num_dims", num_dims),
         ):
-            if value is not None and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
-                raise ValueError(
-                    f"{name}: expected at least 1 (an integer), got {value!r}."
-                )
+            if value is not None:
+                check_count(name, value)
         num_dims = ard_num_dims if num_dims is None else num_dims
         if ard_num_dims not in (None, num_dims):
             raise ValueError(

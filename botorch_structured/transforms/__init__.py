@@ -1,4 +1,4 @@
-"""Transforms: outcomes with a bad tail, inputs that do not exist."""
+"""Transforms of outcomes with a few very bad values, and of inactive inputs."""
 
 from __future__ import annotations
 

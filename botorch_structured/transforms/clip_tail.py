@@ -1,4 +1,4 @@
-"""Flatten the bad tail of an objective, so that one failure does not blind a model."""
+"""Flatten very bad outcomes, which otherwise dominate the scale of a model."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from botorch_structured.spaces.arguments import as_integer
 class ClipTail(OutcomeTransform):
     r"""Flatten every outcome worse than ``median + (median - best)``.
 
-    Use it when a few outcomes are far worse than the rest: a learner that fails, a
-    diverging training run, a penalty. Left as they are they take up the range of
-    the standardised outcomes, and what tells a good point from the best one is lost
-    in the noise of the model. How bad a bad point is does not matter to an
-    optimiser; that it is bad does, and this is kept.
+    Choose it when a few outcomes are far worse than the rest: a learner that fails, a
+    diverging training run, a penalty. Without it they determine the standard deviation
+    by which outcomes are divided, and differences between good points are as small as
+    the noise of the model. An optimiser needs to know that a point is bad, not how bad.
 
     With larger outcomes better (``maximize=True``, as everywhere in BoTorch)
 
         cut = median - (best - median),        Y -> max(Y, cut)
 
-    so that the kept range is symmetric about the median; with ``maximize=False``
-    the mirror image. Outcomes that repeat exactly count once in the median: an
-    optimiser that returns to the best step of an error count would otherwise tighten
-    the cut each time, until all but that step is flat. Put it before ``Standardize``:
+    so that the kept range is symmetric about the median; ``maximize=False`` is the
+    mirror image. Outcomes that repeat exactly count once in the median. Otherwise an
+    optimiser of an objective with steps, such as an error count, would tighten the cut
+    with each evaluation on the best step, until all others are flat. Put it before
+    ``Standardize``:
 
         >>> transform = ChainedOutcomeTransform(
         ...     clip=ClipTail(), standardize=Standardize(m=1)
@@ -40,17 +40,17 @@ class ClipTail(OutcomeTransform):
 
     **Failed evaluations** may be given as infinitely bad (``-inf``, or ``+inf`` with
     ``maximize=False``): they land on the cut and do not move it, as median and best
-    are taken over the finite outcomes. NaN raises: it says nothing about the point.
+    are taken over the finite outcomes. NaN raises an error.
 
-    **No spread to go by.** Where all the finite outcomes are equal none of them is
-    moved, and failed ones are put ``max(1, |best|)`` below. Where all outcomes failed
-    they all become zero.
+    **Equal outcomes.** Where all finite outcomes are equal none of them is changed, and
+    failed ones become ``best - max(1, |best|)``. Where all evaluations failed all
+    outcomes become zero.
 
-    **Scale.** ``untransform`` is the identity: what was flattened cannot be brought
-    back. Predictions therefore live on the clipped scale: right where the points
-    are good, optimistic where they are bad. A clipped point keeps its ``Yvar``.
-    In eval mode the cut learned in training is applied to what comes, so points
-    conditioned on, and fantasies, are clipped like the data.
+    **Scale.** ``untransform`` is the identity, since clipping has no inverse.
+    Predictions are of clipped outcomes: right where points are good, optimistic where
+    they are bad. A clipped point keeps its ``Yvar``. In evaluation mode the cut learned
+    in training mode is applied, so that points conditioned on, and fantasies, are
+    clipped like the data.
     """
 
     cut: Tensor
@@ -164,7 +164,7 @@ class ClipTail(OutcomeTransform):
 
     @property
     def _is_linear(self) -> bool:
-        # Of the way back, which is what BoTorch asks: a Gaussian stays Gaussian.
+        # BoTorch asks whether ``untransform`` keeps a Gaussian Gaussian.
         return True
 
     def untransform_posterior(
@@ -176,7 +176,7 @@ class ClipTail(OutcomeTransform):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # The shape of the cut is known from data only: take that of what is loaded.
+        # Before training the cut has no shape: it takes that of the loaded one.
         loaded = state_dict.get(prefix + "cut")
         if loaded is not None and loaded.shape != self.cut.shape:
             self.cut = self.cut.new_zeros(loaded.shape, dtype=loaded.dtype)

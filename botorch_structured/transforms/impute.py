@@ -1,4 +1,4 @@
-"""Default values for parameters that do not exist.
+"""Default values for inactive columns.
 
 References:
 
@@ -22,13 +22,13 @@ from botorch_structured.spaces.arguments import check_column, check_number
 
 
 class Impute(InputTransform):
-    r"""Set inactive columns to a default value, for models that know of no tree.
+    r"""Set inactive columns to a default value, for models without a tree.
 
-    Without it the values that happen to stand in the columns of parameters that do not
-    exist are compared like any other ([Levesque2017conditional]_, section III-A and
-    figure 2). With it ``SingleTaskGP``, or a forest, becomes the usual baseline in a
-    conditional space. The models of this package need none: they do not look at
-    inactive columns. Use it before a ``Normalize``::
+    Choose it to use ``SingleTaskGP``, or a forest, in a conditional space: the values
+    in inactive columns, which mean nothing, would otherwise count in distances
+    ([Levesque2017conditional]_, section III-A and figure 2). Tree-structured models of
+    this package do not read inactive columns and need no imputation. Put it before a
+    ``Normalize``::
 
         transform = ChainedInputTransform(
             impute=Impute(tree, bounds), normalize=Normalize(d, bounds=bounds)

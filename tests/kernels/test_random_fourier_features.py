@@ -100,7 +100,7 @@ def test_the_bandwidth_is_learnt(ard: int | None) -> None:
 
 def test_errors() -> None:
     makers: list[tuple[Callable[[], object], str]] = [
-        (lambda: RandomFourierFeatures(0), "num_features: expected at least 1"),
+        (lambda: RandomFourierFeatures(0), "num_features: expected a positive integer"),
         (lambda: RandomFourierFeatures(5, num_dims=1.5), "num_dims"),  # type: ignore[arg-type]  # on purpose
         (
             lambda: RandomFourierFeatures(5, ard_num_dims=2, num_dims=3),

@@ -1,4 +1,16 @@
-"""Markov chains over the hyperparameters of a GP: where they start, and their draws."""
+"""Markov chains over the hyperparameters of a GP: starts, draws, diagnostics.
+
+Split R-hat and the effective sample size are those of Vehtari et al. (2021), without
+the rank normalisation: values are on the scale on which they were sampled (logarithms
+of positive parameters), where tails are light.
+
+References:
+
+.. [Vehtari2021rank]
+    A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-
+    Normalization, Folding, and Localization: An Improved R-hat for Assessing
+    Convergence of MCMC. Bayesian Analysis 16(2), 2021.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +21,6 @@ __all__ = [
     "models_at",
     "run_chains",
     "split_r_hat",
-    "starting_points",
-    "write_inside",
 ]
 
 from collections.abc import Callable, Mapping
@@ -32,34 +42,33 @@ from botorch_structured.models.sampled.slice_sampling import (
     first_widths,
 )
 
-# ----------------------------------------------------------------------
-# Have several Markov chains converged, and what are their draws worth?
-#
-# Split R-hat and the effective sample size as in Vehtari et al. (2021), without the rank
-# normalisation: callers give values on the scale on which they were sampled (logarithms
-# of positive parameters), where tails are light.
-#
-# References:
-#
-# .. [Vehtari2021rank]
-#     A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Buerkner. Rank-
-#     Normalization, Folding, and Localization: An Improved R-hat for Assessing
-#     Convergence of MCMC. Bayesian Analysis 16(2), 2021.
-
 Array = NDArray[np.float64]
 
-# Halves of fewer draws have no variance to speak of.
+# Each half of a chain needs two draws for a variance.
 _MIN_DRAWS = 4
+# The fields of ``Chains`` that are arrays.
+_ARRAYS: dict[str, type] = {
+    "samples": np.float64,
+    "log_density": np.float64,
+    "positive": np.bool_,
+    "last": np.float64,
+    "widths": np.float64,
+}
+# Standard deviation of starting points, a factor of exp(0.5): as wide as posteriors of
+# the lengthscales that matter. Wider ones start chains in the mode that explains all
+# outcomes as noise, which a chain takes long to leave.
+_DISPERSION = 0.5
+_MAX_TRIES = 20
 
 
 class ChainsWarning(BotorchWarning):
-    """Markov chains do not agree, or something was not sampled."""
+    """Markov chains do not agree, or parameters were held instead of sampled."""
 
 
 def _split(draws: Array) -> Array:
     """``C x N x k`` to ``2C x floor(N / 2) x k``, the middle draw of an odd N left out.
 
-    Two halves of a chain that drifts differ as two chains do.
+    The halves of a chain that drifts differ, as two chains would.
     """
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]])
@@ -104,7 +113,7 @@ def split_r_hat(draws: Array) -> Array:
 
 
 def effective_sample_size(draws: Array) -> Array:
-    """How many independent draws would tell the mean as well, for each parameter.
+    """How many independent draws would estimate the mean equally well.
 
     Autocorrelations of the split chains, summed up to where Geyer's initial monotone
     sequence ends.
@@ -124,7 +133,7 @@ def effective_sample_size(draws: Array) -> Array:
     centred = halves - halves.mean(axis=1, keepdims=True)
     spectrum = np.fft.rfft(centred, n=2 * n, axis=1)
     power = spectrum.real**2 + spectrum.imag**2
-    # biased (divided by n for each lag), whose later lags are the less noisy
+    # divided by n at each lag: biased, but with less noise at the later lags
     covariance = np.fft.irfft(power, axis=1)[:, :n].mean(axis=0) / n
     # on the scale of ``within``, which has n - 1 in its denominator
     covariance *= n / (n - 1)
@@ -137,15 +146,15 @@ def effective_sample_size(draws: Array) -> Array:
         negative = np.flatnonzero(pairs < 0)
         pairs = pairs[: negative[0]] if negative.size else pairs
         tau = 2.0 * np.minimum.accumulate(pairs).sum() - 1.0
-        # antithetic chains can do better than independent draws, within reason
+        # antithetic chains can do better than independent draws, up to a limit
         result[j] = total / max(tau, 1.0 / np.log10(max(total, 10.0)))
     return result
 
 
-# arrays have no truth value: two of them are equal if they are one
+# without a comparison by values: arrays have no truth value
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Draws of several Markov chains, what they are worth, and where they ended.
+    """Draws of several Markov chains, their diagnostics, and where they ended.
 
     Attributes:
         names: Names of the k parameters.
@@ -200,16 +209,9 @@ class Chains:
         return effective_sample_size(self.coordinates)
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can hold, for ``from_dict``."""
-        return {
-            "names": list(self.names),
-            "samples": self.samples.tolist(),
-            "log_density": self.log_density.tolist(),
-            "positive": self.positive.tolist(),
-            "last": self.last.tolist(),
-            "widths": self.widths.tolist(),
-            "evaluations": self.evaluations,
-        }
+        """Lists, strings and numbers, which JSON can hold, for ``from_dict``."""
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        return {"names": list(self.names), "evaluations": self.evaluations, **arrays}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Chains:
@@ -218,20 +220,15 @@ class Chains:
         Raises:
             ValueError: If an entry is missing, or shapes do not fit together.
         """
-        missing = {"names", "samples", "log_density", "positive", "last", "widths"}
-        missing -= set(state)
+        missing = {"names", *_ARRAYS} - set(state)
         if missing:
             raise ValueError(
                 f"state: expected the keys of to_dict, lacks {sorted(missing)}."
             )
         chains = cls(
             names=tuple(state["names"]),
-            samples=np.asarray(state["samples"], dtype=np.float64),
-            log_density=np.asarray(state["log_density"], dtype=np.float64),
-            positive=np.asarray(state["positive"], dtype=bool),
-            last=np.asarray(state["last"], dtype=np.float64),
-            widths=np.asarray(state["widths"], dtype=np.float64),
             evaluations=int(state.get("evaluations", 0)),
+            **{name: np.asarray(state[name], kind) for name, kind in _ARRAYS.items()},
         )
         k = len(chains.names)
         shape = chains.samples.shape
@@ -269,68 +266,44 @@ class Chains:
         return "\n".join(lines)
 
 
-# ----------------------------------------------------------------------
-Vector = NDArray[np.float64]
-
-# Starting points differ by a factor of exp(0.5) or so: as wide as posteriors of
-# lengthscales that matter are, and not so wide as to start in a mode that explains
-# everything as noise, which a chain takes long to leave.
-_DISPERSION = 0.5
-_MAX_TRIES = 20
+# -- sampling ---------------------------------------------------------------------
 
 
-def _inside(coordinates: PriorCoordinates, values: Vector) -> Vector:
-    return np.clip(values, coordinates.lower, coordinates.upper)
-
-
-def write_inside(coordinates: PriorCoordinates, values: Vector) -> None:
-    """Set the values of a model, moved into their bounds where they are outside.
-
-    Args:
-        coordinates: Of the model.
-        values: ``k``.
-    """
-    coordinates.write_values(_inside(coordinates, values))
-
-
-def _settable(coordinates: PriorCoordinates, values: Vector) -> Vector:
+def _settable(coordinates: PriorCoordinates, values: Array) -> Array:
     """The values that a model has after it was set to some, moved into their bounds.
 
     Setting closures may keep some distance from bounds, where a MAP estimate often is.
     """
-    inside = _inside(coordinates, values)
+    inside = coordinates.clip(values)
     if coordinates.write_values(inside):
         return inside
-    return _inside(coordinates, coordinates.read_values())
+    return coordinates.clip(coordinates.read_values())
 
 
-def starting_points(
+def _starting_points(
     coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
-) -> list[Vector]:
+) -> list[Array]:
     """Where chains start before they are dispersed, in coordinates.
 
     Args:
-        coordinates: Of the model: where it stands, without ``previous``. Its values
-            are set.
-        previous: Chains that go on.
+        coordinates: Of the model, whose values are set. Without ``previous`` all chains
+            start at its current values.
+        previous: Chains that go on. More chains than these go on from earlier draws.
         num_chains: How many points.
     """
     if previous is None:
         start = _settable(coordinates, coordinates.read_values())
         return [coordinates.to_position(start)] * num_chains
-    points = [
-        # more chains than there were go on from earlier draws of those
-        previous.last[i % previous.num_chains]
-        if i < previous.num_chains
-        else previous.samples[
-            i % previous.num_chains, -1 - i // previous.num_chains % previous.num_draws
-        ]
-        for i in range(num_chains)
-    ]
-    return [coordinates.to_position(_settable(coordinates, p)) for p in points]
+    starts = []
+    for i in range(num_chains):
+        lap, chain = divmod(i, previous.num_chains)
+        earlier = previous.samples[chain, -1 - lap % previous.num_draws]
+        values = earlier if lap else previous.last[chain]
+        starts.append(coordinates.to_position(_settable(coordinates, values)))
+    return starts
 
 
-def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector:
+def _disperse(target: Target, start: Array, rng: np.random.Generator) -> Array:
     """A point of finite density around a starting point."""
     scale = _DISPERSION
     for _ in range(_MAX_TRIES):
@@ -344,7 +317,6 @@ def _disperse(target: Target, start: Vector, rng: np.random.Generator) -> Vector
 def run_chains(
     target: Target,
     coordinates: PriorCoordinates,
-    starts: list[Vector],
     previous: Chains | None,
     streams: list[np.random.SeedSequence],
     warmup: int,
@@ -356,20 +328,21 @@ def run_chains(
     Args:
         target: The log density.
         coordinates: Of its model.
-        starts: A starting point for each chain.
-        previous: Chains that go on, whose widths are used. New chains are dispersed.
+        previous: Chains that go on, whose widths are used. Without them all chains but
+            the first start at dispersed points.
         streams: A source of randomness for each chain.
         warmup: Sweeps before the first kept one.
         draws: Sweeps that are kept.
         advance: Called after each sweep.
     """
     k = len(coordinates)
+    starts = _starting_points(coordinates, previous, len(streams))
     positions = np.empty((len(starts), draws, k))
     log_density = np.empty((len(starts), draws))
     widths = []
     evaluations = 0
-    for i, start in enumerate(starts):
-        rng = np.random.default_rng(streams[i])
+    for i, (start, stream) in enumerate(zip(starts, streams, strict=True)):
+        rng = np.random.default_rng(stream)
         if previous is None and i > 0:
             start = _disperse(target, start, rng)
         sampler = SliceSampler(
@@ -389,19 +362,18 @@ def run_chains(
         log_density=log_density,
         positive=coordinates.positive,
         last=values[:, -1],
-        # of the chains' widths a typical one
         widths=np.median(widths, axis=0),
         evaluations=evaluations,
     )
 
 
 def models_at(
-    model: GPyTorchModel, coordinates: PriorCoordinates, values: Vector
+    model: GPyTorchModel, coordinates: PriorCoordinates, values: Array
 ) -> list[GPyTorchModel]:
     """Copies of a model with other hyperparameters, and the same data in memory.
 
     Args:
-        model: Put in training mode.
+        model: It is put in training mode.
         coordinates: Of the model.
         values: ``S x k``.
 
@@ -411,7 +383,7 @@ def models_at(
     models = []
     for row in values:
         model.train()  # in evaluation mode a model holds transformed inputs
-        write_inside(coordinates, row)
+        coordinates.write_values(coordinates.clip(row))
         data = [*model.train_inputs, model.train_targets]
         transform = getattr(model, "outcome_transform", None)
         shared = [*data] if transform is None else [*data, transform]

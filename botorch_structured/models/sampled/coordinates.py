@@ -1,25 +1,22 @@
-"""The parameters of a GP that have priors, as one vector of real coordinates.
+"""The values of a GP that have priors, as one vector of real coordinates.
 
-GPyTorch's ``named_priors`` says of each prior what it is on (a closure) and how to set
-that (a setting closure). The value itself is the unknown that is sampled, whatever
-parameters lie behind it: a prior on ``noise.sqrt()`` makes the noise standard deviation
-a coordinate. Positive values are sampled as logarithms, with the Jacobian; bounds are
-kept, the density being zero outside.
+GPyTorch's ``named_priors`` says of each prior which value it is on (a closure) and how
+to set that value (a setting closure). That value is what is sampled: a prior on
+``noise.sqrt()`` makes the noise standard deviation a coordinate. Positive values are
+sampled as logarithms, with the Jacobian; outside the bounds the density is zero.
+
+A prior can be sampled if its setting closure sets exactly one parameter. The value may
+depend on other parameters too: the SAAS prior is on ``tau / l^2`` and sets the
+lengthscale ``l``, beside a prior on ``tau``. Setting ``tau`` then changes that other
+value, which is set again afterwards.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "PriorBlock",
-    "PriorCoordinates",
-    "followers",
-    "in_order",
-    "moved_inside",
-    "probe",
-]
+__all__ = ["PriorBlock", "PriorCoordinates"]
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,14 +30,15 @@ from torch import Tensor
 
 from botorch_structured.models.sampled.priors import scalar_log_densities
 
-# ----------------------------------------------------------------------
-# The value that one prior is on: how to read and set it, and within which bounds.
-
 Vector = NDArray[np.float64]
+Parameters = Mapping[str, torch.nn.Parameter]
 
-# Relative steps that tell whether a value can be set: small, in both directions, since
-# a value may lie on one of its bounds.
+# Relative steps that tell whether a value can be set: small, and in both directions,
+# since a value may be at an end of the support of its prior.
 _PROBES = (1.01, 0.99)
+# The least distance of a probed parameter from its bounds. Setting closures of BoTorch
+# keep a distance of 1e-8.
+_MARGIN = 1e-3
 
 
 @dataclass
@@ -54,18 +52,19 @@ class PriorBlock:
         closure: Reads the value.
         setting_closure: Sets the value.
         shape: Shape of the value.
-        first: Position of its first element among the coordinates.
         lower: Bounds of each element, ``size``.
         upper: Bounds of each element, ``size``.
-        parameters: Names of the parameters it sets.
-        power: The p of ``parameter = value ** p``, for each element, where that is how
-            the value determines a parameter (as constrained): 1 for the parameter
-            itself, 2 for a standard deviation of which it is the variance. None for
-            anything else, such as a value that depends on other parameters too.
+        parameter: Name of the parameter that the setting closure sets.
+        reads: Names of the other parameters that the value depends on, of those that
+            require a gradient.
+        power: The p of ``parameter = value ** p`` (the parameter as constrained): 1 for
+            the parameter itself, 2 for a standard deviation of which it is the
+            variance. None for any other value.
         densities: Log density of each element, where elements are independent and the
             prior is one of those known in closed form.
-        reads: Names of other parameters that the value depends on.
-        followers: Blocks that setting this one changes, to be set after it, in order.
+        first: Position of the first element among the coordinates.
+        followers: Blocks whose values depend on ``parameter``: to be set again whenever
+            this one is.
     """
 
     name: str
@@ -74,13 +73,13 @@ class PriorBlock:
     closure: Callable[[Any], Tensor]
     setting_closure: Callable[[Any, Tensor], None]
     shape: torch.Size
-    first: int
     lower: Vector
     upper: Vector
-    parameters: frozenset[str]
-    power: float | None
-    densities: list[Callable[[float], float]] | None
+    parameter: str = ""
     reads: frozenset[str] = frozenset()
+    power: float | None = None
+    densities: list[Callable[[float], float]] | None = None
+    first: int = 0
     followers: list[PriorBlock] = field(default_factory=list, repr=False)
 
     @property
@@ -124,7 +123,7 @@ class PriorBlock:
             return bool(((back - target).abs() <= tolerance * target.abs()).all())
 
     def write_with_followers(self, values: Vector) -> bool:
-        """Set the values, and again those that this changes.
+        """Set the values, and again those of other blocks that depend on them.
 
         Args:
             values: Of all blocks, ``k``.
@@ -147,161 +146,161 @@ class PriorBlock:
             return float(self.prior.log_prob(tensor.reshape(self.shape)).sum())
 
 
-def probe(
+# -- what a prior is on, found by trying ------------------------------------------
+
+
+def _find_block(
     name: str,
     module: Any,
     prior: Prior,
     closure: Callable[[Any], Tensor],
-    setting_closure: Callable[[Any, Tensor], None],
-    parameters: dict[str, torch.nn.Parameter],
-    constraints: dict[str, Any],
+    setting_closure: Callable[[Any, Tensor], None] | None,
+    parameters: Parameters,
+    constraints: Mapping[str, Any],
 ) -> PriorBlock | None:
-    """Find out by trying what a setting closure sets; None if it does not work.
+    """The block of one prior; None if its closure does not set one parameter.
 
     Args:
-        name: Of the prior, as in ``named_priors``; the next four are from there too.
+        name: Of the prior; this and the next four as in ``named_priors``.
         module: What the closures take.
         prior: The prior.
         closure: Reads the value.
         setting_closure: Sets the value.
-        parameters: Of the model, by name; they are as before afterwards.
+        parameters: Of the model, by name; as before afterwards.
         constraints: Of these parameters, or None.
     """
-    before = {n: p.detach().clone() for n, p in parameters.items()}
-
-    def restore() -> None:
-        with torch.no_grad():
-            for n, p in parameters.items():
-                p.copy_(before[n])
-
-    with torch.no_grad():
-        value = closure(module).detach().clone()
-    free = np.full(value.numel(), np.inf)
-    head, _, tail = name.rpartition(".")
-    block = PriorBlock(
-        name=f"{head}.{tail.removesuffix('_prior')}".lstrip("."),
-        module=module,
-        prior=prior,
-        closure=closure,
-        setting_closure=setting_closure,
-        shape=value.shape,
-        first=0,
-        lower=-free,
-        upper=free.copy(),
-        parameters=frozenset(),
-        power=None,
-        densities=None,
-    )
-    start = block.read()
-    try:
-        changed = _changed_by(block, start, parameters, before, restore)
-        if not changed:
+    if setting_closure is None:
+        return None
+    with _restored(parameters):
+        _move_inside(parameters, constraints)
+        with torch.enable_grad():
+            value = closure(module)
+        sources = _sources(value, parameters)
+        value = value.detach().clone()
+        head, _, tail = name.rpartition(".")
+        block = PriorBlock(
+            name=f"{head}.{tail.removesuffix('_prior')}".lstrip("."),
+            module=module,
+            prior=prior,
+            closure=closure,
+            setting_closure=setting_closure,
+            shape=value.shape,
+            lower=np.full(value.numel(), -np.inf),
+            upper=np.full(value.numel(), np.inf),
+        )
+        changed = _changed_by(block, parameters)
+        if len(changed) != 1:
             return None
-        block.parameters = frozenset(changed)
-        block.reads = _reads(block, parameters)
-        if len(changed) == 1 and not block.reads:
-            parameter, constraint = parameters[changed[0]], constraints[changed[0]]
-            block.power = power = _power(block, parameter, constraint)
-            restore()
-            if power is not None and constraint is not None:
-                _use_constraint(block, power, parameter, constraint)
+        (block.parameter,) = changed
+        block.reads = frozenset(sources - changed)
+        parameter = parameters[block.parameter]
+        constraint = constraints[block.parameter]
+        if not block.reads and parameter.numel() == block.size:
+            with _restored(parameters):
+                block.power = _power(block, parameter, constraint)
+        if block.power is not None and constraint is not None:
+            ends = constraint.lower_bound, constraint.upper_bound
+            for bounds, end in zip((block.lower, block.upper), ends, strict=True):
+                bounds[:] = _flat(end, parameter.shape)
+                if block.power == 2.0:
+                    bounds[:] = np.maximum(bounds, 0.0) ** 0.5
         _use_support(block)
-        unbounded = block.power is None and (block.lower < 0).any()
-        if unbounded and not _negative(block, start):
-            block.lower = np.zeros_like(start)
-    finally:
-        restore()
     block.densities = scalar_log_densities(prior, value)
     return block
+
+
+@contextmanager
+def _restored(parameters: Parameters) -> Iterator[dict[str, Tensor]]:
+    """Parameters, copies of which are yielded, are as before afterwards."""
+    before = {n: p.detach().clone() for n, p in parameters.items()}
+    try:
+        yield before
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])
+
+
+@torch.no_grad()
+def _move_inside(parameters: Parameters, constraints: Mapping[str, Any]) -> None:
+    """Move parameters away from their bounds, where a MAP estimate often is.
+
+    At a bound values can be set in one direction only, and a setting closure that keeps
+    a distance from the bounds does not even set the value that there is.
+    """
+    for name, raw in parameters.items():
+        constraint = constraints.get(name)
+        if constraint is None or not raw.requires_grad:
+            continue
+        natural = constraint.transform(raw)
+        low = constraint.lower_bound.to(natural)
+        high = constraint.upper_bound.to(natural)
+        margin = _MARGIN * (high - low).clamp_max(1.0)
+        moved = torch.minimum(torch.maximum(natural, low + margin), high - margin)
+        # values that need not move keep their last bit
+        inverse = constraint.inverse_transform(moved)
+        raw.copy_(torch.where(moved == natural, raw, inverse))
+
+
+def _sources(value: Tensor, parameters: Parameters) -> set[str]:
+    """Names of the parameters with a gradient that a value was computed from."""
+    if not value.requires_grad:
+        return set()
+    free = {n: p for n, p in parameters.items() if p.requires_grad}
+    gradients = torch.autograd.grad(value.sum(), [*free.values()], allow_unused=True)
+    return {n for n, g in zip(free, gradients, strict=True) if g is not None}
 
 
 def _stepped(values: Vector, factor: float) -> Vector:
     return np.where(values == 0.0, factor - 1.0, values * factor)
 
 
-def _changed_by(
-    block: PriorBlock,
-    start: Vector,
-    parameters: dict[str, torch.nn.Parameter],
-    before: dict[str, Tensor],
-    restore: Callable[[], None],
-) -> list[str]:
+def _changed_by(block: PriorBlock, parameters: Parameters) -> set[str]:
     """Parameters that a block sets; none if an element cannot be set by itself."""
     changed: set[str] = set()
-    # the ends stand for all: what depends on the rest (a matrix) shows there
+    start = block.read()
+    # the first and the last stand for all: in a correlation matrix neither can be set
     for element in {0, block.size - 1}:
         for factor in _PROBES:
             values = start.copy()
             values[element] = _stepped(start, factor)[element]
-            worked = block.write(values)
-            moved = [n for n, p in parameters.items() if not torch.equal(p, before[n])]
-            restore()
+            with _restored(parameters) as before:
+                worked = block.write(values)
+                moved = {
+                    n for n, p in parameters.items() if not torch.equal(p, before[n])
+                }
             if worked and moved:
-                changed.update(moved)
+                changed |= moved
                 break
         else:
-            return []
-    return sorted(changed)
-
-
-def _reads(
-    block: PriorBlock, parameters: dict[str, torch.nn.Parameter]
-) -> frozenset[str]:
-    """See ``PriorBlock.reads``; of what does not require a gradient nothing changes."""
-    start, found = block.read(), set()
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if name in block.parameters or not parameter.requires_grad:
-                continue
-            before = parameter.detach().clone()
-            parameter.add_(0.01 * (1.0 + before.abs()))
-            if (block.read() != start).any():
-                found.add(name)
-            parameter.copy_(before)
-    return frozenset(found)
-
-
-def _natural(parameter: Tensor, constraint: Any) -> Vector:
-    """A parameter as its constraint makes it."""
-    with torch.no_grad():
-        natural = parameter if constraint is None else constraint.transform(parameter)
-    return natural.detach().reshape(-1).cpu().double().numpy().copy()
+            return set()
+    return changed
 
 
 def _power(block: PriorBlock, parameter: Tensor, constraint: Any) -> float | None:
     """See ``PriorBlock.power``; leaves another value behind."""
-    tolerance = 64 * torch.finfo(parameter.dtype).eps
+
+    def natural() -> Vector:
+        with torch.no_grad():
+            return _flat(
+                parameter if constraint is None else constraint.transform(parameter),
+                parameter.shape,
+            ).copy()
+
     start = block.read()
-    if parameter.numel() != block.size:
-        return None
-    # two values, since 1 is its own square, neither far from where the model is
-    for factor in _PROBES:
-        if block.write(_stepped(start, factor)):
-            break
-    value, natural = block.read(), _natural(parameter, constraint)
-    if (value == natural).all():
-        return 1.0
-    if not ((value > 0) & (natural > 0) & (value != 1)).all():
-        return None
-    power = round(float(np.log(natural[0]) / np.log(value[0])), 1)
-    fits = np.abs(value**power - natural) <= tolerance * natural
-    return power if power and fits.all() else None
-
-
-def _use_constraint(
-    block: PriorBlock, power: float, parameter: Tensor, constraint: Any
-) -> None:
-    """Bounds from the constraint of the parameter that a power of the value is."""
-    low, high = (
-        b.expand(parameter.shape).reshape(-1).cpu().double().numpy()
-        for b in (constraint.lower_bound, constraint.upper_bound)
-    )
-    if power != 1.0:
-        with np.errstate(divide="ignore"):  # one over a bound of zero is no bound
-            low, high = (np.maximum(b, 0.0) ** (1.0 / power) for b in (low, high))
-    if power < 0:
-        low, high = high, low
-    block.lower[:], block.upper[:] = low, high
+    points = [(start, natural())]
+    # a second value, since 1 is its own square
+    any(block.write(_stepped(start, factor)) for factor in _PROBES)
+    points.append((block.read(), natural()))
+    tolerance = 64 * torch.finfo(parameter.dtype).eps
+    with np.errstate(invalid="ignore"):  # the root of a negative parameter
+        for power in (1.0, 2.0):
+            if all(
+                np.allclose(value, found ** (1.0 / power), rtol=tolerance, atol=0.0)
+                for value, found in points
+            ):
+                return power
+    return None
 
 
 def _use_support(block: PriorBlock) -> None:
@@ -318,126 +317,29 @@ def _use_support(block: PriorBlock) -> None:
     ):
         limit = getattr(support, attribute, None)
         if limit is not None:
-            limit = torch.as_tensor(limit, dtype=torch.float64).cpu()
-            limit = limit.expand(block.shape).reshape(-1).numpy()
-            bounds[:] = tighten(bounds, limit)
+            bounds[:] = tighten(bounds, _flat(limit, block.shape))
 
 
-def _negative(block: PriorBlock, start: Vector) -> bool:
-    """Whether any negative value can be set: a standard deviation cannot."""
-    size = np.abs(start)
-    return any(
-        block.write(-values)
-        for values in (size + 0.01, 0.1 * size + 1e-4, 0.0 * size + 1e-6)
-    )
+def _flat(values: Any, shape: torch.Size) -> Vector:
+    """A number or tensor as the elements of an array of some shape."""
+    tensor = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+    return tensor.expand(shape).reshape(-1).numpy()
 
 
-# ----------------------------------------------------------------------
-# Which values with priors depend on one another, and where that can be found out.
-#
-# A prior may be on what several parameters give: the SAAS prior is on ``tau / l^2``,
-# beside one on ``tau``. Setting ``tau`` then changes the other value too, unless that is
-# set again afterwards.
-
-# How far from a bound values can be stepped in both directions: ten times a step.
-_MARGIN = 0.1
-
-
-@contextmanager
-def moved_inside(
-    parameters: Mapping[str, torch.nn.Parameter], constraints: Mapping[str, Any]
-) -> Iterator[None]:
-    """Meanwhile no parameter is at a bound, where a MAP estimate often is.
-
-    At a bound values can be set in one direction only, and a setting closure that stays
-    clear of bounds does not even set the value that there is.
-
-    Args:
-        parameters: By name; as before afterwards.
-        constraints: Of these parameters, or None.
-    """
-    before = {n: p.detach().clone() for n, p in parameters.items()}
-    try:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                constraint = constraints.get(name)
-                if constraint is not None and parameter.requires_grad:
-                    parameter.copy_(_inside(parameter, constraint))
-        yield
-    finally:
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(before[name])
-
-
-def _inside(raw: Tensor, constraint: Any) -> Tensor:
-    natural = constraint.transform(raw)
-    low, high = (
-        b.to(natural).expand(natural.shape)
-        for b in (constraint.lower_bound, constraint.upper_bound)
-    )
-    width = high - low  # perhaps infinite, which bounds nothing
-    first = low + _MARGIN * torch.minimum(low.abs(), width)
-    last = high - _MARGIN * torch.minimum(high.abs(), width)
-    moved = torch.where(low.isfinite() & (natural < first), first, natural)
-    moved = torch.where(high.isfinite() & (moved > last), last, moved)
-    # those that stay do so to the last bit
-    return torch.where(moved == natural, raw, constraint.inverse_transform(moved))
-
-
-def _depends(block: PriorBlock, others: Sequence[PriorBlock]) -> bool:
-    """Whether setting one of the others changes the value of a block."""
-    return any(block.reads & other.parameters for other in others)
-
-
-def followers(block: PriorBlock, blocks: Sequence[PriorBlock]) -> list[PriorBlock]:
-    """The blocks that are to be set again after one was, in no order.
-
-    Args:
-        block: The one.
-        blocks: All that there are. If the one is among the result, it depends on
-            itself by way of others, and no order of setting them gives given values.
-    """
-    found: list[PriorBlock] = []
-    new = [block]
-    while new:
-        new = [
-            b
-            for b in blocks
-            if _depends(b, new) and not any(b is other for other in found)
-        ]
-        found += new
-    return found
-
-
-def in_order(blocks: Sequence[PriorBlock]) -> list[PriorBlock]:
-    """Blocks in an order in which setting one leaves those before it as they are.
-
-    Args:
-        blocks: None that depends on itself by way of others.
-    """
-    left, ordered = list(blocks), []
-    while left:
-        i = next(i for i, block in enumerate(left) if not _depends(block, left))
-        ordered.append(left.pop(i))
-    return ordered
-
-
-# ----------------------------------------------------------------------
-Vector = NDArray[np.float64]
+# -- all priors -------------------------------------------------------------------
 
 
 class PriorCoordinates:
-    """All values with priors, positive ones as logarithms.
+    """All values with priors that can be sampled, positive ones as logarithms.
 
     Args:
         model: A GP without a batch dimension.
 
     Attributes:
         blocks: One for each prior that can be sampled.
-        derived: Names of priors that count in the density but are not sampled: they
-            have no setting closure, or are on what another prior sets already, or on
-            what depends on another value that depends on it.
+        derived: Names of priors that enter the density but cannot be sampled: no
+            setting closure that sets exactly one parameter, a parameter that another
+            prior already sets, or a value that depends on one that depends on others.
         held: Names of parameters that no block sets.
         names: Names of the coordinates, ``k``.
         positive: Which of them are logarithms, ``k``.
@@ -457,40 +359,28 @@ class PriorCoordinates:
             for name, _, constraint in model.named_parameters_and_constraints()
         }
         taken: set[str] = set()
-        for name, module, prior, closure, setting_closure in model.named_priors():
-            block = None
-            if setting_closure is not None:
-                with moved_inside(parameters, constraints):
-                    block = probe(
-                        name,
-                        module,
-                        prior,
-                        closure,
-                        setting_closure,
-                        parameters,
-                        constraints,
-                    )
+        for named_prior in model.named_priors():
+            block = _find_block(*named_prior, parameters, constraints)
             if (
                 block is None
-                or block.parameters & taken
-                # it depends on itself by way of others: no order of setting them
-                or any(b is block for b in followers(block, [*self.blocks, block]))
+                or block.parameter in taken
+                or any(_chained(block, b) or _chained(b, block) for b in self.blocks)
             ):
-                self.derived.append(name)
-                continue
-            if not all(parameters[p].requires_grad for p in block.parameters):
-                continue  # the user holds it: its prior is a constant
-            block.first = sum(b.size for b in self.blocks)
-            taken |= block.parameters
-            self.blocks.append(block)
+                self.derived.append(named_prior[0])
+            elif parameters[block.parameter].requires_grad:
+                block.first = sum(b.size for b in self.blocks)
+                taken.add(block.parameter)
+                self.blocks.append(block)
+            # else the user holds it: its prior is a constant
         if not self.blocks:
             raise ValueError(
                 "model: expected at least one prior with a setting closure, on a "
                 "parameter that requires a gradient, to sample from; found none."
             )
         for block in self.blocks:
-            block.followers = in_order(followers(block, self.blocks))
-        self._in_order = in_order(self.blocks)
+            block.followers = [b for b in self.blocks if block.parameter in b.reads]
+        # setting one leaves those before it as they are
+        self._in_order = sorted(self.blocks, key=lambda b: bool(b.reads))
         self.held = [
             n for n, p in parameters.items() if p.requires_grad and n not in taken
         ]
@@ -558,6 +448,10 @@ class PriorCoordinates:
         ok = (values >= self.lower) & (values <= self.upper) & np.isfinite(values)
         return bool(ok.all())
 
+    def clip(self, values: Vector) -> Vector:
+        """Values ``k``, moved into their bounds."""
+        return np.clip(values, self.lower, self.upper)
+
     # -- density ------------------------------------------------------------------
 
     def log_prior(self, position: Vector) -> float:
@@ -600,3 +494,8 @@ class PriorCoordinates:
             return block.log_prior(values) + (coordinate if logarithm else 0.0)
 
         return joint
+
+
+def _chained(first: PriorBlock, second: PriorBlock) -> bool:
+    """Whether a value depends on the parameter of one that depends on others."""
+    return bool(first.reads) and first.parameter in second.reads

@@ -8,18 +8,19 @@ of covariances with the data has
 
     w = k L^-T,     mean = m + w e,     cov = k** - w w'
 
-The same form as in ``inference.prediction``, and for the same reason: halves keep three
-more digits than ``alpha`` does at a noise of 1e-9.
+as in ``models.tree.prediction``: at a noise variance of 1e-9 products of halves keep
+three more digits than ``alpha`` does.
+
+The kernels of the samples are evaluated as one kernel with a batch shape, which is many
+times cheaper than one call for each. GPyTorch's own ways of making such a kernel ask
+for a prior on each parameter (``pyro_load_from_samples``) or expand index buffers along
+with the parameters (``Kernel.expand_batch``). Here the parameters are stacked, and the
+result is used only if it gives the numbers of the kernels one by one.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "FoldedPredictor",
-    "ModuleStack",
-    "can_fold",
-    "stack_modules",
-]
+__all__ = ["FoldedPredictor", "ModuleStack", "can_fold", "stack_modules"]
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -49,22 +50,17 @@ from torch import Tensor, nn
 from botorch_structured.models.fast_inference import (
     FastInference,
     FastSingleTaskGP,
+    noise_is_known,
     with_variance_floor,
 )
-from botorch_structured.models.gaussian_noise import noise_is_known
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.transforms import ClipTail
 
-# ----------------------------------------------------------------------
-# Kernels and means that differ in their hyperparameters only, called as one.
-#
-# GPyTorch evaluates a kernel with a batch shape in one go, which is many times cheaper
-# than one call per element. Its own ways of making such a kernel ask for a prior on each
-# parameter (``pyro_load_from_samples``) or expand index buffers along with the parameters
-# (``Kernel.expand_batch``). Here the parameters of the modules are stacked, and the
-# result is used only if it gives the numbers of the modules one by one.
-
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
+
+# Elements of a covariance that are computed at a time, so that large batches stay in
+# the cache; the speed is the same from a quarter to twice as many.
+_CHUNK = 1 << 19
 
 
 def stack_modules(modules: Sequence[Module]) -> Module | None:
@@ -116,9 +112,9 @@ class ModuleStack:
 
     Args:
         modules: ``S`` modules that differ in hyperparameters.
-        probes: Arguments of calls. The stacked module is used if it reproduces all of
-            them, and otherwise the modules are called one by one: a kernel need not
-            support batches.
+        probes: Arguments of calls. The stacked module is used if it gives the values of
+            the modules for all of them. Otherwise the modules are called one by one: a
+            kernel need not support batches.
     """
 
     def __init__(self, modules: Sequence[Module], probes: Sequence[Arguments]) -> None:
@@ -164,16 +160,10 @@ class ModuleStack:
                 return False  # written for parameters without a batch shape
         if found.shape != expected.shape:
             return False
-        # Misplaced parameters are off by far more than rounding in the distance of
-        # close points, which is what this allows for.
+        # allows for rounding in the distance of close points; parameters in the wrong
+        # place make far larger differences
         slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
         return bool(((found - expected).abs() <= slack).all())
-
-
-# ----------------------------------------------------------------------
-# Elements of a covariance that are worked on at a time. It keeps large batches out of
-# main memory; the speed is the same from a quarter to twice as many.
-_CHUNK = 1 << 19
 
 
 def can_fold(models: Sequence[GPyTorchModel]) -> bool:

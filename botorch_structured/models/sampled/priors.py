@@ -1,15 +1,13 @@
 """Log densities of GPyTorch's priors as functions of one number.
 
 A sampler that changes one value at a time evaluates one prior at one value, many
-thousand times. Through a torch distribution that takes longer than factorising a matrix
-of 50 rows.
+thousand times. Through a torch distribution one evaluation takes longer than the
+Cholesky factorisation of a matrix of 50 rows.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "scalar_log_densities",
-]
+__all__ = ["scalar_log_densities"]
 
 import math
 from collections.abc import Callable
@@ -123,8 +121,8 @@ def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
             a.double().expand(value.shape).reshape(-1).tolist() for a in arguments
         ]
         densities = [make(*column) for column in zip(*columns, strict=True)]
-        # A subclass may have a density of its own: believe numbers, not names.
-        # (Priors stay in single precision when a model is moved to double.)
+        # A subclass may have a density of its own: compare values with the prior's.
+        # Priors stay in single precision when a model is moved to double.
         dtypes = [a.dtype for a in arguments if a.is_floating_point()]
         eps = max(torch.finfo(dtype).eps for dtype in (value.dtype, *dtypes))
         tolerance = 1e3 * eps

@@ -1,19 +1,16 @@
 r"""A GP averaged over samples of its hyperparameters.
 
-Which one when: a fit gives *one* set of hyperparameters, which with few points is a
-guess; ``SampledGP`` holds several, drawn from their posterior by `fit_slice_sampling`,
-and every BoTorch acquisition function averages over them. BoTorch's own fully Bayesian
-models (``SaasFullyBayesianSingleTaskGP``) come with a kernel of their own and need JAX;
-this one takes any BoTorch GP.
+Which one when: ``fit_gpytorch_mll`` gives the most probable hyperparameters; with few
+points many others are about as probable. ``SampledGP`` holds several samples of their
+posterior, drawn by ``fit_slice_sampling``, and every BoTorch acquisition function
+averages over them. BoTorch's own fully Bayesian models
+(``SaasFullyBayesianSingleTaskGP``) have a fixed kernel and need JAX; this one takes any
+BoTorch GP.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "Ensemble",
-    "SampledGP",
-    "stack_distributions",
-]
+__all__ = ["SampledGP", "stack_distributions"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -50,42 +47,68 @@ from botorch_structured.models.sampled.folded_prediction import (
 )
 from botorch_structured.models.tree.leaf_model import LeafModel
 
-# ----------------------------------------------------------------------
-# What BoTorch reads from a model, for a model that is several alike ones.
+# Of models with leaves: with more points the leaves are cheaper than one matrix.
+_MANY_ROWS = 300
 
 
-class Ensemble(GPyTorchModel):
-    """``S`` GPs of one class on the same data: attributes, modes and state.
+class SampledGP(GPyTorchModel, FantasizeMixin):
+    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
 
-    Data, noise and batch shapes are those of BoTorch's own ensembles
-    (``EnsembleMapSaasSingleTaskGP``): one more batch dimension, behind the others.
+    Choose it when there are few points for the number of hyperparameters: where the
+    samples disagree, the variance of the mixture is larger than that of each of them.
+    Usually made by ``fit_slice_sampling``. The posterior is the stack of the posteriors
+    of the models along dimension -3, a ``GaussianMixturePosterior`` like that of
+    BoTorch's fully Bayesian models. Acquisition functions take the mean of their values
+    over the samples (of log values: the logarithm of the mean).
+
+    Limits are those of BoTorch's own ensembles: ``qKnowledgeGradient`` averages twice
+    and raises an error for a batch of candidates, max-value entropy search refuses
+    batched models. ``draw_matheron_paths`` draws from one of ``models`` only.
+
+    The posteriors of all samples of a plain GP (tree-structured ones up to 300 points)
+    are computed as one batch, at about the cost of one posterior by GPyTorch; those of
+    other models one after the other. As in GPyTorch, hyperparameters that are changed
+    by hand take effect with the next ``train()``.
 
     Args:
-        models: ``S`` GPs. They are held, not copied.
+        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
+            hyperparameters of their own, already set. They are held, not copied.
+        chains: Kept as an attribute, such as the diagnostics of a sampler.
+
+    Attributes:
+        chains: What was given.
 
     Raises:
         ValueError: No models, models of different classes, or on data of different
             shapes.
         UnsupportedError: An outcome transform under which a Gaussian does not stay one.
+
+    Example:
+        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
+        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
     """
 
     _is_ensemble = True
     _is_fully_bayesian = True
-    _supports_batched_models = False
 
+    # the data of all models, and their cached factors
+    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
     # one tensor of each kind (dtype and device) that the models have
     _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
 
-    def __init__(self, models: Sequence[GPyTorchModel]) -> None:
+    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
         models = list(models)
         _check_models(models)
         super().__init__()
         # not called "models": ModelList.load_state_dict drops that from every key
         self.samples = nn.ModuleList(models)
+        self.chains = chains
+        first = self.models[0]
+        with_task = getattr(first, "_task_feature", None) is not None
+        self._columns = None if with_task else columns_of(first)
+        self.eval()  # there is nothing to be fitted
 
-    def _drop_caches(self) -> None:
-        """Called wherever hyperparameters or data may have changed."""
-        self._probes = None
+    # -- what BoTorch reads from a model ------------------------------------------
 
     @property
     def models(self) -> Sequence[GPyTorchModel]:
@@ -164,20 +187,28 @@ class Ensemble(GPyTorchModel):
         return all(getattr(m, "_supports_cache_root", True) for m in self.models)
 
     def _set_transformed_inputs(self) -> None:
-        """Nothing: each model sees to its own inputs."""
+        """Nothing: each model transforms its own inputs."""
 
     def _revert_to_original_inputs(self) -> None:
-        """Nothing: each model sees to its own inputs."""
+        """Nothing: each model transforms its own inputs."""
 
     # -- caches and state ---------------------------------------------------------
 
-    def train(self, mode: bool = True, reset: bool = False) -> Ensemble:
+    def _drop_caches(self) -> None:
+        """Called wherever hyperparameters or data may have changed."""
+        self._probes = self._predictor = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # cheap to rebuild and large to store
+        return {**self.__dict__, "_predictor": None, "_probes": None}
+
+    def train(self, mode: bool = True, reset: bool = False) -> SampledGP:
         """Training mode of all models: drops caches; there is nothing to be fitted.
 
         Args:
             mode: Whether to train or to evaluate.
-            reset: BoTorch drops the samples of its fully Bayesian models on the way to
-                another fit. These here were given: only False is possible.
+            reset: BoTorch's fully Bayesian models drop their samples before another
+                fit. These were given: only False is possible.
         """
         if reset:
             raise UnsupportedError("reset: expected False, samples are not refitted.")
@@ -185,7 +216,7 @@ class Ensemble(GPyTorchModel):
             self._drop_caches()
         return super().train(mode)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ensemble:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SampledGP:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation. For S
         # models of some thirty tensors that costs more than the prediction, so a
         # conversion that leaves each kind of tensor alone is not carried out.
@@ -221,23 +252,16 @@ class Ensemble(GPyTorchModel):
             ValueError: If ``strict`` and the state is one of another number of samples.
         """
         prefixes = [f"samples.{s}." for s in range(self.num_samples)]
-        states: list[dict[str, Any]] = [{} for _ in prefixes]
-        unknown = []
-        for key, value in state_dict.items():
-            head, _, name = key.removeprefix("samples.").partition(".")
-            if (
-                key.startswith("samples.")
-                and head.isdigit()
-                and int(head) < len(states)
-            ):
-                states[int(head)][name] = value
-            else:
-                unknown.append(key)
-        if strict and (unknown or not all(states)):
+        states = [
+            {k.removeprefix(p): v for k, v in state_dict.items() if k.startswith(p)}
+            for p in prefixes
+        ]
+        others = len(state_dict) - sum(map(len, states))
+        if strict and (others or not all(states)):
             raise ValueError(
                 f"state_dict: expected the state of {self.num_samples} samples, keys "
                 f"{prefixes[0]}* to {prefixes[-1]}*, got "
-                f"{sum(map(bool, states))} of them and other keys {unknown[:3]}."
+                f"{sum(map(bool, states))} of them and {others} other keys."
             )
         self._drop_caches()
         for model, state in zip(self.models, states, strict=True):
@@ -245,135 +269,7 @@ class Ensemble(GPyTorchModel):
                 state, strict=strict, keep_transforms=keep_transforms, assign=assign
             )
 
-
-def _check_models(models: list[GPyTorchModel]) -> None:
-    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
-        raise ValueError(
-            "models: expected at least one GPyTorchModel, got "
-            f"{[type(m).__name__ for m in models]}."
-        )
-    first = models[0]
-    for model in models[1:]:
-        if type(model) is not type(first):
-            raise ValueError(
-                "models: expected models of one class, got "
-                f"{type(first).__name__} and {type(model).__name__}."
-            )
-    shapes = {
-        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
-        for m in models
-    }
-    if len(shapes) > 1:
-        raise ValueError(
-            f"models: expected the same data in all, got the shapes {sorted(shapes)}."
-        )
-    transform = getattr(first, "outcome_transform", None)
-    if transform is not None and not transform._is_linear:
-        raise UnsupportedError(
-            "models: expected an outcome transform that keeps a Gaussian Gaussian, "
-            f"got {type(transform).__name__}."
-        )
-
-
-# ----------------------------------------------------------------------
-# Gaussians of several models as one batch of Gaussians.
-
-
-def stack_distributions(
-    distributions: Sequence[MultivariateNormal],
-) -> MultivariateNormal:
-    """The distributions of ``S`` models, in BoTorch's order of dimensions for them.
-
-    Args:
-        distributions: Over ``batch_shape x q`` or (multitask) ``batch_shape x q x m``.
-
-    Returns:
-        One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
-        Independent outputs stay a block diagonal.
-    """
-    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
-    means = [d.mean for d in distributions]
-    first = distributions[0]
-    if isinstance(first, MultitaskMultivariateNormal):
-        return MultitaskMultivariateNormal(
-            torch.stack(means, dim=MCMC_DIM),
-            covariance,
-            interleaved=first._interleaved,
-        )
-    return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
-
-
-def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
-    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
-        # cached roots and hypervolumes look for the blocks
-        blocks = [part.base_linear_op.to_dense() for part in parts]
-        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
-        return BlockDiagLinearOperator(to_linear_operator(stacked))
-    # a bare tensor would get no jitter when it is factorised for sampling
-    return to_linear_operator(
-        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
-    )
-
-
-# ----------------------------------------------------------------------
-# Above so many points leaves are cheaper than one matrix, for models that have leaves.
-_MANY_ROWS = 300
-
-
-class SampledGP(Ensemble, FantasizeMixin):
-    r"""The mixture of ``S`` GPs that differ in their hyperparameters.
-
-    Choose it when there are too few points to know the hyperparameters: predictions are
-    then less sure where the samples disagree, which is what an acquisition function
-    should see. Usually made by ``fit_slice_sampling``. The posterior is the stack of
-    the posteriors of the models along dimension -3, a ``GaussianMixturePosterior`` like
-    that of BoTorch's fully Bayesian models, and acquisition functions take the mean of
-    their values (of log values: the logarithm of the mean).
-
-    Where BoTorch's own ensembles end, this one does: ``qKnowledgeGradient`` averages
-    twice and raises for a batch of candidates, max-value entropy search refuses
-    batched models. Path sampling (``draw_matheron_paths``) knows BoTorch's models only.
-
-    Plain GPs (tree-structured ones up to 300 points) are predicted all at once, which
-    costs no more than one of them does through GPyTorch; any other model is asked
-    sample by sample. As in GPyTorch, hyperparameters that are changed by hand count
-    from the next ``train()`` of the ensemble on.
-
-    Args:
-        models: ``S`` BoTorch GPs of one class, with the same data and transforms and
-            hyperparameters of their own, already set. They are held, not copied.
-        chains: Anything to keep beside them, such as the diagnostics of a sampler.
-
-    Attributes:
-        chains: What was given.
-
-    Raises:
-        ValueError: No models, models of different classes, or on data of different
-            shapes.
-        UnsupportedError: An outcome transform under which a Gaussian does not stay one.
-
-    Example:
-        >>> model = SampledGP([with_hyperparameters(sample) for sample in samples])
-        >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
-    """
-
-    _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
-
-    def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
-        super().__init__(models)
-        self.chains = chains
-        first = self.models[0]
-        with_task = getattr(first, "_task_feature", None) is not None
-        self._columns = None if with_task else columns_of(first)
-        self.eval()  # there is nothing to be fitted
-
-    def _drop_caches(self) -> None:
-        super()._drop_caches()
-        self._predictor = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # cheap to rebuild and large to store
-        return {**self.__dict__, "_predictor": None, "_probes": None}
+    # -- predictions --------------------------------------------------------------
 
     def _folded(self) -> FoldedPredictor | None:
         """The cached factors, or None where predictions must be made one by one."""
@@ -401,8 +297,6 @@ class SampledGP(Ensemble, FantasizeMixin):
             return False
         return can_fold(self.models)
 
-    # -- predictions --------------------------------------------------------------
-
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The priors of all samples, as of a GPyTorch model with batch shape ``S``.
 
@@ -427,8 +321,7 @@ class SampledGP(Ensemble, FantasizeMixin):
                 "models: expected one output, or outputs that are one GP, got "
                 f"{self.num_outputs} independent ones: use posterior."
             )
-        Xs = self._samples_of("X", X) if X.ndim > 2 else [X] * self.num_samples
-        parts = zip(self.models, Xs, strict=True)
+        parts = zip(self.models, self._samples_of("X", X, X.ndim <= 2), strict=True)
         return stack_distributions([call(model, x) for model, x in parts])
 
     def posterior(
@@ -458,14 +351,16 @@ class SampledGP(Ensemble, FantasizeMixin):
             UnsupportedError: A transform whose result is not Gaussian.
         """
         if self.training or any(model.training for model in self.models):
-            self._predictor = None  # whoever asks to train may change anything
+            self._predictor = None  # hyperparameters may have changed
             self.eval()
         dtype = self.models[0].train_targets.dtype
         check_finite_points(X, dtype)
         if self._columns is not None and fantasize_flag.off():
             check_points(X, self._columns, dtype)
         noise: bool | list[Tensor] = (
-            self._noise_of_samples(observation_noise, X)
+            self._samples_of(
+                "observation_noise", observation_noise, observation_noise.ndim <= X.ndim
+            )
             if isinstance(observation_noise, Tensor)
             else observation_noise
         )
@@ -518,14 +413,10 @@ class SampledGP(Ensemble, FantasizeMixin):
             distributions.append(posterior.distribution)
         return GPyTorchPosterior(stack_distributions(distributions))
 
-    def _noise_of_samples(self, noise: Tensor, X: Tensor) -> list[Tensor]:
-        """Noise of each sample; one more dimension than ``X`` is that of samples."""
-        if noise.ndim <= X.ndim:
-            return [noise] * self.num_samples
-        return self._samples_of("observation_noise", noise)
-
-    def _samples_of(self, name: str, values: Tensor) -> list[Tensor]:
-        """``batch_shape x S x n x m`` values, sample by sample."""
+    def _samples_of(self, name: str, values: Tensor, shared: bool) -> list[Tensor]:
+        """``batch_shape x S x n x m`` values sample by sample, or shared ones."""
+        if shared:
+            return [values] * self.num_samples
         if values.ndim < 3 or values.shape[MCMC_DIM] != self.num_samples:
             raise ValueError(
                 f"{name}: expected {self.num_samples} samples in dimension {MCMC_DIM}, "
@@ -535,7 +426,7 @@ class SampledGP(Ensemble, FantasizeMixin):
 
     @property
     def path_posterior(self) -> Callable[[Tensor], GaussianMixturePosterior]:
-        """What a path promises, its leaf unseen: there if the models have it."""
+        """The posterior of the path part, if the models have one."""
         parts = [model.path_posterior for model in self.models]
 
         def path_posterior(X: Tensor) -> GaussianMixturePosterior:
@@ -567,20 +458,16 @@ class SampledGP(Ensemble, FantasizeMixin):
         given = {"X": X, "Y": Y} | ({} if noise is None else {"noise": noise})
         for name, values in given.items():
             check_tensor(name, values)
-        S = self.num_samples
-        Ys = [Y] * S if Y.ndim <= 2 else self._samples_of("Y", Y)
-        own = X.ndim > 2 and X.ndim == Y.ndim
-        Xs = self._samples_of("X", X) if own else [X] * S
-        if noise is None:
-            noises: list[dict[str, Any]] = [{}] * S
-        elif noise.ndim <= 2:
-            noises = [{"noise": noise}] * S
-        else:
-            noises = [{"noise": v} for v in self._samples_of("noise", noise)]
+        Ys = self._samples_of("Y", Y, Y.ndim <= 2)
+        Xs = self._samples_of("X", X, X.ndim <= 2 or X.ndim != Y.ndim)
+        noises: list[dict[str, Any]] = [{}] * self.num_samples
+        if noise is not None:
+            parts = self._samples_of("noise", noise, noise.ndim <= 2)
+            noises = [{"noise": part} for part in parts]
         models = []
         for model, x, y, extra in zip(self.models, Xs, Ys, noises, strict=True):
             if model.prediction_strategy is None:
-                # GPyTorch updates caches that predictions made here never needed
+                # GPyTorch conditions its caches, which fast predictions do not fill
                 with gpt_posterior_settings():
                     model(*(t[..., :1, :] for t in model.train_inputs))
             models.append(model.condition_on_observations(x, y, **extra, **kwargs))
@@ -604,7 +491,9 @@ class SampledGP(Ensemble, FantasizeMixin):
         """
         likelihood = self.models[0].likelihood
         if observation_noise is not None:
-            noises = self._noise_of_samples(observation_noise, X)
+            noises = self._samples_of(
+                "observation_noise", observation_noise, observation_noise.ndim <= X.ndim
+            )
             observation_noise = torch.stack(noises, dim=MCMC_DIM)
         elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
             noise = self.likelihood.noise
@@ -624,6 +513,35 @@ class SampledGP(Ensemble, FantasizeMixin):
         return type(self)([m.subset_output(idcs) for m in self.models], self.chains)
 
 
+def _check_models(models: list[GPyTorchModel]) -> None:
+    if not models or not all(isinstance(m, GPyTorchModel) for m in models):
+        raise ValueError(
+            "models: expected at least one GPyTorchModel, got "
+            f"{[type(m).__name__ for m in models]}."
+        )
+    first = models[0]
+    for model in models[1:]:
+        if type(model) is not type(first):
+            raise ValueError(
+                "models: expected models of one class, got "
+                f"{type(first).__name__} and {type(model).__name__}."
+            )
+    shapes = {
+        (tuple(m.train_targets.shape), *(tuple(t.shape) for t in m.train_inputs))
+        for m in models
+    }
+    if len(shapes) > 1:
+        raise ValueError(
+            f"models: expected the same data in all, got the shapes {sorted(shapes)}."
+        )
+    transform = getattr(first, "outcome_transform", None)
+    if transform is not None and not transform._is_linear:
+        raise UnsupportedError(
+            "models: expected an outcome transform that keeps a Gaussian Gaussian, "
+            f"got {type(transform).__name__}."
+        )
+
+
 @DrawMatheronPaths.register(SampledGP)
 def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
     """BoTorch's hook for whole paths, which are those of one GP.
@@ -634,4 +552,40 @@ def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
     raise UnsupportedError(
         "model: expected one GP to draw whole paths from, got a SampledGP: draw from "
         "one of its samples, draw_matheron_paths(model.models[s], ...)."
+    )
+
+
+def stack_distributions(
+    distributions: Sequence[MultivariateNormal],
+) -> MultivariateNormal:
+    """The distributions of ``S`` models, in BoTorch's order of dimensions for them.
+
+    Args:
+        distributions: Over ``batch_shape x q`` or (multitask) ``batch_shape x q x m``.
+
+    Returns:
+        One distribution over ``batch_shape x S x q`` or ``batch_shape x S x q x m``.
+        Independent outputs stay a block diagonal.
+    """
+    covariance = _stack_covariances([d.lazy_covariance_matrix for d in distributions])
+    means = [d.mean for d in distributions]
+    first = distributions[0]
+    if isinstance(first, MultitaskMultivariateNormal):
+        return MultitaskMultivariateNormal(
+            torch.stack(means, dim=MCMC_DIM),
+            covariance,
+            interleaved=first._interleaved,
+        )
+    return MultivariateNormal(torch.stack(means, dim=MCMC_DIM + 1), covariance)
+
+
+def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
+    if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
+        # cached roots and hypervolumes look for the blocks
+        blocks = [part.base_linear_op.to_dense() for part in parts]
+        stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
+        return BlockDiagLinearOperator(to_linear_operator(stacked))
+    # a bare tensor would get no jitter when it is factorised for sampling
+    return to_linear_operator(
+        torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
     )

@@ -1,14 +1,15 @@
 """Univariate slice sampling with step-out and shrinkage (Neal 2003).
 
-Choose it for a handful to a few dozen parameters whose density is cheap and has no
-gradient worth computing: it has no step size that must be right, only widths that cost
-evaluations when they are wrong, and it cannot reject. It is what Murray and Adams
-(2010) and Levesque et al. (2017, section III) use for hyperparameters of a GP.
+Choose it for up to a few dozen parameters whose density is cheap to evaluate and whose
+gradient would cost more. It has no step size to choose: an interval of the wrong width
+costs evaluations, and every update ends with an accepted point. Murray and Adams (2010)
+and Levesque et al. (2017, section V) sample the hyperparameters of a GP with it.
 
-Updates along one coordinate at a time are what makes an incremental evaluation of the
-density possible. Updates along differences of earlier positions, which adapt to
-correlations and join modes, were measured on six problems with 3 to 16 hyperparameters:
-per CPU second they gave fewer effective samples, of the worst parameter too.
+Updates change one coordinate at a time, so that the density can be evaluated
+incrementally. Updates along differences of earlier positions, which adapt to
+correlations and move between modes, were measured on six problems with 3 to 16
+hyperparameters: per CPU second they gave fewer effective samples, also of the worst
+parameter.
 
 References:
 
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-# Before anything is known. On a logarithmic scale: a factor of seven.
+# Of each coordinate, before any is tuned: a factor of seven on a logarithmic scale.
 _FIRST_WIDTH = 2.0
 # Width in mean distances moved. Uniform in a slice of length L, a point moves by L / 3
 # on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
@@ -51,8 +52,8 @@ _MIN_UPDATES = 4
 class Target(Protocol):
     """A log density on R^k, evaluated along one coordinate at a time.
 
-    What is known of the current position may be kept between evaluations: that is where
-    incremental evaluations come from.
+    An implementation may keep what it has computed at the current position, to evaluate
+    the density at neighbouring positions incrementally.
     """
 
     @property
@@ -191,8 +192,9 @@ class SliceSampler:
                 self.position[axis] = update.value
                 self.log_density = update.log_density
             self.evaluations += update.evaluations
-        # Rounding of incremental evaluations must not add up. At the edge of what can
-        # be factorised it decides, but a chain is never where the density is zero.
+        # Evaluated from scratch, so that rounding of incremental evaluations does not
+        # add up. Where the matrix is nearly singular this may fail; the incremental
+        # value then stays.
         log_density = self.target.move_to(self.position)
         if math.isfinite(log_density):
             self.log_density = log_density
@@ -200,8 +202,8 @@ class SliceSampler:
     def tune(self) -> None:
         """Set widths from how far updates have moved: for warmup only.
 
-        Only the later half of the updates counts, since the first are on the way to
-        where the mass is.
+        Only the later half of the updates counts: the first are on the way from the
+        starting point to the bulk of the mass.
         """
         for axis, moves in enumerate(self._moves):
             recent = moves[len(moves) // 2 :]

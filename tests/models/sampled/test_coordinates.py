@@ -103,8 +103,8 @@ def test_standard_deviations_are_coordinates_of_their_own() -> None:
     assert model.likelihood.noise.item() == pytest.approx(0.09)
 
 
-def test_a_value_that_is_no_power_is_found_by_trying() -> None:
-    """A prior on a ratio: the sign and the bounds come from setting it."""
+def test_a_value_that_is_no_power_of_its_parameter() -> None:
+    """It has the bounds of its prior, and values that cannot be set no density."""
     kernel = ScaleKernel(RBFKernel(lengthscale_prior=LogNormalPrior(0.0, 1.0)))
     kernel.register_prior(
         "level_prior",
@@ -115,7 +115,7 @@ def test_a_value_that_is_no_power_is_found_by_trying() -> None:
     c = PriorCoordinates(single(covar_module=kernel))
     block = next(b for b in c.blocks if b.name == "covar_module.level")
     assert block.power is None
-    assert c.positive[block.first]  # -1 and so on cannot be set
+    assert not c.positive[block.first] and np.isinf(c.lower[block.first])
     assert block.write(np.array([3.0])) and kernel.outputscale.item() == 2.0
     assert not block.write(np.array([0.5]))  # an outputscale of -0.5
 
@@ -139,6 +139,23 @@ def test_a_second_prior_on_the_same_parameter_is_not_a_coordinate() -> None:
     )
     c = PriorCoordinates(single(covar_module=kernel))
     assert len(c) == 3 and c.derived == ["covar_module.smoothness_prior"]
+
+
+def test_a_prior_that_sets_two_parameters_is_not_a_coordinate() -> None:
+    kernel = ScaleKernel(RBFKernel())
+    kernel.register_prior(
+        "level_prior",
+        LogNormalPrior(0.0, 1.0),
+        lambda m: m.outputscale,
+        lambda m, v: (
+            m.initialize(outputscale=v),
+            m.base_kernel.initialize(lengthscale=v),
+        ),
+    )
+    c = PriorCoordinates(single(covar_module=kernel))
+    assert c.names == ("likelihood.noise_covar.noise",)
+    assert c.derived == ["covar_module.level_prior"]
+    assert "covar_module.raw_outputscale" in c.held
 
 
 def test_what_the_user_holds_is_neither_sampled_nor_fitted() -> None:

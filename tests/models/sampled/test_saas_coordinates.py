@@ -1,4 +1,4 @@
-"""Priors on values that depend on one another, as the SAAS prior's are."""
+"""Priors on values that depend on other sampled values, as the SAAS prior does."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_who_follows_whom() -> None:
     model = saas_at_one()
     model.covar_module.raw_tau.requires_grad_(False)
     held = PriorCoordinates(model).blocks[-1]
-    assert held.reads == frozenset() and held.power == -0.5
+    assert held.reads == frozenset() and held.power is None
 
 
 def test_values_that_depend_on_each_other_are_not_both_sampled() -> None:
