@@ -1,9 +1,9 @@
 r"""Multiple adaptive Bayesian linear regression: a warm start that is linear in rows.
 
-Choose ``MultiTaskABLR`` to start a search with the evaluations of old ones, a hundred or
-hundreds of thousands, or where other signals come with the objective. With a few hundred
-rows of a few tasks BoTorch's ``MultiTaskGP``, cubic in the rows, also transfers levels
-between tasks.
+Choose ``MultiTaskABLR`` to start a search with the evaluations of old ones, a hundred
+or hundreds of thousands, or where other signals come with the objective. With a few
+hundred rows of a few tasks BoTorch's ``MultiTaskGP``, cubic in the rows, also transfers
+levels between tasks.
 
 What [Perrone2017multiple]_ has, and where it is (modules of this package):
 
@@ -16,9 +16,9 @@ its covariance, written out                 ``kernel.TaskFeatureKernel``
                                             ``regressions.WeightPosterior.at``
 (2) predictive variance                     the same (its root), and the noise 1 / alpha
                                             in ``MultiTaskABLR.posterior``
-``K_t``, ``L_t``, ``c_t``                   ``regressions.solve_large``, ``solve_small``:
-                                            a QR factor in place of a Cholesky factor,
-                                            of the smaller of the two systems
+``K_t``, ``L_t``, ``c_t``                   ``regressions.solve_large``,
+                                            ``solve_small``: a QR factor in place
+                                            of a Cholesky factor, of the smaller system
 (3) rho, and its gradient                   ``regressions.Regressions.log_evidence``:
                                             minus rho, ``-N / 2 log(2 pi)`` included
 section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``
@@ -33,7 +33,7 @@ section 3.1, contexts as inputs of a GP     not here: the paper found no clear g
                                             ABLR; they may be columns of ``train_X``
 section 3.2, OpenML random forests          ``benchmarks.quality.forests``; data of
                                             another study stand in for flow 6794
-section 3.3, heterogeneous signals          ``MultiTaskABLR`` with ``task_feature=None``,
+section 3.3, heterogeneous signals          ``MultiTaskABLR(..., task_feature=None)``,
                                             ``benchmarks.quality.signals``
 section 3, tasks and signals at once        not here: the paper's future work
 =========================================== ============================================
@@ -42,8 +42,8 @@ section 3, tasks and signals at once        not here: the paper's future work
 the default adds. Beyond the paper: a prior from the population of old tasks
 (``new_task.population``, ``MultiTaskABLR.new_task``), exchangeable priors of the
 precisions (``hyperparameters``), updates by one outcome
-(``regressions.WeightPosterior.update``), whole sampled functions (``sampling``) and rows
-that are spread over processes (``processes``).
+(``regressions.WeightPosterior.update``), whole sampled functions (``sampling``) and
+rows that are spread over processes (``processes``).
 
 References:
 

@@ -37,6 +37,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
+from botorch_structured._botorch_names import BatchNorm, DropoutNd
 from botorch_structured.models.ablr.processes import Processes
 
 # Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the start: a
@@ -297,9 +298,8 @@ def module_of(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> nn.Module 
 def check_row_by_row(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> None:
     """Raise a ``ValueError`` for layers that mix rows or draw random numbers."""
     module = module_of(feature_map)
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     for name, part in module.named_modules() if module is not None else ():
-        if isinstance(part, kinds):
+        if isinstance(part, BatchNorm | DropoutNd):
             raise ValueError(
                 "feature_map: expected features that are a function of the row, got a "
                 f"{type(part).__name__} layer ({name or 'itself'}), whose output "

@@ -10,12 +10,12 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from botorch.fit import _fit_fallback
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from tqdm import tqdm
 
 from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.fast_inference import fit_map
 
 # The objective is per outcome: finer tolerances change no prediction. On exact data the
 # cap ends a fit; a second one goes on from there.
@@ -44,14 +44,14 @@ def fit_jointly(
         progress: Whether there is a bar; None: when it takes more than 3 seconds.
     """
     if given["closure"] is not None or "optimizer" in given:
-        _fit_fallback(mll, optimizer_kwargs=optimizer_kwargs, **given)
+        fit_map(mll, optimizer_kwargs=optimizer_kwargs, **given)
         return
     settings = dict(optimizer_kwargs or {})
     options = {**_FIT_OPTIONS, **(settings.pop("options", None) or {})}
     with _Steps(mll, settings.pop("callback", None), progress) as steps:
 
         def fit(maxiter: int) -> None:
-            _fit_fallback(
+            fit_map(
                 mll,
                 optimizer_kwargs={
                     **settings,

@@ -34,7 +34,7 @@ from torch.distributions import constraints
 
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models.ablr.tasks import TaskColumn
-from botorch_structured.models.gaussian_noise import noise_is_known
+from botorch_structured.models.fast_inference import noise_is_known
 
 # Noise variance in units of the outcomes' variance: level, standard deviations of its
 # logarithm and of the tasks' around it. Objectives range from exact to mostly noise.

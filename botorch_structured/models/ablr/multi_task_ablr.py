@@ -35,7 +35,7 @@ from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterio
 from botorch.sampling.base import MCSampler
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
-from botorch.utils.types import DEFAULT, _DefaultType
+from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
@@ -45,7 +45,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import RootLinearOperator
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr import new_task as of_new_task
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.ablr.factors import TaskData
 from botorch_structured.models.ablr.feature_maps import (
     as_feature_map,
@@ -61,6 +61,11 @@ from botorch_structured.models.ablr.hyperparameters import (
     noise_model,
 )
 from botorch_structured.models.ablr.kernel import TaskFeatureKernel
+from botorch_structured.models.ablr.new_task import (
+    Population,
+    UsualScale,
+    new_task_model,
+)
 from botorch_structured.models.ablr.prediction import (
     checked_noise,
     covariance_of_points,
@@ -87,7 +92,11 @@ from botorch_structured.models.checks import (
     check_new_data,
     check_training_data,
 )
-from botorch_structured.models.gaussian_noise import check_own_objective
+from botorch_structured.models.fast_inference import (
+    FastInference,
+    check_own_objective,
+    training_prior,
+)
 from botorch_structured.models.input_transforms import (
     dataset_task,
     in_evaluation,
@@ -134,7 +143,7 @@ class _Appended:
     noise: Tensor  # of the same shape
 
 
-class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
+class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     r"""Exact Bayesian linear regression per task on features that all tasks share.
 
     .. math:: y_t = \Phi_z(X_t) w_t + \epsilon, \quad w_t \sim N(0, I / \beta_t), \quad
@@ -206,13 +215,12 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
 
     _supports_batched_models = False
     _supports_cache_root = False
+    _data_caches = ("_rows_cache", "_noise_cache")
+    _fit_caches = ("_weights", "_known_population")
     _rows_cache: _Rows | None = None
     _noise_cache: Tensor | None = None
-    #: the weights of some tasks, and the population that they tell
-    _known_population: tuple[list[WeightPosterior], of_new_task.Population] | None = (
-        None
-    )
-    _weights: dict[int, WeightPosterior]
+    _weights: dict[int, WeightPosterior] | None = None
+    _known_population: tuple[list[WeightPosterior], Population] | None = None
     _appended: list[_Appended]
     _conditioned_batch: torch.Size
     _conditioned_tasks: frozenset[int]
@@ -231,7 +239,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
         likelihood: Likelihood | None = None,
         output_tasks: list[int] | None = None,
         all_tasks: list[int] | None = None,
-        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        outcome_transform: OutcomeTransform | DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         feature_map: nn.Module | Callable[[Tensor], Tensor] | None = None,
         validate_task_values: bool = True,
@@ -293,7 +301,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
         level = weight_level(made, plain, group)
         # outcomes may be far from the scale that other tasks have
         scaled = outcome_transform is DEFAULT or isinstance(
-            outcome_transform, of_new_task.UsualScale
+            outcome_transform, UsualScale
         )
         given = train_Y
         if outcome_transform is DEFAULT:
@@ -308,7 +316,6 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
         object.__setattr__(self, "_appended", [])
         object.__setattr__(self, "_conditioned_batch", torch.Size())
         object.__setattr__(self, "_conditioned_tasks", frozenset())
-        object.__setattr__(self, "_weights", {})
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
         self._columns_of_mode = {False: predicted[0].shape[-1]}
@@ -625,24 +632,15 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
             )
         return self._regressions(self._rows(), value[observed]).log_evidence()
 
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
+    def _fast_evidence(
+        self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> Tensor:
+        check_own_objective(self, mll, kwargs)
+        return self.log_evidence().clone()
 
-        Args:
-            mll: Of this model. What is not an ``ExactMarginalLogLikelihood`` is
-                evaluated densely, as for any other model.
-            kwargs: Passed to ``mll`` in that case.
-
-        Raises:
-            ValueError: If the likelihood of ``mll`` is not that of this model.
-        """
-        if type(mll) is ExactMarginalLogLikelihood:
-            check_own_objective(self, mll, kwargs)
-            evidence = mll._add_other_terms(self.log_evidence().clone(), ())
-            return -evidence / max(1, self._rows().total)
-        output = self(*self.train_inputs)
-        transformed = (self.transform_inputs(t) for t in self.train_inputs)
-        return -mll(output, self.train_targets, *transformed, **kwargs)
+    @property
+    def _num_observed(self) -> int:
+        return max(1, self._rows().total)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior of function values at ``n x d`` rows; of signals, a batch of T."""
@@ -656,35 +654,9 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
             mean = means.mT if self.num_tasks > 1 else means.squeeze(-1)
         prior = MultivariateNormal(mean, self.covar_module(x))
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
+        if self.training and settings.prior_mode.off():
+            return training_prior(prior, self._log_density)
         return prior
-
-    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
-        """Prior of the training rows in training mode, else the posterior."""
-        if settings.prior_mode.on():
-            return self.forward(*args)
-        if not self.training:
-            return self._latent_posterior(*args)
-        X = self.train_inputs[0]
-        if settings.debug.on() and not (args[0] is X or torch.equal(args[0], X)):
-            raise RuntimeError("You must train on the training inputs!")
-        return self._training_prior(self.forward(X))
-
-    def _training_prior(self, prior: MultivariateNormal) -> MultivariateNormal:
-        """The prior in a fit: its log density of the outcomes is the evidence.
-
-        ``ExactMarginalLogLikelihood`` adds noise, which changes nothing here: the
-        density is that of outcomes, their noise included.
-        """
-        log_density = self._log_density
-
-        class TrainingPrior(MultivariateNormal):
-            def log_prob(self, value: Tensor) -> Tensor:
-                return log_density(value)
-
-            def with_noise(self) -> MultivariateNormal:
-                return self
-
-        return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)
 
     def custom_fit(
         self,
@@ -744,6 +716,8 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
 
     def _weights_of(self, which: list[int]) -> list[WeightPosterior]:
         """The posterior of the weights of some tasks, by index; computed once."""
+        if self._weights is None:
+            self._weights = {}
         missing = [t for t in which if t not in self._weights]
         if missing:
             outputs = [self._index_of(t) for t in self._output_tasks]
@@ -763,6 +737,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
 
     @torch.no_grad()
     def _compute_weights(self, which: list[int]) -> None:
+        assert self._weights is not None
         if not self._group.alone:
             # together, so that the processes need not agree on who asks for what
             which = [t for t in range(self.num_tasks) if t not in self._weights]
@@ -928,7 +903,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
             return posterior_transform(posterior=posterior, X=X)
         return posterior
 
-    def _latent_posterior(self, X: Tensor) -> MultivariateNormal:
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal:
         """On the standardised scale at transformed inputs: ``model(X)``."""
         if self.tasks is not None:
             mean, root, task = self._at_rows(X)
@@ -1238,6 +1213,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
             phi.double(), y.double(), variance
         )
         self._conditioned_tasks |= {t}
+        assert self._weights is not None
         self._weights[t] = updated.to(weights.mean)
 
     def _append(
@@ -1266,7 +1242,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
             self._original_train_inputs,
         ]
         new = deepcopy(self, {id(t): t for t in shared if t is not None})
-        new._weights = dict(self._weights)
+        new._weights = dict(self._weights or {})
         new._noise_cache = self._noise_cache
         return new
 
@@ -1314,9 +1290,7 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
                 own, if no task is left that has two rows (one, without an outcome
                 transform), or if data do not fit.
         """
-        return of_new_task.new_task_model(
-            self, train_X, train_Y, train_Yvar, exclude_tasks
-        )
+        return new_task_model(self, train_X, train_Y, train_Yvar, exclude_tasks)
 
     # -- training data -----------------------------------------------------------------
 
@@ -1381,15 +1355,6 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
         super().set_train_data(*args, **kwargs)
         self._conditioned_batch = self._train_inputs[0].shape[:-2]
         self._conditioned_tasks = frozenset(range(self.num_tasks))
-        self._drop_caches()
-
-    def _drop_caches(self) -> None:
-        self._rows_cache = self._noise_cache = None
-        self._weights = {}
-
-    def _clear_cache(self) -> None:
-        super()._clear_cache()
-        self._weights = {}
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``."""
@@ -1398,31 +1363,27 @@ class MultiTaskABLR(ExactGP, MultiTaskGPyTorchModel, FantasizeMixin):
         self._drop_caches()
         return result
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
-        before = self._train_inputs[0]
-        # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing it must not cost the caches, nor join what is appended
-        probe = before.new_empty(0)
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> Any:
+        # what is appended is joined where that changes something only
+        probe = self._train_inputs[0].new_empty(0)
         if fn(probe) is probe:
-            return torch.nn.Module._apply(self, fn, *args, **kwargs)
-        self._merge_appended()
-        kept = {t: WeightPosterior(*map(fn, w)) for t, w in self._weights.items()}
-        result = super()._apply(fn, *args, **kwargs)
-        self._drop_caches()
-        if self._conditioned_batch:
-            self._weights = kept
+            return nn.Module._apply(self, fn)
+        kept = None
+        if self._conditioned_batch and self._weights is not None:
+            kept = {t: WeightPosterior(*map(fn, w)) for t, w in self._weights.items()}
+        result = super()._apply(fn)
+        self._weights = kept
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        # caches are cheap to rebuild, but for a batch, one model after the other
-        kept = {}
-        if self._conditioned_batch:
-            kept = {
+        state = super().__getstate__()
+        if self._conditioned_batch and self._weights is not None:
+            # of a batch they are rebuilt one model after the other, which takes long
+            state["_weights"] = {
                 t: WeightPosterior(w.mean.detach(), w.root.detach())
                 for t, w in self._weights.items()
             }
-        caches = dict.fromkeys(("_rows_cache", "_noise_cache", "_known_population"))
-        return {**self.__dict__, **caches, "_weights": kept}
+        return state
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         def columns(values: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from botorch_structured.models.fast_inference import with_variance_floor
 from botorch_structured.models.outcome_scale import (
     ScaledMultitaskNormal,
     ScaledNormal,
     at_unit_scale,
 )
-from botorch_structured.models.tree.leaf_model import with_variance_floor
 
 
 def normal(mean: Tensor, covariance: LinearOperator) -> MultivariateNormal:
