@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from botorch_structured.models.ablr.factors import TaskData
+from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.ablr.regressions import Regressions
+from botorch_structured.models.ablr.rows import TaskRows
+
 
 @dataclass
 class Problem:
@@ -20,9 +25,20 @@ class Problem:
     log_beta: Tensor
     noise_variance: Tensor | None
 
-    @property
-    def arguments(self) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor | None]:
-        return self.features, self.X, self.Y, self.task, self.log_alpha
+    def regressions(
+        self, chunk_rows: int | None = None, processes: Processes | None = None
+    ) -> Regressions:
+        """The package's."""
+        rows = TaskRows(self.task, len(self.log_beta), chunk_rows=chunk_rows)
+        data = TaskData(
+            self.features,
+            self.X,
+            self.Y,
+            rows,
+            noise_variance=self.noise_variance,
+            processes=processes,
+        )
+        return Regressions(data, self.log_alpha, self.log_beta)
 
     @property
     def learnt(self) -> list[Tensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,7 @@ from torch import Tensor
 
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
-from botorch_structured.models.ablr.regressions import (
-    summed_log_evidence,
-    weight_posterior,
-)
+from botorch_structured.models.ablr.processes import Processes
 
 COUNTS = [40, 0, 3, 7, 25, 8, 6]
 
@@ -42,11 +40,14 @@ def problems() -> dict[str, tuple[Problem, Tensor]]:
     }
 
 
-def evaluate(problem: Problem, **kwargs: object) -> dict[str, object]:
+def evaluate(
+    problem: Problem, chunk_rows: int | None = None, process_group: Any = None
+) -> dict[str, object]:
     """Value, gradient and posterior."""
-    value = summed_log_evidence(*problem.arguments, problem.log_beta, **kwargs)
+    regressions = problem.regressions(chunk_rows, Processes(process_group))
+    value = regressions.log_evidence()
     learnt = [t for t in problem.learnt if t is not problem.X and t is not problem.Y]
-    posterior = weight_posterior(*problem.arguments, problem.log_beta, **kwargs)
+    posterior = regressions.weights()
     return {
         "value": value.detach(),
         "gradient": [g.detach() for g in torch.autograd.grad(value, learnt)],
@@ -110,8 +111,7 @@ def main() -> None:
     results: dict[str, object] = {}
     for name, (problem, owner) in problems().items():
         part = problem.part((owner == args.rank).nonzero()[:, 0])
-        noise = {"noise_variance": part.noise_variance}
-        results[name] = evaluate(part, process_group=group, chunk_rows=9, **noise)
+        results[name] = evaluate(part, process_group=group, chunk_rows=9)
     results["conditioned"] = conditioned(args.rank, args.size, group)
     part = problems()["any"][0]
     part.log_beta = part.log_beta.detach() + args.rank  # not the same everywhere

@@ -100,12 +100,12 @@ def seconds(call: Callable[[], object], device: str) -> float:
 def measure(args: argparse.Namespace, rows: int) -> dict[str, object]:
     """One row of the result."""
     model = make_model(rows, args.tasks, args.device)
-    data = model._rows()
+    data = model._rows().data
     forget_peak(args.device)
     before = peak_mib(args.device)
     evaluate(model)
     memory = peak_mib(args.device) - before
-    X = data.inputs[:, 1:].contiguous()
+    X = data.X.contiguous()
     chunk_rows = len(X[data.rows.chunks[0].rows])
     ours: list[float] = []
     bare: list[float] = []

@@ -11,12 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr.regressions import (
-    WeightPosterior,
-    summed_log_evidence,
-    update_weights,
-    weight_posterior,
-)
+from botorch_structured.models.ablr.factors import TaskData
+from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
+from botorch_structured.models.ablr.rows import TaskRows
 
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-8
@@ -47,16 +44,23 @@ class Problem:
         self.log_beta = tensor([math.log(case["beta"])]).requires_grad_()
         self.task = torch.zeros(len(self.y), dtype=torch.long, device=device)
 
-    @property
-    def arguments(self) -> tuple[nn.Module, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return (
+    def regressions(
+        self,
+        num_rows: int | None = None,
+        chunk_rows: int | None = None,
+        noise_variance: Tensor | None = None,
+    ) -> Regressions:
+        """With the first rows (default: all), and with noise as alpha says it."""
+        rows = TaskRows(self.task[:num_rows], 1, chunk_rows=chunk_rows)
+        data = TaskData(
             nn.Identity(),
-            self.Phi,
-            self.y,
-            self.task,
-            self.log_alpha,
-            self.log_beta,
+            self.Phi[:num_rows],
+            self.y[:num_rows],
+            rows,
+            noise_variance=noise_variance,
         )
+        log_alpha = self.log_alpha if noise_variance is None else None
+        return Regressions(data, log_alpha, self.log_beta)
 
 
 def relative_error(value: Tensor, expected: Any) -> float:
@@ -71,7 +75,7 @@ def test_evidence_and_gradient(
     case: dict[str, Any], chunk_rows: int | None, device: torch.device
 ) -> None:
     problem = Problem(case, device)
-    value = summed_log_evidence(*problem.arguments, chunk_rows=chunk_rows)
+    value = problem.regressions(chunk_rows=chunk_rows).log_evidence()
     learnt = [problem.log_alpha, problem.log_beta]
     d_alpha, d_beta = torch.autograd.grad(value, learnt)
     value = value.detach()
@@ -88,8 +92,7 @@ def test_known_noise(case: dict[str, Any], device: torch.device) -> None:
     """The same noise, said as a variance."""
     problem = Problem(case, device)
     noise = torch.full_like(problem.y, 1.0 / case["alpha"])
-    arguments = (*problem.arguments[:4], None, problem.log_beta)
-    value = summed_log_evidence(*arguments, noise_variance=noise)
+    value = problem.regressions(noise_variance=noise).log_evidence()
     (d_beta,) = torch.autograd.grad(value, problem.log_beta)
     assert relative_error(value.detach(), case["log_evidence"]) < TOLERANCE
     expected = case["grad_log_evidence_wrt_log_beta"]
@@ -98,7 +101,7 @@ def test_known_noise(case: dict[str, Any], device: torch.device) -> None:
 
 def test_posterior(case: dict[str, Any], device: torch.device) -> None:
     problem = Problem(case, device)
-    mean, root = (p[0] for p in weight_posterior(*problem.arguments))
+    mean, root = (p[0] for p in problem.regressions().weights())
     variance = (problem.test @ root).square().sum(-1)
     with_noise = variance + 1.0 / case["alpha"]
     assert relative_error(mean, case["w_mean"]) < TOLERANCE
@@ -114,12 +117,9 @@ def test_updates(case: dict[str, Any], device: torch.device) -> None:
     keep eight digits.
     """
     problem = Problem(case, device)
-    log_alpha, log_beta = problem.arguments[4:]
-    nothing = (problem.Phi[:0], problem.y[:0], problem.task[:0])
-    prior = weight_posterior(nn.Identity(), *nothing, log_alpha, log_beta)
-    prior = WeightPosterior(*(p[0] for p in prior))
+    prior = WeightPosterior(*(p[0] for p in problem.regressions(num_rows=0).weights()))
     noise = torch.full_like(problem.y, 1.0 / case["alpha"])
-    mean, root = update_weights(prior, problem.Phi, problem.y, noise)
+    mean, root = prior.update(problem.Phi, problem.y, noise)
     predicted = problem.test @ mean
     expected = torch.as_tensor(case["pred_mean"], device=device).to(predicted)
     error = (predicted - expected).abs().max() / expected.abs().max()

@@ -1,11 +1,10 @@
 r"""The data of each task of a Bayesian linear regression, reduced to a few rows.
 
-Everything that Bayesian linear regression says depends on the features ``Phi``
-(``N x D``) and outcomes ``y`` of a task through the products ``Phi' Phi``, ``Phi' y``
-and ``y' y`` alone (Perrone et al. 2017, equations (1) to (3)). Products square the
-condition number: with a ratio of noise to weight precision of 1e10, or collinear
-features, half the digits are gone. So what is kept is a *factor*: at most D + 1 rows F
-with the same products,
+Perrone et al. (2017), equations (1) to (3), depend on the features ``Phi`` (``N x D``)
+and outcomes ``y`` of a task through the products ``Phi' Phi``, ``Phi' y`` and ``y' y``
+alone. Products square the condition number: with a ratio of noise to weight precision
+of 1e10, or collinear features, half the digits are lost. So a *factor* is kept: at most
+D + 1 rows F with the same products,
 
 .. math:: F' F = [\Phi, y]' [\Phi, y].
 
@@ -18,29 +17,28 @@ cent of the cost of a network's features.
 from __future__ import annotations
 
 __all__ = [
-    "AblrData",
     "FeatureMap",
+    "TaskData",
     "TaskFactors",
     "cholesky_qr",
     "triangular_factor",
 ]
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
+from copy import copy
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
+from botorch_structured.models.ablr.feature_maps import check_row_by_row, module_of
 from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.models.ablr.rows import Chunk, TaskRows
 
-# ----------------------------------------------------------------------
-# The triangular factor of tall matrices, by what the device is good at.
+#: From ``n x d`` to ``n x D``, row by row: a module, or a method of one.
+FeatureMap = nn.Module | Callable[[Tensor], Tensor]
 
 # Cholesky QR, taken twice, is as accurate as reflections while the condition number
-# squared can be represented; this is far from where it cannot.
+# squared is below about 1e16; this limit of the pivots is far from there.
 _MIN_PIVOT = 1e-5
 
 
@@ -84,7 +82,6 @@ def cholesky_qr(data: Tensor) -> Tensor | None:
     return (first @ second).mT * norms
 
 
-# ----------------------------------------------------------------------
 class TaskFactors:
     """Factors of the data of each task, grown chunk by chunk.
 
@@ -157,7 +154,7 @@ class TaskFactors:
         num_small = sum(self.is_small(piece.task) for piece in chunk.pieces)
         if num_small == 0:
             return None
-        task, place = chunk.places(like)
+        task, place = chunk.places
         if self.before is not None:
             place = place + self.before[task]
         if num_small == len(chunk.pieces):
@@ -191,8 +188,6 @@ class TaskFactors:
         Raises:
             RuntimeError: If a process has ended or does not answer.
         """
-        if processes.alone:
-            return
         filled = torch.tensor(self.filled, device=self.rows.device)
         heights = torch.stack(processes.gather(filled)).T.tolist()
         everyone = processes.gather(self.rows)
@@ -205,34 +200,28 @@ class TaskFactors:
                 self._replace(task, torch.cat(parts))
 
 
-# ----------------------------------------------------------------------
-# Features of the rows of a Bayesian linear regression, evaluated chunk by chunk.
-
-#: From ``n x d`` to ``n x D``, row by row.
-FeatureMap = nn.Module | Callable[[Tensor], Tensor]
-
-
-class AblrData:
-    """Data, feature map and hyperparameters, checked once and read chunk by chunk.
+class TaskData:
+    """Rows of some tasks and what was observed there, checked when it is made.
 
     With known noise, features and outcomes of an observation are divided by its
     standard deviation: the noise precision is then 1.
 
     Args:
-        features: The feature map.
-        X: Inputs, ``n x d``.
+        features: The feature map, row by row.
+        X: Inputs as the feature map takes them, ``n x d``.
         Y: Outcomes, ``m``.
-        task: Tasks of the observations, ``m``, or how these are arranged.
-        log_alpha: Logarithms of the noise precisions, ``T``; None with known noise.
-        log_beta: Logarithms of the weight precisions, ``T``.
-        noise_variance: Known noise variances, ``m``.
-        chunk_rows: See ``TaskRows``; only with a tensor as ``task``.
-        process_group: The processes that have rows, see ``summed_log_evidence``.
+        rows: Which row and task each outcome is of.
+        noise_variance: Known noise variances of the outcomes, ``m``; constants.
+        processes: Processes that each hold a part of the rows (any part, of a task
+            too). Default: this process has all rows.
+
+    Attributes:
+        num_features: D.
 
     Raises:
         ValueError: If shapes, dtypes or devices do not fit together, a noise variance
             is not positive, the feature map is not a function of single rows, or
-            processes differ in their hyperparameters.
+            processes differ in their numbers of tasks or features.
         RuntimeError: If another process has ended or does not answer.
     """
 
@@ -241,72 +230,67 @@ class AblrData:
         features: FeatureMap,
         X: Tensor,
         Y: Tensor,
-        task: Tensor | TaskRows,
-        log_alpha: Tensor | None,
-        log_beta: Tensor,
+        rows: TaskRows,
         *,
         noise_variance: Tensor | None = None,
-        chunk_rows: int | None = None,
-        process_group: ProcessGroup | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        log_alpha = _checked_precisions(log_alpha, log_beta, noise_variance)
-        if isinstance(task, Tensor):
-            task = TaskRows(task, len(log_beta), chunk_rows=chunk_rows)
-        elif chunk_rows is not None:
-            raise ValueError("chunk_rows: give it to TaskRows where task is one.")
-        _check_data(X, Y, task, len(log_beta))
-        self.features = features
-        self.X = X
-        self.Y = Y
-        self.rows = task
-        self.log_alpha = log_alpha
-        self.log_beta = log_beta
-        self.noise_variance = _checked_noise(noise_variance, Y)
-        self.parameters = _parameters(features)
-        with torch.no_grad():  # of one row: not every module takes none
-            row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
-            self.num_features = self.evaluate(row).shape[-1]
-        self.processes = Processes(process_group)
-        self._check_processes()
-
-    def _check_processes(self) -> None:
-        """Processes with other hyperparameters would add up different things."""
-        if self.processes.alone:
-            return
-        device = self.X.device
+        _check_data(X, Y, rows)
+        _check_noise(noise_variance, Y)
+        check_row_by_row(features)
+        self.features, self.rows = features, rows
+        self.X, self.Y, self.noise_variance = X, Y, noise_variance
+        self.processes = processes or Processes()
+        # of one row: not every module takes none
+        row = X.detach()[:1] if len(X) else X.new_zeros(1, X.shape[-1])
+        phi = self.evaluate(row)
+        if phi.requires_grad and module_of(features) is None:
+            raise ValueError(
+                "features: expected an nn.Module, or a method of one, where parameters "
+                "require gradients, since those of a function are not known; got "
+                f"{type(features).__name__}."
+            )
+        self.num_features = phi.shape[-1]
         self.processes.check_same(
             {
-                "log_beta (number of tasks)": float(len(self.log_beta)),
+                "log_beta (number of tasks)": float(rows.num_tasks),
                 "features (number of them)": float(self.num_features),
             },
-            device,
+            X.device,
         )
-        learnt = {
-            "log_alpha": [self.log_alpha],
-            "log_beta": [self.log_beta],
-            "features (their parameters)": self.parameters,
-        }
-        self.processes.check_same(
-            {name: _fingerprint(tensors) for name, tensors in learnt.items()}, device
+
+    def with_values(self, X: Tensor, Y: Tensor) -> TaskData:
+        """The same rows and tasks with other numbers, which are not checked."""
+        new = copy(self)
+        new.X, new.Y = X, Y
+        return new
+
+    def of_tasks(self, tasks: list[int]) -> TaskData:
+        """Data of some tasks, numbered in this order, where tasks share no row."""
+        device = self.X.device
+        chosen = torch.tensor(tasks, dtype=torch.long, device=device)
+        place = torch.zeros(self.rows.num_tasks, dtype=torch.long, device=device)
+        place[chosen] = torch.arange(len(tasks), device=device)
+        keep = torch.isin(self.rows.task, chosen)
+        new = self.with_values(self.X[keep], self.Y[keep])
+        new.rows = TaskRows(
+            place[self.rows.task[keep]], len(tasks), chunk_rows=self.rows.chunk_rows
         )
+        if self.noise_variance is not None:
+            new.noise_variance = self.noise_variance[keep]
+        return new
 
     def evaluate(self, x: Tensor) -> Tensor:
         """Features of inputs ``n x d``: ``n x D``.
 
         Raises:
-            ValueError: If the feature map returns another shape, or has parameters that
-                are not known here.
+            ValueError: If the feature map returns another shape.
         """
         phi = self.features(x)
         if phi.dim() != 2 or len(phi) != len(x) or phi.shape[-1] == 0:
             raise ValueError(
                 f"features: expected {len(x)} x D from inputs {len(x)} x {x.shape[-1]},"
                 f" got {tuple(phi.shape)}."
-            )
-        if phi.requires_grad and not (self.parameters or x.requires_grad):
-            raise ValueError(
-                "features: has parameters that require gradients but is no nn.Module, "
-                "nor a method of one, so that they are not known; wrap it in a Module."
             )
         return phi
 
@@ -336,28 +320,23 @@ class AblrData:
         return -0.5 * self.noise_variance.double().log().sum()
 
     @torch.no_grad()
-    def factors(
-        self,
-        features: Callable[[Chunk], Tensor] | None = None,
-        tasks: Collection[int] | None = None,
-    ) -> TaskFactors:
+    def factors(self, features: Callable[[Chunk], Tensor] | None = None) -> TaskFactors:
         """Factors of all tasks, the same in each process.
 
         Args:
             features: Features of a chunk, where more is to be done with them.
-            tasks: Those that count; chunks without them are passed over. Default: all.
         """
-        mine = torch.tensor(self.rows.counts, device=self.X.device)
-        counts = torch.stack(self.processes.gather(mine))
-        before = counts[: self.processes.rank].sum(0) if len(counts) > 1 else None
-        factors = TaskFactors(
-            counts.sum(0).tolist(), self.num_features, self.X, before=before
-        )
+        counts, before = self.rows.counts, None
+        if not self.processes.alone:
+            mine = torch.tensor(counts, device=self.X.device)
+            every = torch.stack(self.processes.gather(mine))
+            counts, before = every.sum(0).tolist(), every[: self.processes.rank].sum(0)
+        factors = TaskFactors(counts, self.num_features, self.X, before=before)
         for chunk in self.rows.chunks:
-            if tasks is None or any(piece.task in tasks for piece in chunk.pieces):
-                phi = (features or self.features_of)(chunk)
-                factors.add(chunk, *self.observed(chunk, phi))
-        factors.merge(self.processes)
+            phi = (features or self.features_of)(chunk)
+            factors.add(chunk, *self.observed(chunk, phi))
+        if not self.processes.alone:
+            factors.merge(self.processes)
         return factors
 
     def features_of(self, chunk: Chunk) -> Tensor:
@@ -365,58 +344,27 @@ class AblrData:
         return self.evaluate(self.X[chunk.rows])
 
 
-def _checked_precisions(
-    log_alpha: Tensor | None, log_beta: Tensor, noise_variance: Tensor | None
-) -> Tensor:
-    if (log_alpha is None) == (noise_variance is None):
-        raise ValueError(
-            "log_alpha, noise_variance: expected one of them, got "
-            f"{'neither' if log_alpha is None else 'both'}."
-        )
-    if log_alpha is None:
-        log_alpha = torch.zeros_like(log_beta, requires_grad=False)
-    if log_beta.dim() != 1 or log_alpha.shape != log_beta.shape:
-        raise ValueError(
-            "log_alpha, log_beta: expected one number per task, got shapes "
-            f"{tuple(log_alpha.shape)} and {tuple(log_beta.shape)}."
-        )
-    return log_alpha
-
-
-def _check_data(X: Tensor, Y: Tensor, task: TaskRows, num_tasks: int) -> None:
+def _check_data(X: Tensor, Y: Tensor, rows: TaskRows) -> None:
     if X.dim() != 2 or not X.is_floating_point():
         raise ValueError(
             "X: expected a floating-point tensor n x d, got shape "
             f"{tuple(X.shape)} and {X.dtype}."
         )
-    if task.num_tasks != num_tasks:
+    if rows.num_rows != len(X) or Y.shape != (rows.num_entries,):
         raise ValueError(
-            f"task: expected {num_tasks} tasks, one per hyperparameter, got "
-            f"{task.num_tasks}."
-        )
-    if task.num_rows != len(X) or Y.shape != (task.num_entries,):
-        raise ValueError(
-            f"X, Y: expected {task.num_rows} rows and {task.num_entries} outcomes "
+            f"X, Y: expected {rows.num_rows} rows and {rows.num_entries} outcomes "
             f"as task says, got shapes {tuple(X.shape)} and {tuple(Y.shape)}."
         )
-    if not X.device == Y.device == task.device:
+    if not X.device == Y.device == rows.device:
         raise ValueError(
             "X, Y, task: expected one device, got "
-            f"{X.device}, {Y.device} and {task.device}."
+            f"{X.device}, {Y.device} and {rows.device}."
         )
 
 
-def _fingerprint(tensors: Sequence[Tensor]) -> float:
-    """A number that changes when one of them does, or two are swapped."""
-    if not tensors:
-        return 0.0
-    flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in tensors])
-    return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
-
-
-def _checked_noise(noise_variance: Tensor | None, Y: Tensor) -> Tensor | None:
+def _check_noise(noise_variance: Tensor | None, Y: Tensor) -> None:
     if noise_variance is None:
-        return None
+        return
     if noise_variance.shape != Y.shape:
         raise ValueError(
             f"noise_variance: expected one per outcome, of shape {tuple(Y.shape)}, got "
@@ -429,21 +377,3 @@ def _checked_noise(noise_variance: Tensor | None, Y: Tensor) -> Tensor | None:
             "noise_variance: expected positive numbers, got a minimum of "
             f"{float(noise_variance.min())}."
         )
-    return noise_variance
-
-
-def _parameters(features: FeatureMap) -> Sequence[Tensor]:
-    """What of a feature map is learnt."""
-    # a module, or a method of one
-    is_module = isinstance(features, nn.Module)
-    module = features if is_module else getattr(features, "__self__", None)
-    if not isinstance(module, nn.Module):
-        return []
-    for name, part in module.named_modules():
-        if part.training and isinstance(part, (_BatchNorm, _DropoutNd)):
-            raise ValueError(
-                "features: expected a function of single rows, the same whenever it is "
-                f"called; got {type(part).__name__} ({name or 'itself'}) in training "
-                "mode. Put it in eval mode or leave it out."
-            )
-    return [p for p in module.parameters() if p.requires_grad]

@@ -19,23 +19,40 @@ __all__ = [
     "KernelFeatures",
     "TanhNetwork",
     "as_feature_map",
+    "check_row_by_row",
+    "default_network",
+    "module_of",
+    "published_network",
+    "weight_level",
 ]
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+from botorch.exceptions.warnings import InputDataWarning
 from gpytorch import Module
 from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
+
+from botorch_structured._botorch_names import BatchNorm, DropoutNd
+from botorch_structured.models.ablr.processes import Processes
 
 # Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the start: a
 # network in which inputs on [-1, 1] use the bent part of tanh, so that functions drawn
 # from the prior look like those of a GP with a lengthscale of about a third of the box.
 _WEIGHT_SCALE = 1.5
 _BIAS_SCALE = 0.7
+# The prior of the network's weights has its full width from 300 rows on (10 evaluations
+# of each of 29 old tasks), and is narrower with fewer.
+_ROWS_FOR_A_NETWORK = 300
+# A column that spans less than a tenth of [0, 1] in ten rows or more is probably not
+# normalised.
+_NARROW, _ROWS_TO_BE_NARROW = 0.1, 10
+# Rows whose features are computed at once to find their size.
+_CHUNK_ROWS = 4_096
 
 
 class TanhNetwork(Module):
@@ -45,12 +62,13 @@ class TanhNetwork(Module):
 
     *Inputs* are first mapped to [-1, 1], columnwise from ``bounds``.
 
-    *Prior.* The paper maximises the evidence over 5,300 weights and nothing else. With
-    five evaluations that interpolates them, and is sure of everything between. Here
-    each weight has a Gaussian prior around the value it *started* from, as wide as
-    ``prior_scale`` times what it was drawn from: without data the model is linear
-    regression on random features, a reasonable GP; every evaluation moves it from
-    there, and thousands of them outweigh the prior. ``prior_scale=None`` is the paper.
+    *Prior.* The paper maximises the evidence over 5,300 weights without a prior. With
+    five evaluations such a network interpolates them, and its predictive variance
+    between them is close to zero. Here each weight has a Gaussian prior around the
+    value it *started* from, with ``prior_scale`` times the standard deviation of the
+    distribution it was drawn from. Without data the model is linear regression on
+    random features; with thousands of evaluations the evidence outweighs the prior.
+    ``prior_scale=None`` is the paper.
 
     The state dict holds the weights, those they started from, and the bounds.
 
@@ -258,21 +276,121 @@ def as_feature_map(
         return KernelFeatures(covar_module)
     if feature_map is None:
         return default()
-    owner: Any = getattr(feature_map, "__self__", None)
-    if not isinstance(feature_map, nn.Module) and isinstance(owner, nn.Module):
-        return KernelFeatures(owner, feature_map.__name__)
+    owner = module_of(feature_map)
+    if owner is not None and owner is not feature_map:
+        feature_map = KernelFeatures(owner, feature_map.__name__)
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
             "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "
             "bound method of one, such as MondrianKernel(...).features, will do), got "
             f"{type(feature_map).__name__}."
         )
-    kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    for module in feature_map.modules():
-        if isinstance(module, kinds):
+    check_row_by_row(feature_map)
+    return feature_map
+
+
+def module_of(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> nn.Module | None:
+    """The module itself, or that of a bound method; None for any other function."""
+    owner = getattr(feature_map, "__self__", feature_map)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def check_row_by_row(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> None:
+    """Raise a ``ValueError`` for layers that mix rows or draw random numbers."""
+    module = module_of(feature_map)
+    for name, part in module.named_modules() if module is not None else ():
+        if isinstance(part, BatchNorm | DropoutNd):
             raise ValueError(
                 "feature_map: expected features that are a function of the row, got a "
-                f"{type(module).__name__} layer, whose output depends on the other "
-                "rows or on chance."
+                f"{type(part).__name__} layer ({name or 'itself'}), whose output "
+                "depends on the other rows or on chance."
             )
-    return feature_map
+
+
+def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
+    """The network of the paper, with a prior that is narrower below 300 rows.
+
+    Args:
+        X: Transformed inputs, ``n x d``. Columns outside [0, 1] are scaled by their
+            range.
+        seed: Of its weights.
+        processes: The processes that share the rows.
+    """
+    d = X.shape[-1]
+    far = X.new_full((1, d), torch.inf)
+    low = processes.least(torch.cat([X, far]).amin(0)).double()
+    high = -processes.least(torch.cat([-X, far]).amin(0)).double()
+    unit = ~((low < 0.0) | (high > 1.0)) | (low == high)
+    narrow = unit & (low < high) & (high - low < _NARROW)
+    low, high = torch.where(unit, 0.0, low), torch.where(unit, 1.0, high)
+    rows = processes.total_int(len(X), X.device)
+    if rows >= _ROWS_TO_BE_NARROW and narrow.any():
+        warnings.warn(
+            f"train_X: columns {narrow.nonzero()[:, 0].tolist()} (without the task's) "
+            f"are within [0, 1], which is taken to be normalised, but span less than "
+            f"{_NARROW}: the network will hardly see them. Pass input_transform="
+            "Normalize(...), and logarithms of what is on a log scale.",
+            InputDataWarning,
+            stacklevel=5,
+        )
+    scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
+    bounds = torch.stack([low, high]).cpu()
+    return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
+
+
+def published_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
+    """The network of [Perrone2017multiple]_, section 2.2, see ``TanhNetwork``.
+
+    Args:
+        X: Transformed inputs, ``n x d``, of which only d is read.
+        seed: Of its weights.
+        processes: Not used.
+    """
+    d = X.shape[-1]
+    bounds = torch.tensor([[-1.0] * d, [1.0] * d])  # inputs as they are
+    return TanhNetwork(d, bounds=bounds, prior_scale=None, seed=seed, bias=False)
+
+
+@torch.no_grad()
+def weight_level(feature_map: nn.Module, X: Tensor, processes: Processes) -> float:
+    """The weight precision under which functions have a variance of one.
+
+    Args:
+        feature_map: ``n x d`` to ``n x D``.
+        X: Transformed inputs of this process.
+        processes: The processes that share the rows.
+
+    Raises:
+        ValueError: If the features are not finite, all zero, or of another shape.
+    """
+    count = processes.total_int(len(X), X.device)
+    squares = X.new_zeros((), dtype=torch.float64)
+    some = X if len(X) else X.new_zeros(1, X.shape[-1])
+    for rows in some.split(_CHUNK_ROWS):
+        try:
+            phi = feature_map(rows)
+        except RuntimeError as error:
+            raise ValueError(
+                "feature_map: expected a map of inputs ``n x "
+                f"{rows.shape[-1]}`` (no task column); on {tuple(rows.shape)} it "
+                f"fails with: {error}"
+            ) from error
+        if (
+            phi.ndim != 2
+            or len(phi) != len(rows)
+            or not phi.shape[-1]
+            or not phi.isfinite().all()
+        ):
+            raise ValueError(
+                "feature_map: expected finite features ``n x D`` of inputs "
+                f"``n x d``, got shape {tuple(phi.shape)}, finite: "
+                f"{bool(phi.isfinite().all())}."
+            )
+        if len(X) or not count:
+            squares += phi.double().square().sum()
+    level = float(processes.total(squares)) / max(count, 1)
+    if not level > 0.0:
+        raise ValueError(
+            "feature_map: expected features that are not all zero at the training rows."
+        )
+    return level

@@ -1,9 +1,9 @@
-"""Noise and weight precisions of many tasks, which have something in common.
+"""Noise and weight precisions of many tasks, with exchangeable priors.
 
-A precision estimated from three evaluations is worth little, and a task without any has
-none. The logarithms of a hyperparameter over all tasks are therefore exchangeable: they
-scatter around a level that is unknown and estimated with them. Tasks with many rows
-have the values that their rows say; those with few are drawn to the level.
+Three evaluations hardly tell a precision, and a task without rows says nothing of its
+own. The logarithms of a hyperparameter over all tasks therefore scatter around a level
+that is unknown and estimated with them: of tasks with few rows they are drawn to the
+level, of tasks with many rows the evidence outweighs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ __all__ = [
     "ExchangeableLogNormalPrior",
     "TaskLikelihood",
     "WeightPrecision",
+    "fill_without_rows",
+    "noise_model",
 ]
 
 import math
@@ -20,7 +22,11 @@ from typing import Any
 import torch
 from gpytorch import Module
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import HadamardGaussianLikelihood
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    HadamardGaussianLikelihood,
+    Likelihood,
+)
 from gpytorch.priors import Prior
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -28,6 +34,7 @@ from torch.distributions import constraints
 
 from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models.ablr.tasks import TaskColumn
+from botorch_structured.models.fast_inference import noise_is_known
 
 # Noise variance in units of the outcomes' variance: level, standard deviations of its
 # logarithm and of the tasks' around it. Objectives range from exact to mostly noise.
@@ -66,7 +73,7 @@ class ExchangeableLogNormalPrior(Prior):
     def __init__(self, level: float, spread: float, task_spread: float) -> None:
         if min(level, spread, task_spread) <= 0:
             raise ValueError(
-                "Expected positive level, spread and task_spread, got "
+                "level, spread, task_spread: expected positive numbers, got "
                 f"{level}, {spread} and {task_spread}."
             )
         super().__init__(validate_args=False)
@@ -200,8 +207,8 @@ class TaskLikelihood(HadamardGaussianLikelihood):
             return DiagLinearOperator(each.expand(base_shape))
         if not params:
             raise ValueError(
-                "Expected the inputs, whose task column says which noise a row has: "
-                "likelihood(distribution, X)."
+                "params: expected the inputs, whose task column says which noise a row "
+                "has, got none: likelihood(distribution, X)."
             )
         X = params[0] if torch.is_tensor(params[0]) else params[0][0]
         index = self.tasks.index(X[..., self.tasks.column])
@@ -226,3 +233,74 @@ class TaskLikelihood(HadamardGaussianLikelihood):
         noise = self._shaped_noise_covar(function_dist.mean.shape, *params, **kwargs)
         covariance = function_dist.lazy_covariance_matrix + noise
         return function_dist.__class__(function_dist.mean, covariance)
+
+
+def noise_model(
+    likelihood: Likelihood | None,
+    targets: Tensor,
+    noise: Tensor | None,
+    num_tasks: int,
+    tasks: TaskColumn | None,
+    priors: bool,
+) -> Likelihood:
+    """The likelihood: the user's, known variances, or one to be learnt for each task.
+
+    Args:
+        likelihood: The user's.
+        targets: Transformed outcomes, ``n`` or ``T x n``.
+        noise: Known variances of transformed outcomes, ``n x m``.
+        num_tasks: T.
+        tasks: The task column.
+        priors: Whether what is learnt has a prior.
+
+    Raises:
+        ValueError: If the user's is none of GPyTorch's own three, learns more noise
+            beside what is given, or has another number of variances.
+    """
+    if likelihood is None and noise is None:
+        return TaskLikelihood(num_tasks, tasks, prior=priors)
+    if likelihood is None:
+        assert noise is not None
+        # what is not observed has no noise either, but GPyTorch wants a number
+        noise = torch.where(targets.isnan(), 1.0, noise.mT.reshape(targets.shape))
+        return FixedNoiseGaussianLikelihood(noise=noise)
+    learnt = type(likelihood) is TaskLikelihood  # of another model
+    if not (learnt or noise_is_known(likelihood, tasks=True)):
+        raise ValueError(
+            "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
+            "FixedNoiseGaussianLikelihood, not a subclass, whose noise may be another, "
+            f"got {type(likelihood).__name__}."
+        )
+    if getattr(likelihood, "second_noise_covar", None) is not None:
+        raise ValueError(
+            "likelihood: expected learn_additional_noise=False, since variances that "
+            "are given row by row are not learnt here, got True."
+        )
+    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
+    expected = targets.shape if fixed else torch.Size([num_tasks])
+    shape = likelihood.noise.shape
+    if shape != expected and (fixed or shape != torch.Size([1])):
+        raise ValueError(
+            f"likelihood: expected noise variances of shape {tuple(expected)}, one for "
+            f"each {'outcome' if fixed else 'task'}, got {tuple(shape)}."
+        )
+    return likelihood
+
+
+def fill_without_rows(module: Module, name: str, empty: Tensor) -> None:
+    """Give tasks without rows the value that the other tasks make most probable.
+
+    Without a prior that is the geometric mean.
+
+    Args:
+        module: Has ``name``, ``raw_name`` (its logarithm) and perhaps ``name_prior``.
+        name: Of a hyperparameter with one value for each task, ``T``.
+        empty: Which tasks have no row, ``T``; not all.
+    """
+    values = getattr(module, name).detach().clone()
+    prior = getattr(module, f"{name}_prior", None)
+    others = values[~empty]
+    values[empty] = (
+        others.log().mean().exp() if prior is None else prior.most_probable(others)
+    )
+    module.initialize(**{f"raw_{name}": values.log()})

@@ -1,16 +1,13 @@
 """Sums over the processes of a ``torch.distributed`` group.
 
-Each process holds a part of the rows. All of them call the same functions in the same
-order, and leave with the same numbers, bit for bit, so that optimisers that run in each
-process take the same steps.
+Each process holds a part of the rows. All processes call the same functions in the same
+order and get the same numbers, bit for bit, so that an optimiser that runs in each of
+them takes the same steps.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "ProcessGroup",
-    "Processes",
-]
+__all__ = ["Processes"]
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,12 +20,15 @@ _T = TypeVar("_T")
 
 
 class Processes:
-    """The processes that share the rows, or this one alone.
+    """The processes that share the rows, or this process alone.
+
+    Deep copies are the same object; a pickled one is of a single process.
 
     Args:
         group: A process group (gloo or nccl), or None for this process alone.
 
     Attributes:
+        alone: Whether this process has all rows.
         size: Number of processes.
         rank: Number of this one among them.
 
@@ -36,8 +36,9 @@ class Processes:
         ValueError: If this process is not in the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        self.alone = group is None
         self.size, self.rank = 1, 0
         if group is not None:
             self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
@@ -45,11 +46,6 @@ class Processes:
                 raise ValueError(
                     "process_group: expected a group that this process is in."
                 )
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is no one to ask."""
-        return self._group is None
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, of one shape, in the order of their ranks.
@@ -80,7 +76,7 @@ class Processes:
         return self._unpack(self._of_first(flat), tensors)
 
     def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What the first process has, where rounding may differ between machines.
+        """The tensors of the first process: rounding may differ between machines.
 
         Args:
             tensors: Of the same shapes in every process.
@@ -92,6 +88,20 @@ class Processes:
             return list(tensors)
         flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
         return self._unpack(self._of_first(flat), tensors)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of one tensor over the processes, see ``sum``."""
+        return self.sum([value])[0]
+
+    def total_int(self, value: int, device: torch.device) -> int:
+        """The sum of an integer over the processes; ``device`` is the group's."""
+        return (
+            value if self.alone else int(self.total(torch.tensor(value, device=device)))
+        )
+
+    def least(self, value: Tensor) -> Tensor:
+        """The elementwise minimum of a tensor over the processes."""
+        return torch.stack(self.gather(value)).amin(0)
 
     def check_same(self, values: dict[str, float], device: torch.device) -> None:
         """Compare numbers that have to agree, up to rounding.
@@ -123,6 +133,12 @@ class Processes:
         self._call(lambda: dist.broadcast(flat, first, group=self._group))
         return flat
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Processes, ()
+
     @staticmethod
     def _unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         parts = flat.split([t.numel() for t in like])
@@ -138,53 +154,3 @@ class Processes:
                 "group's timeout. Its own output says why; start all of them again. "
                 f"({str(error).splitlines()[0]})"
             ) from error
-
-
-# ----------------------------------------------------------------------
-# The processes that share the rows of one model.
-
-
-class ProcessGroup:
-    """A ``torch.distributed`` group, or None for one process that has all rows.
-
-    Copies of a model share it; a stored model has none.
-
-    Args:
-        process_group: The group, or None.
-    """
-
-    def __init__(self, process_group: Any = None) -> None:
-        self.process_group = process_group
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are other processes."""
-        return self.process_group is not None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process is the one to talk to the user."""
-        return Processes(self.process_group).rank == 0
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Keyword arguments for the functions of ``inference``."""
-        return {"process_group": self.process_group} if self.is_shared else {}
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over the processes, on each of them."""
-        return Processes(self.process_group).sum([values])[0]
-
-    def min(self, values: Tensor) -> Tensor:
-        """The minimum of a tensor over the processes, on each of them."""
-        return torch.stack(Processes(self.process_group).gather(values)).amin(0)
-
-    def sum_of_int(self, value: int, device: torch.device) -> int:
-        """The sum of an integer over the processes."""
-        return int(self.sum(torch.tensor([value], device=device)))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGroup:
-        return self
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return ProcessGroup, ()

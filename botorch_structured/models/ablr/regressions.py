@@ -1,31 +1,53 @@
-r"""Posterior of the weights of Bayesian linear regressions, and its updates.
+r"""Bayesian linear regressions of many tasks as an object: evidence, weights, updates.
 
-Perrone et al. (2017), equations (1) and (2), are statements about the weights: with
-``K = I + r Phi' Phi`` and r = alpha / beta,
+For one task with features ``Phi`` (``N x D``), outcomes y, noise precision alpha,
+weight precision beta and r = alpha / beta, Perrone et al. (2017) have the weights
 
 .. math:: w | y \sim N(m, S), \quad m = r K^{-1} \Phi' y, \quad S = K^{-1} / \beta,
+    \quad K = I + r \Phi' \Phi,
 
-and the function at x has mean ``phi(x)' m`` and variance ``phi(x)' S phi(x)``. The
-covariance is kept as a root, ``S = R R'``: variances are sums of squares, and samples
-of whole functions are ``phi(x)' (m + R z)``.
+so that the function at x has mean ``phi(x)' m`` (1) and variance ``phi(x)' S phi(x)``
+(2), and the log evidence (minus (3), up to a constant)
+
+.. math:: \log N(y; 0, \Phi \Phi' / \beta + I / \alpha) = \frac{N}{2} \log
+    \frac{\alpha}{2 \pi} - \frac{1}{2} \log |K| - \frac{\alpha}{2} |y - \Phi m|^2
+    - \frac{\beta}{2} |m|^2.
+
+The printed form ``|y|^2 - r |c|^2`` of the last two terms cancels. ``K`` is never
+formed: a QR factorisation of the *smaller* system with its ridge,
+
+.. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T \;(N > D), \qquad
+    \begin{bmatrix} \sqrt r F' \\ I \end{bmatrix} = Q T \;(N \le D),
+
+where F are the features of a factor (``ablr.factors``), has ``|K| = |T|^2`` in either
+case, and traces and residuals as sums of squares of parts of Q. Nothing is subtracted,
+so that gradients close to zero are right too.
+
+The first pass over the rows reduces each task to its factor, from which value, m and
+slopes follow; the second computes the features again and sends the derivative of each
+row,
+
+.. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
+
+back through the feature map. Time is linear in the number of rows. Memory beyond the
+data does not depend on it: the activations of a chunk, and a few ``D x D`` matrices per
+task. Rows that fit into one chunk are passed once.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "Regressions",
     "Solution",
-    "TaskSolutions",
+    "Solutions",
     "WeightPosterior",
     "refined_mean",
     "solve_large",
     "solve_small",
-    "summed_log_evidence",
-    "update_weights",
-    "weight_posterior",
 ]
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,131 +55,348 @@ import torch
 from linear_operator.utils.errors import NanError
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup
 
-from botorch_structured.models.ablr.factors import AblrData, FeatureMap, TaskFactors
-from botorch_structured.models.ablr.rows import Chunk, TaskRows
-
-# ----------------------------------------------------------------------
-# Weights of a Bayesian linear regression to the last digits, where it is collinear.
-#
-# A QR factorisation solves a problem that is rounding away from the one given. With
-# features that are (almost) collinear and little ridge, the weights of that one may agree
-# with the right ones in eight digits only. Iterative refinement recovers them: the
-# residual of the normal equations,
-#
-# .. math:: s = \Phi' (y - \Phi m) - m \beta / \alpha, \quad
-#     m \leftarrow m + \alpha S s, \quad S = K^{-1} / \beta,
-#
-# is computed with twice the digits (pairs of numbers; Dekker 1971), the correction with
-# the factors there are. Each step gains as many digits as these have right.
+from botorch_structured.models.ablr.factors import TaskData, TaskFactors
+from botorch_structured.models.ablr.feature_maps import module_of
+from botorch_structured.models.ablr.rows import Chunk
 
 _MAX_STEPS = 8
 _ROUNDING = 2.0**-52
 _SPLIT = 2.0**27 + 1.0  # of 53 bits, halves of 26 multiply exactly
+# Condition numbers of the factor where rounding may cost more than four digits: nearly
+# collinear features, or (close to 1) data that the ridge outweighs.
+_REFINE_ABOVE = 100.0
+_REFINE_BELOW = 1.001
 
 
-class _Pair(NamedTuple):
-    """A number as the sum of what it rounds to and what is left."""
+class WeightPosterior(NamedTuple):
+    """Normal distributions of weights.
 
-    high: Tensor
-    low: Tensor
+    The covariance is kept as a root: variances are sums of squares, and samples of
+    whole functions are ``phi(x)' (m + R z)``.
+
+    Attributes:
+        mean: ``... x D``.
+        root: A square root R of the covariance R R', ``... x D x D``.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    def at(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Means (1), ``... x q``, and a root of the covariance (2), ``... x q x D``.
+
+        Args:
+            phi: Features, ``... x q x D``.
+        """
+        return (phi @ self.mean.unsqueeze(-1)).squeeze(-1), phi @ self.root
+
+    def to(self, like: Tensor) -> WeightPosterior:
+        """The same with the dtype and device of a tensor."""
+        return WeightPosterior(self.mean.to(like), self.root.to(like))
+
+    @staticmethod
+    def stacked(weights: Sequence[WeightPosterior]) -> WeightPosterior:
+        """Of several tasks, ``... x W x D`` and ``... x W x D x D``.
+
+        Some may have been conditioned on a batch of outcomes, and others not.
+        """
+        means = torch.broadcast_tensors(*[w.mean for w in weights])
+        roots = torch.broadcast_tensors(*[w.root for w in weights])
+        return WeightPosterior(torch.stack(means, dim=-2), torch.stack(roots, dim=-3))
+
+    def update(
+        self, features: Tensor, Y: Tensor, noise_variance: Tensor
+    ) -> WeightPosterior:
+        r"""Condition on q more observations, one after the other, O(D^2) each.
+
+        With the features ``phi`` of one of them, its noise variance v, ``g = R' phi``
+        and ``s = v + g' g``,
+
+        .. math:: m \leftarrow m + R g (y - \phi' m) / s, \quad
+            R \leftarrow R (I - g g' / (s + \sqrt{v s})),
+
+        Potter's update of a square root, whose covariance stays positive whatever
+        rounding does. Differentiable; batches broadcast.
+
+        Args:
+            features: ``... x q x D``.
+            Y: ``... x q``.
+            noise_variance: Positive, ``... x q``.
+
+        Raises:
+            ValueError: If the numbers of features or observations do not fit together.
+        """
+        mean, root = self
+        q, D = features.shape[-2:]
+        if (
+            mean.shape[-1] != D
+            or Y.shape[-1] != q
+            or noise_variance.shape[-1] not in (1, q)
+        ):
+            raise ValueError(
+                f"features, Y, noise_variance: expected ... x q x {mean.shape[-1]}, "
+                f"... x q and ... x q, got {tuple(features.shape)}, {tuple(Y.shape)} "
+                f"and {tuple(noise_variance.shape)}."
+            )
+        noise_variance = noise_variance.expand(*noise_variance.shape[:-1], q)
+        for i in range(q):
+            phi, v = features[..., i, :], noise_variance[..., i]
+            g = (root.mT @ phi.unsqueeze(-1)).squeeze(-1)
+            s = v + g.square().sum(-1)
+            gain = (root @ g.unsqueeze(-1)).squeeze(-1)
+            missed = Y[..., i] - (phi * mean).sum(-1)
+            mean = mean + gain * (missed / s).unsqueeze(-1)
+            shrink = (gain / (s + (v * s).sqrt()).unsqueeze(-1)).unsqueeze(-1)
+            root = root - shrink * g.unsqueeze(-2)
+        return WeightPosterior(mean, root)
 
 
-def _add(a: Tensor, b: Tensor) -> _Pair:
-    total = a + b
-    part = total - a
-    return _Pair(total, (a - (total - part)) + (b - part))
-
-
-def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = _SPLIT * a
-    high = scaled - (scaled - a)
-    return high, a - high
-
-
-def _multiply(a: Tensor, b: Tensor) -> _Pair:
-    product = a * b
-    (ah, al), (bh, bl) = _halves(a), _halves(b)
-    low = ((ah * bh - product) + ah * bl + al * bh) + al * bl
-    return _Pair(product, low)
-
-
-def _sum(terms: _Pair) -> _Pair:
-    """Over the last dimension, half onto half."""
-    high, low = terms
-    while high.shape[-1] > 1:
-        if high.shape[-1] % 2:
-            high = torch.nn.functional.pad(high, (0, 1))
-            low = torch.nn.functional.pad(low, (0, 1))
-        half = high.shape[-1] // 2
-        total = _add(high[..., :half], high[..., half:])
-        rest = total.low + (low[..., :half] + low[..., half:])
-        high, low = _add(total.high, rest)
-    return _Pair(high[..., 0], low[..., 0])
-
-
-def _residual(phi: Tensor, y: Tensor, mean: Tensor, ridge: Tensor) -> Tensor:
-    """``phi' (y - phi mean) - ridge mean``, rounded once."""
-    fit = _multiply(phi, -mean)
-    both = _Pair(
-        torch.cat([y.unsqueeze(-1), fit.high], dim=-1),
-        torch.nn.functional.pad(fit.low, (1, 0)),
-    )
-    error = _sum(both)
-    product = _multiply(phi.T, error.high)
-    shrunk = (-ridge * mean).unsqueeze(-1)
-    terms = _Pair(
-        torch.cat([shrunk, product.high], dim=-1),
-        torch.nn.functional.pad(product.low + phi.T * error.low, (1, 0)),
-    )
-    return _sum(terms).high
-
-
-def refined_mean(
-    phi: Tensor, y: Tensor, mean: Tensor, root: Tensor, alpha: Tensor, beta: Tensor
-) -> Tensor:
-    """The posterior mean of the weights, in all digits that it has.
+class Regressions:
+    """Regressions of some tasks on features that they share.
 
     Args:
-        phi: Features of a task's observations, ``N x D``.
-        y: Outcomes, ``N``.
-        mean: The mean as far as it is known, ``D``.
-        root: A root of the covariance, ``D x D``.
-        alpha: Noise precision.
-        beta: Weight precision.
+        data: Their rows.
+        log_alpha: Logarithms of the noise precisions, ``T``; None where ``data`` has
+            known noise variances.
+        log_beta: Logarithms of the weight precisions, ``T``.
+
+    Raises:
+        ValueError: If shapes do not fit together, or processes that share the rows
+            differ in their hyperparameters.
+        RuntimeError: If another process has ended or does not answer.
     """
-    last = float("inf")
-    for _ in range(_MAX_STEPS):
-        residual = _residual(phi, y, mean, beta / alpha)
-        step = alpha * (root @ (root.T @ residual))
-        size = float(step.abs().max())
-        if not size < 0.5 * last:  # as good as it gets
-            break
-        mean, last = mean + step, size
-        if size <= _ROUNDING * float(mean.abs().max()):
-            break
-    return mean
+
+    def __init__(
+        self, data: TaskData, log_alpha: Tensor | None, log_beta: Tensor
+    ) -> None:
+        if (log_alpha is None) == (data.noise_variance is None):
+            raise ValueError(
+                "log_alpha, noise_variance: expected one of them, got "
+                f"{'neither' if log_alpha is None else 'both'}."
+            )
+        if log_alpha is None:
+            log_alpha = torch.zeros_like(log_beta, requires_grad=False)
+        if not log_alpha.shape == log_beta.shape == (data.rows.num_tasks,):
+            raise ValueError(
+                "log_alpha, log_beta: expected one number for each of "
+                f"{data.rows.num_tasks} tasks, got shapes {tuple(log_alpha.shape)} and "
+                f"{tuple(log_beta.shape)}."
+            )
+        module = module_of(data.features)
+        parameters = [] if module is None else module.parameters()
+        self.data, self.log_alpha, self.log_beta = data, log_alpha, log_beta
+        self.parameters = [p for p in parameters if p.requires_grad]
+        if not data.processes.alone:
+            # processes with other hyperparameters would add up different things
+            learnt = {
+                "log_alpha": [log_alpha],
+                "log_beta": [log_beta],
+                "features (their parameters)": self.parameters,
+            }
+            data.processes.check_same(
+                {name: _fingerprint(tensors) for name, tensors in learnt.items()},
+                data.X.device,
+            )
+
+    def log_evidence(self) -> Tensor:
+        """Sum over tasks of the log evidence: minus (3).
+
+        Differentiable once in the precisions, the inputs and outcomes of the data and
+        the parameters of the features; the gradient is computed along with the value.
+        Where processes share the rows, value and gradient are those of all rows, and
+        the same in every process; those of inputs and outcomes are of its own.
+
+        Returns:
+            A scalar, natural logarithms, ``- (m / 2) log(2 pi)`` included.
+
+        Raises:
+            NanError: If the value is not finite.
+            RuntimeError: If another process has ended or does not answer.
+        """
+        data = self.data
+        learnt = (self.log_alpha, self.log_beta, data.X, data.Y, *self.parameters)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
+            return _LogEvidence.apply(self, *learnt)
+        with torch.no_grad():
+            solutions = Solutions(data.factors(), self.log_alpha, self.log_beta)
+            return self._value(solutions)
+
+    def _value(self, solutions: Solutions) -> Tensor:
+        processes = self.data.processes
+        scales = processes.total(self.data.log_scales())
+        (value,) = processes.of_first([solutions.value.sum() + scales])
+        return value.to(self.log_beta.dtype)
+
+    @torch.no_grad()
+    def weights(self, tasks: list[int] | None = None) -> WeightPosterior:
+        """Posteriors of the weights, (1) and (2); the prior where there are no data.
+
+        Means of ill-conditioned tasks are refined (``refined_mean``) where all rows of
+        the task are in one chunk, and in one process.
+
+        Args:
+            tasks: Of these tasks, from their rows alone. Default: all.
+
+        Returns:
+            Means ``T x D`` and roots ``T x D x D`` in float64, without gradients.
+
+        Raises:
+            NanError: If features or hyperparameters are not finite.
+            RuntimeError: If another process has ended or does not answer.
+        """
+        data, count = self.data, len(self.log_beta)
+        if tasks is not None and tasks != list(range(count)):
+            if (
+                len(tasks) < count and data.rows.rows is None and data.processes.alone
+            ):  # the features of other tasks' rows are not needed
+                known = data.noise_variance is not None
+                some = Regressions(
+                    data.of_tasks(tasks),
+                    None if known else self.log_alpha[tasks],
+                    self.log_beta[tasks],
+                )
+                return some.weights()
+            mean, root = self.weights()
+            return WeightPosterior(mean[tasks], root[tasks])
+        factors = data.factors()
+        solutions = Solutions(factors, self.log_alpha, self.log_beta)
+        alpha, beta = solutions.alpha, solutions.beta
+        F = factors.rows[..., :-1]
+        D = F.shape[-1]
+        eye = torch.eye(D, dtype=F.dtype, device=F.device).expand(len(F), D, D)
+        ratio = (alpha / beta).sqrt()[:, None, None]
+        T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
+        inverse = torch.linalg.solve_triangular(T, eye, upper=True)
+        mean, root = solutions.mean, inverse / beta.sqrt()[:, None, None]
+        if not data.processes.alone:
+            return WeightPosterior(*data.processes.of_first([mean, root]))
+        spread = T.diagonal(dim1=-1, dim2=-2).abs()
+        spread = spread.amax(-1) / spread.amin(-1)
+        rough = (spread > _REFINE_ABOVE) | (spread < _REFINE_BELOW)
+        for t, phi, y in _whole_tasks(data, set(rough.nonzero()[:, 0].tolist())):
+            mean[t] = refined_mean(phi, y, mean[t], root[t], alpha[t], beta[t])
+        return WeightPosterior(mean, root)
 
 
-# ----------------------------------------------------------------------
-# Evidence, weights and gradients of Bayesian linear regressions, from their factors.
-#
-# For one task, with noise precision alpha, weight precision beta and r = alpha / beta,
-#
-# .. math:: \log N(y; 0, \Phi \Phi' / \beta + I / \alpha) = \frac{N}{2} \log
-#     \frac{\alpha}{2 \pi} - \frac{1}{2} \log |K| - \frac{\alpha}{2} |y - \Phi m|^2
-#     - \frac{\beta}{2} |m|^2, \quad K = I + r \Phi' \Phi, \quad m = r K^{-1} \Phi' y
-#
-# (Perrone et al. 2017, equation (3); the printed form ``|y|^2 - r |c|^2`` of the last two
-# terms cancels). A QR factorisation of the *smaller* system with its ridge,
-#
-# .. math:: \begin{bmatrix} \sqrt r F \\ I \end{bmatrix} = Q T \;(N > D), \qquad
-#     \begin{bmatrix} \sqrt r F' \\ I \end{bmatrix} = Q T \;(N \le D),
-#
-# has ``|K| = |T|^2`` in either case, and traces and residuals as sums of squares of parts
-# of Q: nothing is subtracted, so gradients that nearly vanish are right too. ``K`` itself
-# is never formed.
+def _fingerprint(tensors: Sequence[Tensor]) -> float:
+    """A number that changes when one of them does, or two are swapped."""
+    if not tensors:
+        return 0.0
+    flat = torch.cat([t.detach().double().reshape(-1).cpu() for t in tensors])
+    return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
+
+
+def _whole_tasks(
+    data: TaskData, tasks: Collection[int]
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Features and outcomes of those tasks that are in one chunk."""
+    for chunk in data.rows.chunks:
+        pieces = [
+            piece
+            for piece in chunk.pieces
+            if piece.task in tasks
+            and piece.stop - piece.start == data.rows.counts[piece.task]
+        ]
+        if pieces:
+            phi, y = data.observed(chunk, data.features_of(chunk))
+            for piece in pieces:
+                here = slice(piece.start, piece.stop)
+                yield piece.task, phi[here], y[here]
+
+
+class _LogEvidence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, regressions: Regressions, *learnt: Tensor) -> Tensor:
+        value, ctx.gradients = _value_and_gradients(regressions)
+        ctx.dtypes = [t.dtype for t in learnt]
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        return None, *(
+            None if g is None else (grad * g).to(dtype)
+            for g, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        )
+
+
+class _WithSlope(torch.autograd.Function):
+    """A scalar with a given derivative.
+
+    The same as ``grad_outputs``, which make torch load its symbolic shapes when first
+    used: 35 MiB.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, phi: Tensor, d_phi: Tensor) -> Tensor:
+        ctx.d_phi = d_phi
+        return phi.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return ctx.d_phi, None
+
+
+def _value_and_gradients(
+    regressions: Regressions,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The log evidence and its derivatives.
+
+    Returns:
+        Derivatives with respect to log alpha, log beta, X, Y and the parameters.
+    """
+    data, parameters = regressions.data, regressions.parameters
+    # of a single chunk, keep the graph: no need to compute the features again
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def with_graph(chunk: Chunk) -> tuple[Tensor, Tensor]:
+        x = data.X.detach()[chunk.rows]
+        x.requires_grad_(data.X.requires_grad)
+        with torch.enable_grad():
+            return x, data.evaluate(x)
+
+    def features(chunk: Chunk) -> Tensor:
+        nonlocal kept
+        if not data.rows.in_one_chunk:
+            return data.evaluate(data.X.detach()[chunk.rows])
+        kept = with_graph(chunk)
+        return kept[1].detach()
+
+    solutions = Solutions(
+        data.factors(features), regressions.log_alpha, regressions.log_beta
+    )
+    value = regressions._value(solutions)
+    sums = [torch.zeros_like(p) for p in parameters]
+    d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
+    d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
+    row_by_row = bool(parameters) or d_x is not None or d_y is not None
+    for chunk in data.rows.chunks if row_by_row else []:
+        x, phi = kept or with_graph(chunk)
+        d_phi, d_outcome = solutions.slopes(chunk, *data.observed(chunk, phi.detach()))
+        scale = data.scale(chunk)
+        if scale is not None:
+            d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
+        if d_y is not None:
+            d_y[chunk.entries] = d_outcome.to(d_y.dtype)
+        if not phi.requires_grad:
+            continue
+        d_phi = d_phi.to(phi.dtype)
+        if chunk.local is not None:
+            d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
+        wanted = [*parameters, *([] if d_x is None else [x])]
+        with torch.enable_grad():
+            start = _WithSlope.apply(phi, d_phi)
+        found = torch.autograd.grad(start, wanted, allow_unused=True)
+        for total, g in zip(sums, found, strict=False):
+            if g is not None:
+                total.add_(g)
+        if d_x is not None and found[-1] is not None:
+            d_x[chunk.rows] = found[-1]
+    of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
+    processes = data.processes
+    return value, [*processes.of_first(of_tasks), d_x, d_y, *processes.sum(sums)]
 
 
 @dataclass(frozen=True)
@@ -304,8 +543,8 @@ def _assemble(
     )
 
 
-class TaskSolutions:
-    """Regressions of all tasks, small ones in one batch and large ones in another.
+class Solutions:
+    """Evidence, means and derivatives of tasks, small and large ones in a batch each.
 
     Args:
         factors: Their data.
@@ -408,342 +647,95 @@ class TaskSolutions:
         return d_phi, d_y
 
 
-# ----------------------------------------------------------------------
-# Condition numbers of the factor where rounding may cost more than four digits: nearly
-# collinear features, or (close to 1) data that the ridge outweighs
-_REFINE_ABOVE = 100.0
-_REFINE_BELOW = 1.001
+class _Pair(NamedTuple):
+    """A number as the sum of what it rounds to and what is left."""
+
+    high: Tensor
+    low: Tensor
 
 
-class WeightPosterior(NamedTuple):
-    """Normal distributions of weights.
-
-    Attributes:
-        mean: ``... x D``.
-        root: A square root R of the covariance R R', ``... x D x D``.
-    """
-
-    mean: Tensor
-    root: Tensor
+def _add(a: Tensor, b: Tensor) -> _Pair:
+    total = a + b
+    part = total - a
+    return _Pair(total, (a - (total - part)) + (b - part))
 
 
-@torch.no_grad()
-def weight_posterior(
-    features: FeatureMap,
-    X: Tensor,
-    Y: Tensor,
-    task: Tensor | TaskRows,
-    log_alpha: Tensor | None,
-    log_beta: Tensor,
-    *,
-    noise_variance: Tensor | None = None,
-    chunk_rows: int | None = None,
-    process_group: ProcessGroup | None = None,
-    tasks: list[int] | None = None,
-) -> WeightPosterior:
-    """Posterior of the weights of each task; the prior where there are no data.
+def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = _SPLIT * a
+    high = scaled - (scaled - a)
+    return high, a - high
 
-    Means of ill-conditioned tasks are refined (``ablr_refinement``) where all rows of
-    the task are in one chunk, and in one process.
 
-    Args:
-        features: As in ``summed_log_evidence``, like all others but the last.
-        X: Inputs, ``n x d``.
-        Y: Outcomes, ``m``.
-        task: Their tasks, ``m``, or a ``TaskRows``.
-        log_alpha: ``T``, or None with known noise.
-        log_beta: ``T``.
-        noise_variance: Known noise variances, ``m``.
-        chunk_rows: Rows that are computed at once.
-        process_group: The processes that have rows.
-        tasks: The tasks to return, each of ``D x D``, the same in all processes; chunks
-            without their rows are passed over. Default: all.
+def _multiply(a: Tensor, b: Tensor) -> _Pair:
+    product = a * b
+    (ah, al), (bh, bl) = _halves(a), _halves(b)
+    low = ((ah * bh - product) + ah * bl + al * bh) + al * bl
+    return _Pair(product, low)
 
-    Returns:
-        Means ``T x D`` and roots ``T x D x D`` in float64, without gradients.
 
-    Raises:
-        ValueError: If arguments do not fit together.
-        NanError: If features or hyperparameters are not finite.
-        RuntimeError: If another process has ended or does not answer.
-    """
-    data = AblrData(
-        features,
-        X,
-        Y,
-        task,
-        log_alpha,
-        log_beta,
-        noise_variance=noise_variance,
-        chunk_rows=chunk_rows,
-        process_group=process_group,
+def _sum(terms: _Pair) -> _Pair:
+    """Over the last dimension, half onto half."""
+    high, low = terms
+    while high.shape[-1] > 1:
+        if high.shape[-1] % 2:
+            high = torch.nn.functional.pad(high, (0, 1))
+            low = torch.nn.functional.pad(low, (0, 1))
+        half = high.shape[-1] // 2
+        total = _add(high[..., :half], high[..., half:])
+        rest = total.low + (low[..., :half] + low[..., half:])
+        high, low = _add(total.high, rest)
+    return _Pair(high[..., 0], low[..., 0])
+
+
+def _residual(phi: Tensor, y: Tensor, mean: Tensor, ridge: Tensor) -> Tensor:
+    """``phi' (y - phi mean) - ridge mean``, rounded once."""
+    fit = _multiply(phi, -mean)
+    both = _Pair(
+        torch.cat([y.unsqueeze(-1), fit.high], dim=-1),
+        torch.nn.functional.pad(fit.low, (1, 0)),
     )
-    which = list(range(len(log_beta))) if tasks is None else tasks
-    factors = data.factors(tasks=set(which))
-    solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
-    alpha, beta = solutions.alpha[which], solutions.beta[which]
-    F = factors.rows[which, :, :-1]
-    D = F.shape[-1]
-    eye = torch.eye(D, dtype=F.dtype, device=F.device).expand(len(F), D, D)
-    ratio = (alpha / beta).sqrt()[:, None, None]
-    T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
-    inverse = torch.linalg.solve_triangular(T, eye, upper=True)
-    mean, root = solutions.mean[which], inverse / beta.sqrt()[:, None, None]
-    if data.processes.alone:
-        spread = T.diagonal(dim1=-1, dim2=-2).abs()
-        spread = spread.amax(-1) / spread.amin(-1)
-        rough = (spread > _REFINE_ABOVE) | (spread < _REFINE_BELOW)
-        places = {which[i]: i for i in rough.nonzero()[:, 0].tolist()}
-        for t, phi, y in _whole_tasks(data, places):
-            i = places[t]
-            mean[i] = refined_mean(phi, y, mean[i], root[i], alpha[i], beta[i])
-    return WeightPosterior(*data.processes.of_first([mean, root]))
+    error = _sum(both)
+    product = _multiply(phi.T, error.high)
+    shrunk = (-ridge * mean).unsqueeze(-1)
+    terms = _Pair(
+        torch.cat([shrunk, product.high], dim=-1),
+        torch.nn.functional.pad(product.low + phi.T * error.low, (1, 0)),
+    )
+    return _sum(terms).high
 
 
-def _whole_tasks(
-    data: AblrData, tasks: Collection[int]
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Features and outcomes of those tasks that are in one chunk."""
-    for chunk in data.rows.chunks:
-        pieces = [
-            piece
-            for piece in chunk.pieces
-            if piece.task in tasks
-            and piece.stop - piece.start == data.rows.counts[piece.task]
-        ]
-        if pieces:
-            phi, y = data.observed(chunk, data.features_of(chunk))
-            for piece in pieces:
-                here = slice(piece.start, piece.stop)
-                yield piece.task, phi[here], y[here]
-
-
-def update_weights(
-    posterior: WeightPosterior, features: Tensor, Y: Tensor, noise_variance: Tensor
-) -> WeightPosterior:
-    r"""Condition on q more observations, one after the other, O(D^2) each.
-
-    With the features ``phi`` of one of them, its noise variance v, ``g = R' phi`` and
-    ``s = v + g' g``,
-
-    .. math:: m \leftarrow m + R g (y - \phi' m) / s, \quad
-        R \leftarrow R (I - g g' / (s + \sqrt{v s})),
-
-    Potter's update of a square root: the covariance stays positive whatever rounding
-    does. Differentiable; batches broadcast.
-
-    Args:
-        posterior: Of one task: mean ``... x D`` and root ``... x D x D``.
-        features: ``... x q x D``.
-        Y: ``... x q``.
-        noise_variance: Positive, ``... x q``.
-
-    Raises:
-        ValueError: If the numbers of features or observations do not fit together.
-    """
-    mean, root = posterior
-    q, D = features.shape[-2:]
-    if (
-        mean.shape[-1] != D
-        or Y.shape[-1] != q
-        or noise_variance.shape[-1] not in (1, q)
-    ):
-        raise ValueError(
-            f"features, Y, noise_variance: expected ... x q x {mean.shape[-1]}, "
-            f"... x q and ... x q, got {tuple(features.shape)}, {tuple(Y.shape)} and "
-            f"{tuple(noise_variance.shape)}."
-        )
-    noise_variance = noise_variance.expand(*noise_variance.shape[:-1], q)
-    for i in range(q):
-        phi, v = features[..., i, :], noise_variance[..., i]
-        g = (root.mT @ phi.unsqueeze(-1)).squeeze(-1)
-        s = v + g.square().sum(-1)
-        gain = (root @ g.unsqueeze(-1)).squeeze(-1)
-        missed = Y[..., i] - (phi * mean).sum(-1)
-        mean = mean + gain * (missed / s).unsqueeze(-1)
-        shrink = (gain / (s + (v * s).sqrt()).unsqueeze(-1)).unsqueeze(-1)
-        root = root - shrink * g.unsqueeze(-2)
-    return WeightPosterior(mean, root)
-
-
-# ----------------------------------------------------------------------
-# Summed log evidence of Bayesian linear regressions on shared features.
-#
-# Perrone et al. (2017), equation (3): tasks t = 1 ... T with the features ``Phi_t`` of
-# their rows, outcomes ``y_t``, noise precisions alpha_t and weight precisions beta_t,
-#
-# .. math:: \sum_t \log N(y_t;\, 0,\, \Phi_t \Phi_t' / \beta_t + I / \alpha_t),
-#
-# with the gradient to the hyperparameters and to what the features are learnt by. The
-# first pass over the rows reduces each task to a small factor
-# (``botorch_structured.models.ablr.factors``), from which value, weights m and slopes
-# follow; the second computes the features again and sends the derivative of each row,
-#
-# .. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
-#
-# back through the feature map. Time is linear in the number of rows. Memory beyond the
-# data does not depend on it: the activations of a chunk, and a few matrices of D x D per
-# task. Rows that fit into one chunk are passed once.
-
-
-def summed_log_evidence(
-    features: FeatureMap,
-    X: Tensor,
-    Y: Tensor,
-    task: Tensor | TaskRows,
-    log_alpha: Tensor | None,
-    log_beta: Tensor,
-    *,
-    noise_variance: Tensor | None = None,
-    chunk_rows: int | None = None,
-    process_group: ProcessGroup | None = None,
+def refined_mean(
+    phi: Tensor, y: Tensor, mean: Tensor, root: Tensor, alpha: Tensor, beta: Tensor
 ) -> Tensor:
-    """Sum over tasks of the log evidence of their Bayesian linear regressions.
+    r"""The posterior mean of the weights to rounding, where features are collinear.
 
-    Differentiable once in ``log_alpha``, ``log_beta``, ``X``, ``Y`` and the parameters
-    of ``features``; the gradient is computed along with the value.
+    A QR factorisation solves a problem that is rounding away from the one given; with
+    collinear features and little ridge, its mean may agree with the right one in eight
+    digits only. Iterative refinement recovers the others: the residual of the normal
+    equations,
+
+    .. math:: s = \Phi' (y - \Phi m) - m \beta / \alpha, \quad
+        m \leftarrow m + \alpha S s, \quad S = K^{-1} / \beta,
+
+    is computed with pairs of numbers (twice the digits; Dekker 1971), the correction
+    with the factors that there are.
 
     Args:
-        features: The feature map, ``n x d`` to ``n x D``, row by row: any module, or a
-            method of one.
-        X: Inputs as the feature map takes them, ``n x d``.
-        Y: Outcomes, ``m``.
-        task: Task of each outcome, ``m`` integers in ``0 ... T - 1``; then outcome i is
-            of row i. Or a ``TaskRows``, which is made once for many evaluations, and
-            where several outcomes may share a row.
-        log_alpha: Logarithms of the noise precisions, ``T``; None with
-            ``noise_variance``.
-        log_beta: Logarithms of the weight precisions, ``T``.
-        noise_variance: Known noise variances of the outcomes, ``m``; constants.
-        chunk_rows: Rows that are computed at once, see ``TaskRows``.
-        process_group: Processes that each hold a part of the rows (any part, of a task
-            too) and call this with the same hyperparameters. Value and gradient are
-            those of all rows, and the same in every process; those with respect to X
-            and Y are of this process's own. Default: this process has all rows.
-
-    Returns:
-        A scalar, natural logarithms, ``- (m / 2) log(2 pi)`` included.
-
-    Raises:
-        ValueError: If arguments do not fit together, or differ between processes.
-        NanError: If features or hyperparameters are such that the value is not finite.
-        RuntimeError: If another process has ended or does not answer.
+        phi: Features of a task's observations, ``N x D``.
+        y: Outcomes, ``N``.
+        mean: The mean as far as it is known, ``D``.
+        root: A root of the covariance, ``D x D``.
+        alpha: Noise precision.
+        beta: Weight precision.
     """
-    data = AblrData(
-        features,
-        X,
-        Y,
-        task,
-        log_alpha,
-        log_beta,
-        noise_variance=noise_variance,
-        chunk_rows=chunk_rows,
-        process_group=process_group,
-    )
-    learnt = (data.log_alpha, log_beta, X, Y, *data.parameters)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
-        return _SummedLogEvidence.apply(data, *learnt)
-    with torch.no_grad():
-        return _Evaluation(data).value.to(log_beta.dtype)
-
-
-class _SummedLogEvidence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, data: AblrData, *learnt: Tensor) -> Tensor:
-        evaluation = _Evaluation(data, gradient=True)
-        ctx.gradients = evaluation.gradients()
-        ctx.dtypes = [t.dtype for t in learnt]
-        return evaluation.value.to(data.log_beta.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        return None, *(
-            None if g is None else (grad * g).to(dtype)
-            for g, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
-        )
-
-
-class _WithSlope(torch.autograd.Function):
-    """A scalar with a given derivative.
-
-    The same as ``grad_outputs``, which make torch load its symbolic shapes when first
-    used: 35 MiB.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, phi: Tensor, d_phi: Tensor) -> Tensor:
-        ctx.d_phi = d_phi
-        return phi.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return ctx.d_phi, None
-
-
-class _Evaluation:
-    """One value, and what its gradient needs."""
-
-    def __init__(self, data: AblrData, gradient: bool = False) -> None:
-        self.data = data
-        # of a single chunk, keep the graph: no need to compute the features again
-        self._kept: tuple[Tensor, Tensor] | None = None
-        keep = gradient and data.rows.in_one_chunk
-
-        def features(chunk: Chunk) -> Tensor:
-            x, phi = self._features(chunk, with_graph=keep)
-            if keep:
-                self._kept = x, phi
-            return phi.detach()
-
-        factors = data.factors(features)
-        self.solutions = TaskSolutions(factors, data.log_alpha, data.log_beta)
-        (scales,) = data.processes.sum([data.log_scales()])
-        (self.value,) = data.processes.of_first([self.solutions.value.sum() + scales])
-
-    def _features(self, chunk: Chunk, with_graph: bool) -> tuple[Tensor, Tensor]:
-        x = self.data.X.detach()[chunk.rows]
-        if with_graph:
-            x.requires_grad_(self.data.X.requires_grad)
-        with torch.set_grad_enabled(with_graph):
-            return x, self.data.evaluate(x)
-
-    def gradients(self) -> list[Tensor | None]:
-        """With respect to log alpha, log beta, X, Y and the parameters."""
-        data = self.data
-        sums = [torch.zeros_like(p) for p in data.parameters]
-        d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
-        d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-        row_by_row = bool(data.parameters) or d_x is not None or d_y is not None
-        for chunk in data.rows.chunks if row_by_row else []:
-            x, phi = self._kept or self._features(chunk, with_graph=True)
-            d_phi, d_outcome = self.solutions.slopes(
-                chunk, *data.observed(chunk, phi.detach())
-            )
-            scale = data.scale(chunk)
-            if scale is not None:
-                d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
-            if d_y is not None:
-                d_y[chunk.entries] = d_outcome.to(d_y.dtype)
-            if not phi.requires_grad:
-                continue
-            d_phi = d_phi.to(phi.dtype)
-            if chunk.local is not None:
-                d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
-            wanted = [*data.parameters, *([] if d_x is None else [x])]
-            with torch.enable_grad():
-                start = _WithSlope.apply(phi, d_phi)
-            found = torch.autograd.grad(start, wanted, allow_unused=True)
-            for total, g in zip(sums, found, strict=False):
-                if g is not None:
-                    total.add_(g)
-            if d_x is not None and found[-1] is not None:
-                d_x[chunk.rows] = found[-1]
-        of_tasks = [self.solutions.d_log_alpha, self.solutions.d_log_beta]
-        return [
-            *data.processes.of_first(of_tasks),
-            d_x,
-            d_y,
-            *data.processes.sum(sums),
-        ]
+    last = float("inf")
+    for _ in range(_MAX_STEPS):
+        residual = _residual(phi, y, mean, beta / alpha)
+        step = alpha * (root @ (root.T @ residual))
+        size = float(step.abs().max())
+        if not size < 0.5 * last:  # rounding is reached
+            break
+        mean, last = mean + step, size
+        if size <= _ROUNDING * float(mean.abs().max()):
+            break
+    return mean

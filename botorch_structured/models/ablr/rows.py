@@ -1,8 +1,8 @@
-r"""Rows of many tasks, cut into chunks once and for all evaluations to come.
+"""Rows of many tasks, cut into chunks once for all evaluations.
 
-What is summed over the rows of each task (statistics, gradients) is summed chunk by
-chunk, so that memory does not grow with the number of rows. Within a chunk, rows of one
-task are neighbours: a *piece*.
+Sums over the rows of each task (statistics, gradients) are taken chunk by chunk, so
+that memory does not grow with the number of rows. Within a chunk, rows of one task are
+neighbours: a *piece*.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __all__ = [
 ]
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some rows, and what was observed there.
+    """Some rows, and the observations there.
 
     Attributes:
         rows: Which rows of ``X``: a slice, or indices ``n``.
@@ -53,26 +54,29 @@ class Chunk:
         local: For each observation, its row counted within the chunk, ``m``; None where
             observation i is of row i.
         pieces: The observations, task by task.
+        device: Of the indices.
     """
 
     rows: slice | Tensor
     entries: slice | Tensor
     local: Tensor | None
     pieces: list[Piece]
+    device: torch.device
 
-    def places(self, like: Tensor) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def places(self) -> tuple[Tensor, Tensor]:
         """Task of each observation, and its place among those of the task, ``m``."""
         lengths = torch.tensor([p.stop - p.start for p in self.pieces])
         table = torch.tensor([[p.task, p.place - p.start] for p in self.pieces])
-        each = table.repeat_interleave(lengths, dim=0).to(like.device)
-        return each[:, 0], each[:, 1] + torch.arange(len(each), device=like.device)
+        each = table.repeat_interleave(lengths, dim=0).to(self.device)
+        return each[:, 0], each[:, 1] + torch.arange(len(each), device=self.device)
 
 
 class TaskRows:
     """Which rows and observations belong to which task, in chunks.
 
-    Make it once where an objective is evaluated often; the sort is then paid once.
-    Memory: two indices per observation, none where tasks come sorted already.
+    Make it once for all evaluations of an objective: it sorts the observations. Memory:
+    two indices per observation, none if the tasks come sorted.
 
     Args:
         task: Task of each observation, ``m``, integers in ``0 ... num_tasks - 1``.
@@ -85,7 +89,9 @@ class TaskRows:
             rows, otherwise 2,048 (32,768 on a GPU).
 
     Attributes:
-        chunks: The chunks; all observations once.
+        task: As given.
+        rows: As given.
+        chunks: The chunks; each observation is in one of them.
         counts: Number of observations of each task, a list of T.
 
     Raises:
@@ -113,6 +119,7 @@ class TaskRows:
             _check_indices("rows", rows, num_rows)
         if chunk_rows is not None and chunk_rows < 1:
             raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}.")
+        self.task, self.rows, self.chunk_rows = task, rows, chunk_rows
         self.num_tasks = num_tasks
         self.num_rows = len(task) if num_rows is None else num_rows
         self.num_entries = len(task)
@@ -145,7 +152,7 @@ class TaskRows:
         for start, some in zip(range(0, self.num_entries, step), pieces, strict=True):
             stop = min(start + step, self.num_entries)
             which = slice(start, stop) if order is None else order[start:stop]
-            chunks.append(Chunk(which, which, None, some))
+            chunks.append(Chunk(which, which, None, some, self.device))
         return chunks
 
     def _by_row(self, task: Tensor, rows: Tensor, step: int) -> list[Chunk]:
@@ -170,7 +177,8 @@ class TaskRows:
             entries = order[first : first + start]
             first += start
             here = slice(i * step, min((i + 1) * step, self.num_rows))
-            chunks.append(Chunk(here, entries, rows[entries] - here.start, pieces))
+            local = rows[entries] - here.start
+            chunks.append(Chunk(here, entries, local, pieces, self.device))
         return chunks
 
 

@@ -1,16 +1,33 @@
-"""The task column: which rows belong to which regression, and what is left of a row."""
+"""Tasks: their column in the inputs, their values, their outcomes' scales."""
 
 from __future__ import annotations
 
 __all__ = [
+    "StandardizeTasks",
     "TaskColumn",
     "UnknownTaskError",
+    "check_untouched",
+    "task_column",
+    "task_values",
 ]
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, nn
+
+from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.models.checks import check_spread, is_constant
+from botorch_structured.models.input_transforms import leaves_alone
+
+# Integers up to this size are exact in double precision.
+_LARGEST_TASK = 2.0**53
 
 
 class UnknownTaskError(ValueError, RuntimeError):
@@ -121,3 +138,272 @@ class TaskColumn(nn.Module):
         """
         task = X.new_full((*X.shape[:-1], 1), value)
         return torch.cat([X[..., : self.column], task, X[..., self.column :]], dim=-1)
+
+
+def _is_task(value: float) -> bool:
+    """Whether it is an integer, of a size that floating-point numbers still count."""
+    return abs(value) <= _LARGEST_TASK and value == int(value)
+
+
+def _check_task_list(name: str, values: object) -> None:
+    """Raise a ``ValueError`` unless a user's task values are a list of integers."""
+    if values is None:
+        return
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ValueError(f"{name}: expected a list of integers, got {values!r}.")
+    whole = [isinstance(v, int | float) and _is_task(v) for v in values]
+    if not all(whole):
+        raise ValueError(f"{name}: expected a list of integers, got {values}.")
+    if not values:
+        raise ValueError(f"{name}: expected at least one task, got none.")
+
+
+def task_column(
+    task_feature: int | None,
+    X: Tensor,
+    Y: Tensor,
+    output_tasks: list[int] | None,
+    all_tasks: list[int] | None,
+) -> int | None:
+    """The index of the task column, not negative; None for signals.
+
+    Args:
+        task_feature: What the user said.
+        X: Inputs as the user has them: what a transform appends is no column to count
+            from.
+        Y: Outcomes.
+        output_tasks: What the user said.
+        all_tasks: What the user said.
+
+    Raises:
+        ValueError: If these do not fit together.
+    """
+    if task_feature is None:
+        for name, value in (("output_tasks", output_tasks), ("all_tasks", all_tasks)):
+            if value is not None:
+                raise ValueError(
+                    f"{name}: expected None without a task_feature, got {value}."
+                )
+        return None
+    if isinstance(task_feature, bool) or not isinstance(task_feature, int):
+        raise ValueError(
+            f"task_feature: expected an integer or None, got {task_feature!r}."
+        )
+    _check_task_list("output_tasks", output_tasks)
+    _check_task_list("all_tasks", all_tasks)
+    if Y.shape[-1] != 1:
+        raise ValueError(
+            "train_Y: expected one column with a task_feature, got "
+            f"{Y.shape[-1]}: several tasks and several signals at once are not built. "
+            "Make one model for each signal (ModelListGP), or each pair of task and "
+            "signal a task."
+        )
+    d = X.shape[-1] - 1
+    if not -d - 1 <= task_feature <= d:
+        raise ValueError(
+            f"task_feature: expected a column from {-d - 1} to {d}, got {task_feature}."
+        )
+    if d == 0:
+        raise ValueError("train_X: expected columns beside the task's, got none.")
+    return task_feature % (d + 1)
+
+
+def check_untouched(before: Tensor, after: Tensor, column: int) -> None:
+    """Raise a ``ValueError`` if a transform has changed the task column."""
+    if not leaves_alone([column], before, after):
+        raise ValueError(
+            "input_transform: expected one that leaves the task column "
+            f"({column}) as it is, such as Normalize(..., indices=[...])."
+        )
+
+
+def task_values(
+    column: Tensor, all_tasks: list[int] | None, processes: Processes
+) -> list[int]:
+    """All task values, ascending.
+
+    Args:
+        column: Those of the rows.
+        all_tasks: What the user said.
+        processes: The processes that share the rows.
+
+    Raises:
+        ValueError: If they are no integers, or not known to all processes.
+        UnsupportedError: If ``all_tasks`` lacks one that has rows.
+    """
+    found = column.unique().tolist()
+    if not all(map(_is_task, found)):
+        raise ValueError(
+            "train_X: expected integers in the task column, of at most 2^53, got "
+            f"{found[:10]}."
+        )
+    inferred = [int(value) for value in found]
+    if all_tasks is None:
+        if not processes.alone:
+            raise ValueError(
+                "all_tasks: expected all task values with a process_group, since one "
+                "process may have no row of a task; got None."
+            )
+        if not inferred:
+            raise ValueError(
+                "all_tasks: expected all task values where train_X has no row that "
+                "says one, got None."
+            )
+        return inferred
+    if not set(inferred).issubset(all_tasks):
+        raise UnsupportedError(
+            f"The provided {all_tasks=} does not contain all the task features "
+            f"inferred from the training data {inferred=}."
+        )
+    return sorted(int(value) for value in set(all_tasks))
+
+
+class StandardizeTasks(OutcomeTransform):
+    """Zero mean and unit variance for each task by itself.
+
+    Weights have a prior of mean zero, and tasks from different data sets have errors of
+    different sizes: they must be standardised, and one by one. BoTorch's
+    ``StratifiedStandardize`` does that for tasks with rows. Here a task with one row,
+    or whose outcomes are all equal, has the geometric mean of the other tasks' standard
+    deviations (1 if there are none); a task without rows has the average of the other
+    tasks' means as well. Missing outcomes (NaN) stay missing.
+
+    Args:
+        num_tasks: The number T of tasks, or of signals.
+        tasks: The task column; None for signals, the columns of the outcomes.
+        processes: The processes that share the rows.
+    """
+
+    means: Tensor
+    stdvs: Tensor
+
+    def __init__(
+        self,
+        num_tasks: int,
+        tasks: TaskColumn | None,
+        processes: Processes | None = None,
+    ) -> None:
+        super().__init__()
+        self.tasks = tasks
+        self._processes = processes or Processes()
+        self.register_buffer("means", torch.zeros(num_tasks, dtype=torch.float64))
+        self.register_buffer("stdvs", torch.ones(num_tasks, dtype=torch.float64))
+        self.register_buffer("_is_trained", torch.tensor(False))
+
+    @property
+    def _is_linear(self) -> bool:
+        return True
+
+    def _places(self, Y: Tensor, X: Tensor | None) -> Tensor:
+        """The task of each outcome, broadcastable to ``batch_shape x n x m``."""
+        if self.tasks is None:
+            signals = len(self.means)
+            if signals > 1 and Y.shape[-1] != signals:
+                raise ValueError(
+                    f"Y: expected {signals} columns, one for each signal, got shape "
+                    f"{tuple(Y.shape)}. In a ModelListGP, condition its models one by "
+                    "one: model.condition_on_observations(X, Y)."
+                )
+            return torch.arange(signals, device=Y.device)
+        if X is None or X.shape[-1] != self.tasks.num_columns:
+            raise ValueError(
+                "X: expected inputs with their task column, since each task is "
+                "standardised by itself, got "
+                f"{'None' if X is None else tuple(X.shape)}."
+            )
+        places = self.tasks.index(X[..., self.tasks.column])
+        # a ModelListGP leaves the one column out
+        bare = Y.shape[-places.ndim :] == places.shape
+        return places if bare else places.unsqueeze(-1)
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Standardise; in training mode, first learn the means and deviations.
+
+        Args:
+            Y: ``batch_shape x n x m`` outcomes, m = 1 with a task column.
+            Yvar: Their noise variances.
+            X: ``batch_shape x n x (d + 1)``, where tasks are a column.
+
+        Returns:
+            Both transformed.
+        """
+        places = self._places(Y, X)
+        if self.training:
+            self._learn(Y, places.expand_as(Y))
+        mean, stdv = self.means[places], self.stdvs[places]
+        return (Y - mean) / stdv, None if Yvar is None else Yvar / stdv**2
+
+    def _learn(self, Y: Tensor, places: Tensor) -> None:
+        observed = ~Y.isnan()
+        y, task = Y[observed], places[observed]
+
+        def total(values: Tensor) -> Tensor:
+            sums = values.new_zeros(len(self.means)).index_add(0, task, values)
+            return self._processes.total(sums)
+
+        def least(values: Tensor) -> Tensor:
+            none = values.new_full((len(self.means),), torch.inf)
+            return self._processes.least(none.scatter_reduce(0, task, values, "amin"))
+
+        low, high = least(y), -least(-y)
+        check_spread(low, high)
+        count = total(torch.ones_like(y))
+        means = total(y) / count.clamp_min(1.0)
+        # twice: a mean of 1e6 loses the digits that the first sum has not
+        means = means + total(y - means[task]) / count.clamp_min(1.0)
+        squares = total((y - means[task]).square())
+        stdvs = (squares / (count - 1.0).clamp_min(1.0)).sqrt()
+        some = count > 0
+        known = (count > 1) & ~is_constant(low, high)
+        usual = stdvs[known].log().mean().exp() if known.any() else stdvs.new_tensor(1)
+        average = means[some].mean() if some.any() else means.new_tensor(0.0)
+        self.means = torch.where(some, means, average)
+        self.stdvs = torch.where(known, stdvs, usual)
+        self._is_trained = torch.tensor(True)
+
+    def untransform(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The inverse of ``forward``, of the same shapes."""
+        places = self._places(Y, X)
+        mean, stdv = self.means[places], self.stdvs[places]
+        return mean + stdv * Y, None if Yvar is None else Yvar * stdv**2
+
+    def untransform_posterior(
+        self, posterior: Posterior, X: Tensor | None = None
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """A posterior on the scale of the outcomes.
+
+        Args:
+            posterior: Of standardised outcomes, of one task per row or of all signals.
+            X: ``batch_shape x q x (d + 1)``, where tasks are a column.
+        """
+        places = self._places(posterior.mean, X).expand(posterior.mean.shape)
+        mean, stdv = self.means[places], self.stdvs[places]
+        if type(posterior) is not GPyTorchPosterior:
+            return TransformedPosterior(
+                posterior=posterior,
+                sample_transform=lambda s: mean + stdv * s,
+                mean_transform=lambda m, v: mean + stdv * m,
+                variance_transform=lambda m, v: stdv**2 * v,
+            )
+        mvn = posterior.distribution
+        moved = mean + stdv * posterior.mean
+        several = isinstance(mvn, MultitaskMultivariateNormal)
+        if several:
+            order = stdv if mvn._interleaved else stdv.mT
+            scale = DiagLinearOperator(order.reshape(*stdv.shape[:-2], -1))
+        else:
+            moved, scale = moved.squeeze(-1), DiagLinearOperator(stdv.squeeze(-1))
+        covariance = scale @ mvn.lazy_covariance_matrix @ scale
+        kwargs = {"interleaved": mvn._interleaved} if several else {}
+        return GPyTorchPosterior(type(mvn)(moved, covariance, **kwargs))
+
+    def subset_output(self, idcs: list[int]) -> StandardizeTasks:
+        """Of some of the signals; with a task column there is one output."""
+        new = deepcopy(self)
+        if self.tasks is None:
+            new.means, new.stdvs = self.means[idcs], self.stdvs[idcs]
+        return new

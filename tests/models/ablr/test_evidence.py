@@ -15,19 +15,19 @@ from torch import Tensor, nn
 
 from botorch_structured.models.ablr import factors as ablr_factors
 from botorch_structured.models.ablr.factors import (
+    TaskData,
     cholesky_qr,
     triangular_factor,
 )
-from botorch_structured.models.ablr.regressions import summed_log_evidence
+from botorch_structured.models.ablr.regressions import Regressions
 from botorch_structured.models.ablr.rows import TaskRows
 
 #: no data, one row, fewer than, as many as and more than the six features
 RAGGED = [3, 0, 6, 7, 30, 1, 12]
 
 
-def ours(problem: Problem, **kwargs: Any) -> Tensor:
-    kwargs.setdefault("noise_variance", problem.noise_variance)
-    return summed_log_evidence(*problem.arguments, problem.log_beta, **kwargs)
+def ours(problem: Problem, chunk_rows: int | None = None) -> Tensor:
+    return problem.regressions(chunk_rows).log_evidence()
 
 
 def check(problem: Problem, value: Tensor, expected: Tensor, rtol: float) -> None:
@@ -87,9 +87,8 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     rows = torch.randint(0, 15, (37,), generator=g)
     X = shared.X.detach()[:15].requires_grad_()
     task = TaskRows(shared.task, 3, rows=rows, num_rows=15, chunk_rows=chunk_rows)
-    value = summed_log_evidence(
-        shared.features, X, shared.Y, task, shared.log_alpha, shared.log_beta
-    )
+    data = TaskData(shared.features, X, shared.Y, task)
+    value = Regressions(data, shared.log_alpha, shared.log_beta).log_evidence()
     shared.X = X
     expected = dense_log_evidence(shared, shared.features(X)[rows])
     check(shared, value, expected, 1e-11)
@@ -237,9 +236,8 @@ class Method(nn.Module):
 def test_a_method_of_a_module() -> None:
     problem = make_problem(RAGGED)
     method = Method()
-    value = summed_log_evidence(
-        method.features, *problem.arguments[1:], problem.log_beta
-    )
+    problem.features = method.features
+    value = ours(problem)
     problem.features = method
     expected = dense_log_evidence(problem, method.features(problem.X))
     check(problem, value, expected, 1e-11)
@@ -250,20 +248,23 @@ def test_a_method_of_a_module() -> None:
     [
         ({"log_alpha": None}, "log_alpha, noise_variance: .* one of them, got neither"),
         ({"noise_variance": torch.ones(5)}, "noise_variance: .* got both"),
-        ({"log_alpha": torch.zeros(3)}, r"one number per task, got shapes \(3,\)"),
+        (
+            {"log_alpha": torch.zeros(3)},
+            r"one number for each of 2 tasks, got shapes \(3,\)",
+        ),
         ({"X": torch.zeros(5)}, r"X: expected a floating-point tensor n x d"),
         ({"X": torch.zeros(5, 2, dtype=torch.long)}, "X: .* torch.int64"),
         ({"Y": torch.zeros(4)}, "X, Y: expected 5 rows and 5 outcomes"),
         ({"task": torch.tensor([0, 1, 2, 0, 0])}, "task: expected values in 0 ... 1"),
         (
-            {"task": TaskRows(torch.zeros(5, dtype=torch.long), 1)},
-            "task: expected 2 tasks, one per hyperparameter, got 1",
+            {"log_beta": torch.zeros(3)},
+            r"one number for each of 2 tasks, got shapes \(2,\) and \(3,\)",
         ),
         ({"features": nn.Flatten(0)}, r"features: expected 1 x D .* got \(2,\)"),
-        ({"features": nn.Dropout()}, r"features: .* Dropout \(itself\) in training"),
+        ({"features": nn.Dropout()}, r"feature_map: .* Dropout layer \(itself\)"),
         (
             {"features": nn.Sequential(nn.BatchNorm1d(2))},
-            r"features: .* BatchNorm1d \(0\) in training",
+            r"feature_map: .* BatchNorm1d layer \(0\)",
         ),
     ],
 )
@@ -276,8 +277,11 @@ def test_errors(change: dict[str, Any], message: str) -> None:
         "log_alpha": torch.zeros(2),
         "log_beta": torch.zeros(2),
     }
+    arguments.update(change)
+    log_alpha, log_beta = arguments.pop("log_alpha"), arguments.pop("log_beta")
     with pytest.raises(ValueError, match=message):
-        summed_log_evidence(**{**arguments, **change})
+        arguments["rows"] = TaskRows(arguments.pop("task"), 2)
+        Regressions(TaskData(**arguments), log_alpha, log_beta)
 
 
 @pytest.mark.parametrize(
@@ -292,24 +296,16 @@ def test_errors(change: dict[str, Any], message: str) -> None:
 def test_errors_in_known_noise(noise: Tensor, message: str) -> None:
     problem = make_problem([5], fixed_noise=True)
     with pytest.raises(ValueError, match=f"noise_variance: .*{message}"):
-        ours(problem, noise_variance=noise)
-
-
-def test_chunks_are_said_once() -> None:
-    problem = make_problem([5])
-    problem.task = TaskRows(problem.task, 1)  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="chunk_rows: give it to TaskRows"):
-        ours(problem, chunk_rows=3)
+        problem.noise_variance = noise
+        ours(problem)
 
 
 def test_unknown_parameters_are_refused() -> None:
     problem = make_problem([5])
-    plain = make_problem([5])
     net = problem.features
-    with pytest.raises(ValueError, match="features: has parameters .* no nn.Module"):
-        summed_log_evidence(
-            lambda x: net(x), plain.X.detach(), *plain.arguments[2:], plain.log_beta
-        )
+    problem.features = lambda x: net(x)
+    with pytest.raises(ValueError, match="features: expected an nn.Module"):
+        ours(problem)
 
 
 @pytest.mark.parametrize(

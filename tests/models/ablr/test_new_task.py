@@ -19,6 +19,11 @@ from torch import Tensor
 
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.new_task import (
+    population_of,
+    tasks_with_rows,
+    usual_outcomes,
+)
 
 BEST = torch.tensor([0.3, 0.6], dtype=torch.float64)
 
@@ -70,9 +75,9 @@ def test_it_is_the_regression_of_its_docstring(old: MultiTaskABLR, n: int) -> No
     X, test_X = draw(n, 50), draw(5, 51)
     Y = outcome(X, 2.0, 7.0)
     new = old.new_task(X, Y)
-    common = old._population(list(range(6)))
+    common = population_of(old, list(range(6)))
     scale = float(new.outcome_transform.stdvs)
-    level, spread = old._usual_outcomes(list(range(6))).level
+    level, spread = usual_outcomes(old, list(range(6))).level
     phi = old.feature_map(torch.cat([X, test_X])).detach()
     sigma = common.root @ common.root.mT
     prior = scale**2 * phi @ sigma @ phi.mT + spread**2
@@ -178,10 +183,10 @@ def test_a_copy(old: MultiTaskABLR) -> None:
     assert not torch.allclose(empty.posterior(grid).mean, before.mean)
     for p in empty.parameters():
         p.requires_grad_(False)
-    kept = old._population(list(range(6))).root.clone()
+    kept = population_of(old, list(range(6))).root.clone()
     empty.load_state_dict(new.state_dict())
     assert torch.equal(empty.feature_map(grid), new.feature_map(grid))
-    assert torch.equal(old._population(list(range(6))).root, kept)
+    assert torch.equal(population_of(old, list(range(6))).root, kept)
 
 
 def test_transformed_inputs_are_those_of_the_old_model() -> None:
@@ -289,7 +294,7 @@ def test_one_scale_without_outcome_transform() -> None:
     assert new.feature_map.level == 0.0
     test_X, empty = draw(2, 3), draw(0, 0)
     prior = source.new_task(empty, empty[:, :1]).posterior(test_X)
-    phi, common = source.feature_map(test_X), source._population(list(range(6)))
+    phi, common = source.feature_map(test_X), population_of(source, list(range(6)))
     assert torch.allclose(prior.mean.squeeze(-1), phi @ common.mean)
     root = phi @ common.root
     assert torch.allclose(prior.variance.squeeze(-1), root.square().sum(-1), atol=1e-9)
@@ -353,13 +358,13 @@ def test_errors(old: MultiTaskABLR) -> None:
 def test_the_population_is_that_of_the_present_weights() -> None:
     """Kept from call to call, and made anew after a fit or new rows."""
     model = fitted(made(), steps=2)
-    first = model._population(list(range(6)))
-    assert model._population(list(range(6))) is first
+    first = population_of(model, list(range(6)))
+    assert population_of(model, list(range(6))) is first
     X, Y = history(rows=20)
     longer = model.condition_on_observations(X[-5:], Y[-5:])
-    assert longer._population(list(range(6))) is not first
+    assert population_of(longer, list(range(6))) is not first
     fitted(model, steps=2).eval()
-    assert model._population(list(range(6))) is not first
+    assert population_of(model, list(range(6))) is not first
 
 
 def test_levels_a_million_scales_apart() -> None:
@@ -415,7 +420,7 @@ def test_tasks_of_one_row_do_not_count(old: MultiTaskABLR) -> None:
     with pytest.raises(ValueError, match="2 rows"):
         model.new_task(new_X, new_Y, exclude_tasks=range(10, 16))
     one_scale = made(outcome_transform=None)
-    assert one_scale._tasks_with_rows(range(11, 16)) == [0]
+    assert tasks_with_rows(one_scale, range(11, 16)) == [0]
 
 
 def test_known_noise_of_no_outcome(old: MultiTaskABLR) -> None:

@@ -25,8 +25,7 @@ from botorch_structured.models.ablr.hyperparameters import (
     TaskLikelihood,
     WeightPrecision,
 )
-from botorch_structured.models.ablr.multi_task_ablr import StandardizeTasks
-from botorch_structured.models.ablr.tasks import TaskColumn
+from botorch_structured.models.ablr.tasks import StandardizeTasks, TaskColumn
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +136,9 @@ def test_samples_of_the_prior_scatter_as_it_says() -> None:
     expected = 0.25 * torch.eye(3) + 1.0
     assert (logs.mT.cov() - expected).abs().max() < 0.08
     assert (logs.mean(0) - torch.tensor(2.0).log()).abs().max() < 0.05
-    with pytest.raises(ValueError, match="Expected positive"):
+    with pytest.raises(
+        ValueError, match="level, spread, task_spread: expected positive"
+    ):
         ExchangeableLogNormalPrior(1.0, 0.0, 1.0)
 
 
@@ -164,7 +165,7 @@ def test_each_row_has_the_noise_of_its_task() -> None:
     torch.testing.assert_close(
         likelihood(torch.zeros(2, 4), X).scale, (expected - 1.0).sqrt()
     )
-    with pytest.raises(ValueError, match="Expected the inputs, whose task column"):
+    with pytest.raises(ValueError, match="params: expected the inputs"):
         likelihood(prior)
 
 

@@ -85,7 +85,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_processes_and_one_agree(two: list[dict[str, Any]], name: str) -> None:
     problem, _ = problems()[name]
-    alone = evaluate(problem, noise_variance=problem.noise_variance)
+    alone = evaluate(problem)
     for key in ("value", "mean", "covariance"):
         close(two[0][name][key], alone[key])
     assert len(alone["gradient"]) > 4

@@ -31,7 +31,7 @@ def check(chunks: TaskRows, task: Tensor, rows: Tensor, step: int | None) -> Non
             stop = piece.stop
             assert (task[entries[piece.start : stop]] == piece.task).all()
         assert stop == len(entries)
-        which, place = chunk.places(task)
+        which, place = chunk.places
         assert torch.equal(which, task[entries])
         for t, p in zip(which.tolist(), place.tolist(), strict=True):
             places[t].append(p)
