@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -45,9 +45,6 @@ from botorch_structured.spaces.decomposition import (
 )
 from botorch_structured.spaces.drawing import draw
 from botorch_structured.spaces.lookup import Lookup, Outcomes, cut_intervals
-
-if TYPE_CHECKING:
-    from botorch_structured.spaces.search_space import SearchSpace
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
@@ -176,8 +173,8 @@ class ParameterTree:
         values: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         self.dim = dim = check_count("dim", dim)
-        # The space that says what columns hold; see `of_space`.
-        self.space: SearchSpace | None = None
+        # The SearchSpace that says what columns hold, or None; see `of_space`.
+        self.space: Any = None
         self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
         self.conditions = _read_conditions(dim, self._dependencies, conditions)
         self._values = _read_values(dim, values)
@@ -210,8 +207,8 @@ class ParameterTree:
             for parent, branches in self._dependencies.items()
         }
 
-    def of_space(self, space: SearchSpace) -> ParameterTree:
-        """The same tree, as that of a space.
+    def of_space(self, space: Any) -> ParameterTree:
+        """The same tree, as that of a `SearchSpace`.
 
         ``space.tree`` is such a tree: it is equal to this one, and optimisers that are
         given it ask ``tree.space`` which columns hold integers, which hold categories
