@@ -58,9 +58,10 @@ def optimize_acqf_local_search(
 
     For acquisition functions whose gradient does not exist, does not help or costs too
     much, and for spaces of integers and categoricals: section III-B of
-    [Levesque2017conditional]_, equations (6) and (7), which SMAC does alike. Nothing is
-    relaxed: only admissible points are evaluated, under `torch.no_grad`. Where there is
-    a gradient `optimize_acqf_paths` needs fewer calls, and sees every path.
+    [Levesque2017conditional]_, equations (6) and (7); SMAC's search is of this kind.
+    Only admissible points are evaluated, under `torch.no_grad`; discrete columns are
+    never relaxed. Where there is a gradient `optimize_acqf_paths` needs fewer calls,
+    and looks at every path.
 
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
         >>> X, value = optimize_acqf_local_search(acqf, bounds, tree, X_avoid=train_X)
@@ -74,8 +75,9 @@ def optimize_acqf_local_search(
     that it has drawn is better.
 
     The paper has one fixed step. Here each real tries ``step`` and smaller ones, each
-    a quarter of the one before, down to ``min_step``, in the same call: late in a
-    run optima are narrow, and next to a known point. ``min_step=step`` is the paper's.
+    a quarter of the one before, down to ``min_step``, in the same call, because late in
+    a run the maximum of the acquisition function is narrow and next to a known point.
+    ``min_step=step`` is the paper's search.
 
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points; no gradient is
@@ -106,9 +108,7 @@ def optimize_acqf_local_search(
         min_step: The smallest step of real columns, in widths of the bounds.
         max_iter: Iterations, each one call of the acquisition function (more where
             ``batch_limit`` splits it); then climbs end where they are.
-        space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
-            is never proposed, nor is what ``feasible`` rejects.
+        space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:
         ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.
@@ -119,18 +119,18 @@ def optimize_acqf_local_search(
     """
     check_count("raw_samples", raw_samples)
     check_count("max_iter", max_iter)
-    search = Search(**locals())
+    search = Search(**locals())  # all arguments, by name
     problem, evaluator = search.problem, search.evaluator
-    space = whole_box(problem)
-    hood = one_exchange(space, _steps(step, min_step), search.generator)
+    whole = whole_box(problem)
+    hood = one_exchange(whole, _steps(step, min_step), search.generator)
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
         X = search.random(raw_samples, known)
         values = evaluator.values(X)
         best = values.topk(min(num_restarts, len(values))).indices
-        good = project(space, problem.good)[:num_restarts]
+        good = project(whole, problem.good)[:num_restarts]
         new = problem.is_new(good, problem.tree.active_mask(good), known)
-        # What may not be proposed is left for any neighbour that may be.
+        # A start that may not be proposed is worth less than any neighbour that may.
         worth = values.new_full((len(good),), -math.inf)
         worth[new] = evaluator.values(good[new])
         X, values = X[best], values[best]
@@ -156,9 +156,9 @@ def one_exchange(
     ================================  ================================================
     real                              each step down and up, cut at the bounds
     integer                           one less and one more
-    integer with gaps                 the admissible values next to it
+    integer that is categorical, too  the admissible values next to it
     categorical, decision by value    every other one
-    numeric decision                  those of the number it is
+    numeric decision                  those of a real or an integer, whichever it is
     ================================  ================================================
 
     Args:

@@ -37,11 +37,10 @@ def optimize_acqf_paths(
 ) -> tuple[Tensor, Tensor]:
     r"""Maximise an acquisition function over every path of a tree at once.
 
-    The default choice for spaces with decisions. All paths are scored together, and the
-    best candidates of several paths climb together, so that a path costs rows of a
-    batch rather than an optimisation of its own as with
-    ``botorch.optim.optimize_acqf_mixed``. `optimize_acqf_two_step` looks into few
-    paths only.
+    The default choice for spaces with decisions. All paths are scored in one batch, and
+    the best candidates of several paths climb in one batch, so that one more path adds
+    rows to it; ``botorch.optim.optimize_acqf_mixed`` runs an optimisation for each
+    path, and `optimize_acqf_two_step` climbs on few paths only.
 
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
         >>> X, value = optimize_acqf_paths(acqf, bounds, tree, X_avoid=train_X)
@@ -56,12 +55,12 @@ def optimize_acqf_paths(
             Monte Carlo ones, or those of this package. One-shot ones are refused.
         bounds: ``2 x d`` lower and upper bounds. Decision values outside of them are
             not proposed.
-        tree: Which columns are active where. The tree of a `SearchSpace`
-            (``space.tree``, and ``model.tree`` of a model that was given it) brings
-            along the integers, categories, fill values and restrictions of that space,
-            as far as they are not given here. Outcomes it does not declare are proposed
-            if ``categorical_features``, ``fixed_features`` or a point of ``X_avoid``
-            names them.
+        tree: Which columns are active where. With the tree of a `SearchSpace`
+            (``space.tree``, and ``model.tree`` of a model that was given it), that
+            space's integers, categories and restrictions hold besides those given here,
+            and its fill values if none are given. Outcomes that the tree does not
+            declare are proposed if ``categorical_features``, ``fixed_features`` or a
+            point of ``X_avoid`` names them.
         q: The number of candidates. They are chosen one after the other, each with the
             earlier ones pending (``acq_function.set_X_pending``).
         num_restarts: How many candidates to climb from.
@@ -77,8 +76,8 @@ def optimize_acqf_paths(
             ``sum_i coefficients[i] x[indices[i]] >= rhs``. A constraint binds on the
             paths on which all its columns are active, and on no other.
         feasible: ``m x d`` -> ``m`` booleans, for any other restriction. Points that it
-            rejects are dropped: a climb follows its border along columns only, so what
-            can be said by ``inequality_constraints`` should be.
+            rejects are dropped, and a climb follows its border along the axes only:
+            state linear restrictions as ``inequality_constraints``.
         X_avoid: ``m x d`` known points. None is proposed again, compared on the
             active columns (the others may hold anything, NaN included); finite paths
             that are used up are skipped.
@@ -96,9 +95,9 @@ def optimize_acqf_paths(
             the decisions of the best candidates are then changed one or two at a time.
         batch_limit: Rows that the acquisition function gets at once, by default as many
             as memory allows.
-        space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
-            is never proposed, nor is what ``feasible`` rejects.
+        space: A `SearchSpace` in place of ``bounds``, ``tree``, ``integer_features``,
+            ``categorical_features`` and ``fill``. What it forbids is never proposed,
+            nor is what ``feasible`` rejects.
 
     Returns:
         ``q x d`` candidates and their acquisition values, as BoTorch's
@@ -111,7 +110,7 @@ def optimize_acqf_paths(
         CandidateGenerationError: Nothing is left to propose: every admissible point
             is known, or none was found that is feasible.
     """
-    search = Search(**locals())
+    search = Search(**locals())  # all arguments, by name
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
         found = search.maximise(search.paths(known), known)

@@ -757,18 +757,18 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     if not len(X) or not len(known):
         return found
     width = problem.bounds[1] - problem.bounds[0]
-    slack = _SAME.get(X.dtype, 1e-5) * width
+    room = _SAME.get(X.dtype, 1e-5) * width
     if problem.min_distance:
         near = problem.min_distance * width
         near[problem.discrete] = 0.0  # the next value of a list is another point
-        slack = torch.maximum(slack, near)
+        room = torch.maximum(room, near)
     # Equal points have equal projections on a line: sorted, few are left to compare.
     weight = torch.linspace(1.0, 2.0, X.shape[-1], dtype=X.dtype, device=X.device).sin()
     weight = weight / torch.where(width > 0, width, 1.0)
     line, order = (known @ weight).sort()
     at = X @ weight
     size = (X.abs() @ weight.abs()).max() + (known.abs() @ weight.abs()).max()
-    reach = slack @ weight + 64 * torch.finfo(X.dtype).eps * size
+    reach = room @ weight + 64 * torch.finfo(X.dtype).eps * size
     first = torch.searchsorted(line, at - reach)
     last = torch.searchsorted(line, at + reach, right=True)
     count = (last - first).clamp_min(0)
@@ -787,6 +787,6 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         # On the same path the same columns are active: the fill values agree, too.
         same = keys[row] == known_keys[other]
         row, other = row[same], other[same]
-        same = ((X[row] - known[other]).abs() <= slack).all(-1)
+        same = ((X[row] - known[other]).abs() <= room).all(-1)
         found[row[same]] = True
     return found

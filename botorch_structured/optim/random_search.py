@@ -18,6 +18,7 @@ from torch import Tensor
 from botorch_structured.optim.problem import MAX_PATHS, Feasible
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
 
 
 def optimize_acqf_random(
@@ -42,9 +43,9 @@ def optimize_acqf_random(
     r"""The best of 1,000 random points under an acquisition function.
 
     The plain maximiser of section III-B of [Levesque2017conditional]_ ("GP-cond" and
-    "GP-laplace" there), and the baseline that others are held against: one call of
-    the acquisition function, no gradient, no climb. `optimize_acqf_local_search` goes
-    on from its best points; `optimize_acqf_paths` is the default choice.
+    "GP-laplace" there), and a baseline for other optimisers: one call of the
+    acquisition function, no gradient, no climb. `optimize_acqf_local_search` climbs
+    from the best of these points; `optimize_acqf_paths` is the default choice.
 
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
         >>> X, value = optimize_acqf_random(acqf, bounds, tree, X_avoid=train_X)
@@ -71,12 +72,10 @@ def optimize_acqf_random(
         fill: What inactive columns hold.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: So many paths are looked into one by one where no random point can
-            be proposed.
+        max_paths: If no random point can be proposed, this number of paths at most is
+            searched for one.
         batch_limit: Rows that the acquisition function gets at once.
-        space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
-            is never proposed, nor is what ``feasible`` rejects.
+        space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:
         ``q x d`` candidates and their values, shaped as by `optimize_acqf_paths`.
@@ -85,7 +84,8 @@ def optimize_acqf_random(
         ValueError: An argument is not what it should be; no path is left.
         CandidateGenerationError: Nothing is left to propose.
     """
-    search = Search(**locals(), X_start=())
+    check_count("raw_samples", raw_samples)
+    search = Search(**locals(), X_start=())  # all arguments, by name
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
         X = search.random(raw_samples, known)

@@ -249,10 +249,6 @@ def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:
     return rows
 
 
-# ----------------------------------------------------------------------
-# Points in boxes.
-
-
 @dataclass(frozen=True)
 class Sample:
     """Candidates, the box each lies in, and the source each comes from.
@@ -260,8 +256,8 @@ class Sample:
     Args:
         X: ``n x d`` points.
         box: ``n`` numbers of boxes.
-        source: ``n`` integers; starts for the refinement are taken from each. Default:
-            0, far from all known points.
+        source: ``n`` integers; starts for the refinement are taken from each. 0 are
+            points all over the box.
     """
 
     X: Tensor
@@ -270,7 +266,7 @@ class Sample:
 
     @classmethod
     def spread(cls, X: Tensor, box: Tensor) -> Sample:
-        """Candidates that come from nowhere in particular, source 0."""
+        """Candidates all over the boxes, source 0."""
         return cls(X, box, torch.zeros_like(box))
 
     @classmethod
@@ -322,7 +318,7 @@ def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
 def all_candidates(boxes: Boxes) -> Sample:
     """Every admissible point of the finite boxes that can be listed.
 
-    For the end of a search, when samples of them meet known points only.
+    For the end of a search, when random points of them are known ones only.
     """
     finite = (_counts(boxes) <= _MAX_LISTED).nonzero().view(-1)
     none = Sample.spread(boxes.lower[:0], finite[:0])

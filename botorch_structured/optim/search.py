@@ -107,7 +107,7 @@ class Search:
     ) -> None:
         check_acquisition(acq_function, "acq_function")
         self.q = check_count("q", q)
-        if q > 1 and not hasattr(acq_function, "X_pending"):
+        if self.q > 1 and not hasattr(acq_function, "X_pending"):
             raise ValueError(
                 "acq_function: expected one that takes pending points, such as "
                 f"qLogExpectedImprovement, for q={q}, got "
@@ -236,7 +236,7 @@ class Search:
                 evaluator, sample.X[starts], values[starts], here, known
             )
         pool = values.topk(min(_POOL, len(values))).indices
-        # One more of each box, so that none is lost from the ranking of paths.
+        # And the best of each box, so that every path is ranked.
         best = _ranked(best_of_each(sample.box, values), values)
         rows = torch.cat([starts, pool, best])
         X = torch.cat([X, sample.X[rows[len(starts) :]]])
@@ -274,7 +274,7 @@ class Search:
             size = min(2 * size, _MAX_DRAWS * n - drawn)
         X = torch.cat(found)
         if not len(X):
-            # Thin feasible sets, and spaces that are nearly used up.
+            # A thin feasible set, or a space in which nearly all points are known.
             X = self._sample(self.paths(known), None, X, known).X
             X = X[~is_known(problem, X, known)]
         _, group = X.unique(dim=0, return_inverse=True)
@@ -301,7 +301,7 @@ class Search:
             return sample
         if self.problem.min_distance:
             return sample.take(~is_known(self.problem, sample.X, known))
-        # Where something moves continuously none meets a known point by chance.
+        # A random value of a continuous column equals a known one with probability 0.
         rows = (~boxes.continuous.any(-1))[sample.box].nonzero().squeeze(-1)
         keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
         keep[rows] = ~is_known(self.problem, sample.X[rows], known)

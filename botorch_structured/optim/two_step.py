@@ -47,12 +47,12 @@ def optimize_acqf_two_step(
 ) -> tuple[Tensor, Tensor]:
     r"""Choose paths by one acquisition function, points on them by another.
 
-    For trees so large that even scoring all leaves is too much, and to reproduce the
-    paper: section 3 of [Jenatton2017tree]_ maximises equation (6) over the path and its
+    For trees with too many leaves to score them all, and to reproduce the paper:
+    section 3 of [Jenatton2017tree]_ maximises equation (6) over the path and its
     shared columns, and then expected improvement on that path (``top_k=1``, and
     ``fix_shared=True`` for its joint choice of both). It finds worse points than
     `optimize_acqf_paths` where that is affordable: the first step never returns to a
-    path whose first evaluations were unlucky. ``top_k`` is what lies between.
+    path whose first evaluations were unlucky. A larger ``top_k`` lies between the two.
 
         >>> optimize_acqf_two_step(
         ...     PathLogExpectedImprovement(model, best_f=train_Y.max()),
@@ -62,8 +62,7 @@ def optimize_acqf_two_step(
 
     Args:
         path_acq_function: Chooses paths; e.g. `PathLogExpectedImprovement`. It is
-            maximised over decisions and columns like any other, so what it ignores
-            costs nothing.
+            maximised over all columns, also over those that it does not depend on.
         acq_function: Chooses the candidate on these paths.
         bounds: As in `optimize_acqf_paths`, like all arguments not described here.
         tree: Which columns are active where.
@@ -85,9 +84,7 @@ def optimize_acqf_two_step(
         max_paths: Above it paths are sampled.
         batch_limit: Rows that an acquisition function gets at once.
         fix_shared: Keep the shared columns that the first step chose.
-        space: A `SearchSpace` in place of ``bounds``, ``tree``,
-            ``integer_features``, ``categorical_features`` and ``fill``: what it forbids
-            is never proposed, nor is what ``feasible`` rejects.
+        space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:
         ``q x d`` candidates and the values of ``acq_function``, shaped as by
@@ -101,7 +98,7 @@ def optimize_acqf_two_step(
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")
-    search = Search(**locals())
+    search = Search(**locals())  # all arguments, by name
     problem, first = search.problem, Evaluator(path_acq_function, batch_limit)
 
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
