@@ -1,4 +1,4 @@
-"""Parts of the batch of a kernel, whatever the kernel is made of."""
+"""Kernels whose batch can be indexed, with parameters and buffers of any shape."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 class BatchKernel(Kernel):
     """A kernel whose batch can be indexed and expanded.
 
-    ``kernel(X)[i]`` asks for it. GPyTorch's own way takes every parameter *and every
-    buffer* of a kernel to lead with the batch shape, where ``active_dims`` and tables
-    do not, and looks into no module that is not a kernel.
+    ``kernel(X)[i]`` needs it. GPyTorch's own indexing takes every parameter *and every
+    buffer* of a kernel to lead with the batch shape, which ``active_dims`` and tables
+    do not, and leaves out modules that are not kernels.
     """
 
     def __getitem__(self, index: Any) -> Kernel:

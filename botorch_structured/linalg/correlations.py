@@ -9,9 +9,9 @@ With s = r^2 = sum_j (x_j - x'_j)^2 / l_j^2 and u = sqrt(5 s),
 ``slope`` is -dk/ds and ``curvature`` d^2k/ds^2. With the slope a gradient is a matrix
 product: of sum_ij G_ij k(s_ij) with respect to the scaled inputs, with H = G * slope.
 
-Slice sampling and the growth of trees work on NumPy arrays, which for small matrices is
-several times faster: ``array_*`` are the same functions there. ``ARRAY_VALUES`` has
-three more, of which nobody needs derivatives.
+Slice sampling and the growth of trees work on NumPy arrays, which is several times
+faster for small matrices: ``array_*`` are the same functions of arrays.
+``ARRAY_VALUES`` has three more, without derivatives.
 """
 
 from __future__ import annotations

@@ -36,12 +36,13 @@ from botorch.models.transforms.outcome import (
     OutcomeTransform,
     Standardize,
 )
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import ModuleDict
+
+from botorch_structured._botorch_names import DefaultType
 
 _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
@@ -58,7 +59,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "likelihood": (Likelihood,),
     "covar_module": (Kernel,),
     "mean_module": (Mean,),
-    "outcome_transform": (OutcomeTransform, _DefaultType),
+    "outcome_transform": (OutcomeTransform, DefaultType),
     "input_transform": (InputTransform,),
 }
 
@@ -89,7 +90,7 @@ def check_training_data(
     train_Y: Tensor,
     train_Yvar: Tensor | None = None,
     *,
-    outcome_transform: OutcomeTransform | _DefaultType | None = None,
+    outcome_transform: OutcomeTransform | DefaultType | None = None,
     missing: bool = False,
     empty: bool = False,
     tree: bool = False,
@@ -146,7 +147,7 @@ def check_training_data(
         _check_variances("train_Yvar", train_Yvar, train_Y)
 
 
-def _takes_infinity(transform: OutcomeTransform | _DefaultType | None) -> bool:
+def _takes_infinity(transform: OutcomeTransform | DefaultType | None) -> bool:
     """Whether it may take infinite outcomes: a ``Standardize`` alone would make NaN."""
     if not isinstance(transform, OutcomeTransform):
         return False

@@ -1,4 +1,4 @@
-"""Input transforms in conditional spaces: values with names stay as they are."""
+"""Input transforms of models that look up some columns by value, and Ax's arguments."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def protect_decisions(
     train_X: Tensor,
     categorical: Collection[int] = (),
 ) -> InputTransform | None:
-    """An input transform that leaves named values alone and ignores inactive ones.
+    """An input transform that leaves decisions alone and does not learn from fills.
 
-    ``Normalize`` is rebuilt without decision and categorical columns (whose declared
-    values would no longer be found); bounds that it would have learned are taken over
-    the rows where a column is active, so that the fill value of inactive columns has no
-    influence. What is given is not changed.
+    ``Normalize`` is rebuilt without decision and categorical columns, whose declared
+    values would no longer be found. Bounds that it would have learned are taken over
+    the rows where a column is active, so that the fill values of inactive columns have
+    no influence. The transform that was given is not changed.
 
     Args:
         input_transform: What the user gave.
@@ -124,10 +124,10 @@ def in_evaluation(
     width: int,
     fantasize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs as a model predicts from them, and what a transform makes of these.
+    """Inputs as a model predicts from them, and as a transform leaves them.
 
-    They may have fewer columns than training data, of which the first are kept:
-    ``AppendFeatures`` adds the others, by default where a model predicts alone.
+    A transform such as ``AppendFeatures`` adds columns in evaluation mode: the inputs
+    of a prediction are then the first columns of the training inputs.
 
     Args:
         input_transform: What the user gave, or None.
@@ -228,10 +228,11 @@ def dataset_task(
 
 
 def refuse_categories(model: type, *columns: int | None) -> None:
-    """Of models that would take the codes of a column without an order for numbers.
+    """Raise a ``ValueError`` for columns whose codes a model would take for numbers.
 
-    Raises:
-        ValueError: If there is such a column.
+    Args:
+        model: A class without categorical columns.
+        columns: Categorical columns and that of a task; None for none.
     """
     given = [column for column in columns if column is not None]
     if given:
@@ -250,10 +251,14 @@ def refuse_dependencies(
         ParameterTree | Mapping[int, Mapping[float, Sequence[int]]] | None
     ),
 ) -> None:
-    """Of models that would compare whatever stands in inactive columns.
+    """Raise a ``ValueError`` if a column depends on another.
 
-    Raises:
-        ValueError: If a column depends on another.
+    For models that would compare what inactive columns happen to hold.
+
+    Args:
+        model: A class without inactive columns.
+        training_data: The data.
+        hierarchical_dependencies: As Ax gives them.
     """
     tree = ParameterTree.from_any(
         hierarchical_dependencies or {}, training_data.X.shape[-1]

@@ -111,6 +111,8 @@ class ConditionalGP(LeafModel):
         >>> # x0 chooses between x1 and x2
         >>> model = ConditionalGP(train_X, train_Y, {0: {0: [1], 1: [2]}})
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> # of a SearchSpace: with its input transform and its categorical columns
+        >>> model = ConditionalGP(space.sample(20), train_Y, space)
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-r"""A kernel that knows which points can be compared.
+r"""A covariance that is zero between points on different paths.
 
 References:
 

@@ -1,9 +1,8 @@
-"""Fast inference for models whose covariance is a ``LeafKernel``.
+"""The base of the tree models: fast where their covariance is a ``LeafKernel``.
 
-The kernel is the one definition of the covariance and the dense path of BoTorch and
-GPyTorch is always there; what is here gives the same numbers faster and is chosen by
-size, never by the user: a fused evidence for fits, and predictions through the leaf of
-each point.
+The kernel's ``forward`` defines the covariance. The evidence of a fit and predictions
+are computed leaf by leaf (``leaf_inference``) where that takes less than the dense
+algebra of GPyTorch; the numbers are the same.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ from botorch_structured.models.fast_inference import (
 )
 from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.tree.leaf_inference import (
+    BlockTensors,
     LeafKernel,
     LeafPredictor,
     Structure,
@@ -220,20 +220,18 @@ class LeafModel(FastSingleTaskGP):
         structure = self._structure(X)
         if not self._evidence_pays(structure.layout):
             return None
-        return self._log_evidence(self.transform_inputs(X), structure)
+        return log_evidence(*self._system(self.transform_inputs(X), structure))
 
-    def _noise(self, n: int) -> Tensor:
+    def _system(
+        self, X: Tensor, structure: Structure
+    ) -> tuple[list[BlockTensors], Tensor, Tensor, int]:
+        """Leaves, noise, residuals and number of weights, of transformed inputs."""
         noise = self.likelihood.noise
-        return noise.expand(n) if noise.shape[-1] == 1 else noise
-
-    def _log_evidence(self, X: Tensor, structure: Structure) -> Tensor:
-        """Log p(y), equation (3), from transformed inputs ``n x d``."""
-        kernel = self.covar_module
-        return log_evidence(
-            kernel.block_tensors(X, structure),
-            self._noise(X.shape[0]),
+        return (
+            self.covar_module.block_tensors(X, structure),
+            noise.expand(len(X)) if noise.shape[-1] == 1 else noise,
             self.train_targets - self.mean_module(X),
-            kernel.num_weights,
+            self.covar_module.num_weights,
         )
 
     # -- posterior ----------------------------------------------------------------
@@ -245,38 +243,30 @@ class LeafModel(FastSingleTaskGP):
         cache = self._predictor_cache
         if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
             with torch.no_grad():
-                predictor = LeafPredictor(
-                    structure.layout,
-                    kernel.block_tensors(X, structure),
-                    self._noise(X.shape[0]),
-                    self.train_targets - self.mean_module(X),
-                    kernel.num_weights,
-                )
+                system = self._system(X, structure)
+            predictor = LeafPredictor(structure.layout, *system)
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Fantasies in a batch share one dense factorisation, as GPyTorch does it; data
-        without a batch dimension is simply appended, and stays structured.
+        Data without a batch dimension are appended, and predictions go on leaf by leaf.
+        Fantasies in a batch share one dense factorisation, as GPyTorch makes it.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         flat = X.ndim == 2 and targets.ndim == 1
         if flat and self.prediction_strategy is None and self._use_predictor():
-            return self._appended(X, targets, **kwargs)
+            new = deepcopy(self)
+            new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+            new.set_train_data(
+                torch.cat([self.train_inputs[0], X]),
+                torch.cat([self.train_targets, targets]),
+                strict=False,
+            )
+            return new
         self._fill_gpytorch_caches()
         return super().get_fantasy_model(inputs, targets, **kwargs)
-
-    def _appended(self, X: Tensor, targets: Tensor, **kwargs: Any) -> Any:
-        new = deepcopy(self)
-        new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        new.set_train_data(
-            torch.cat([self.train_inputs[0], X]),
-            torch.cat([self.train_targets, targets]),
-            strict=False,
-        )
-        return new
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
@@ -321,11 +311,6 @@ class LeafModel(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use.
         """
-        return self._fit_map(mll, **kwargs)
-
-    def _fit_map(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
-    ) -> MarginalLogLikelihood:
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return fit_map(mll, **kwargs)
         kwargs.setdefault("warning_handler", accept_rounding)

@@ -129,16 +129,16 @@ class TreeStructuredGP(LeafModel):
     n_p^3) for V weights and n_p points on path p, and a prediction touches only the
     leaf it is for.
 
-    The default is not the paper's configuration but what found better points than it:
-    offsets integrated out, leaf hyperparameters under a hierarchical prior, linear and
-    smooth shared terms, Matern-5/2 or RBF chosen by evidence. The paper's is
+    The default finds better points than the paper's configuration: offsets are
+    integrated out, leaf hyperparameters have a hierarchical prior, shared columns have
+    linear and smooth terms, and Matern-5/2 or RBF is chosen by evidence. The paper's is
     ``TreeStructuredGP.as_published``; independent GPs are
     ``shared_features="none", leaf_inputs="active", node_weights=False,
     leaf_hyperparameters="independent", leaf_offset="fixed"``; its dense baseline
     "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
 
-    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``, which
-    the options below do not change, unless there are ``categorical_features``.
+    A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``,
+    whatever the options below, unless there are ``categorical_features``.
 
     Args:
         train_X: ``batch_shape x n x d``; columns in [0, 1] or an ``input_transform``.
@@ -191,6 +191,8 @@ class TreeStructuredGP(LeafModel):
         >>> model = TreeStructuredGP(train_X, train_Y, dependencies)
         >>> mll = ExactMarginalLogLikelihood(model.likelihood, model)
         >>> fit_gpytorch_mll(mll)
+        >>> # of a SearchSpace: with its input transform and its categorical columns
+        >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
 
     def __init__(
@@ -364,7 +366,7 @@ class TreeStructuredGP(LeafModel):
         included. Not for direct use.
         """
         if not self._choose_kernel:
-            return self._fit_map(mll, **kwargs)
+            return super().custom_fit(mll, **kwargs)
         best: tuple[float, dict[str, Any]] | None = None
         failure: ModelFittingError | None = None
         start = deepcopy(mll.state_dict())
@@ -372,7 +374,7 @@ class TreeStructuredGP(LeafModel):
             mll.load_state_dict(start)
             self.covar_module.set_correlation(correlation.name)
             try:
-                self._fit_map(mll, **kwargs)
+                super().custom_fit(mll, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 continue
