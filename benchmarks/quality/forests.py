@@ -217,10 +217,10 @@ def draw(numbers: dict[str, Any], canvas: Any) -> None:
             style["linestyle"] = ":"
         for ax, what in ((left, "rank"), (right, "gap")):
             mean, error = np.array(of[f"{what}s"]), np.array(of[f"{what}_errors"])
-            band = mean - error, mean + error
+            curves = np.array([mean, mean - error, mean + error])
             if ax is right:  # zero is not on a logarithmic axis
-                mean, band = np.maximum(mean, _FLOOR), np.maximum(band, _FLOOR)
-            step_curve(ax, steps, mean, tuple(band), **style)
+                curves = np.maximum(curves, _FLOOR)
+            step_curve(ax, steps, curves[0], (curves[1], curves[2]), **style)
     for ax in axes:
         ax.set_xlabel("evaluations, two starts included")
         ax.set_xlim(1, numbers["budget"])

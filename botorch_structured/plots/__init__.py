@@ -1,10 +1,15 @@
-"""Pictures: which decisions there are, where evaluations went, what a kernel relates.
+"""Pictures of search spaces, models and runs.
 
-Use `plot_tree` for a search space, with or without data, `plot_covariance` to see what
-a kernel makes of one, `plot_partition` for the regions of a treed model,
-`plot_monotone_components` for the parts of a sum, and `plot_traces` for one or many
-runs. All take where to draw (``ax``, ``axes``) and return it. They need matplotlib,
-which the extra ``demo`` brings.
+==========================  =========================================================
+`plot_tree`                 a search space, and where evaluations went in it
+`plot_covariance`           which points of a space a kernel relates
+`plot_partition`            the regions of a treed model, and what it predicts
+`plot_monotone_components`  the parts of a sum, with and without known signs
+`plot_traces`               the best value so far of one or many runs
+==========================  =========================================================
+
+All take where to draw (``ax``, ``axes``; default: a new figure) and return it. They
+need matplotlib, which the extra ``demo`` installs.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def plot_monotone_components(
 
     Raises:
         ValueError: Components or arguments do not fit, there is a batch, or ``column``
-            is a decision of a tree, between whose values there is nothing.
+            is a decision of a tree, which has no values in between.
         ImportError: Without matplotlib.
     """
     parts = _parts(model)
@@ -87,11 +87,11 @@ def plot_monotone_components(
     try:
         data = [None if _is_known(part) else training_data(part) for part in parts]
         X = next(points for points in data if points is not None)[0]
-        told = [
+        virtual = [
             points for part in parts if (points := _virtual_points(part)) is not None
         ]
         _check_no_decision([*parts, *others], column)
-        line = _line(X, column, at, bounds, resolution, data, told)
+        line = _line(X, column, at, bounds, resolution, data, virtual)
         titles = _titles(parts) if names is None else list(names)
         if isinstance(names, str) or len(titles) != len(parts):
             raise ValueError(f"names: expected {len(parts)} names, got {names!r}.")
@@ -136,7 +136,7 @@ def _is_known(part: Any) -> bool:
 
 
 def _check_no_decision(parts: Sequence[Any], column: int) -> None:
-    """Raise where there is nothing between the values of a column."""
+    """Raise for a decision: there are no points between its values."""
     for part in parts:
         tree = getattr(part, "tree", None)
         if not isinstance(tree, ParameterTree) or column in tree.numeric_decisions:
@@ -160,7 +160,7 @@ def _line(
     bounds: Tensor | None,
     resolution: int,
     data: Sequence[tuple[Tensor, Tensor] | None],
-    told: Sequence[Tensor],
+    virtual: Sequence[Tensor],
 ) -> Tensor:
     """``resolution x d`` points along the column."""
     d = X.shape[-1]
@@ -168,7 +168,7 @@ def _line(
         raise ValueError(f"column: expected one of 0 to {d - 1}, got {column}.")
     if resolution < 2:
         raise ValueError(f"resolution: expected at least 2 points, got {resolution}.")
-    low, high = limits_of(torch.cat([X, *(points.to(X) for points in told)]), bounds)
+    low, high = limits_of(torch.cat([X, *(points.to(X) for points in virtual)]), bounds)
     if at is None:
         total = _observed_sum(data)
         at = X[0 if total is None else int(total.argmax())]
@@ -182,7 +182,7 @@ def _line(
 
 
 def _observed_sum(data: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor | None:
-    """``n`` sums of what has data, where all were observed at the same points."""
+    """``n`` sums of the components' data; None unless all have the same points."""
     observed = [points for points in data if points is not None]
     X = observed[0][0]
     if not all(torch.equal(X, points[0]) for points in observed):
@@ -246,7 +246,7 @@ def _virtual_points(part: Any) -> Tensor | None:
 
 
 def _draw_signs(ax: Axes, part: Any, line: Tensor, column: int) -> None:
-    """Triangles at the lower edge: the directions that the component was told."""
+    """Triangles at the lower edge, at virtual points, in the known direction."""
     sign, points = getattr(part, "monotone", {}).get(column), _virtual_points(part)
     if sign is None or points is None:
         return

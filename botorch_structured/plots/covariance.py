@@ -53,7 +53,7 @@ def plot_covariance(
         kernel: Any GPyTorch kernel without a batch shape; or ``n x n`` covariances of
             the points, such as those of a posterior.
         X: ``n x d`` points.
-        tree: What depends on what. Default: that of the kernel, if it knows one; else
+        tree: Which columns are active when. Default: ``kernel.tree``, if any; else
             rows stay as they are. A ``SearchSpace`` brings the names and the labels.
         ax: Where to draw; a new figure by default.
         names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
@@ -134,7 +134,7 @@ def _sorted_by_path(
     names: Sequence[str],
     outcomes: Mapping[tuple[int, Any], str],
 ) -> tuple[Tensor, list[tuple[str, int]]]:
-    """The order of the rows; and what to call each path and its number of points."""
+    """The order of the rows; the label and the number of points of each path."""
     index, order = tree.path_index(X).sort(stable=True)
     _, counts = index.unique_consecutive(return_counts=True)
     blocks = []
@@ -166,7 +166,7 @@ def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
         if count >= _SMALL * n:
             ticks.append((start + end - 1) / 2)
             texts.append(text)
-    # a path of its own has nothing to be told apart from
+    # a single block needs no label
     if len(blocks) < 2:
         ticks, texts = [], []
     # long names would run into each other along the bottom

@@ -46,15 +46,15 @@ def plot_partition(
 ) -> Axes:
     """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
 
-    Look at it when a model of regions does well or badly: where did it cut, and does
-    each side look as it should? In one dimension: the mean, a band of two standard
-    deviations, the observations, a line at each border and the number of observations
-    of each region. In two: the mean, or the standard deviation, as colours.
+    Look at it to see where the model split and what it predicts on each side. In one
+    dimension: the mean, a band of two standard deviations, the observations, a line at
+    each border and the number of observations of each region. In two: the mean, or the
+    standard deviation, as colours.
 
-    Borders are found by asking the partition, and so are where they belong also under
-    an input transform. (A `TreedGP` may blend two leaves between a border and the
-    first points behind it.) A model without a partition is one region, so that a plain
-    GP can be drawn beside a treed one.
+    Borders are on the axes of ``train_X``, also under an input transform. (Between a
+    border and the nearest points, the prediction of a `TreedGP` may be a mixture of two
+    leaves.) A model without a partition is one region, so that a plain GP can be drawn
+    beside a treed one.
 
         >>> axes = plt.subplots(1, 2, sharey=True)[1]
         >>> plot_partition(SingleTaskGP(X, Y), axes[0])
@@ -127,7 +127,7 @@ def plot_partition(
 
 
 class _Regions:
-    """What a model says of points as users have them, not as it transforms them."""
+    """Regions and predictions at untransformed points."""
 
     def __init__(self, model: Any, like: Tensor) -> None:
         self.model, self.like = model, like
@@ -174,7 +174,7 @@ def _draw_line(
 ) -> None:
     grid = np.linspace(float(low), float(high), n)[:, None]
     cuts = _cuts(regions, grid)
-    # both sides of a border, so that the curves of two regions do not meet between
+    # points on both sides of a border, so that no line connects two regions
     step = 1e-9 * (grid[-1] - grid[0])
     grid = np.sort(np.concatenate([grid, cuts - step, cuts + step]), axis=0)
     grid = grid[(grid >= float(low)).all(-1) & (grid <= float(high)).all(-1)]

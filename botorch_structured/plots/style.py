@@ -131,7 +131,7 @@ def step_curve(
 
 def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
     """One legend for all panels, below them, with each label once."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

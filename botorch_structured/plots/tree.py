@@ -145,7 +145,7 @@ def outcome_labels(
 
 
 def _interval(low: float, high: float) -> str:
-    """Ends that are the floats next to a short number do not belong: ``< 0.5``."""
+    """As text. An end that is the float next to a short number is open: ``< 0.5``."""
 
     def short(x: float) -> tuple[str, bool]:
         text = f"{x:.6g}"
@@ -165,7 +165,7 @@ def _interval(low: float, high: float) -> str:
 
 @dataclass
 class Node:
-    """What is known after some decisions.
+    """The state after some decisions.
 
     Args:
         outcome: How the last decision was made, as ``(decision column, value or
@@ -261,7 +261,7 @@ class PathData:
 
 
 class Drawing:
-    """Where everything goes, in inches from the upper left corner, and then the ink."""
+    """Places everything, in inches from the upper left corner, and draws it."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Drawing:
         return "\n".join(textwrap.wrap(text, max(_LINE, len(text) // 2 + 12)))
 
     def place(self) -> None:
-        """``self.left[depth]`` of the boxes and the right ends."""
+        """Set left ends by depth, right ends by node, and the size of the drawing."""
         deepest = max(node.depth for node in self.nodes)
         self.left = [_MARGIN]
         self.end: dict[int, float] = {}
@@ -324,7 +324,7 @@ class Drawing:
         return max(sum(parts) + _PAD * len(parts), self.box_width(node) + below + _PAD)
 
     def draw(self, ax: Axes | None) -> Axes:
-        self.ax = new_axes(ax, 1, 1)  # first: what follows needs matplotlib too
+        self.ax = new_axes(ax, 1, 1)  # before the rest, which needs matplotlib
         self.place()
         self.scale = self.fit() if ax is not None else self.resize()
         width, height = self.size
@@ -342,7 +342,7 @@ class Drawing:
         return self.ax
 
     def fit(self) -> float:
-        """How much smaller everything has to be in axes of a given size."""
+        """The factor by which everything shrinks to fit the given axes."""
         figure = self.ax.figure.figure
         figure.draw_without_rendering()  # only now a layout engine gives them room
         inches = figure.dpi_scale_trans.inverted()
@@ -455,7 +455,7 @@ class Drawing:
 
 
 def _text_width(text: str, bold: bool = False) -> float:
-    """In inches."""
+    """The width of the longest line, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -211,3 +212,7 @@ def test_picture(finished: Study, tmp_path: Path) -> None:
     assert 0 <= low <= final < high and math.isfinite(high)
     assert "median of 2" in traces.get_legend().get_texts()[0].get_text()
     assert {"svm", "knn"} <= {t.get_text() for t in tree.texts}
+    # the curve drops at the evaluation that the summary names
+    records = finished.records(MODEL)
+    steps, values = traces.get_lines()[0].get_data()
+    assert steps[np.argmin(values)] == records.index(best_record(records)) + 1
