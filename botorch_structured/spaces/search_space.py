@@ -460,7 +460,8 @@ class SearchSpace:
                 or it lies outside of the path's interval. The path that the defaults
                 are on comes first. After the first start on a path, further ones are
                 random whatever the kind. A middle or default that is forbidden is
-                replaced by the nearest feasible one of 100 random points on its path.
+                replaced by the nearest feasible one of 100 random points on its path
+                (of 1,000, then 10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for other kinds than ``"random"`` 0.
 
