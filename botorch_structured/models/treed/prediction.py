@@ -106,9 +106,10 @@ class TreedPredictor:
         self, node: TreeNode, inside: Tensor, found: dict[int, Tensor]
     ) -> dict[int, Tensor]:
         """Which rows belong to each leaf below, shared ones included: ``E x n``."""
-        if node.split is None:
+        if node.leaf is not None:
             found[node.leaf] = inside
             return found
+        assert node.split is not None
         for child, side in zip(
             node.children, (node.split.left, node.split.right), strict=True
         ):

@@ -18,6 +18,7 @@ __all__ = ["TreedGP"]
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -173,6 +174,9 @@ class TreedGP(FastSingleTaskGP):
         >>> model.partition.num_leaves, model.partition.leaf_index(train_X)
     """
 
+    train_inputs: Any
+    train_targets: Any
+    likelihood: Any
     partition: TreePartition
     # (variance, mean, noise) of each node, for what is not shared with its leaves
     levels: Tensor
@@ -224,7 +228,17 @@ class TreedGP(FastSingleTaskGP):
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
-        _check_sizes(min_leaf_size, max_leaves)
+        if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
+            raise ValueError(
+                "min_leaf_size: expected an integer of at least 2, got "
+                f"{min_leaf_size!r}."
+            )
+        if max_leaves is not None and (
+            not isinstance(max_leaves, int) or max_leaves < 1
+        ):
+            raise ValueError(
+                f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
+            )
         categorical = _columns(categorical_features, train_X.shape[-1])
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
@@ -289,7 +303,7 @@ class TreedGP(FastSingleTaskGP):
             self._become_treed(X.shape[-1])
             self._start_from(grown)
         else:
-            self._add_partition_to_subset_dict()
+            self._find_outputs()
         self.to(train_X)
 
     @classmethod
@@ -399,20 +413,7 @@ class TreedGP(FastSingleTaskGP):
         # (variance, mean, noise) of each node, for what is not shared with its leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
-        self._subset_batch_dict = {
-            "levels": -3,
-            "covar_module.lengthscale_of_leaf.raw_value": -3,
-            "covar_module.variance_of_leaf.raw_value": -2,
-            "covar_module.kind": -1,
-            "covar_module.concentration0.raw_value": -3,
-            "covar_module.concentration1.raw_value": -3,
-            "mean_module.constant": -2,
-            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None or mean_module is not None:
-            del self._subset_batch_dict  # as in SingleTaskGP
-        self._add_partition_to_subset_dict()
+        self._find_outputs()
 
     def _become_single(self, dim: int) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
@@ -428,21 +429,21 @@ class TreedGP(FastSingleTaskGP):
             )
         if "levels" in self._buffers:
             del self._buffers["levels"]
-        self._subset_batch_dict = {
-            "mean_module.raw_constant": -1,
-            "covar_module.raw_lengthscale": -3,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None:
-            del self._subset_batch_dict
-        self._add_partition_to_subset_dict()
+        self._find_outputs()
 
-    def _add_partition_to_subset_dict(self) -> None:
-        if hasattr(self, "_subset_batch_dict"):
-            self._subset_batch_dict |= {
-                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
-                for name, values in self.partition.named_buffers()
-            }
+    def _find_outputs(self) -> None:
+        """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
+        covar_module, mean_module = self._given
+        if covar_module is not None or (self._is_treed and mean_module is not None):
+            self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
+            return
+        own = ("levels", "partition", "covar_module", "mean_module", "likelihood")
+        shape = self.partition.tree_shape
+        self._subset_batch_dict = {
+            name: len(shape) - 1 - values.ndim
+            for name, values in chain(self.named_parameters(), self.named_buffers())
+            if name.split(".")[0] in own and values.shape[: len(shape)] == shape
+        }
 
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
@@ -451,8 +452,8 @@ class TreedGP(FastSingleTaskGP):
         theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
         values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
         self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
+        root = theta.reshape(-1, nodes, 4)[:, :1]
         theta = grown.theta(leaves, inner=False)
-        root = grown.theta(nodes, inner=True)[:, :1]
         if self._share_all:
             # what is shared with all nodes is nearer to that of the root
             theta = torch.where(theta.isnan(), theta, root)
@@ -784,17 +785,6 @@ class TreedGP(FastSingleTaskGP):
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
-
-
-def _check_sizes(min_leaf_size: int, max_leaves: int | None) -> None:
-    if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
-        raise ValueError(
-            f"min_leaf_size: expected an integer of at least 2, got {min_leaf_size!r}."
-        )
-    if max_leaves is not None and (not isinstance(max_leaves, int) or max_leaves < 1):
-        raise ValueError(
-            f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
-        )
 
 
 def _columns(features: Sequence[int] | None, dim: int) -> list[int]:
