@@ -88,7 +88,8 @@ from botorch_structured.models.treed.partition import TreePartition
 from botorch_structured.models.treed.prediction import TreedPredictor, given_last
 from botorch_structured.models.treed.tree import Rows, TreeNode
 
-# Leaves hardly depend on one another: the memory of L-BFGS has to hold all of them.
+# A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
+# curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
@@ -178,15 +179,15 @@ class TreedGP(FastSingleTaskGP):
     train_targets: Any
     likelihood: Any
     partition: TreePartition
-    # (variance, mean, noise) of each node, for what is not shared with its leaves
+    # amplitude, mean and noise variance of each node above the leaves
     levels: Tensor
 
     _data_caches = ("_plan_cache",)
     _fit_caches = ("_predictor_cache",)
     _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
     _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
-    # How many of the last rows are fantasies, and how many dimensions the data before
-    # them have in front of those of the trees.
+    # The number of fantasies, which are the last rows of the training data, and of the
+    # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
     _real_dims = 0
 
@@ -410,7 +411,7 @@ class TreedGP(FastSingleTaskGP):
             self.likelihood = LeafNoiseLikelihood(noise)
         elif self._own_noise:
             self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
-        # (variance, mean, noise) of each node, for what is not shared with its leaves
+        # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
         self._find_outputs()
@@ -455,7 +456,7 @@ class TreedGP(FastSingleTaskGP):
         root = theta.reshape(-1, nodes, 4)[:, :1]
         theta = grown.theta(leaves, inner=False)
         if self._share_all:
-            # what is shared with all nodes is nearer to that of the root
+            # hyperparameters that explain all nodes of a path are near the root's
             theta = torch.where(theta.isnan(), theta, root)
         theta = theta.reshape(*trees, leaves, 4)
         exists = ~theta[..., 0].isnan()
@@ -602,9 +603,9 @@ class TreedGP(FastSingleTaskGP):
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior: that of each leaf, zero covariance between leaves.
 
-        At the training inputs themselves, that of each leaf given what it borrows from
-        others: BoTorch's leave-one-out formulas then are those of the leaf models (what
-        is borrowed stays borrowed, whichever point is left out).
+        At the training inputs, it is the prior of each leaf's own data given the data
+        that it takes from other leaves. BoTorch's leave-one-out formulas, which start
+        from this prior, then leave out a point of the leaf that predicts it.
         """
         if not self._is_treed:
             return super().forward(x)
@@ -614,7 +615,7 @@ class TreedGP(FastSingleTaskGP):
         return training_prior(prior, self._log_density) if self.training else prior
 
     def _log_density(self, targets: Tensor) -> Tensor:
-        """What an mll gets for the log density of the training outcomes: equation (2).
+        """Equation (2), in place of the log density of the training outcomes.
 
         Raises:
             ValueError: For other outcomes.
@@ -709,7 +710,7 @@ class TreedGP(FastSingleTaskGP):
             mean, covariance = given_last(
                 mean, covariance, noise, self.train_targets[..., -count:]
             )
-        # a bare tensor would get no jitter when it is factorised for sampling
+        # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
@@ -748,11 +749,12 @@ class TreedGP(FastSingleTaskGP):
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
 
-        See ``ExactGP``. New data may have batch dimensions in front, of fantasies.
+        See ``ExactGP``. New data may have batch dimensions of fantasies in front.
 
-        Fantasies, that is, outcomes drawn by ``fantasize``, are not data that leaves
-        are conditioned on, but condition the posterior that they were drawn from: the
-        mean over them is the mean before. So does whatever comes after fantasies.
+        Observed outcomes become data of the leaves. Outcomes drawn by ``fantasize``
+        condition the joint posterior that they were drawn from instead, so that the
+        posterior mean averaged over them is the mean before. Data added after
+        fantasies are treated as fantasies too.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
@@ -767,7 +769,7 @@ class TreedGP(FastSingleTaskGP):
             both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
             return torch.cat(both, dim=-own)
 
-        # tensors with a history cannot be copied, and data are replaced anyhow
+        # tensors with a gradient history cannot be copied; new data replace them
         likelihood = self.likelihood
         self._drop_caches()
         try:
