@@ -49,7 +49,8 @@ from botorch_structured.models.treed.tree import (
 
 #: Smallest noise variance, in units of the variance of the outcomes.
 NOISE_FLOOR = 1e-8
-# the same for relative lengthscales: lower, scoring with many of them takes more steps
+# The same for relative lengthscales. With several lengthscales and less noise, scoring
+# needs more than ``FULL_STEPS``.
 _RELATIVE_FLOOR = 1e-6
 
 _QUANTILES = 9  # thresholds tried in each column, besides CART's
@@ -58,7 +59,7 @@ _REFINE_ROUNDS = 2
 # P(a node at depth k is split) = alpha (1 + k)^-beta
 _ALPHA, _BETA = 0.5, 2.0
 _FINALISTS = 4
-# thresholds that share the probability of being the change point
+# the change point may be at so many thresholds, the best one in the middle
 _CHANGES = 13
 _QUICK = 3  # steps of a fit that finds out whether it may be the best
 
@@ -302,9 +303,9 @@ _ROOT_STARTS = (
 
 # -- the best split of a node ----------------------------------------------------------
 #
-# Most of the thresholds are not worth a fit of two GPs. So a few are tried in each
-# column, each by fits of a few steps; the best of them again by fits that may converge;
-# then their neighbours.
+# Two GPs are fitted for each threshold that is tried. To save fits, a few thresholds
+# are tried in each column by fits of ``_QUICK`` steps, the best ``_FINALISTS`` again by
+# ``FULL_STEPS``, and then the neighbours of the best one.
 
 
 def _log_prior_gain(depth: int, columns: int) -> float:
@@ -490,7 +491,7 @@ def _score(
     steps: int,
 ) -> _Trial | None:
     left, right = children = node.divided(X, split)
-    # the point at the threshold counts as one of the right child, but is not at home
+    # the right child has the point at the threshold too, but not in its home
     if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
         return None
     fits = []

@@ -1,7 +1,7 @@
 """Kernels with hyperparameters for each leaf of a partition.
 
-A ``TreedKernel`` is an ordinary GPyTorch kernel whose ``forward`` takes points
-anywhere, and offers the same leaf by leaf for fast inference. Parameters have shape
+A ``TreedKernel`` is a GPyTorch kernel for points in any leaves. ``leaf_covariance`` is
+its covariance within given leaves, which is what inference uses. Parameters have shape
 ``batch_shape x L ...``; where the trees of a batch differ in size, the last leaves of
 the smaller ones are not used and stay at the modes of their priors.
 """
@@ -63,7 +63,7 @@ class TreedKernel(BatchKernel):
 
     def __init__(self, partition: TreePartition) -> None:
         super().__init__()
-        # the model owns the module: here it is a reference, not a child
+        # in a tuple, as the module is a child of the model and not of the kernel
         self._partition = (partition,)
 
     @property
@@ -129,7 +129,7 @@ class TreedKernel(BatchKernel):
         count = trees.numel()
         x1, x2 = (x.expand(*shape, *x.shape[-2:]) for x in (x1, x2))
         leaf1, leaf2 = partition.leaf_index(x1), partition.leaf_index(x2)
-        # trees are the end of the batch: one column for each
+        # the batch of trees is the end of the batch: one column for each tree
         x1, x2, leaf1, leaf2 = (
             t.reshape(-1, count, *t.shape[len(shape) :]) for t in (x1, x2, leaf1, leaf2)
         )
@@ -171,7 +171,7 @@ class TreedStationary(TreedKernel):
     ) -> None:
         super().__init__(partition)
         leaves, batch_shape = partition.num_leaves, partition.tree_shape
-        # which of the correlations each tree has; part of the state
+        # the place in CORRELATIONS of each tree's correlation; part of the state
         self.register_buffer("kind", torch.zeros(batch_shape, dtype=torch.long))
         self.lengthscale_of_leaf = Hyperparameter(
             (leaves, dim),

@@ -1,6 +1,7 @@
 """Means and noise that have hyperparameters for each leaf of a partition.
 
-Ordinary GPyTorch modules, which offer the same leaf by leaf; see ``treed_kernel``.
+They are GPyTorch modules for points in any leaves, with methods for given leaves that
+inference uses; see ``TreedKernel``.
 """
 
 from __future__ import annotations

@@ -66,11 +66,12 @@ from botorch_structured.models.treed.kernel import (
 )
 from botorch_structured.models.treed.tree import Rows, TreeNode
 
-# Elements of a batch of matrices. A core works on half a dozen arrays of that size,
-# which must stay in its cache; other devices want much at once, but never gigabytes.
+# Elements of a batch of matrices. On a CPU six arrays of that size fit into the cache
+# of a core; a GPU is faster with larger batches, here of 16 MB in double precision.
 _CACHE_ELEMENTS = 80_000
 _DEVICE_ELEMENTS = 2_000_000
-# Up to so many rows a term costs less than the calls for it: padding is cheap.
+# Terms of up to so many rows take less time than the calls for them: these are padded
+# to share a batch.
 _SMALL = 48
 _GROWTH, _SLACK = 1.25, 4
 # Added to the amplitude of a leaf, in units of that of a node: without a prior, output
@@ -278,7 +279,7 @@ class TreeData(NamedTuple):
         return torch.arange(len(self.root.leaves()), device=self.y.device)
 
 
-# -- covariances of terms, and what their derivatives are derivatives by ---------------
+# -- covariances of terms --------------------------------------------------------------
 
 Pull = Callable[[Tensor, Sequence[Tensor]], None]
 
@@ -469,8 +470,8 @@ def path_derivatives(
     parts = (group.members * half.unsqueeze(-2)).mT
     alpha = torch.linalg.solve_triangular(chol.mT, parts, upper=True)
     weighted = alpha * group.weights.unsqueeze(-2)
-    # LAPACK's matrices have their columns together: the transpose of a symmetric one is
-    # the same with its rows together, as all that it is multiplied with
+    # the inverse is symmetric, and LAPACK returns it in column-major order: its
+    # transpose is row-major as the other factors are
     weights = group.row_weights
     if group.padded:
         weights = torch.where(weights > 0.0, weights, 1.0)

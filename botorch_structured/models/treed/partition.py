@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from botorch_structured.models.treed.tree import Array, ChangePoint, Split, TreeNode
 
-# (fill value of nodes that do not exist, dtype)
+# fill value of nodes that do not exist, and dtype
 _BUFFERS: dict[str, tuple[float, torch.dtype]] = {
     "column": (-1, torch.long),
     "threshold": (0.0, torch.float64),

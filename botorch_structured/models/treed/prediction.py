@@ -1,9 +1,9 @@
 r"""Predictions of a GP per leaf, and their mixture where the change may be.
 
-With factors ``J`` of each leaf (``J' J = (K + V)^-1``) a leaf predicts as any GP does.
-Where two leaves meet, what is known of the change point is a distribution: it is in the
-gap between the nearest data, or in one of those beside it that explain the data nearly
-as well. With p(x) the probability that x is on the left,
+A leaf predicts as any GP does, by a factor J of its own, ``J' J = (K + V)^-1``. Where
+two leaves meet, the change point has a distribution: it is in the gap between the
+nearest data of both, or in a gap beside it that explains the data nearly as well. With
+p(x) the probability that x is on the left,
 
 .. math:: C(x, x') = P_{ll} C_l(x, x') + P_{rr} C_r(x, x')
     + (P_{ll} - p p') \Delta(x) \Delta(x'),
@@ -38,7 +38,8 @@ from botorch_structured.models.treed.partition import (
 )
 from botorch_structured.models.treed.tree import TreeNode
 
-# A point from across the boundary is lent where the leaf finds it plausible.
+# The right leaf also predicts from the point at the threshold (it is lent that point)
+# if the point is within so many standard deviations of its prediction.
 _PLAUSIBLE = 3.0
 
 
@@ -67,7 +68,8 @@ class TreedPredictor:
         partition: Its partition.
         kernel: Kernel of the leaves.
         mean: Mean of the leaves.
-        noise: Noise variances ``... x n`` of all data, were they of a given leaf.
+        noise: The number of a leaf to the noise variances ``... x n`` that all data
+            have under this leaf.
         X: ``fantasies x n x d``, ``fantasies`` being any batch shape.
         y: ``fantasies x n``.
         lend: Whether a leaf predicts from its own data and what others lend; otherwise
@@ -88,7 +90,7 @@ class TreedPredictor:
         graph: bool,
     ) -> None:
         self.graph = graph
-        # on a GPU looking at values would cost more than computing what is not needed
+        # on a GPU, waiting for a condition takes longer than computing both leaves
         self.masked = X.is_cuda
         self.element, self.kernel, self.mean = element, kernel, mean
         self.noise, self.lend = noise, lend
@@ -106,9 +108,10 @@ class TreedPredictor:
         self, node: TreeNode, inside: Tensor, found: dict[int, Tensor]
     ) -> dict[int, Tensor]:
         """Which rows belong to each leaf below, shared ones included: ``E x n``."""
-        if node.split is None:
+        if node.leaf is not None:
             found[node.leaf] = inside
             return found
+        assert node.split is not None
         for child, side in zip(
             node.children, (node.split.left, node.split.right), strict=True
         ):
@@ -222,7 +225,7 @@ class TreedPredictor:
         count, (batch, q) = len(factors.X), X.shape[:-1]
         single = count == 1
         if single and not self.masked and not bool(reached.all()):
-            # only the points that are there: one matrix for all of a t-batch
+            # only the points of this leaf, in one matrix for the whole t-batch
             index = reached.reshape(-1).nonzero().squeeze(-1)
             points = X.flatten(0, 1)[index].unsqueeze(0)
             m, p, v = self._project(leaf, factors, points, None)
@@ -326,7 +329,7 @@ class TreedPredictor:
 
 @dataclass(frozen=True)
 class BorrowedPrior:
-    """What a leaf knows of its own data before it sees them.
+    """The prior of each leaf's own data given the data it takes from other leaves.
 
     Leave-one-out predictions of this Gaussian are those of the leaf models.
 

@@ -34,14 +34,13 @@ from botorch_structured.linalg.correlations import MATERN52, RBF
 from botorch_structured.models.treed.tree import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
-# steps of the logarithms and of the mean, in units of a factor of e
-_LARGEST_STEP = 2.0
-_CONVERGED = 1e-4  # nats that a step promises to gain
+_LARGEST_STEP = 2.0  # of a component of theta
+_CONVERGED = 1e-4  # nats: the least gain that a step has to predict
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
-# nodes with more rows are scored on so many of them
+# of a node with more rows, so many are used
 _SCORED_ROWS = 150
-#: Steps of a fit that decides.
+#: Most steps of a fit whose evidence decides on a split.
 FULL_STEPS = 12
 
 
@@ -249,7 +248,7 @@ class NodeEvidence:
         trace = inverse.diagonal()
         products = np.stack([inverse @ part for part in parts])
         traces = products.trace(axis1=1, axis2=2)
-        # sums over columns; temporary matrices would take longer than what they are for
+        # einsum, as allocating the products takes longer than summing them
         mixed = np.einsum("jab,ab->ja", products, inverse)
         squares = np.einsum("ab,ab->a", inverse, inverse)
         weighted = v * squares if noise is None else (inverse * inverse) @ v
@@ -260,7 +259,7 @@ class NodeEvidence:
         gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + trace_v)
         gradient[k + 1] = float(alpha.sum())
         gradient[k + 2] = 0.5 * free_noise * (float(alpha @ alpha) - total)
-        # the mean is independent of all else; the lower triangle is filled in
+        # zero between the mean and the rest
         information = np.zeros((k + 3, k + 3))
         information[:k, :k] = 0.5 * np.einsum("iab,jba->ij", products, products)
         information[k, :k] = 0.5 * (traces - (v * mixed).sum(-1))

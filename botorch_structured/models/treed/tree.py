@@ -35,7 +35,7 @@ from torch import Tensor
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-# Relative to U of the node: below this a reduction is rounding.
+# Smaller reductions, in units of U of the node, are rounding errors.
 _NO_REDUCTION = 1e-12
 
 
@@ -246,7 +246,7 @@ def split_by_variance(
             X[:, column], return_inverse=True, return_counts=True
         )
         sums = np.bincount(codes, weights=centred, minlength=len(values))
-        # sums of squares around means cancel: what is between groups remains
+        # of I only the variance between the two groups remains
         with np.errstate(divide="ignore", invalid="ignore"):
             between = sums**2 / counts + sums**2 / (n - counts)
         allowed = (counts >= min_leaf_size) & (n - counts >= min_leaf_size)

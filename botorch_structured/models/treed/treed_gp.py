@@ -18,6 +18,7 @@ __all__ = ["TreedGP"]
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -87,7 +88,8 @@ from botorch_structured.models.treed.partition import TreePartition
 from botorch_structured.models.treed.prediction import TreedPredictor, given_last
 from botorch_structured.models.treed.tree import Rows, TreeNode
 
-# Leaves hardly depend on one another: the memory of L-BFGS has to hold all of them.
+# A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
+# curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 
 
@@ -173,16 +175,19 @@ class TreedGP(FastSingleTaskGP):
         >>> model.partition.num_leaves, model.partition.leaf_index(train_X)
     """
 
+    train_inputs: Any
+    train_targets: Any
+    likelihood: Any
     partition: TreePartition
-    # (variance, mean, noise) of each node, for what is not shared with its leaves
+    # amplitude, mean and noise variance of each node above the leaves
     levels: Tensor
 
     _data_caches = ("_plan_cache",)
     _fit_caches = ("_predictor_cache",)
     _plan_cache: tuple[Tensor, Tensor, list[TreeData]] | None = None
     _predictor_cache: tuple[Tensor, Tensor, list[TreedPredictor]] | None = None
-    # How many of the last rows are fantasies, and how many dimensions the data before
-    # them have in front of those of the trees.
+    # The number of fantasies, which are the last rows of the training data, and of the
+    # batch dimensions that the rows before them have in front of the batch of trees.
     _num_fantasies = 0
     _real_dims = 0
 
@@ -224,7 +229,17 @@ class TreedGP(FastSingleTaskGP):
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: expected one of {allowed}, got {value!r}.")
-        _check_sizes(min_leaf_size, max_leaves)
+        if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
+            raise ValueError(
+                "min_leaf_size: expected an integer of at least 2, got "
+                f"{min_leaf_size!r}."
+            )
+        if max_leaves is not None and (
+            not isinstance(max_leaves, int) or max_leaves < 1
+        ):
+            raise ValueError(
+                f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
+            )
         categorical = _columns(categorical_features, train_X.shape[-1])
         if covar_module is not None and (warp or categorical or leaf_kernel):
             raise ValueError(
@@ -289,7 +304,7 @@ class TreedGP(FastSingleTaskGP):
             self._become_treed(X.shape[-1])
             self._start_from(grown)
         else:
-            self._add_partition_to_subset_dict()
+            self._find_outputs()
         self.to(train_X)
 
     @classmethod
@@ -396,23 +411,10 @@ class TreedGP(FastSingleTaskGP):
             self.likelihood = LeafNoiseLikelihood(noise)
         elif self._own_noise:
             self.likelihood = shared_noise_likelihood(NOISE_FLOOR, partition.tree_shape)
-        # (variance, mean, noise) of each node, for what is not shared with its leaves
+        # amplitude, mean and noise variance of each node above the leaves
         shape = (*partition.column.shape, 3)
         self.register_buffer("levels", torch.ones(shape, dtype=torch.float64))
-        self._subset_batch_dict = {
-            "levels": -3,
-            "covar_module.lengthscale_of_leaf.raw_value": -3,
-            "covar_module.variance_of_leaf.raw_value": -2,
-            "covar_module.kind": -1,
-            "covar_module.concentration0.raw_value": -3,
-            "covar_module.concentration1.raw_value": -3,
-            "mean_module.constant": -2,
-            "likelihood.noise_covar.noise_of_leaf.raw_value": -2,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None or mean_module is not None:
-            del self._subset_batch_dict  # as in SingleTaskGP
-        self._add_partition_to_subset_dict()
+        self._find_outputs()
 
     def _become_single(self, dim: int) -> None:
         """The modules of a ``SingleTaskGP``, which one leaf is."""
@@ -428,21 +430,21 @@ class TreedGP(FastSingleTaskGP):
             )
         if "levels" in self._buffers:
             del self._buffers["levels"]
-        self._subset_batch_dict = {
-            "mean_module.raw_constant": -1,
-            "covar_module.raw_lengthscale": -3,
-            "likelihood.noise_covar.raw_noise": -2,
-        }
-        if covar_module is not None:
-            del self._subset_batch_dict
-        self._add_partition_to_subset_dict()
+        self._find_outputs()
 
-    def _add_partition_to_subset_dict(self) -> None:
-        if hasattr(self, "_subset_batch_dict"):
-            self._subset_batch_dict |= {
-                f"partition.{name}": -(2 + values.ndim - self.partition.column.ndim)
-                for name, values in self.partition.named_buffers()
-            }
+    def _find_outputs(self) -> None:
+        """Say which dimension is that of outputs, for BoTorch's ``subset_output``."""
+        covar_module, mean_module = self._given
+        if covar_module is not None or (self._is_treed and mean_module is not None):
+            self.__dict__.pop("_subset_batch_dict", None)  # as in SingleTaskGP
+            return
+        own = ("levels", "partition", "covar_module", "mean_module", "likelihood")
+        shape = self.partition.tree_shape
+        self._subset_batch_dict = {
+            name: len(shape) - 1 - values.ndim
+            for name, values in chain(self.named_parameters(), self.named_buffers())
+            if name.split(".")[0] in own and values.shape[: len(shape)] == shape
+        }
 
     def _start_from(self, grown: GrownTrees) -> None:
         """Hyperparameters from the fits of nodes that the trees were grown by."""
@@ -451,10 +453,10 @@ class TreedGP(FastSingleTaskGP):
         theta = grown.theta(nodes, inner=True).reshape(*trees, nodes, 4)
         values = [theta[..., 1].exp(), theta[..., 2], theta[..., 3].exp() + NOISE_FLOOR]
         self.levels.copy_(torch.stack(values, dim=-1).nan_to_num(nan=1.0))
+        root = theta.reshape(-1, nodes, 4)[:, :1]
         theta = grown.theta(leaves, inner=False)
-        root = grown.theta(nodes, inner=True)[:, :1]
         if self._share_all:
-            # what is shared with all nodes is nearer to that of the root
+            # hyperparameters that explain all nodes of a path are near the root's
             theta = torch.where(theta.isnan(), theta, root)
         theta = theta.reshape(*trees, leaves, 4)
         exists = ~theta[..., 0].isnan()
@@ -601,9 +603,9 @@ class TreedGP(FastSingleTaskGP):
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior: that of each leaf, zero covariance between leaves.
 
-        At the training inputs themselves, that of each leaf given what it borrows from
-        others: BoTorch's leave-one-out formulas then are those of the leaf models (what
-        is borrowed stays borrowed, whichever point is left out).
+        At the training inputs, it is the prior of each leaf's own data given the data
+        that it takes from other leaves. BoTorch's leave-one-out formulas, which start
+        from this prior, then leave out a point of the leaf that predicts it.
         """
         if not self._is_treed:
             return super().forward(x)
@@ -613,7 +615,7 @@ class TreedGP(FastSingleTaskGP):
         return training_prior(prior, self._log_density) if self.training else prior
 
     def _log_density(self, targets: Tensor) -> Tensor:
-        """What an mll gets for the log density of the training outcomes: equation (2).
+        """Equation (2), in place of the log density of the training outcomes.
 
         Raises:
             ValueError: For other outcomes.
@@ -708,7 +710,7 @@ class TreedGP(FastSingleTaskGP):
             mean, covariance = given_last(
                 mean, covariance, noise, self.train_targets[..., -count:]
             )
-        # a bare tensor would get no jitter when it is factorised for sampling
+        # linear operators add jitter when they are factorised, tensors do not
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
@@ -747,11 +749,12 @@ class TreedGP(FastSingleTaskGP):
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data, the same partition and hyperparameters.
 
-        See ``ExactGP``. New data may have batch dimensions in front, of fantasies.
+        See ``ExactGP``. New data may have batch dimensions of fantasies in front.
 
-        Fantasies, that is, outcomes drawn by ``fantasize``, are not data that leaves
-        are conditioned on, but condition the posterior that they were drawn from: the
-        mean over them is the mean before. So does whatever comes after fantasies.
+        Observed outcomes become data of the leaves. Outcomes drawn by ``fantasize``
+        condition the joint posterior that they were drawn from instead, so that the
+        posterior mean averaged over them is the mean before. Data added after
+        fantasies are treated as fantasies too.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
@@ -766,7 +769,7 @@ class TreedGP(FastSingleTaskGP):
             both = [t.expand(*shape, *t.shape[t.ndim - own :]) for t in (old, new)]
             return torch.cat(both, dim=-own)
 
-        # tensors with a history cannot be copied, and data are replaced anyhow
+        # tensors with a gradient history cannot be copied; new data replace them
         likelihood = self.likelihood
         self._drop_caches()
         try:
@@ -784,17 +787,6 @@ class TreedGP(FastSingleTaskGP):
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]
         return new
-
-
-def _check_sizes(min_leaf_size: int, max_leaves: int | None) -> None:
-    if not isinstance(min_leaf_size, int) or min_leaf_size < 2:
-        raise ValueError(
-            f"min_leaf_size: expected an integer of at least 2, got {min_leaf_size!r}."
-        )
-    if max_leaves is not None and (not isinstance(max_leaves, int) or max_leaves < 1):
-        raise ValueError(
-            f"max_leaves: expected None or a positive integer, got {max_leaves!r}."
-        )
 
 
 def _columns(features: Sequence[int] | None, dim: int) -> list[int]:
