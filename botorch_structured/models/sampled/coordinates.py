@@ -108,19 +108,17 @@ class PriorBlock:
             read back.
         """
         with torch.no_grad():
-            like = self.closure(self.module)
-            tensor = torch.as_tensor(values, dtype=like.dtype, device=like.device)
+            tensor = self._tensor(values)
             try:
-                self.setting_closure(self.module, tensor.reshape(self.shape))
+                self.setting_closure(self.module, tensor)
             except (RuntimeError, ValueError):
                 # GPyTorch's answers to a value out of bounds or out of support
                 return False
             if self.power is not None:
                 return True  # any value inside the bounds
-            back = self.closure(self.module).reshape(-1)
-            tolerance = 64 * torch.finfo(like.dtype).eps
-            target = tensor.reshape(-1)
-            return bool(((back - target).abs() <= tolerance * target.abs()).all())
+            back = self.closure(self.module).reshape(self.shape)
+            tolerance = 64 * torch.finfo(back.dtype).eps
+            return bool(((back - tensor).abs() <= tolerance * tensor.abs()).all())
 
     def write_with_followers(self, values: Vector) -> bool:
         """Set the values, and again those of other blocks that depend on them.
@@ -141,9 +139,12 @@ class PriorBlock:
                 f(v) for f, v in zip(self.densities, values.tolist(), strict=True)
             )
         with torch.no_grad():
-            like = self.closure(self.module)
-            tensor = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-            return float(self.prior.log_prob(tensor.reshape(self.shape)).sum())
+            return float(self.prior.log_prob(self._tensor(values)).sum())
+
+    def _tensor(self, values: Vector) -> Tensor:
+        like = self.closure(self.module)
+        tensor = torch.as_tensor(values, dtype=like.dtype, device=like.device)
+        return tensor.reshape(self.shape)
 
 
 # -- what a prior is on, found by trying ------------------------------------------
@@ -360,7 +361,9 @@ class PriorCoordinates:
         }
         taken: set[str] = set()
         for named_prior in model.named_priors():
-            block = _find_block(*named_prior, parameters, constraints)
+            block = _find_block(
+                *named_prior, parameters=parameters, constraints=constraints
+            )
             if (
                 block is None
                 or block.parameter in taken

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 __all__ = ["FoldedPredictor", "ModuleStack", "can_fold", "stack_modules"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -90,21 +90,18 @@ def stack_modules(modules: Sequence[Module]) -> Module | None:
 
 def _alike(a: Module, b: Module) -> bool:
     """Whether two modules are the same but for the values of their parameters."""
-    kinds = [
-        [(name, type(child)) for name, child in module.named_modules()]
+    first, second = (
+        [
+            [(name, type(child)) for name, child in module.named_modules()],
+            [(name, p.shape, p.dtype) for name, p in module.named_parameters()],
+        ]
         for module in (a, b)
-    ]
-    shapes = [
-        [(name, p.shape, p.dtype) for name, p in module.named_parameters()]
-        for module in (a, b)
-    ]
-    buffers = [dict(module.named_buffers()) for module in (a, b)]
-    return (
-        kinds[0] == kinds[1]
-        and shapes[0] == shapes[1]
-        and buffers[0].keys() == buffers[1].keys()
-        and all(torch.equal(buffers[0][k], buffers[1][k]) for k in buffers[0])
     )
+    return first == second and _equal(dict(a.named_buffers()), dict(b.named_buffers()))
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 class ModuleStack:
@@ -212,19 +209,11 @@ def _is_plain(model: GPyTorchModel) -> bool:
 
 def _same(models: Sequence[nn.Module], name: str) -> bool:
     """Whether a submodule has the same state in all models, or is missing in all."""
-    states = [
-        None if module is None else module.state_dict()
-        for module in (getattr(model, name, None) for model in models)
-    ]
-    first = states[0]
-    if first is None:
-        return all(state is None for state in states)
-    return all(
-        state is not None
-        and state.keys() == first.keys()
-        and all(torch.equal(state[key], first[key]) for key in first)
-        for state in states[1:]
-    )
+    modules = [getattr(model, name, None) for model in models]
+    states = [module.state_dict() for module in modules if module is not None]
+    if len(states) < len(modules):
+        return not states
+    return all(_equal(states[0], state) for state in states[1:])
 
 
 def _is_affine(transform: OutcomeTransform | None) -> bool:
