@@ -96,6 +96,12 @@ class FastInference(ExactGP):
     Inherit from it, and then from the model of BoTorch that is to be faster.
     """
 
+    train_inputs: Any
+    train_targets: Any
+    likelihood: Any
+    mean_module: Any
+    covar_module: Any
+
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
 
