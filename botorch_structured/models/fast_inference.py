@@ -13,7 +13,7 @@ and names the attributes in which it keeps what it has computed,
 
 Such an attribute is None where nothing is kept, from the start (in the class). It is
 dropped with new data, another dtype or device, and from copies and pickles;
-``_fit_caches`` also where training begins.
+``_fit_caches`` also where training begins or ends and where a state is loaded.
 
 ``FastSingleTaskGP`` is that for a ``SingleTaskGP``. It checks the points it is asked
 about, and takes outcomes of any scale.
@@ -95,6 +95,12 @@ class FastInference(ExactGP):
 
     Inherit from it, and then from the model of BoTorch that is to be faster.
     """
+
+    train_inputs: Any
+    train_targets: Any
+    likelihood: Any
+    mean_module: Any
+    covar_module: Any
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()

@@ -1,7 +1,9 @@
-"""A subclass is not its parent: what it does is computed, or it is refused."""
+"""The base of the models; and that a subclass of a likelihood is not its parent."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
@@ -18,7 +21,7 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
@@ -31,6 +34,12 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
+    fast_inference,
+)
+from botorch_structured.models.fast_inference import (
+    FastSingleTaskGP,
+    fit_map,
+    training_prior,
 )
 from botorch_structured.spaces import ParameterTree
 
@@ -314,3 +323,104 @@ def test_arguments_of_the_likelihood_are_passed_on() -> None:
         model.compute_custom_loss(mll, noise=louder),
         known.compute_custom_loss(expected),
     )
+
+
+class Cached(FastSingleTaskGP):
+    """Every hook of the base, counted."""
+
+    _data_caches = ("_rows",)
+    _fit_caches = ("_factors",)
+    _rows: str | None = None
+    _factors: str | None = None
+    fast = True
+    asked: tuple[str, ...] = ()
+
+    def _fast_evidence(self, mll: Any, kwargs: dict[str, Any]) -> Tensor | None:
+        self.asked += ("evidence",)
+        prior = self.likelihood(super().forward(self.train_inputs[0]))
+        return prior.log_prob(self.train_targets) if self.fast else None
+
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        self.asked += ("posterior",)
+        return self.forward(X) if self.fast else None
+
+
+def cached() -> tuple[Cached, Tensor, ExactMarginalLogLikelihood]:
+    X = torch.rand(9, 2, dtype=torch.float64)
+    model = Cached(X, X.sum(-1, keepdim=True).sin())
+    model._rows, model._factors = "rows", "factors"
+    return model, X, ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+def test_when_caches_are_dropped() -> None:
+    model, X, _ = cached()
+    model.eval()
+    assert (model._rows, model._factors) == ("rows", None)  # training is over
+    model._factors = "factors"
+    model.eval().to(X)
+    assert (model._rows, model._factors) == ("rows", "factors")
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied._rows is None and copied._factors is None
+    model.load_state_dict(model.state_dict())
+    assert model._factors is None
+    model, X, _ = cached()
+    model.set_train_data(X + 1.0, model.train_targets)
+    assert model._rows is None and model._factors is None
+    model, X, _ = cached()
+    model.to(torch.float32)
+    assert model._rows is None and model._factors is None
+
+
+def test_when_what_is_fast_is_asked_for() -> None:
+    model, X, mll = cached()
+    dense = SingleTaskGP(X, X.sum(-1, keepdim=True).sin())
+    peer = ExactMarginalLogLikelihood(dense.likelihood, dense)
+    expected = -peer.train()(dense(X), dense.train_targets)
+    torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
+    assert model.asked == ("evidence",)
+    for other in (LeaveOneOutPseudoLikelihood, type("Mine", (type(mll),), {})):
+        model.compute_custom_loss(other(model.likelihood, model).train())
+    model(X)  # the prior
+    assert model.asked == ("evidence",)
+    model.eval()
+    with settings.prior_mode():
+        model(X)
+    assert model.asked == ("evidence",)
+    torch.testing.assert_close(model(X).mean, model.forward(X).mean)
+    assert model.asked[1:] == ("posterior",)
+    model.fast = False
+    torch.testing.assert_close(model(X[:2]).mean, dense.eval()(X[:2]).mean)
+    model.train()
+    torch.testing.assert_close(model.compute_custom_loss(mll.train()), expected)
+
+
+def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, mll = cached()
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        fast_inference, "fit_fallback", lambda mll, **kwargs: seen.append(kwargs)
+    )
+    ours = {"maxiter": 7, "ftol": 1e-3}
+    given = {"options": {"maxiter": 2}, "method": "L-BFGS-B"}
+    fit_map(mll, ours)
+    fit_map(mll, ours, optimizer_kwargs=given)
+    fit_map(mll, ours, optimizer=len)
+    fit_map(mll, ours, closure=len)
+    fit_map(mll, optimizer_kwargs=given)
+    assert [s["optimizer_kwargs"] for s in seen] == [
+        {"options": ours},
+        {"options": {"maxiter": 2, "ftol": 1e-3}, "method": "L-BFGS-B"},
+        None,
+        None,
+        given,
+    ]
+    assert given["options"] == {"maxiter": 2}
+
+
+def test_a_prior_with_another_density() -> None:
+    model, X, mll = cached()
+    prior = training_prior(model.train()(X), lambda value: value.sum())
+    found = mll(prior, model.train_targets)
+    others = sum(p.log_prob(c(m)).sum() for _, m, p, c, _ in model.named_priors())
+    torch.testing.assert_close(found, (model.train_targets.sum() + others) / 9)
+    assert prior.with_noise() is prior

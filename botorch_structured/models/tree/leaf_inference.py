@@ -64,12 +64,12 @@ from botorch_structured.linalg.block_low_rank import (
 from botorch_structured.linalg.correlations import Correlation, squared_distance
 from botorch_structured.spaces import ParameterTree
 
-#: What is held per path is refused beyond this many paths.
+#: Options with a parameter for each path are refused for more paths than this.
 MAX_LISTED_PATHS = 4096
 
-#: ``(places U, points, index U x t)`` to the prior covariances ``U x t x N`` of points
-#: with the data of the leaves at those places of a bucket: the points are
-#: ``points[index]``, and what is computed for padded data is not looked at.
+#: ``(places U, points, index U x t)`` to the prior covariances ``U x t x N`` of
+#: ``points[index]`` with the data of the leaves at those places of a bucket. Values for
+#: padded data are not used.
 CrossCovariance = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -148,8 +148,8 @@ class LeafKernel(BatchKernel):
     def is_by_leaf(self) -> bool:
         """Whether ``block_tensors`` are known to say what ``forward`` says.
 
-        A subclass that inherits them may have another ``forward``: then it is that
-        which counts.
+        A subclass that inherits them may have another ``forward``: its models are then
+        evaluated by that, densely.
         """
         return "block_tensors" in vars(type(self))
 
@@ -226,7 +226,7 @@ def stationary_cross(
     inputs: Tensor,
     correlation: Correlation,
 ) -> CrossCovariance:
-    """Covariances of points with the data of such a bucket.
+    """Covariances of points with a bucket's data, as in ``stationary_covariance``.
 
     Args:
         scaled: Inputs over lengthscales, ``B x N x e``.

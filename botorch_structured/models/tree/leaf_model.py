@@ -100,16 +100,15 @@ def read_arguments(
         outcome_transform=modules["outcome_transform"],
         tree=bool(dependencies),
     )
-    space = dependencies if isinstance(dependencies, SearchSpace) else None
-    tree = ParameterTree.from_any(
-        dependencies if space is None else space.tree, train_X.shape[-1]
-    )
+    space = None
+    if isinstance(dependencies, SearchSpace):
+        space, dependencies = dependencies, dependencies.tree
+    tree = ParameterTree.from_any(dependencies, train_X.shape[-1])
     tree.active_mask(train_X)
     if space is not None and input_transform is None:
         input_transform = space.input_transform()
     if space is not None and categorical is None and covar_module is None:
-        named = space.categorical_features.items()
-        decisions = tree.decision_columns
+        named, decisions = space.categorical_features.items(), tree.decision_columns
         categorical = {c: codes for c, codes in named if c not in decisions} or None
     return tree, input_transform, categorical
 
@@ -143,7 +142,6 @@ class LeafModel(FastSingleTaskGP):
     """A ``SingleTaskGP`` over a tree, fast where its kernel is a ``LeafKernel``."""
 
     tree: ParameterTree
-    covar_module: Any
 
     _data_caches = ("_structure_cache",)
     _fit_caches = ("_predictor_cache",)
