@@ -97,11 +97,11 @@ class TreedGP(FastSingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
     Choose it when an objective is flat in one region and rough in another, jumps, or
-    has noise that differs between regions ([Assael2014treed]_). The tree is grown on the data at
-    construction: to take more data into account, construct the model anew, as in each
-    step of a Bayesian optimisation. Hyperparameters of a leaf are estimated from all
-    nodes on the path from the root to it, weighted (equation (2)), because a leaf with
-    five points does not determine them.
+    has noise that differs between regions ([Assael2014treed]_). The tree is grown on
+    the data at construction: to take more data into account, construct the model anew,
+    as in each step of a Bayesian optimisation. Hyperparameters of a leaf are estimated
+    from all nodes on the path from the root to it, weighted (equation (2)), because a
+    leaf with five points does not determine them.
 
     Choose ``TreedGP.as_published``, the method of the paper, to search for an optimum,
     and the default, which differs from it in four arguments, for predictions. As a
