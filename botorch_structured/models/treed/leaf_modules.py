@@ -147,17 +147,13 @@ class LeafNoise(Noise):
 
     def at(self, X: Tensor) -> Tensor:
         """Variances at points ``batch_shape x n x d``."""
-        (partition,) = self._partition
-        trees = partition.tree_shape
-        shape = torch.broadcast_shapes(X.shape[:-2], trees)
-        count = trees.numel()
-        X = X.expand(*shape, *X.shape[-2:]).reshape(-1, count, *X.shape[-2:])
-        found = []
-        for e in range(count):
-            weights = partition.element(e).leaf_probabilities(X[:, e], self.blend)
-            values = element_of(self.noise_of_leaf.value, e, 1)
-            found.append(weights @ values[: weights.shape[-1]])
-        return torch.stack(found, dim=1).reshape(*shape, X.shape[-2])
+
+        def expected(element: int, tree: TreePartition, x: Tensor) -> Tensor:
+            weights = tree.leaf_probabilities(x, self.blend)
+            values = element_of(self.noise_of_leaf.value, element, 1)
+            return weights @ values[: weights.shape[-1]]
+
+        return self._partition[0].by_tree(X, expected)
 
     def forward(
         self,

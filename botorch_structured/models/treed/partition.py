@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -181,12 +181,29 @@ class TreePartition(nn.Module):
         Returns:
             ``batch_shape x n``, leaves counted from left to right.
         """
+        return self.by_tree(
+            X,
+            lambda _, tree, x: tree.leaf_probabilities(x, blend=False).argmax(-1),
+        )
+
+    def by_tree(
+        self, X: Tensor, value: Callable[[int, TreePartition, Tensor], Tensor]
+    ) -> Tensor:
+        """Values of points, each found with the tree of its batch element.
+
+        Args:
+            X: ``batch_shape x n x d``; a batch of trees is the end of ``batch_shape``.
+            value: The number of an element, its partition and points ``b x n x d`` to
+                values ``b x n``.
+
+        Returns:
+            ``batch_shape x n``.
+        """
         shape = torch.broadcast_shapes(X.shape[:-2], self.tree_shape)
         X = X.expand(*shape, *X.shape[-2:])
         points = X.reshape(-1, self.tree_shape.numel(), *X.shape[-2:])
         found = [
-            self.element(e).leaf_probabilities(points[:, e], blend=False).argmax(-1)
-            for e in range(points.shape[1])
+            value(e, self.element(e), points[:, e]) for e in range(points.shape[1])
         ]
         return torch.stack(found, dim=1).reshape(X.shape[:-1])
 

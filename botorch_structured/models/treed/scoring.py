@@ -246,7 +246,10 @@ class NodeEvidence:
         inverse += inverse.T  # the upper triangle was zero
         inverse.flat[:: n + 1] *= 0.5
         trace = inverse.diagonal()
-        products = np.stack([inverse @ part for part in parts])
+        if k == 1:
+            products = (inverse @ parts[0])[None]
+        else:
+            products = np.stack([inverse @ part for part in parts])
         traces = products.trace(axis1=1, axis2=2)
         # einsum, as allocating the products takes longer than summing them
         mixed = np.einsum("jab,ab->ja", products, inverse)

@@ -1,4 +1,4 @@
-r"""Gaussian processes on the leaves of a tree: flat here, violent there.
+r"""Gaussian processes on the leaves of a tree, each with its own hyperparameters.
 
 Which model when: ``TreedGP`` is for objectives whose scale, smoothness or noise changes
 abruptly from one region to another, so that one set of hyperparameters is wrong
@@ -96,12 +96,12 @@ _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
 class TreedGP(FastSingleTaskGP):
     r"""A GP with hyperparameters of its own on each leaf of a tree over the inputs.
 
-    Choose it when an objective is flat in one region and violent in another, jumps, or
-    is noisier here than there ([Assael2014treed]_). The tree is grown on the data at
-    construction: to take more data into account, construct the model anew, as in each
-    step of a Bayesian optimisation. Hyperparameters of a leaf are estimated from all
-    nodes on the path from the root to it, weighted (equation (2)), so that a leaf with
-    five points has sensible ones.
+    Choose it when an objective is flat in one region and rough in another, jumps, or
+    has noise that differs between regions ([Assael2014treed]_). The tree is grown on
+    the data at construction: to take more data into account, construct the model anew,
+    as in each step of a Bayesian optimisation. Hyperparameters of a leaf are estimated
+    from all nodes on the path from the root to it, weighted (equation (2)), because a
+    leaf with five points does not determine them.
 
     Choose ``TreedGP.as_published``, the method of the paper, to search for an optimum,
     and the default, which differs from it in four arguments, for predictions. As a
