@@ -632,9 +632,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             mean = means.mT if self.num_tasks > 1 else means.squeeze(-1)
         prior = MultivariateNormal(mean, self.covar_module(x))
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
-        if self.training and settings.prior_mode.off():
-            return training_prior(prior, self._log_density)
         return prior
+
+    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+        """Prior of the training rows in training mode, else the posterior."""
+        result = super().__call__(*args, **kwargs)
+        if self.training and settings.prior_mode.off():
+            return training_prior(result, self._log_density)
+        return result
 
     def custom_fit(
         self,
