@@ -291,7 +291,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             feature_map, covar_module, lambda: default_network(plain, seed, group)
         ).to(train_X)
         level = weight_level(made, plain, group)
-        # outcomes may be far from the scale that other tasks have
+        # ``UsualScale`` is a guess from other tasks: its targets may have any scale
         scaled = outcome_transform is DEFAULT or isinstance(
             outcome_transform, UsualScale
         )
