@@ -18,7 +18,7 @@ def test_one_row_of_the_benchmark() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert (row["rows"], row["tasks"], row["chunk_rows"]) == (90, 3, 90)
-    assert model._rows().rows.counts == [30, 30, 30]
+    assert model._rows().data.rows.counts == [30, 30, 30]
     _, gradient = ablr.evaluate(model)
     assert all(bool(g.isfinite().all()) for g in gradient)
     X = model._rows().inputs[:, 1:]

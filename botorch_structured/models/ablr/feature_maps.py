@@ -278,7 +278,7 @@ def as_feature_map(
         return default()
     owner = module_of(feature_map)
     if owner is not None and owner is not feature_map:
-        feature_map = KernelFeatures(owner, feature_map.__name__)
+        feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
             "feature_map: expected a torch.nn.Module from ``n x d`` to ``n x D`` (a "

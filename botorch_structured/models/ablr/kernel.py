@@ -1,7 +1,6 @@
-"""The covariance of Bayesian linear regressions on shared features.
+"""The covariance of Bayesian linear regressions on shared features, as it is defined.
 
-It is written here once, plainly; inference never forms it (``inference.ablr_evidence``)
-and is held against it in the tests.
+Inference never forms it (``ablr.regressions``); the tests compare the two.
 """
 
 from __future__ import annotations

@@ -80,11 +80,7 @@ from botorch_structured.models.ablr.rows import TaskRows
 from botorch_structured.models.ablr.sampling import Functions, WeightPath, draw_path
 from botorch_structured.models.ablr.tasks import (
     StandardizeTasks,
-    TaskColumn,
-    UnknownTaskError,
-    check_untouched,
-    task_column,
-    task_values,
+    find_tasks,
 )
 from botorch_structured.models.checks import (
     check_finite_points,
@@ -221,9 +217,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _noise_cache: Tensor | None = None
     _weights: dict[int, WeightPosterior] | None = None
     _known_population: tuple[list[WeightPosterior], Population] | None = None
-    _appended: list[_Appended]
-    _conditioned_batch: torch.Size
-    _conditioned_tasks: frozenset[int]
+    _appended: tuple[_Appended, ...] = ()
+    _conditioned_batch = torch.Size()
+    _conditioned_tasks: frozenset[int] = frozenset()
     _train_inputs: Any
     _train_targets: Any
     _original_train_inputs: Any
@@ -275,23 +271,19 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         some = train_X[:_SOME_ROWS]
         some = some if len(some) else train_X.new_zeros(1, train_X.shape[-1])
         predicted = in_evaluation(input_transform, some, X.shape[-1])
-        column = task_column(task_feature, train_X, train_Y, output_tasks, all_tasks)
         group = Processes(process_group)
-        tasks, count = None, train_Y.shape[-1]
-        if column is not None:
-            check_untouched(train_X, X, column)
-            check_untouched(*predicted, column)
-            values = task_values(X[:, column], all_tasks, group)
-            outputs = values if output_tasks is None else list(output_tasks)
-            if set(outputs) - set(values):
-                raise UnknownTaskError(
-                    f"output_tasks: expected tasks among {values}, got {outputs}."
-                )
-            default = None if validate_task_values else outputs[0]
-            tasks, count = TaskColumn(column, X.shape[-1], values, default), len(values)
-            tasks.to(X.device)
-        else:
-            outputs = list(range(count))
+        tasks, outputs = find_tasks(
+            task_feature,
+            train_Y,
+            [(train_X, X), predicted],
+            output_tasks,
+            all_tasks,
+            group,
+        )
+        count = train_Y.shape[-1]
+        if tasks is not None:
+            tasks.default = None if validate_task_values else outputs[0]
+            count = len(tasks.values)
         plain = X if tasks is None else tasks.without(X)
         if feature_map is published_network:
             feature_map = published_network(plain, seed, group)
@@ -299,7 +291,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             feature_map, covar_module, lambda: default_network(plain, seed, group)
         ).to(train_X)
         level = weight_level(made, plain, group)
-        # outcomes may be far from the scale that other tasks have
+        # ``UsualScale`` is a guess from other tasks: its targets may have any scale
         scaled = outcome_transform is DEFAULT or isinstance(
             outcome_transform, UsualScale
         )
@@ -313,16 +305,13 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             check_scale(given, train_Y)
         targets = train_Y.mT if train_Y.shape[-1] > 1 else train_Y.squeeze(-1)
         likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
-        object.__setattr__(self, "_appended", [])
-        object.__setattr__(self, "_conditioned_batch", torch.Size())
-        object.__setattr__(self, "_conditioned_tasks", frozenset())
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
         self._columns_of_mode = {False: predicted[0].shape[-1]}
         self.tasks = tasks
         self.num_tasks = count
         self.num_non_task_features = X.shape[-1] - (tasks is not None)
-        self._task_feature = column
+        self._task_feature = None if tasks is None else tasks.column
         self._output_tasks = outputs
         self._num_outputs = len(outputs)
         self._has_priors, self._group = priors, group
@@ -374,13 +363,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             >>> model = MultiTaskABLR.as_published(X_and_task, Y, task_feature=-1)
             >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         """
+        network: Any = published_network  # called by the constructor, which knows d
         return cls(
             train_X,
             train_Y,
             task_feature,
             train_Yvar,
             outcome_transform=None,
-            feature_map=published_network,
+            feature_map=network,
             priors=False,
             seed=seed,
             **kwargs,
@@ -476,71 +466,64 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """What features see of transformed inputs: all but the task column."""
         return X if self.tasks is None else self.tasks.without(X)
 
-    def _transformed_inputs(self) -> Tensor:
-        """The training inputs as features see them, with a graph if one is learnt."""
-        X = self.train_inputs[0]
-        if X.ndim > 2:
-            raise UnsupportedError(
-                "A batch of conditioned models has no evidence of its own, and cannot "
-                "be fitted. Condition on one set of outcomes instead."
-            )
-        return X if self._has_transformed_inputs else self.transform_inputs(X)
-
     def _rows(self) -> _Rows:
         """Everything that does not change with the hyperparameters, made once."""
         if self._rows_cache is None:
-            with torch.no_grad():
-                self._rows_cache = self._made_rows(
-                    self._transformed_inputs(), self.train_targets, self._given_noise()
-                )
+            self._rows_cache = self._rows_of_batch(())
         return self._rows_cache
-
-    def _rows_of_batch(self, place: tuple[int, ...]) -> _Rows:
-        """The same for one of the models that were conditioned on a batch of outcomes.
-
-        Args:
-            place: Its indices in the batch.
-        """
-        batch, own = self._conditioned_batch, 2 if self._has_signals else 1
-
-        def of_one(values: Tensor, own: int) -> Tensor:
-            each = values.expand(*batch, *values.shape[values.ndim - own :])
-            return each[place]
-
-        inputs = of_one(self.train_inputs[0], 2)
-        if not self._has_transformed_inputs:
-            inputs = self.transform_inputs(inputs)
-        noise = self._given_noise()
-        noise = None if noise is None else of_one(noise, own)
-        return self._made_rows(inputs, of_one(self.train_targets, own), noise)
 
     def _given_noise(self) -> Tensor | None:
         given = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
         return self.likelihood.noise if given else None
 
-    def _made_rows(
-        self, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> _Rows:
-        lines = targets if self._has_signals else targets.unsqueeze(0)
-        observed = ~lines.isnan()
+    @torch.no_grad()
+    def _rows_of_batch(self, place: tuple[int, ...]) -> _Rows:
+        """The same for one of the models that were conditioned on a batch of outcomes.
+
+        Args:
+            place: Its indices in the batch.
+
+        Raises:
+            UnsupportedError: For the batch as a whole.
+        """
+        batch = self._conditioned_batch
+        if len(place) < len(batch):
+            raise UnsupportedError(
+                "A batch of conditioned models has no evidence of its own, and cannot "
+                "be fitted. Condition on one set of outcomes instead."
+            )
+
+        def of_one(values: Tensor, own: int) -> Tensor:
+            return values.expand(*batch, *values.shape[values.ndim - own :])[place]
+
+        inputs = of_one(self.train_inputs[0], 2)
+        if not self._has_transformed_inputs:
+            inputs = self.transform_inputs(inputs)
+        several, noise = self._has_signals, self._given_noise()
+        # one line for each signal, or for the one outcome of each row
+        Y = of_one(self.train_targets, 1 + several)
+        Y = Y if several else Y.unsqueeze(0)
+        observed = ~Y.isnan()
         task, row = observed.nonzero(as_tuple=True)
-        X = self._plain(inputs)
         if self.tasks is not None:
             task = self.tasks.index(inputs[row, self.tasks.column])
-        if self._has_signals:  # which share rows
+        X = self._plain(inputs)
+        if several:
             rows = TaskRows(task, self.num_tasks, rows=row, num_rows=len(X))
         else:
             X = X if len(row) == len(X) else X[row]
             rows = TaskRows(task, self.num_tasks)
+        if noise is not None:
+            noise = of_one(noise, 1 + several).expand_as(Y)[observed]
         data = TaskData(
             self.feature_map,
             X,
-            lines[observed],
+            Y[observed],
             rows,
-            noise_variance=None if noise is None else noise.expand_as(lines)[observed],
+            noise_variance=noise,
             processes=self._group,
         )
-        total = self._group.total_int(targets.shape[-1], targets.device)
+        total = self._group.total_int(len(inputs), inputs.device)
         return _Rows(inputs, row, data, total)
 
     def _rows_of_tasks(self) -> Tensor:
@@ -589,7 +572,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             p.requires_grad
             for p in getattr(self, "input_transform", nn.Identity()).parameters()
         ):
-            inputs = self._transformed_inputs()
+            inputs = self.transform_inputs(self.train_inputs[0])
             X = self._plain(inputs)
             X = X if self._has_signals else X[rows.row]
         if type(self.mean_module) is not ZeroMean:
@@ -618,17 +601,12 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "fit_gpytorch_mll, or model.compute_custom_loss(mll), which sum over "
                 "all of them."
             )
-        if value is self.train_targets:
-            return self.log_evidence()
-        if value.shape != self.train_targets.shape:
-            raise ValueError(
-                f"value: expected shape {tuple(self.train_targets.shape)}, got "
-                f"{tuple(value.shape)}."
-            )
         observed = ~value.isnan()
         if not torch.equal(observed, ~self.train_targets.isnan()):
             raise ValueError(
-                "value: expected outcomes where training data have them, got others."
+                f"value: expected shape {tuple(self.train_targets.shape)} and outcomes "
+                "where the training data have them, got shape "
+                f"{tuple(value.shape)} or others."
             )
         return self._regressions(self._rows(), value[observed]).log_evidence()
 
@@ -654,9 +632,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             mean = means.mT if self.num_tasks > 1 else means.squeeze(-1)
         prior = MultivariateNormal(mean, self.covar_module(x))
         prior.rows = x  # a likelihood that gets the prior alone reads their tasks here
-        if self.training and settings.prior_mode.off():
-            return training_prior(prior, self._log_density)
         return prior
+
+    def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
+        """Prior of the training rows in training mode, else the posterior."""
+        result = super().__call__(*args, **kwargs)
+        if self.training and settings.prior_mode.off():
+            return training_prior(result, self._log_density)
+        return result
 
     def custom_fit(
         self,
@@ -871,8 +854,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if with_task:
             mean, root, place = self._at_rows(self.transform_inputs(X))
         else:
-            mean, root = self._at_outputs(X, outputs)
             which = [self._index_of(t) for t in outputs]
+            phi, prior = self._features_at(X, outputs)
+            mean, root = WeightPosterior.stacked(self._weights_of(which)).at(phi)
+            mean = prior + mean
             place = torch.tensor(which, device=X.device).unsqueeze(-1)
         noise: Tensor | None = None
         if torch.is_tensor(observation_noise):
@@ -934,13 +919,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if mean is None or root is None:  # no row at all
             return prior + prior, phi, task
         return prior + mean, root, task
-
-    def _at_outputs(self, X: Tensor, outputs: list[int]) -> tuple[Tensor, Tensor]:
-        """Means ``... x m x q`` and roots ``... x m x q x D`` of some outputs."""
-        which = [self._index_of(t) for t in outputs]
-        phi, prior = self._features_at(X, outputs)
-        mean, root = WeightPosterior.stacked(self._weights_of(which)).at(phi)
-        return prior + mean, root
 
     def _features_at(
         self, X: Tensor, outputs: list[int]
@@ -1231,7 +1209,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 targets[..., :0],
                 noise[..., :0],
             )
-        self._appended = [*self._appended, _Appended(*(p.detach() for p in parts))]
+        self._appended += (_Appended(*(p.detach() for p in parts)),)
         self._rows_cache = None
 
     def _sharing_rows(self) -> Any:
@@ -1320,9 +1298,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self._conditioned_batch
 
     def _merge_appended(self) -> None:
-        appended, self._appended = self.__dict__.get("_appended") or [], []
+        appended = self._appended
         if not appended:
             return
+        self._appended = ()
         batch = self._conditioned_batch
 
         def joined(first: Tensor, more: list[Tensor], own: int, dim: int) -> Tensor:

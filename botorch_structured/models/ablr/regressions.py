@@ -48,7 +48,6 @@ __all__ = [
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +188,7 @@ class Regressions:
         self.parameters = [p for p in parameters if p.requires_grad]
         if not data.processes.alone:
             # processes with other hyperparameters would add up different things
-            learnt = {
+            learnt: dict[str, Sequence[Tensor]] = {
                 "log_alpha": [log_alpha],
                 "log_beta": [log_beta],
                 "features (their parameters)": self.parameters,
@@ -399,8 +398,7 @@ def _value_and_gradients(
     return value, [*processes.of_first(of_tasks), d_x, d_y, *processes.sum(sums)]
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """Regressions of some tasks.
 
     Attributes:
@@ -423,14 +421,8 @@ class Solution:
 
     def to(self, device: torch.device) -> Solution:
         """The same on a device."""
-        return Solution(
-            self.value.to(device),
-            self.d_log_alpha.to(device),
-            self.d_log_beta.to(device),
-            self.mean.to(device),
-            self.slope.to(device),
-            None if self.residual is None else self.residual.to(device),
-        )
+        given = {k: v.to(device) for k, v in self._asdict().items() if v is not None}
+        return self._replace(**given)
 
 
 def solve_large(factor: Tensor, count: Tensor, alpha: Tensor, beta: Tensor) -> Solution:

@@ -6,9 +6,7 @@ __all__ = [
     "StandardizeTasks",
     "TaskColumn",
     "UnknownTaskError",
-    "check_untouched",
-    "task_column",
-    "task_values",
+    "find_tasks",
 ]
 
 from collections.abc import Sequence
@@ -158,7 +156,7 @@ def _check_task_list(name: str, values: object) -> None:
         raise ValueError(f"{name}: expected at least one task, got none.")
 
 
-def task_column(
+def _task_column(
     task_feature: int | None,
     X: Tensor,
     Y: Tensor,
@@ -208,16 +206,7 @@ def task_column(
     return task_feature % (d + 1)
 
 
-def check_untouched(before: Tensor, after: Tensor, column: int) -> None:
-    """Raise a ``ValueError`` if a transform has changed the task column."""
-    if not leaves_alone([column], before, after):
-        raise ValueError(
-            "input_transform: expected one that leaves the task column "
-            f"({column}) as it is, such as Normalize(..., indices=[...])."
-        )
-
-
-def task_values(
+def _task_values(
     column: Tensor, all_tasks: list[int] | None, processes: Processes
 ) -> list[int]:
     """All task values, ascending.
@@ -256,6 +245,50 @@ def task_values(
             f"inferred from the training data {inferred=}."
         )
     return sorted(int(value) for value in set(all_tasks))
+
+
+def find_tasks(
+    task_feature: int | None,
+    train_Y: Tensor,
+    transformed: Sequence[tuple[Tensor, Tensor]],
+    output_tasks: list[int] | None,
+    all_tasks: list[int] | None,
+    processes: Processes,
+) -> tuple[TaskColumn | None, list[int]]:
+    """The task column that a user means (None for signals), and what to answer for.
+
+    Args:
+        task_feature: See ``MultiTaskABLR``.
+        train_Y: Outcomes.
+        transformed: Inputs before and after the input transform: those of training
+            first, then others.
+        output_tasks: See ``MultiTaskABLR``.
+        all_tasks: See there.
+        processes: The processes that share the rows.
+
+    Returns:
+        The column, and task values or indices of signals.
+
+    Raises:
+        ValueError: If these do not fit together.
+        UnsupportedError: If ``all_tasks`` lacks one that has rows.
+    """
+    train_X, X = transformed[0]
+    column = _task_column(task_feature, train_X, train_Y, output_tasks, all_tasks)
+    if column is None:
+        return None, list(range(train_Y.shape[-1]))
+    if not all(leaves_alone([column], *pair) for pair in transformed):
+        raise ValueError(
+            "input_transform: expected one that leaves the task column "
+            f"({column}) as it is, such as Normalize(..., indices=[...])."
+        )
+    values = _task_values(X[:, column], all_tasks, processes)
+    outputs = values if output_tasks is None else list(output_tasks)
+    if set(outputs) - set(values):
+        raise UnknownTaskError(
+            f"output_tasks: expected tasks among {values}, got {outputs}."
+        )
+    return TaskColumn(column, X.shape[-1], values).to(X.device), outputs
 
 
 class StandardizeTasks(OutcomeTransform):

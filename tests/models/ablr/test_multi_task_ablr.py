@@ -26,7 +26,7 @@ from gpytorch.likelihoods import (
     GaussianLikelihood,
     HadamardGaussianLikelihood,
 )
-from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
+from gpytorch.means import ConstantMean, LinearMean, Mean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
@@ -162,6 +162,22 @@ def test_mll_of_the_model_is_what_is_fitted() -> None:
         assert moved != objective(model)
         with pytest.raises(ValueError, match="value: expected shape"):
             mll(model(*model.train_inputs), model.train_targets[..., :-1])
+
+
+def test_a_mean_that_reads_the_task() -> None:
+    """Asked task by task, or row by row, it is the same."""
+
+    class Level(Mean):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 10.0 * x[..., -1]
+
+    model = task_model(mean_module=Level(), outcome_transform=None).eval()
+    X = torch.rand(4, 2)
+    outputs, functions = model.posterior(X).mean, model.sample_functions(2, seed=0)(X)
+    assert functions.shape == (2, *outputs.shape)
+    for i, value in enumerate(model.tasks.values.tolist()):
+        rows = torch.cat([X, torch.full((4, 1), float(value))], -1)
+        torch.testing.assert_close(outputs[:, [i]], model.posterior(rows).mean)
 
 
 def test_outputs_tasks_and_columns() -> None:
