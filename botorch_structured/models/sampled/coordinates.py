@@ -151,24 +151,24 @@ class PriorBlock:
 
 
 def _find_block(
+    parameters: Parameters,
+    constraints: Mapping[str, Any],
     name: str,
     module: Any,
     prior: Prior,
     closure: Callable[[Any], Tensor],
     setting_closure: Callable[[Any, Tensor], None] | None,
-    parameters: Parameters,
-    constraints: Mapping[str, Any],
 ) -> PriorBlock | None:
     """The block of one prior; None if its closure does not set one parameter.
 
     Args:
+        parameters: Of the model, by name; as before afterwards.
+        constraints: Of these parameters, or None.
         name: Of the prior; this and the next four as in ``named_priors``.
         module: What the closures take.
         prior: The prior.
         closure: Reads the value.
         setting_closure: Sets the value.
-        parameters: Of the model, by name; as before afterwards.
-        constraints: Of these parameters, or None.
     """
     if setting_closure is None:
         return None
@@ -364,9 +364,7 @@ class PriorCoordinates:
         }
         taken: set[str] = set()
         for named_prior in model.named_priors():
-            block = _find_block(
-                *named_prior, parameters=parameters, constraints=constraints
-            )
+            block = _find_block(parameters, constraints, *named_prior)
             if (
                 block is None
                 or block.parameter in taken
