@@ -36,9 +36,9 @@ Parameters = Mapping[str, torch.nn.Parameter]
 # Relative steps that tell whether a value can be set: small, and in both directions,
 # since a value may be at an end of the support of its prior.
 _PROBES = (1.01, 0.99)
-# The least distance of a probed parameter from its bounds. Setting closures of BoTorch
-# keep a distance of 1e-8.
-_MARGIN = 1e-3
+# The least distance of a probed parameter from its bounds, relative to these: ten times
+# a step.
+_MARGIN = 0.1
 
 
 @dataclass
@@ -151,24 +151,24 @@ class PriorBlock:
 
 
 def _find_block(
+    parameters: Parameters,
+    constraints: Mapping[str, Any],
     name: str,
     module: Any,
     prior: Prior,
     closure: Callable[[Any], Tensor],
     setting_closure: Callable[[Any, Tensor], None] | None,
-    parameters: Parameters,
-    constraints: Mapping[str, Any],
 ) -> PriorBlock | None:
     """The block of one prior; None if its closure does not set one parameter.
 
     Args:
+        parameters: Of the model, by name; as before afterwards.
+        constraints: Of these parameters, or None.
         name: Of the prior; this and the next four as in ``named_priors``.
         module: What the closures take.
         prior: The prior.
         closure: Reads the value.
         setting_closure: Sets the value.
-        parameters: Of the model, by name; as before afterwards.
-        constraints: Of these parameters, or None.
     """
     if setting_closure is None:
         return None
@@ -236,8 +236,11 @@ def _move_inside(parameters: Parameters, constraints: Mapping[str, Any]) -> None
         natural = constraint.transform(raw)
         low = constraint.lower_bound.to(natural)
         high = constraint.upper_bound.to(natural)
-        margin = _MARGIN * (high - low).clamp_max(1.0)
-        moved = torch.minimum(torch.maximum(natural, low + margin), high - margin)
+        width = high - low
+        first = low + _MARGIN * torch.minimum(low.abs(), width)
+        last = high - _MARGIN * torch.minimum(high.abs(), width)
+        # an infinite bound gives NaN, which fmax and fmin ignore
+        moved = torch.fmin(torch.fmax(natural, first), last)
         # values that need not move keep their last bit
         inverse = constraint.inverse_transform(moved)
         raw.copy_(torch.where(moved == natural, raw, inverse))
@@ -361,9 +364,7 @@ class PriorCoordinates:
         }
         taken: set[str] = set()
         for named_prior in model.named_priors():
-            block = _find_block(
-                *named_prior, parameters=parameters, constraints=constraints
-            )
+            block = _find_block(parameters, constraints, *named_prior)
             if (
                 block is None
                 or block.parameter in taken

@@ -223,6 +223,15 @@ def test_near_the_ends_of_a_support(values: list[float]) -> None:
     assert scalar_log_densities(prior, tensor(2.0)) is None
 
 
+def test_a_small_value_beside_a_bound_is_probed_where_it_has_a_density() -> None:
+    prior = UniformPrior(1e-6, 1e-5)
+    bound = GreaterThan(1e-7, transform=None, initial_value=2e-6)
+    likelihood = GaussianLikelihood(noise_prior=prior, noise_constraint=bound)
+    c = PriorCoordinates(single(likelihood=likelihood))
+    assert c.names[0] == "likelihood.noise_covar.noise"
+    assert c.blocks[0].densities is not None
+
+
 class Halved(LogNormalPrior):
     """Has a density of its own: what a table of classes would get wrong."""
 
