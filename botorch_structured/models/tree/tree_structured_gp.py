@@ -134,7 +134,7 @@ class TreeStructuredGP(LeafModel):
     linear and smooth terms, and Matern-5/2 or RBF is chosen by evidence. The paper's is
     ``TreeStructuredGP.as_published``; independent GPs are
     ``shared_features="none", leaf_inputs="active", node_weights=False,
-    leaf_hyperparameters="independent", leaf_offset="fixed"``; its dense baseline
+    leaf_hyperparameters="independent", leaf_offset="fixed"``; the paper's baseline
     "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
 
     A tree without decisions is one leaf: the model then *is* a ``SingleTaskGP``,
