@@ -212,31 +212,8 @@ class SiteConditionedKernel(BatchKernel):
         """
         return self.cross(x).double() @ system.root.mT
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """k~(x, x').
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            last_dim_is_batch: Must be False: a derivative depends on all columns.
-            params: Passed to the base kernel.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if last_dim_is_batch:
-            raise ValueError(
-                "last_dim_is_batch: expected False, since a derivative depends on all "
-                "columns, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """k~(x, x')."""
         system = self.system()
         a = self.explained(x1, system)
         b = a if same_points(x1, x2) else self.explained(x2, system)

@@ -147,31 +147,8 @@ class ConditionalKernel(LeafKernel):
         """What the base kernel sees in inactive columns, ``d``."""
         return self._imputation.values
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """The definition: the base kernel, masked.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            last_dim_is_batch: Not possible: paths are a matter of all columns.
-            params: Passed to the base kernel.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if last_dim_is_batch:
-            raise ValueError(
-                "last_dim_is_batch: expected False, as paths are a matter of all "
-                "columns together, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """The definition: the base kernel, masked."""
         a = self.locate(x1)
         equal = same_points(x1, x2)
         b = a if equal else self.locate(x2)
