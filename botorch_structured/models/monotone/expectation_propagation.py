@@ -109,7 +109,8 @@ def expectation_propagation(
         mean: ``batch_shape x m``.
         covariance: ``batch_shape x m x m``; may be singular.
         nu: Width of the probit sites, positive.
-        start: Sites to start from, of a similar problem; default: zero precision.
+        start: Sites to start from, of a similar problem; default: zero precision, from
+            which elements that do not converge start again.
         damping: Share of each step that is taken, in (0, 1]. Default: adaptive, from
             0.9, times 0.8 when a step reverses the one before, else times 1.05, within
             [0.3, 0.95], and accelerated near the fixed point.
@@ -142,7 +143,12 @@ def expectation_propagation(
     with few_threads(m):
         for mean_i, covariance_i, x_i in zip(means, covariances, x, strict=True):
             problem = _Problem(mean_i, covariance_i, nu)
-            runs.append(_run(problem, x_i.ravel(), damping, tolerance, max_sweeps))
+            run = _run(problem, x_i.ravel(), damping, tolerance, max_sweeps)
+            if start is not None and not run[-1] <= tolerance:  # perhaps because of it
+                zero = np.zeros(2 * m)
+                again = _run(problem, zero, damping, tolerance, max_sweeps)
+                run = again if again[-1] <= tolerance else run
+            runs.append(run)
     ends, log_scales, sweeps, residuals = zip(*runs, strict=True)
 
     def tensor(values: object, *shape: int) -> Tensor:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from strategies import seeds
 from torch import Tensor
 
+from botorch_structured.models.monotone import (
+    expectation_propagation as expectation_propagation_module,
+)
 from botorch_structured.models.monotone.expectation_propagation import (
     EPResult,
     expectation_propagation,
@@ -135,6 +140,26 @@ def test_a_start_at_the_fixed_point_stays_there() -> None:
     again = expectation_propagation(mean, S, 0.1, start=result.sites)
     assert again.sweeps == 0 and result.sweeps > 5
     torch.testing.assert_close(again.sites.log_scale, result.sites.log_scale)
+
+
+def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements that do not converge from the old sites start anew, the others not."""
+    problems = [problem(i, 2, -1, n=9, m=14) for i in range(2)]
+    mean, S = (torch.stack(parts) for parts in zip(*problems, strict=True))
+    expected = expectation_propagation(mean, S, 0.1)
+    starts: list[bool] = []
+    original = expectation_propagation_module._run
+
+    def run(given: Any, x: Any, *args: Any) -> Any:
+        starts.append(bool(x.any()))
+        end, scale, sweeps, residual = original(given, x, *args)
+        return end, scale, sweeps, 1.0 if len(starts) == 2 else residual
+
+    monkeypatch.setattr(expectation_propagation_module, "_run", run)
+    result = expectation_propagation(mean, S, 0.1, start=expected.sites)
+    assert starts == [True, True, False] and result.converged.all()
+    assert result.sweeps.tolist() == [0, int(expected.sweeps[1])]
+    assert torch.equal(result.sites.shift[1], expected.sites.shift[1])
 
 
 def test_what_is_reported_without_convergence() -> None:
