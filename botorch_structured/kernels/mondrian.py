@@ -361,10 +361,8 @@ class MondrianKernel(BatchKernel):
         cells, signs = self._places(x1)
         others, other_signs = (cells, signs) if equal else self._places(x2)
         cells, signs = cells.unsqueeze(-2), signs.unsqueeze(-2)
-        if diag:
-            others, other_signs = others.unsqueeze(-2), other_signs.unsqueeze(-2)
-        else:
-            others, other_signs = others.unsqueeze(-3), other_signs.unsqueeze(-3)
+        dim = -2 if diag else -3
+        others, other_signs = others.unsqueeze(dim), other_signs.unsqueeze(dim)
         shape = torch.broadcast_shapes(cells.shape[:-1], others.shape[:-1])
         total = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
         step = max(1, _CHUNK // max(1, total.numel()))

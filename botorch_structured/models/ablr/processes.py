@@ -86,9 +86,7 @@ class Processes:
 
     def total_int(self, value: int, device: torch.device) -> int:
         """The sum of an integer over the processes; ``device`` is the group's."""
-        return (
-            value if self.alone else int(self.total(torch.tensor(value, device=device)))
-        )
+        return int(self.total(torch.tensor(value, device=device)))
 
     def least(self, value: Tensor) -> Tensor:
         """The elementwise minimum of a tensor over the processes."""

@@ -109,10 +109,10 @@ from botorch_structured.models.monotone.virtual_points import (
     transformed_box,
     transformed_columns,
     transformed_points,
-    with_candidates,
 )
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.spaces.arguments import check_column, check_count
+from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
 # At how many points at most signs are imposed.
 _MOST_POINTS = 50
@@ -280,13 +280,14 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: bool = False,
         min_probability: float | None = None,
     ) -> None:
-        check_modules(
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
+        modules: dict[str, Any] = {
+            "likelihood": likelihood,
+            "covar_module": covar_module,
+            "mean_module": mean_module,
+            "outcome_transform": outcome_transform,
+            "input_transform": input_transform,
+        }
+        check_modules(**modules)
         check_training_data(
             train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
         )
@@ -320,16 +321,7 @@ class MonotoneGP(FastSingleTaskGP):
                 "likelihood: expected a GaussianLikelihood or a "
                 f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
             )
-        super().__init__(
-            train_X=train_X,
-            train_Y=train_Y,
-            train_Yvar=train_Yvar,
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
+        super().__init__(train_X, train_Y, train_Yvar, **modules)
         self.nu = nu
         self.monotone = signs
         self.signs_in_fit = signs_in_fit
@@ -423,8 +415,7 @@ class MonotoneGP(FastSingleTaskGP):
         training_data: SupervisedDataset,
         *,
         monotone: Mapping[int, int] | None = None,
-        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
-        | None = None,
+        hierarchical_dependencies: HierarchicalDependencies | None = None,
         categorical_features: Sequence[int] | None = None,
         task_feature: int | None = None,
         fidelity_features: Sequence[int] | None = None,
@@ -485,7 +476,6 @@ class MonotoneGP(FastSingleTaskGP):
                 "outcome_transform: expected a linear one, such as Standardize, under "
                 f"which a derivative is Gaussian, got {type(transform).__name__}."
             )
-        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         if transform is not None:
             Y = self.train_targets.new_zeros(
@@ -517,7 +507,6 @@ class MonotoneGP(FastSingleTaskGP):
             ValueError: For points as in ``posterior``, a column out of range, or a
                 kernel without known derivatives.
         """
-        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         Y = self._in_columns(self.train_targets)
         transform = getattr(self, "outcome_transform", None)
@@ -569,6 +558,7 @@ class MonotoneGP(FastSingleTaskGP):
         """
         self.eval()
         raw = raw_inputs(self)
+        column = check_column("column", column, raw.shape[-1])
         check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
@@ -693,11 +683,10 @@ class MonotoneGP(FastSingleTaskGP):
     def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
         """Keep that many points and ``choose_points`` of which signs are improbable."""
         old = self.covar_module.sites.points[:kept]
-        points = with_candidates(old, self._box.to(old))
-        chosen, result = choose_points(
-            *self._signed_slopes(points), self.nu, len(points), kept, limit, probability
+        points, result = choose_points(
+            self._signed_slopes, self.nu, old, self._box.to(old), limit, probability
         )
-        return self._accept_ep(result, points[chosen])
+        return self._accept_ep(result, points)
 
     def _accept_ep(self, result: EPResult, points: Tensor) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""

@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -125,14 +124,12 @@ class DerivativeSites(Module):
             batch_shape: What the own one is expanded to first.
             where: Elements of the flattened ``batch_shape``, ``new_shape``.
         """
-        result = copy(self)
-        result._buffers = dict(self._buffers)
+        result = DerivativeSites(self.points, self.columns, where.shape)
         for name in ("precision", "shift", "log_scale"):
             value = getattr(self, name)
             own = value.shape[len(self.batch_shape) :]
             full = value.expand(*batch_shape, *own).reshape(-1, *own)
             setattr(result, name, full[where])
-        result.batch_shape = where.shape
         return result
 
     def _load_from_state_dict(
@@ -181,10 +178,6 @@ class SiteConditionedKernel(BatchKernel):
         """Covariances of the unconditioned process and its derivatives."""
         return StationaryDerivatives.of(self.base_kernel)
 
-    def cross(self, x: Tensor) -> Tensor:
-        """c(x), ``batch_shape x n x s`` for ``s`` sites, before conditioning."""
-        return self.derivatives.cross(x, self.sites.points, self.sites.columns)
-
     def system(self) -> SiteSystem:
         """S + P^-1 factorised, in double precision.
 
@@ -210,7 +203,8 @@ class SiteConditionedKernel(BatchKernel):
         Returns:
             ``batch_shape x n x s``, in double precision.
         """
-        return self.cross(x).double() @ system.root.mT
+        cross = self.derivatives.cross(x, self.sites.points, self.sites.columns)
+        return cross.double() @ system.root.mT
 
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         """k~(x, x')."""

@@ -32,10 +32,9 @@ __all__ = [
     "transformed_box",
     "transformed_columns",
     "transformed_points",
-    "with_candidates",
 ]
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 
 import torch
@@ -83,46 +82,38 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
-def with_candidates(points: Tensor, box: Tensor) -> Tensor:
-    """Points ``v x d`` and, after them, those to choose from that are not among them.
-
-    Args:
-        points: ``v x d``.
-        box: ``2 x d``, which candidates fill.
-    """
-    new = default_virtual_points(box, _CANDIDATES)
-    away = (new.unsqueeze(-2) - points).abs()
-    near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
-    return torch.cat([points, new[~near]])
-
-
 def choose_points(
-    mean: Tensor,
-    covariance: Tensor,
+    slopes: Callable[[Tensor], tuple[Tensor, Tensor]],
     nu: float,
-    count: int,
-    kept: int,
+    points: Tensor,
+    box: Tensor,
     limit: int,
     probability: float,
-) -> tuple[list[int], EPResult]:
-    """Impose signs where one is least probable, at one point after the other.
+) -> tuple[Tensor, EPResult]:
+    """Impose signs where one is least probable, at one more point after the other.
 
     Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
 
     Args:
-        mean: Of derivatives times their signs, given the data, at ``v`` points along
-            ``k`` columns, columns slowest: ``batch_shape x (k v)``.
-        covariance: ``batch_shape x (k v) x (k v)``.
+        slopes: Mean and covariance, given the data, of derivatives times their signs
+            at ``v x d`` points: ``batch_shape x (k v)`` for ``k`` columns, columns
+            slowest, and ``batch_shape x (k v) x (k v)``.
         nu: Width of the probit sites.
-        count: v.
-        kept: The first points, which are chosen already.
+        points: Those at which signs are imposed already.
+        box: ``2 x d``, which the points to choose from fill.
         limit: The largest number of points.
         probability: Stop where no sign is less probable.
 
     Returns:
-        Which points, and the result of expectation propagation with the signs there.
+        All points, and the result of expectation propagation with the signs there.
     """
-    chosen = list(range(kept))
+    chosen = list(range(len(points)))
+    new = default_virtual_points(box, _CANDIDATES)
+    away = (new.unsqueeze(-2) - points).abs()
+    near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
+    points = torch.cat([points, new[~near]])
+    mean, covariance = slopes(points)
+    count = len(points)
     first = torch.arange(0, mean.shape[-1], count).unsqueeze(-1)
     while True:
         at = (first + torch.tensor(chosen, dtype=first.dtype)).flatten()
@@ -143,7 +134,7 @@ def choose_points(
         if lowest[index] >= probability:
             break
         chosen.append(index)
-    return chosen, result
+    return points[chosen], result
 
 
 def probability_positive(mean: Tensor, variance: Tensor) -> Tensor:
@@ -299,12 +290,11 @@ def check_probability(probability: float, name: str) -> None:
 
 def check_bounds(bounds: Tensor, d: int) -> None:
     """Raise a ``ValueError`` unless they are finite, ``2 x d``, and in order."""
-    if not isinstance(bounds, Tensor):
-        raise ValueError(f"bounds: expected a tensor, got {bounds!r}.")
-    if bounds.shape != (2, d):
+    got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+    if got != (2, d):
         raise ValueError(
-            f"bounds: expected 2 x {d} like the columns of train_X, got "
-            f"{tuple(bounds.shape)}."
+            f"bounds: expected a tensor, 2 x {d} like the columns of train_X, got "
+            f"{got!r}."
         )
     if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
         raise ValueError(

@@ -128,7 +128,7 @@ def test_state_is_loaded_with_the_arguments_of_torch() -> None:
     [
         ({"monotone": [0]}, r"monotone: expected {column: .*}, got a list: \[0\]"),
         ({"monotone": None}, "monotone: expected .*, got a NoneType"),
-        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, got"),
+        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, 2 x 2"),
         ({"virtual_X": np.zeros((3, 2))}, "virtual_X: expected a tensor, "),
         ({"nu": True}, "nu: expected a positive number, got True"),
         ({"signs_in_fit": "no"}, "signs_in_fit: expected True or False, got 'no'"),

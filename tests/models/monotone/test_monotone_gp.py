@@ -754,7 +754,7 @@ def test_construct_inputs() -> None:
         ({"virtual_X": GRID * float("nan")}, "virtual_X: expected finite"),
         ({"virtual_X": "near"}, 'virtual_X: expected a tensor, "adaptive" or "grid"'),
         ({"min_probability": 1.0}, r"min_probability: .* \(0, 1\), got 1.0"),
-        ({"bounds": GRID}, r"bounds: expected 2 x 2 .*, got \(16, 2\)"),
+        ({"bounds": GRID}, r"bounds: expected a tensor, 2 x 2 .*, got \(16, 2\)"),
         ({"bounds": torch.ones(2, 2)}, "bounds: expected finite lower bounds below"),
         ({"covar_module": MaternKernel(nu=1.5)}, "covar_module: .* nu=1.5"),
         ({"covar_module": RBFKernelGrad()}, "covar_module: .* got RBFKernelGrad"),
