@@ -46,7 +46,7 @@ _MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 class _PathImprovement(AnalyticAcquisitionFunction):
-    """What the two forms share: the moments of ``b_p + z_p(x)'c``."""
+    """Both forms: which one, ``_log`` says."""
 
     def __init__(
         self,
@@ -70,8 +70,17 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         self.register_buffer("best_f", best_f)
         self.maximize = maximize
 
-    def _moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """``sigma`` and the improvement in units of it, both ``batch_shape``."""
+    @t_batch_mode_transform(expected_q=1)
+    @average_over_ensemble_models
+    def forward(self, X: Tensor) -> Tensor:
+        """(Log) expected improvement of the path of every point.
+
+        Args:
+            X: ``b x 1 x d`` points.
+
+        Returns:
+            ``b`` values.
+        """
         self.to(X)
         posterior = self.model.path_posterior(X)
         if self.posterior_transform is not None:
@@ -90,7 +99,10 @@ class _PathImprovement(AnalyticAcquisitionFunction):
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
         u = scaled_improvement(mean, sigma, best_f, self.maximize)
-        return sigma.squeeze(-1), u.squeeze(-1)
+        sigma, u = sigma.squeeze(-1), u.squeeze(-1)
+        if self._log:
+            return log_ei_helper(u) + sigma.log()
+        return sigma * ei_helper(u)
 
 
 class PathExpectedImprovement(_PathImprovement):
@@ -120,20 +132,6 @@ class PathExpectedImprovement(_PathImprovement):
             at the first call, not of the shape of ``X``.
     """
 
-    @t_batch_mode_transform(expected_q=1)
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        """Expected improvement of the path of every point.
-
-        Args:
-            X: ``b x 1 x d`` points.
-
-        Returns:
-            ``b`` values.
-        """
-        sigma, u = self._moments(X)
-        return sigma * ei_helper(u)
-
 
 class PathLogExpectedImprovement(_PathImprovement):
     r"""Logarithm of ``PathExpectedImprovement``, accurate where that underflows.
@@ -144,20 +142,6 @@ class PathLogExpectedImprovement(_PathImprovement):
     """
 
     _log: bool = True
-
-    @t_batch_mode_transform(expected_q=1)
-    @average_over_ensemble_models
-    def forward(self, X: Tensor) -> Tensor:
-        """Log expected improvement of the path of every point.
-
-        Args:
-            X: ``b x 1 x d`` points.
-
-        Returns:
-            ``b`` values.
-        """
-        sigma, u = self._moments(X)
-        return log_ei_helper(u) + sigma.log()
 
 
 # What BoTorch (and Ax through it) calls to build the arguments from a data set: the

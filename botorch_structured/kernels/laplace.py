@@ -51,9 +51,6 @@ class LaplaceKernel(BatchKernel):
 
     has_lengthscale = True
 
-    def __init__(self, ard_num_dims: int | None = None, **kwargs: Any) -> None:
-        super().__init__(ard_num_dims=ard_num_dims, **kwargs)
-
     def forward(
         self,
         x1: Tensor,

@@ -353,31 +353,7 @@ class MondrianKernel(BatchKernel):
         """Never: the partitions are fixed in space."""
         return False
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """The covariance of rows.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only; then ``n = m``.
-            last_dim_is_batch: Not possible: trees partition all columns together.
-            params: Not used; GPyTorch passes what its own kernels know.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if last_dim_is_batch:
-            raise ValueError(
-                "last_dim_is_batch: expected False, since a tree partitions all "
-                "columns together, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         equal = same_points(x1, x2)
         if diag and equal:
             shape = torch.broadcast_shapes(x1.shape[:-1], (*self.batch_shape, 1))
@@ -385,10 +361,8 @@ class MondrianKernel(BatchKernel):
         cells, signs = self._places(x1)
         others, other_signs = (cells, signs) if equal else self._places(x2)
         cells, signs = cells.unsqueeze(-2), signs.unsqueeze(-2)
-        if diag:
-            others, other_signs = others.unsqueeze(-2), other_signs.unsqueeze(-2)
-        else:
-            others, other_signs = others.unsqueeze(-3), other_signs.unsqueeze(-3)
+        dim = -2 if diag else -3
+        others, other_signs = others.unsqueeze(dim), other_signs.unsqueeze(dim)
         shape = torch.broadcast_shapes(cells.shape[:-1], others.shape[:-1])
         total = torch.zeros(shape, dtype=x1.dtype, device=x1.device)
         step = max(1, _CHUNK // max(1, total.numel()))

@@ -24,7 +24,44 @@ class BatchKernel(Kernel):
     ``kernel(X)[i]`` needs it. GPyTorch's own indexing takes every parameter *and every
     buffer* of a kernel to lead with the batch shape, which ``active_dims`` and tables
     do not, and leaves out modules that are not kernels.
+
+    Subclasses define ``_covariance``, or ``forward`` if they are products or sums over
+    columns, which ``last_dim_is_batch`` can take apart.
     """
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
+        """The covariance of rows.
+
+        Args:
+            x1: ``batch_shape x n x d``.
+            x2: ``batch_shape x m x d``.
+            diag: Whether to return the diagonal only; then ``n = m``.
+            last_dim_is_batch: Must be False.
+            params: Passed to the base kernel, if there is one.
+
+        Returns:
+            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
+
+        Raises:
+            ValueError: If ``last_dim_is_batch``.
+        """
+        if last_dim_is_batch:
+            raise ValueError(
+                f"last_dim_is_batch: expected False, since a {type(self).__name__} is "
+                "a function of all columns together, got True."
+            )
+        return self._covariance(x1, x2, diag, **params)
+
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """What ``forward`` returns."""
+        raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Kernel:
         """The kernels of a part of the batch; their parameters are copies."""

@@ -22,17 +22,20 @@ __all__ = [
     "MATERN52",
     "RBF",
     "Correlation",
+    "StationaryForm",
     "squared_distance",
     "stationary_covariance",
+    "stationary_form",
 ]
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
@@ -209,6 +212,35 @@ RBF = Correlation(
 
 #: Those that a leaf can have.
 CORRELATIONS: tuple[Correlation, ...] = (MATERN52, RBF)
+
+
+class StationaryForm(NamedTuple):
+    """What a GPyTorch kernel consists of, with its present values and their graph.
+
+    Attributes:
+        correlation: k.
+        lengthscale: ``batch_shape x 1 x e``.
+        variance: ``batch_shape``.
+    """
+
+    correlation: Correlation
+    lengthscale: Tensor
+    variance: Tensor
+
+
+def stationary_form(kernel: Kernel) -> StationaryForm | None:
+    """Of an RBF or Matern-5/2 kernel, scaled or not; None for any other."""
+    inner, variance = kernel, None
+    if type(kernel) is ScaleKernel:
+        inner, variance = kernel.base_kernel, kernel.outputscale
+    matern = type(inner) is MaternKernel and inner.nu == 2.5
+    if not (matern or type(inner) is RBFKernel):
+        return None
+    lengthscale = inner.lengthscale
+    if variance is None:
+        variance = lengthscale.new_ones(lengthscale.shape[:-2])
+    return StationaryForm(MATERN52 if matern else RBF, lengthscale, variance)
+
 
 #: k of an array, written into a second one. "laplace" is of sum_j |x_j - x'_j| / l_j.
 ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {

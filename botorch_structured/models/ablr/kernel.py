@@ -49,25 +49,7 @@ class TaskFeatureKernel(BatchKernel):
         """Never: features differ from place to place."""
         return False
 
-    def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
-    ) -> Tensor:
-        """The covariance of rows.
-
-        Args:
-            x1: ``batch_shape x n x d``, with the task column if there is one.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only; then ``n = m``.
-            params: Not used; GPyTorch passes what its own kernels know.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if params.get("last_dim_is_batch"):
-            raise ValueError(
-                "TaskFeatureKernel: expected last_dim_is_batch=False, since features "
-                "are functions of all columns together."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         left, task1 = self._features(x1)
         right, task2 = self._features(x2)
         beta = self.weight_precision.value

@@ -10,13 +10,11 @@ from __future__ import annotations
 __all__ = ["Processes"]
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-_T = TypeVar("_T")
 
 
 class Processes:
@@ -69,11 +67,7 @@ class Processes:
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        if self.alone or not tensors:
-            return list(tensors)
-        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        self._call(lambda: dist.all_reduce(flat, group=self._group))
-        return self._unpack(self._of_first(flat), tensors)
+        return self._of_first(tensors, add=True)
 
     def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the first process: rounding may differ between machines.
@@ -84,10 +78,7 @@ class Processes:
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        if self.alone or not tensors:
-            return list(tensors)
-        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        return self._unpack(self._of_first(flat), tensors)
+        return self._of_first(tensors, add=False)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of one tensor over the processes, see ``sum``."""
@@ -95,9 +86,7 @@ class Processes:
 
     def total_int(self, value: int, device: torch.device) -> int:
         """The sum of an integer over the processes; ``device`` is the group's."""
-        return (
-            value if self.alone else int(self.total(torch.tensor(value, device=device)))
-        )
+        return int(self.total(torch.tensor(value, device=device)))
 
     def least(self, value: Tensor) -> Tensor:
         """The elementwise minimum of a tensor over the processes."""
@@ -127,11 +116,17 @@ class Processes:
                     "the first one's state_dict to the others."
                 )
 
-    def _of_first(self, flat: Tensor) -> Tensor:
-        assert self._group is not None
+    def _of_first(self, tensors: Sequence[Tensor], add: bool) -> list[Tensor]:
+        """What the first process has, of its own tensors or of their sums."""
+        if self._group is None or not tensors:
+            return list(tensors)
+        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        if add:
+            self._call(lambda: dist.all_reduce(flat, group=self._group))
         first = dist.get_global_rank(self._group, 0)
         self._call(lambda: dist.broadcast(flat, first, group=self._group))
-        return flat
+        parts = flat.split([t.numel() for t in tensors])
+        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         return self
@@ -139,14 +134,9 @@ class Processes:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return Processes, ()
 
-    @staticmethod
-    def _unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        parts = flat.split([t.numel() for t in like])
-        return [p.reshape(t.shape).to(t) for p, t in zip(parts, like, strict=True)]
-
-    def _call(self, communicate: Callable[[], _T]) -> _T:
+    def _call(self, communicate: Callable[[], object]) -> None:
         try:
-            return communicate()
+            communicate()
         except RuntimeError as error:
             raise RuntimeError(
                 f"Process {self.rank} of {self.size} got no answer from another one of "

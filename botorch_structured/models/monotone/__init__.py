@@ -75,5 +75,5 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable
   -> ``virtual_points.default_virtual_points``,
-  ``monotone_gp.MonotoneGP`` (``_place_sites``)
+  ``virtual_points.choose_points``
 """

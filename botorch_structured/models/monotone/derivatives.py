@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
 from torch import Tensor
 
-from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
+from botorch_structured.linalg.correlations import Correlation, stationary_form
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,9 @@ class StationaryDerivatives:
             ValueError: For another kernel than an ``RBFKernel`` or a ``MaternKernel``
                 with ``nu=2.5``, in a ``ScaleKernel`` or not.
         """
-        inner, variance = kernel, None
-        if type(kernel) is ScaleKernel:
-            inner, variance = kernel.base_kernel, kernel.outputscale
-        if type(inner) is RBFKernel:
-            correlation = RBF
-        elif type(inner) is MaternKernel and inner.nu == 2.5:
-            correlation = MATERN52
-        else:
+        form = stationary_form(kernel)
+        if form is None:
+            inner = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
             name = type(inner).__name__
             if type(inner) is MaternKernel:
                 name += f" with nu={inner.nu}"
@@ -78,19 +73,8 @@ class StationaryDerivatives:
                 "covar_module: expected an RBFKernel or a MaternKernel with nu=2.5, in "
                 f"a ScaleKernel or not, whose derivatives are known, got {name}."
             )
-        lengthscale, active = inner.lengthscale, kernel.active_dims
-        if variance is None:
-            variance = lengthscale.new_ones(lengthscale.shape[:-2])
-        columns = None if active is None else tuple(active.tolist())
-        return cls(correlation, lengthscale, variance, columns)
-
-    def double(self) -> StationaryDerivatives:
-        """The same in double precision."""
-        return replace(
-            self,
-            lengthscale=self.lengthscale.double(),
-            variance=self.variance.double(),
-        )
+        active = kernel.active_dims
+        return cls(*form, None if active is None else tuple(active.tolist()))
 
     def value(self, x: Tensor, y: Tensor) -> Tensor:
         """cov(f(x), f(y)), ``batch_shape x n x m``."""
@@ -165,7 +149,7 @@ class StationaryDerivatives:
         """(x_j - y_j) / l_j, a lengthscale for each column, a(r^2) and b(r^2)."""
         scaled = self._scaled(x, y)
         slope, curvature = self.correlation.slope_and_curvature(scaled.square().sum(-1))
-        length = self.lengthscale.unsqueeze(-2)
+        length = self.lengthscale.unsqueeze(-2).to(scaled)
         length = length.expand(*length.shape[:-1], scaled.shape[-1])
         return scaled, length, 2.0 * slope, 4.0 * curvature
 

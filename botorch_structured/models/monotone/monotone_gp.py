@@ -61,7 +61,7 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.mlls import AddedLossTerm, MarginalLogLikelihood
-from linear_operator import to_dense, to_linear_operator
+from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
@@ -75,6 +75,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     fit_map,
+    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -94,14 +95,16 @@ from botorch_structured.models.monotone.site_kernel import (
     partial_of_mean,
     same_tensors,
 )
-from botorch_structured.models.monotone.sites import GaussianSites, site_system
+from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
     apply_transform,
     check_bounds,
     check_monotone,
     check_probability,
     check_virtual_points,
+    choose_points,
     default_virtual_points,
+    probability_positive,
     signs_of,
     transformed_box,
     transformed_columns,
@@ -109,12 +112,10 @@ from botorch_structured.models.monotone.virtual_points import (
 )
 from botorch_structured.models.outcome_scale import with_least_variance
 from botorch_structured.spaces.arguments import check_column, check_count
+from botorch_structured.spaces.parameter_tree import HierarchicalDependencies
 
-# How many points signs are examined at, and at how many at most signs are imposed.
-_CANDIDATES = 256
+# At how many points at most signs are imposed.
 _MOST_POINTS = 50
-# Two points are the same if each column differs by at most this share of the box.
-_SAME = 1e-6
 # BoTorch's names of hyperparameters with a batch, and those in a prior given sites.
 _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
@@ -279,13 +280,14 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: bool = False,
         min_probability: float | None = None,
     ) -> None:
-        check_modules(
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
+        modules: dict[str, Any] = {
+            "likelihood": likelihood,
+            "covar_module": covar_module,
+            "mean_module": mean_module,
+            "outcome_transform": outcome_transform,
+            "input_transform": input_transform,
+        }
+        check_modules(**modules)
         check_training_data(
             train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
         )
@@ -319,16 +321,7 @@ class MonotoneGP(FastSingleTaskGP):
                 "likelihood: expected a GaussianLikelihood or a "
                 f"FixedNoiseGaussianLikelihood, got {type(likelihood).__name__}."
             )
-        super().__init__(
-            train_X=train_X,
-            train_Y=train_Y,
-            train_Yvar=train_Yvar,
-            likelihood=likelihood,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-        )
+        super().__init__(train_X, train_Y, train_Yvar, **modules)
         self.nu = nu
         self.monotone = signs
         self.signs_in_fit = signs_in_fit
@@ -336,8 +329,7 @@ class MonotoneGP(FastSingleTaskGP):
         self._adaptive = isinstance(virtual_X, str) and virtual_X == "adaptive"
         if not has_sites:
             return
-        with torch.no_grad():
-            X = apply_transform(train_X, input_transform)
+        X = apply_transform(train_X, input_transform)
         places = transformed_columns(signs, train_X, input_transform)
         self._box = transformed_box(bounds, X, input_transform)
         if isinstance(virtual_X, Tensor):
@@ -399,9 +391,7 @@ class MonotoneGP(FastSingleTaskGP):
             TypeError: For an argument that the paper decides.
         """
         check_training_data(train_X, train_Y, kwargs.get("train_Yvar"))
-        batch_shape = train_X.shape[:-2]
-        if train_Y.shape[-1] > 1:
-            batch_shape = torch.Size([*batch_shape, train_Y.shape[-1]])
+        _, batch_shape = cls.get_batch_dimensions(train_X, train_Y)
         kernel = RBFKernel(batch_shape=batch_shape)
         if kwargs.get("train_Yvar") is None:
             kwargs.setdefault("likelihood", GaussianLikelihood(batch_shape=batch_shape))
@@ -425,8 +415,7 @@ class MonotoneGP(FastSingleTaskGP):
         training_data: SupervisedDataset,
         *,
         monotone: Mapping[int, int] | None = None,
-        hierarchical_dependencies: Mapping[int, Mapping[float, Sequence[int]]]
-        | None = None,
+        hierarchical_dependencies: HierarchicalDependencies | None = None,
         categorical_features: Sequence[int] | None = None,
         task_feature: int | None = None,
         fidelity_features: Sequence[int] | None = None,
@@ -487,7 +476,6 @@ class MonotoneGP(FastSingleTaskGP):
                 "outcome_transform: expected a linear one, such as Standardize, under "
                 f"which a derivative is Gaussian, got {type(transform).__name__}."
             )
-        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         if transform is not None:
             Y = self.train_targets.new_zeros(
@@ -519,14 +507,13 @@ class MonotoneGP(FastSingleTaskGP):
             ValueError: For points as in ``posterior``, a column out of range, or a
                 kernel without known derivatives.
         """
-        column = check_column("column", column, raw_inputs(self).shape[-1])
         mean, covariance, slope = self._derivative(X, column)
         Y = self._in_columns(self.train_targets)
         transform = getattr(self, "outcome_transform", None)
         if transform is not None:
             slope = slope * self._order_of_outcomes(transform.untransform(Y)[0])
         sign = self.monotone.get(column, 1) * slope.sign()
-        probability = _probability_positive(
+        probability = probability_positive(
             sign * mean, covariance.diagonal(dim1=-2, dim2=-1)
         )
         return self._in_columns(probability)
@@ -571,6 +558,7 @@ class MonotoneGP(FastSingleTaskGP):
         """
         self.eval()
         raw = raw_inputs(self)
+        column = check_column("column", column, raw.shape[-1])
         check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
@@ -610,8 +598,10 @@ class MonotoneGP(FastSingleTaskGP):
         X = self.train_inputs[0]
         if self.training:
             X = self.transform_inputs(X)
-        prior_mean, kernel = self._prior
-        k = StationaryDerivatives.of(kernel).double()
+        prior_mean, kernel = self.mean_module, self.covar_module
+        if self.has_sites:
+            prior_mean, kernel = prior_mean.base_mean, kernel.base_kernel
+        k = StationaryDerivatives.of(kernel)
         mean = partial_of_mean(prior_mean, x, columns).double()
         error = (self.train_targets - prior_mean(X)).double().unsqueeze(-1)
         at_data, x = X.double(), x.double()
@@ -628,25 +618,12 @@ class MonotoneGP(FastSingleTaskGP):
             K = K - train @ train.mT
             cross = cross - train @ explained.mT
             gram = gram - explained @ explained.mT
-        factor = psd_safe_cholesky(self._with_noise(K, X))
+        noise = noise_at(self.likelihood, X, self.train_targets.shape)
+        factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
         right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
         solved = torch.linalg.solve_triangular(factor, right, upper=False)
         half, white = solved[..., :-1], solved[..., -1:]
         return mean + (half.mT @ white).squeeze(-1), gram - half.mT @ half
-
-    def _with_noise(self, covariance: Tensor, X: Tensor) -> Tensor:
-        """Covariance of observations at the training inputs, as the likelihood has it.
-
-        Args:
-            covariance: ``aug_batch_shape x n x n``, of values, in double precision.
-            X: Transformed training inputs.
-        """
-        values = covariance.expand(*self.train_targets.shape, -1)
-        mean = values.new_zeros(values.shape[:-1])
-        seen = self.likelihood(
-            MultivariateNormal(mean, to_linear_operator(values)), [X]
-        )
-        return to_dense(seen.lazy_covariance_matrix).double()
 
     # -- sites: where they are, what they say, and for which state of the model -----
 
@@ -665,7 +642,10 @@ class MonotoneGP(FastSingleTaskGP):
     @property
     def site_signs(self) -> Tensor:
         """Of the derivatives on the model's axes, ``aug_batch_shape x s``."""
-        return self._column_signs.repeat_interleave(len(self.virtual_points), dim=-1)
+        return self._signs_at(self.virtual_points)
+
+    def _signs_at(self, points: Tensor) -> Tensor:
+        return self._column_signs.repeat_interleave(len(points), dim=-1)
 
     def update_sites(self) -> EPResult:
         """Place adaptive sites, and run expectation propagation to its fixed point.
@@ -696,55 +676,22 @@ class MonotoneGP(FastSingleTaskGP):
         sites = self.covar_module.sites
         sign, old = self.site_signs.double(), sites.gaussian
         start = GaussianSites(old.precision, sign * old.shift, old.log_scale)
-        mean, covariance = self._signed_slopes(sites.points)
-        result = expectation_propagation(mean, covariance, self.nu, start=start)
-        if not bool(result.converged.all()):  # perhaps because of the start
-            again = expectation_propagation(mean, covariance, self.nu)
-            result = _where(again.converged & ~result.converged, again, result)
+        moments = self._signed_slopes(sites.points)
+        result = expectation_propagation(*moments, self.nu, start=start)
         return self._accept_ep(result, sites.points)
 
     def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
-        """Add points where a sign is least probable, one at a time (section 3.1 of
-        [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_).
-
-        Args:
-            kept: How many of the present points stay.
-            limit: The largest number of points.
-            probability: Stop where no sign is less probable.
-        """
-        k = len(self.covar_module.sites.columns)
+        """Keep that many points and ``choose_points`` of which signs are improbable."""
         old = self.covar_module.sites.points[:kept]
-        box = self._box.to(old)
-        new = default_virtual_points(box, _CANDIDATES)
-        points = torch.cat([old, new[~_near(new, old, box)]])
-        mean, covariance = self._signed_slopes(points)
-        chosen = list(range(kept))
-        while True:
-            v = torch.arange(k).unsqueeze(-1) * len(points)
-            at = (v + torch.tensor(chosen, dtype=v.dtype)).flatten()
-            among = covariance[..., at, :]
-            result = expectation_propagation(mean[..., at], among[..., at], self.nu)
-            if len(chosen) >= min(limit, len(points)):
-                break
-            system = site_system(among[..., at], result.sites)
-            explained = among.mT @ system.root.mT
-            said = system.residual(mean[..., at]).unsqueeze(-1)
-            p = _probability_positive(
-                mean + (explained @ said).squeeze(-1),
-                covariance.diagonal(dim1=-2, dim2=-1) - explained.square().sum(-1),
-            )
-            lowest = p.reshape(-1, len(points)).amin(0)
-            lowest[chosen] = torch.inf
-            index = int(lowest.argmin())
-            if lowest[index] >= probability:
-                break
-            chosen.append(index)
-        return self._accept_ep(result, points[chosen])
+        points, result = choose_points(
+            self._signed_slopes, self.nu, old, self._box.to(old), limit, probability
+        )
+        return self._accept_ep(result, points)
 
     def _accept_ep(self, result: EPResult, points: Tensor) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""
         s = result.sites
-        sign = self._column_signs.double().repeat_interleave(len(points), dim=-1)
+        sign = self._signs_at(points).double()
         sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
         self.covar_module.sites.set(sites, points)
         self.ep_result = result._replace(sites=sites)
@@ -757,7 +704,7 @@ class MonotoneGP(FastSingleTaskGP):
         """Moments of derivatives at points, each times its sign, given data alone."""
         columns = self.covar_module.sites.columns
         mean, covariance = self._derivatives(points, columns, given_sites=False)
-        sign = self._column_signs.double().repeat_interleave(len(points), dim=-1)
+        sign = self._signs_at(points).double()
         return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
 
     def _warn_unless_converged(self) -> None:
@@ -790,13 +737,6 @@ class MonotoneGP(FastSingleTaskGP):
     def _keep_current(self) -> None:
         if self.has_sites and not self._sites_are_current():
             self.update_sites()
-
-    @property
-    def _prior(self) -> tuple[Mean, Kernel]:
-        """Mean and covariance without sites."""
-        if not self.has_sites:
-            return self.mean_module, self.covar_module
-        return self.mean_module.base_mean, self.covar_module.base_kernel
 
     def _in_columns(self, values: Tensor) -> Tensor:
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
@@ -937,13 +877,12 @@ class MonotoneGP(FastSingleTaskGP):
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
     ) -> None:
         loaded = state_dict.get(prefix + "_column_signs")
-        own = self._column_signs if self.has_sites else None
-        if loaded is not None and own is not None and loaded.shape == own.shape:
-            if not torch.equal(loaded.to(own), own):
-                raise ValueError(
-                    "state_dict: expected that of a model with the same signs of "
-                    f"derivatives, {own.tolist()}, got {loaded.tolist()}."
-                )
+        own = self._column_signs if self.has_sites else loaded
+        if loaded is not None and not torch.equal(loaded.to(own), own):
+            raise ValueError(
+                "state_dict: expected that of a model with the same signs of "
+                f"derivatives, {own.tolist()}, got {loaded.tolist()}."
+            )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Any) -> Any:
@@ -964,26 +903,3 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     if not model._sites_held:
         model._keep_current()
-
-
-def _probability_positive(mean: Tensor, variance: Tensor) -> Tensor:
-    """P(g > 0) for each entry of a Gaussian vector."""
-    smallest = torch.finfo(variance.dtype).tiny
-    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())
-
-
-def _where(better: Tensor, a: EPResult, b: EPResult) -> EPResult:
-    """Elements of a batch from one of two runs."""
-
-    def pick(x: Tensor, y: Tensor) -> Tensor:
-        mask = better.unsqueeze(-1) if x.ndim > better.ndim else better
-        return torch.where(mask, x, y)
-
-    sites = GaussianSites(*map(pick, a.sites, b.sites))
-    return EPResult(sites, *map(pick, a[1:], b[1:]))
-
-
-def _near(candidates: Tensor, points: Tensor, box: Tensor) -> Tensor:
-    """Which candidates are among the points, up to rounding."""
-    away = (candidates.unsqueeze(-2) - points).abs()
-    return (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)

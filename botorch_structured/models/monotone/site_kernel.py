@@ -36,7 +36,6 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -125,14 +124,12 @@ class DerivativeSites(Module):
             batch_shape: What the own one is expanded to first.
             where: Elements of the flattened ``batch_shape``, ``new_shape``.
         """
-        result = copy(self)
-        result._buffers = dict(self._buffers)
+        result = DerivativeSites(self.points, self.columns, where.shape)
         for name in ("precision", "shift", "log_scale"):
             value = getattr(self, name)
             own = value.shape[len(self.batch_shape) :]
             full = value.expand(*batch_shape, *own).reshape(-1, *own)
             setattr(result, name, full[where])
-        result.batch_shape = where.shape
         return result
 
     def _load_from_state_dict(
@@ -181,10 +178,6 @@ class SiteConditionedKernel(BatchKernel):
         """Covariances of the unconditioned process and its derivatives."""
         return StationaryDerivatives.of(self.base_kernel)
 
-    def cross(self, x: Tensor) -> Tensor:
-        """c(x), ``batch_shape x n x s`` for ``s`` sites, before conditioning."""
-        return self.derivatives.cross(x, self.sites.points, self.sites.columns)
-
     def system(self) -> SiteSystem:
         """S + P^-1 factorised, in double precision.
 
@@ -210,33 +203,11 @@ class SiteConditionedKernel(BatchKernel):
         Returns:
             ``batch_shape x n x s``, in double precision.
         """
-        return self.cross(x).double() @ system.root.mT
+        cross = self.derivatives.cross(x, self.sites.points, self.sites.columns)
+        return cross.double() @ system.root.mT
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """k~(x, x').
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            last_dim_is_batch: Must be False: a derivative depends on all columns.
-            params: Passed to the base kernel.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if last_dim_is_batch:
-            raise ValueError(
-                "last_dim_is_batch: expected False, since a derivative depends on all "
-                "columns, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """k~(x, x')."""
         system = self.system()
         a = self.explained(x1, system)
         b = a if same_points(x1, x2) else self.explained(x2, system)

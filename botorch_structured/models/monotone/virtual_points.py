@@ -9,6 +9,12 @@ References:
 .. [Wang2018monotonicity]
     W. Wang and W. J. Welch. Bayesian Optimization Using Monotonicity Information and
     Its Application in Machine Learning Hyperparameter Tuning. arXiv:1802.03532, 2018.
+.. [Riihimaki2010monotonicity]
+    J. Riihimaki and A. Vehtari. Gaussian processes with monotonicity information.
+    AISTATS 2010.
+.. [WangBerger2016shape]
+    X. Wang and J. O. Berger. Estimating Shape Constrained Functions Using Gaussian
+    Processes. SIAM/ASA Journal on Uncertainty Quantification 4(1), 2016.
 """
 
 from __future__ import annotations
@@ -19,14 +25,16 @@ __all__ = [
     "check_monotone",
     "check_probability",
     "check_virtual_points",
+    "choose_points",
     "default_virtual_points",
+    "probability_positive",
     "signs_of",
     "transformed_box",
     "transformed_columns",
     "transformed_points",
 ]
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 
 import torch
@@ -35,8 +43,19 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from botorch_structured.models.monotone.expectation_propagation import (
+    EPResult,
+    expectation_propagation,
+)
+from botorch_structured.models.monotone.sites import site_system
+from botorch_structured.spaces.arguments import check_column
+
 _GRID_SIDE = {1: 10, 2: 10, 3: 4}
 _SOBOL_POINTS = 64
+# How many points signs are examined at.
+_CANDIDATES = 256
+# Two points are the same if each column differs by at most this share of the box.
+_SAME = 1e-6
 # Data are in [0, 1] if they are outside by no more than this.
 _ROUNDING = 1e-6
 # Of 1 + |outcome|: the step by which the direction of a transform is found.
@@ -61,6 +80,67 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
         engine = SobolEngine(d, scramble=True, seed=0)
         unit = engine.draw(count or _SOBOL_POINTS, dtype=torch.float64)
     return box[0] + unit.to(box) * (box[1] - box[0])
+
+
+def choose_points(
+    slopes: Callable[[Tensor], tuple[Tensor, Tensor]],
+    nu: float,
+    points: Tensor,
+    box: Tensor,
+    limit: int,
+    probability: float,
+) -> tuple[Tensor, EPResult]:
+    """Impose signs where one is least probable, at one more point after the other.
+
+    Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
+
+    Args:
+        slopes: Mean and covariance, given the data, of derivatives times their signs
+            at ``v x d`` points: ``batch_shape x (k v)`` for ``k`` columns, columns
+            slowest, and ``batch_shape x (k v) x (k v)``.
+        nu: Width of the probit sites.
+        points: Those at which signs are imposed already.
+        box: ``2 x d``, which the points to choose from fill.
+        limit: The largest number of points.
+        probability: Stop where no sign is less probable.
+
+    Returns:
+        All points, and the result of expectation propagation with the signs there.
+    """
+    chosen = list(range(len(points)))
+    new = default_virtual_points(box, _CANDIDATES)
+    away = (new.unsqueeze(-2) - points).abs()
+    near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
+    points = torch.cat([points, new[~near]])
+    mean, covariance = slopes(points)
+    count = len(points)
+    first = torch.arange(0, mean.shape[-1], count).unsqueeze(-1)
+    while True:
+        at = (first + torch.tensor(chosen, dtype=first.dtype)).flatten()
+        among = covariance[..., at, :]
+        result = expectation_propagation(mean[..., at], among[..., at], nu)
+        if len(chosen) >= min(limit, count):
+            break
+        system = site_system(among[..., at], result.sites)
+        explained = among.mT @ system.root.mT
+        said = system.residual(mean[..., at]).unsqueeze(-1)
+        p = probability_positive(
+            mean + (explained @ said).squeeze(-1),
+            covariance.diagonal(dim1=-2, dim2=-1) - explained.square().sum(-1),
+        )
+        lowest = p.reshape(-1, count).amin(0)
+        lowest[chosen] = torch.inf
+        index = int(lowest.argmin())
+        if lowest[index] >= probability:
+            break
+        chosen.append(index)
+    return points[chosen], result
+
+
+def probability_positive(mean: Tensor, variance: Tensor) -> Tensor:
+    """P(g > 0) for each entry of a Gaussian vector."""
+    smallest = torch.finfo(variance.dtype).tiny
+    return torch.special.ndtr(mean / variance.clamp_min(smallest).sqrt())
 
 
 def transformed_box(
@@ -210,12 +290,11 @@ def check_probability(probability: float, name: str) -> None:
 
 def check_bounds(bounds: Tensor, d: int) -> None:
     """Raise a ``ValueError`` unless they are finite, ``2 x d``, and in order."""
-    if not isinstance(bounds, Tensor):
-        raise ValueError(f"bounds: expected a tensor, got {bounds!r}.")
-    if bounds.shape != (2, d):
+    got = tuple(bounds.shape) if isinstance(bounds, Tensor) else bounds
+    if got != (2, d):
         raise ValueError(
-            f"bounds: expected 2 x {d} like the columns of train_X, got "
-            f"{tuple(bounds.shape)}."
+            f"bounds: expected a tensor, 2 x {d} like the columns of train_X, got "
+            f"{got!r}."
         )
     if not bool((bounds.isfinite() & (bounds[0] < bounds[1])).all()):
         raise ValueError(
@@ -235,15 +314,11 @@ def check_monotone(monotone: Mapping[int, int], d: int) -> dict[int, int]:
             "monotone: expected {column: +1 or -1}, got a "
             f"{type(monotone).__name__}: {monotone!r}."
         )
-    for column, sign in monotone.items():
-        integer = isinstance(column, int) and not isinstance(column, bool)
-        if not (integer and 0 <= column < d):
-            raise ValueError(
-                f"monotone: expected columns from 0 to {d - 1}, got {column!r}."
-            )
+    signs = {check_column("monotone", j, d): sign for j, sign in monotone.items()}
+    for column, sign in signs.items():
         if sign not in (1, -1):
             raise ValueError(
                 f"monotone: expected +1 (increasing) or -1 (decreasing) for column "
                 f"{column}, got {sign!r}."
             )
-    return {column: int(monotone[column]) for column in sorted(monotone)}
+    return {column: int(signs[column]) for column in sorted(signs)}

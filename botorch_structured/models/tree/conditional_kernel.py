@@ -16,18 +16,17 @@ __all__ = [
 from typing import Any, NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 
 from botorch_structured.linalg.batch_kernel import same_points
 from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout
 from botorch_structured.linalg.correlations import (
-    MATERN52,
-    RBF,
-    Correlation,
+    StationaryForm,
     squared_distance,
     stationary_covariance,
+    stationary_form,
 )
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
@@ -53,14 +52,6 @@ class _Rows(NamedTuple):
     points: Tensor
     features: Tensor
     prior: Tensor
-
-
-class _Stationary(NamedTuple):
-    """A base kernel as the structured algebra can evaluate it without autograd."""
-
-    correlation: Correlation
-    inverse_lengthscale: Tensor
-    variance: Tensor
 
 
 class _Fill(torch.nn.Module):
@@ -147,31 +138,8 @@ class ConditionalKernel(LeafKernel):
         """What the base kernel sees in inactive columns, ``d``."""
         return self._imputation.values
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
-    ) -> Tensor:
-        """The definition: the base kernel, masked.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            last_dim_is_batch: Not possible: paths are a matter of all columns.
-            params: Passed to the base kernel.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if last_dim_is_batch:
-            raise ValueError(
-                "last_dim_is_batch: expected False, as paths are a matter of all "
-                "columns together, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """The definition: the base kernel, masked."""
         a = self.locate(x1)
         equal = same_points(x1, x2)
         b = a if equal else self.locate(x2)
@@ -203,37 +171,23 @@ class ConditionalKernel(LeafKernel):
 
     # -- by leaf ------------------------------------------------------------------
 
-    def stationary_form(self) -> _Stationary | None:
-        """The base kernel if it is a (scaled) Matern-5/2 or RBF kernel."""
-        kernel = self.base_kernel
-        variance = None
-        if type(kernel) is ScaleKernel:
-            variance, kernel = kernel.outputscale, kernel.base_kernel
-        matern = type(kernel) is MaternKernel and kernel.nu == 2.5
-        if not (matern or type(kernel) is RBFKernel):
-            return None
-        lengthscale = kernel.lengthscale
-        if variance is None:
-            variance = lengthscale.new_ones(lengthscale.shape[:-2])
-        return _Stationary(MATERN52 if matern else RBF, 1.0 / lengthscale, variance)
-
     def rows(self, X: Tensor, places: Any = None) -> _Rows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
         points = self.select(imputed)
         features = X.new_zeros(*X.shape[:-1], 0)
-        form = self.stationary_form()
+        form = stationary_form(self.base_kernel)
         if form is None:
             prior = self.base_kernel(imputed, diag=True)
         else:
-            points = points * form.inverse_lengthscale
+            points = points * (1.0 / form.lengthscale)
             prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
         return _Rows(places.key, points, features, to_dense(prior))
 
     def leaf_covariance(self, a: _Rows, b: _Rows) -> Tensor:
         """See ``LeafKernel.leaf_covariance``."""
-        form = self.stationary_form()
+        form = stationary_form(self.base_kernel)
         if form is None:
             value = to_dense(self.base_kernel.forward(a.points, b.points))
         else:
@@ -253,7 +207,7 @@ class ConditionalKernel(LeafKernel):
         points = self.rows(X, structure.places).points
         # copies of the last row: padding must be an input like any other
         points = torch.cat([points, points[-1:]])
-        form = self.stationary_form()
+        form = stationary_form(self.base_kernel)
         out = []
         for bucket, weights in zip(
             structure.layout.buckets, structure.weights, strict=True
@@ -290,7 +244,7 @@ def _on_the_same_path(
 
 
 def _stationary_block(
-    form: _Stationary, mine: Tensor, bucket: Bucket
+    form: StationaryForm, mine: Tensor, bucket: Bucket
 ) -> tuple[Tensor, CrossCovariance]:
     variance = form.variance.expand(len(bucket.leaves))
     constant = torch.zeros_like(variance)

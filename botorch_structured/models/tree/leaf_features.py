@@ -31,7 +31,7 @@ from botorch.utils.sampling import draw_sobol_normal_samples
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.correlations import Correlation, stationary_form
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS, LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
@@ -204,7 +204,7 @@ def conditional_features(
     Raises:
         UnsupportedError: If BoTorch knows no features of the base kernel.
     """
-    form = kernel.stationary_form()
+    form = stationary_form(kernel.base_kernel)
     if form is not None:
         seen = kernel.base_kernel.active_dims
         columns = kernel.tree.dim if seen is None else len(seen)

@@ -193,25 +193,8 @@ class LeafKernel(BatchKernel):
             structure: From ``structure``, of inputs with the same decisions.
         """
 
-    def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
-    ) -> Tensor:
-        """The dense definition.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            params: Not used; GPyTorch passes what its own kernels know.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if params.get("last_dim_is_batch"):
-            raise ValueError(
-                "last_dim_is_batch: expected False, as leaves are a matter of all "
-                "columns together, got True."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """The dense definition."""
         a = self.rows(x1)
         if diag:
             return a.prior + a.features.square().sum(-1)

@@ -36,7 +36,6 @@ from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     squared_distance,
-    stationary_covariance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models.treed.partition import TreePartition
@@ -104,25 +103,8 @@ class TreedKernel(BatchKernel):
     def leaf_variance(self, element: int, leaves: Tensor, a: Tensor) -> Tensor:
         """Prior variances ``B x m`` of points ``B x m x d``, see above."""
 
-    def forward(
-        self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any
-    ) -> Tensor:
-        """The dense definition.
-
-        Args:
-            x1: ``batch_shape x n x d``.
-            x2: ``batch_shape x m x d``.
-            diag: Whether to return the diagonal only.
-            params: Not used; GPyTorch passes what its own kernels know.
-
-        Returns:
-            ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``.
-        """
-        if params.get("last_dim_is_batch"):
-            raise ValueError(
-                f"{type(self).__name__}: expected last_dim_is_batch=False, since "
-                "leaves are a matter of all columns."
-            )
+    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        """The dense definition."""
         (partition,) = self._partition
         trees = partition.tree_shape
         shape = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2], trees)

@@ -15,7 +15,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
-from botorch_structured.models.monotone import monotone_gp as monotone_inference
+from botorch_structured.models.monotone import virtual_points
 from botorch_structured.models.monotone.virtual_points import transformed_box
 
 POINTS = torch.tensor([[0.1, 0.2], [0.8, 0.5]], dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_reversing_transform_of_outcomes_without_order(
 
 def test_no_virtual_point_is_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where data contradict the sign, so that it remains in doubt there."""
-    monkeypatch.setattr(monotone_inference, "_CANDIDATES", 8)
+    monkeypatch.setattr(virtual_points, "_CANDIDATES", 8)
     X, _ = make_data()
     model = MonotoneGP(X, -3.0 * X[:, :1], {0: 1}, virtual_X="adaptive", nu=1.0)
     model.likelihood.noise = 1e-4
@@ -128,7 +128,7 @@ def test_state_is_loaded_with_the_arguments_of_torch() -> None:
     [
         ({"monotone": [0]}, r"monotone: expected {column: .*}, got a list: \[0\]"),
         ({"monotone": None}, "monotone: expected .*, got a NoneType"),
-        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, got"),
+        ({"bounds": [[0.0, 0.0], [1.0, 1.0]]}, "bounds: expected a tensor, 2 x 2"),
         ({"virtual_X": np.zeros((3, 2))}, "virtual_X: expected a tensor, "),
         ({"nu": True}, "nu: expected a positive number, got True"),
         ({"signs_in_fit": "no"}, "signs_in_fit: expected True or False, got 'no'"),

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
 from botorch_structured.models.monotone import monotone_gp as monotone_inference
+from botorch_structured.models.monotone import virtual_points
 from botorch_structured.models.monotone.expectation_propagation import (
     expectation_propagation,
 )
@@ -235,7 +236,8 @@ def test_the_fit_is_to_the_data(
         runs.append(mean.shape[-1])
         return original(mean, *args, **kwargs)
 
-    monkeypatch.setattr(monotone_inference, "expectation_propagation", counted)
+    for module in (monotone_inference, virtual_points):
+        monkeypatch.setattr(module, "expectation_propagation", counted)
     fitted(model), fitted(peer)
     for a, b in zip(model.parameters(), peer.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -752,7 +754,7 @@ def test_construct_inputs() -> None:
         ({"virtual_X": GRID * float("nan")}, "virtual_X: expected finite"),
         ({"virtual_X": "near"}, 'virtual_X: expected a tensor, "adaptive" or "grid"'),
         ({"min_probability": 1.0}, r"min_probability: .* \(0, 1\), got 1.0"),
-        ({"bounds": GRID}, r"bounds: expected 2 x 2 .*, got \(16, 2\)"),
+        ({"bounds": GRID}, r"bounds: expected a tensor, 2 x 2 .*, got \(16, 2\)"),
         ({"bounds": torch.ones(2, 2)}, "bounds: expected finite lower bounds below"),
         ({"covar_module": MaternKernel(nu=1.5)}, "covar_module: .* nu=1.5"),
         ({"covar_module": RBFKernelGrad()}, "covar_module: .* got RBFKernelGrad"),
@@ -813,30 +815,6 @@ def test_as_published(outputs: int) -> None:
         MonotoneGP.as_published(X, Y, {0: 1}, nu=0.2)
     with pytest.raises(ValueError, match=r"^train_X: expected a torch.Tensor, got"):
         MonotoneGP.as_published(X.tolist(), Y, {0: 1})
-
-
-def test_a_bad_start_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elements that do not converge from the old sites start anew, the others not."""
-    X, Y = make_data(10)
-    model = MonotoneGP(X, torch.cat([Y, Y + X[:, 1:]], -1), {0: 1}, virtual_X=GRID)
-    calls: list[bool] = []
-
-    def run(*args: Any, start: Any = None, **kwargs: Any) -> Any:
-        result = expectation_propagation(*args, start=start, **kwargs)
-        calls.append(start is not None)
-        if start is not None:
-            wrong = result.sites._replace(shift=result.sites.shift + 1.0)
-            converged = torch.tensor([True, False])
-            result = result._replace(sites=wrong, converged=converged)
-        return result
-
-    before = model.covar_module.sites.shift.clone()
-    monkeypatch.setattr(monotone_inference, "expectation_propagation", run)
-    result = model.update_sites()
-    assert calls == [True, False] and result.converged.all()
-    after = model.covar_module.sites.shift
-    torch.testing.assert_close(after[0], before[0] + 1.0)
-    torch.testing.assert_close(after[1], before[1])
 
 
 def test_a_state_is_of_the_same_signs() -> None:
