@@ -19,11 +19,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import Atom, Between, Equals, Inactive
+from botorch_structured.spaces.conditions import Atom, Inactive
 from botorch_structured.spaces.decomposition import Expr, refers_to
 
 # How far from a declared value still counts as it, in units of the smallest gap.
@@ -32,15 +33,6 @@ _TOLERANCE = 1e-3
 _MAX_TABLE = 4096
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
-
-
-def _intervals(a: Atom) -> list[tuple[float, float]]:
-    """Where on the axis of its column an atom holds."""
-    if isinstance(a, Inactive):
-        return []
-    if isinstance(a, Between):
-        return [(a.lo, a.hi)]
-    return [(v, v) for v in ([a.value] if isinstance(a, Equals) else a.values)]
 
 
 def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
@@ -52,7 +44,7 @@ def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
     """
     cuts: set[float] = set()
     for a in atoms:
-        for lo, hi in _intervals(a):
+        for lo, hi in a.intervals:
             cuts.add(lo)
             cuts.add(math.nextafter(hi, math.inf))
     cuts -= {-math.inf, math.inf}
@@ -130,9 +122,9 @@ class Outcomes:
         """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
         if isinstance(atom, Inactive):
             return 1
-        spans, bits = _intervals(atom), 0
+        bits = 0
         for code, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
-            if any(lo <= low and high <= hi for lo, hi in spans):
+            if any(lo <= low and high <= hi for lo, hi in atom.intervals):
                 bits |= 2 << code
         return bits
 
@@ -435,15 +427,8 @@ def _atoms(expr: Expr) -> list[Expr]:
 
 def _depths(conditions: Sequence[Expr]) -> list[int]:
     """How many decisions stand above each one (0: none)."""
+    above = {k: refers_to(expr) for k, expr in enumerate(conditions)}
     depth: dict[int, int] = {}
-    stack = list(range(len(conditions)))
-    while stack:
-        k = stack[-1]
-        above = refers_to(conditions[k])
-        open_ones = [j for j in above if j not in depth]
-        if open_ones:
-            stack.extend(open_ones)
-            continue
-        depth[k] = max((depth[j] + 1 for j in above), default=0)
-        stack.pop()
+    for k in TopologicalSorter(above).static_order():
+        depth[k] = max((depth[j] + 1 for j in above[k]), default=0)
     return [depth[k] for k in range(len(conditions))]

@@ -80,7 +80,18 @@ def read_numbers(
         declared = tree._values.get(c)
         if c in codes:
             what = f"categorical_features[{c}]" if c in named else "tree"
-            _check_among(what, c, codes[c], declared, lo, hi)
+            outside = [v for v in codes[c] if not lo <= v <= hi]
+            if outside:
+                raise ValueError(
+                    f"{what}: expected values within the bounds of column {c}, {lo} to "
+                    f"{hi}, got {outside}."
+                )
+            odd = [v for v in codes[c] if declared and v not in declared]
+            if odd:
+                raise ValueError(
+                    f"{what}: expected among the values that the tree declares, "
+                    f"{list(declared)}, got {odd}."
+                )
             plain = [int(v) if float(v).is_integer() else v for v in codes[c]]
             values = labels.get(c, plain)
             columns.append(CategoricalColumn(name, values, codes=codes[c]))
@@ -137,26 +148,3 @@ def _bounds(bounds: Any, names: list[str]) -> Tensor:
                 f"{lo} and {hi} for {name!r}."
             )
     return limits.detach().cpu()
-
-
-def _check_among(
-    what: str,
-    col: int,
-    codes: Sequence[float],
-    declared: Sequence[float] | None,
-    lo: float,
-    hi: float,
-) -> None:
-    """Raise unless the numbers of a categorical column may occur."""
-    outside = [v for v in codes if not lo <= v <= hi]
-    if outside:
-        raise ValueError(
-            f"{what}: expected values within the bounds of column {col}, {lo} to {hi}, "
-            f"got {outside}."
-        )
-    odd = [v for v in codes if declared is not None and v not in declared]
-    if odd:
-        raise ValueError(
-            f"{what}: expected among the values that the tree declares, "
-            f"{list(declared or ())}, got {odd}."
-        )
