@@ -39,7 +39,8 @@ class Column(Protocol):
 
     ``bounds`` are those of the numbers; ``fill`` is what the column holds where the
     parameter is inactive (the middle of the bounds, or the legal value next to it);
-    ``discrete`` says whether the numbers are whole; ``default`` is the number of the
+    ``discrete`` says whether the numbers are whole, ``ordered`` whether neighbouring
+    ones are alike; ``default`` is the number of the
     declared default, None if there is none.
     """
 
@@ -47,6 +48,7 @@ class Column(Protocol):
     bounds: tuple[float, float]
     fill: float
     discrete: bool
+    ordered: bool
     default: float | None
 
     def encode(self, value: Any) -> float:
@@ -156,7 +158,7 @@ class FloatColumn:
     which that would not be the very same one.
     """
 
-    discrete = False
+    discrete, ordered = False, True
     default: float | None = None
 
     def __init__(
@@ -241,7 +243,7 @@ class FloatColumn:
 class IntegerColumn:
     """A whole parameter: the number itself, also where its scale is logarithmic."""
 
-    discrete = True
+    discrete, ordered = True, True
     default: float | None = None
 
     def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:

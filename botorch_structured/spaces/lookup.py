@@ -35,8 +35,10 @@ _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
-def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
-    """The intervals of the real line that ``atoms`` on one column tell apart.
+def cut_intervals(
+    atoms: Iterable[Atom],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Both ends of the intervals of the real line that ``atoms`` on one column cut.
 
     Every boundary is brought to the form ``x >= cut`` (``x > hi`` is ``x >=`` the next
     float), so that the intervals are closed at both ends and do not overlap: both of
@@ -48,9 +50,8 @@ def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
             cuts.add(lo)
             cuts.add(math.nextafter(hi, math.inf))
     cuts -= {-math.inf, math.inf}
-    lows = [-math.inf, *sorted(cuts)]
-    highs = [math.nextafter(cut, -math.inf) for cut in lows[1:]] + [math.inf]
-    return list(zip(lows, highs, strict=True))
+    lows = (-math.inf, *sorted(cuts))
+    return lows, (*(math.nextafter(cut, -math.inf) for cut in lows[1:]), math.inf)
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,6 @@ class Outcomes:
     highs: tuple[float, ...]
     numeric: bool
     strict: bool
-
-    @classmethod
-    def of_values(
-        cls, col: int, values: Iterable[float], strict: bool = False
-    ) -> Outcomes:
-        """A decision by value."""
-        values = tuple(values)
-        return cls(col, values, values, numeric=False, strict=strict)
-
-    @classmethod
-    def of_intervals(cls, col: int, spans: Iterable[tuple[float, float]]) -> Outcomes:
-        """A numeric decision."""
-        lows, highs = zip(*spans, strict=True)
-        return cls(col, lows, highs, numeric=True, strict=False)
 
     def __len__(self) -> int:
         return len(self.lows)
@@ -231,16 +218,18 @@ class Lookup:
         self.conditional = any(e is not True for e in of_decisions)
         self.levels = [
             _Level(
-                [(k, e) for k, e in enumerate(of_decisions) if depth[k] == level],
+                [
+                    (k, e)
+                    for k, e in enumerate(of_decisions)
+                    if depth[k] == level and e is not True
+                ],
                 self.atoms,
                 device,
             )
-            for level in range(1, max(depth, default=0) + 1)
+            for level in range(max(depth, default=-1) + 1)
         ]
         off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
         self.off = torch.tensor(off, device=device) if any(off) else None
-        never = [k for k, e in enumerate(of_decisions) if e is False]
-        self.never = index(never) if never else None
         decisions = set(self.columns)
         self.others = _Level(
             [
@@ -367,8 +356,6 @@ class Lookup:
         """Active decisions, and the truth of all atoms as if every decision were."""
         truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
         active = torch.ones_like(codes, dtype=torch.bool)
-        if self.never is not None:
-            active[..., self.never] = False
         for level in self.levels:
             self._apply(level, active, active, truth)
         return active, truth

@@ -50,9 +50,7 @@ def read_numbers(
     logs = set(check_columns("log_features", log_features, d))
     labels = check_by_column("choices", choices, d)
     codes = {
-        c: tree.decision_values[c]
-        for c in tree.decision_columns
-        if c not in tree.numeric_decisions and c not in whole
+        c: tree.decision_values[c] for c in tree.decisions_by_value if c not in whole
     }
     named = check_by_column("categorical_features", categorical_features, d)
     for c, values in named.items():

@@ -263,12 +263,11 @@ class ParameterTree:
                         f"its conditions name included, got {list(declared)} without "
                         f"{missing}."
                     )
-                outcomes.append(Outcomes.of_values(col, declared, strict=True))
-            elif any(isinstance(a, Between) for a in here):
-                cuts = cut_intervals([*here, *(Equals(col, v) for v in points)])
-                outcomes.append(Outcomes.of_intervals(col, cuts))
-            else:
-                outcomes.append(Outcomes.of_values(col, sorted(points)))
+            numeric = declared is None and any(isinstance(a, Between) for a in here)
+            lows = highs = tuple(sorted(points)) if declared is None else declared
+            if numeric:
+                lows, highs = cut_intervals([*here, *(Equals(col, v) for v in points)])
+            outcomes.append(Outcomes(col, lows, highs, numeric, declared is not None))
         return outcomes
 
     @cached_property
@@ -280,6 +279,11 @@ class ParameterTree:
     def numeric_decisions(self) -> list[int]:
         """The decision columns whose outcomes are intervals."""
         return [o.col for o in self._outcomes if o.numeric]
+
+    @cached_property
+    def decisions_by_value(self) -> list[int]:
+        """The decision columns whose outcomes are values."""
+        return [o.col for o in self._outcomes if not o.numeric]
 
     @cached_property
     def decision_values(self) -> dict[int, list[Any]]:
@@ -306,9 +310,7 @@ class ParameterTree:
         """``num_edges`` booleans: whether that outcome switches on no decision."""
         leaf = torch.ones(self.num_edges, dtype=torch.bool)
         for col in self.decision_columns:
-            if col not in self.conditions:
-                continue
-            for a in self.conditions[col].atoms():
+            for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
                 mask = self._outcomes[k].mask(a)
                 for code in range(len(self._outcomes[k])):
@@ -342,7 +344,7 @@ class ParameterTree:
         return [counts[expr] for expr in self._exprs]
 
     def _is_free(self, col: int) -> bool:
-        return col not in self.decision_columns or col in self.numeric_decisions
+        return col not in self.decisions_by_value
 
     @cached_property
     def own_columns(self) -> list[int]:
@@ -560,12 +562,12 @@ class ParameterTree:
         codes = self.decision_codes(row)[0].tolist()
         values = row[0].double().tolist()
         found = {k: code for k, code in enumerate(codes) if code >= 0}
-        columns = [o.col for o in self._outcomes]
-        undeclared = {
-            columns[k]: values[columns[k]]
-            for k, code in found.items()
-            if code == len(self._outcomes[k])
-        }
+        odd = [
+            o.col
+            for o, code in zip(self._outcomes, codes, strict=True)
+            if code == len(o)
+        ]
+        undeclared = {col: values[col] for col in odd}
         return self._path(found, undeclared)
 
     def random_paths(

@@ -220,13 +220,10 @@ class SearchSpace:
             if isinstance(c, CategoricalColumn) and not c.ordered
         }
         discrete = [i for i, c in enumerate(columns) if c.discrete]
-        self.integer_features = [
-            i for i in discrete if i not in self.categorical_features
-        ]
+        self.integer_features = [i for i in discrete if columns[i].ordered]
         # The tree has its own tolerance around the values of decisions. All other
         # discrete columns are rounded.
-        by_value = set(tree.decision_columns) - set(tree.numeric_decisions)
-        self._rounded = [i for i in discrete if i not in by_value]
+        self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
         self._position = {name: i for i, name in enumerate(self.names)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -487,10 +484,10 @@ class SearchSpace:
         if all(c.default is None for c in self.columns):
             return None
         x = [self._at(c, 1, "default", None, c.bounds) for c in self.columns]
-        _, codes, active = self.tree._checked(torch.stack(x, -1), strict=False)
-        on = active[0].nonzero().flatten().tolist()
-        path = {k: int(codes[0, k]) for k in on}
-        return path if self.tree.is_declared(torch.stack(x, -1)).all() else None
+        X = torch.stack(x, -1)
+        codes = self.tree.locate(X, strict=False)[0][0].tolist()
+        path = {k: code for k, code in enumerate(codes) if code >= 0}
+        return path if self.tree.is_declared(X).all() else None
 
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
