@@ -334,20 +334,32 @@ def make_problem(
     if known_space is not None:
         _check_scale(bounds, known_space)
         whole = sorted({*whole, *known_space.integer_features})
-        lists = _within_categories(lists, known_space)
+        lists = {**known_space.categorical_features, **lists}
+        for col, codes in known_space.categorical_features.items():
+            odd = [v for v in lists[col] if v not in codes]
+            if odd:
+                raise ValueError(
+                    f"categorical_features[{col}]: expected among the values that the "
+                    f"space of the tree has, {codes}, got {odd}."
+                )
         if known_space.is_restricted:
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
-    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds).expand(d)
+    try:
+        fill_row = torch.as_tensor(0.5 if fill is None else fill).to(bounds).expand(d)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
+    if not fill_row.isfinite().all():
+        raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
     distance = check_number("min_distance", min_distance)
     if not 0.0 <= distance < 1.0:
         raise ValueError(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    for c, values in lists.items():
+    for c, numbers in lists.items():
         name = f"categorical_features[{c}]"
-        lists[c] = list(check_values(name, {check_number(name, v) for v in values}))
+        lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
     fixed = _fixed(tree, fixed_features, whole, lists, bounds)
     tables = [
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
@@ -417,20 +429,6 @@ def _both(first: Feasible, second: Feasible | None) -> Feasible:
     )
 
 
-def _within_categories(
-    listed: dict[int, list[Any]], space: SearchSpace
-) -> dict[int, list[Any]]:
-    """The values of categorical columns: those of the space, or fewer."""
-    for col, codes in space.categorical_features.items():
-        odd = [v for v in listed.get(col, ()) if v not in codes]
-        if odd:
-            raise ValueError(
-                f"categorical_features[{col}]: expected among the values that the "
-                f"space of the tree has, {codes}, got {odd}."
-            )
-    return {**space.categorical_features, **listed}
-
-
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     """What a space says about columns holds on its own scale only."""
     columns = set(range(space.dim) if space.is_restricted else space.integer_features)
@@ -445,18 +443,6 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
                 f"narrower ones, {lo} to {hi} for column {c} ({space.names[c]!r}), got "
                 f"{here[0]} to {here[1]}. Another scale needs a tree of its own."
             )
-
-
-def _check_fill(fill: Any, d: int, like: Tensor) -> Tensor:
-    try:
-        row = torch.as_tensor(fill, dtype=like.dtype, device=like.device)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
-    if row.dim() > 1 or row.numel() not in (1, d):
-        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.")
-    if not row.isfinite().all():
-        raise ValueError(f"fill: expected finite numbers, got {row.tolist()}.")
-    return row
 
 
 def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
@@ -644,7 +630,7 @@ def _promising(
         ``k x d`` points; none if the acquisition function has no model with one table
         of training points.
     """
-    model = getattr(acq_function, "model", None)
+    model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
     if not isinstance(X, Tensor) or model.training:

@@ -180,7 +180,7 @@ class _Combination(Condition):
                     f"combinations), got {part!r}."
                 )
             same = isinstance(part, _Combination) and type(part) is type(self)
-            flat.update(dict.fromkeys(part.parts if same else (part,)))
+            flat.update(dict.fromkeys(part.parts if same else (part,)))  # type: ignore[attr-defined]  # `same` says that it has parts
         object.__setattr__(self, "parts", tuple(flat))
 
     def atoms(self) -> Iterator[Atom]:

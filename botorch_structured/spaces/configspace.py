@@ -23,7 +23,6 @@ from ConfigSpace.conditions import AndConjunction, Conjunction
 from ConfigSpace.conditions import Condition as SimpleCondition
 from ConfigSpace.forbidden import (
     ForbiddenAndConjunction,
-    ForbiddenClause,
     ForbiddenConjunction,
     ForbiddenRelation,
 )
@@ -191,10 +190,6 @@ class _Reader:
             if isinstance(condition, AndConjunction):
                 return _NEVER if _NEVER in parts else And(tuple(parts))
             return _ALWAYS if _ALWAYS in parts else Or(tuple(parts))
-        if not isinstance(condition, SimpleCondition):
-            raise ValueError(
-                f"cs: expected a condition of ConfigSpace, got {condition!r}."
-            )
         parent = condition.parent.name
         if parent in self.fixed:
             return self._on_constant(condition)
@@ -268,8 +263,6 @@ class _Reader:
             return And(parts) if both else Or(parts)
         if isinstance(clause, ForbiddenRelation):
             return self._relation(clause)
-        if not isinstance(clause, ForbiddenClause):
-            raise ValueError(f"cs: expected a forbidden clause, got {clause!r}.")
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))

@@ -153,9 +153,9 @@ class _Node:
         branches: list[_Node] | None = None,
     ) -> None:
         self.factors, self.decision, self.branches = factors, decision, branches
-        if branches is None:
-            self.starts, self.count = [], math.prod(f.count for f in factors or ())
-        else:
+        self.starts: list[int] = []
+        self.count: int = math.prod(factor.count for factor in factors or ())
+        if branches is not None:
             counts = accumulate((branch.count for branch in branches), initial=0)
             *self.starts, self.count = counts
 

@@ -193,10 +193,9 @@ class Lookup:
         self.sizes = index([len(o) for o in outcomes])
         self.all_columns = index(self.columns)
         self.rows = index(range(D)).unsqueeze(-1)
-        strict = [o.strict or o.numeric for o in outcomes]
         self.strict = torch.tensor([o.strict for o in outcomes], device=device)
         self.any_strict = any(o.strict for o in outcomes)
-        self.all_strict = all(strict)
+        self.all_strict = all(o.strict or o.numeric for o in outcomes)
 
         # One row of truth values per atom, laid end to end; False where undeclared.
         exprs: dict[Expr, None] = {}
@@ -216,30 +215,18 @@ class Lookup:
         of_decisions = [conditions[c] for c in self.columns]
         depth = _depths(of_decisions)
         self.conditional = any(e is not True for e in of_decisions)
+        decided = [(k, e) for k, e in enumerate(of_decisions) if e is not True]
         self.levels = [
-            _Level(
-                [
-                    (k, e)
-                    for k, e in enumerate(of_decisions)
-                    if depth[k] == level and e is not True
-                ],
-                self.atoms,
-                device,
-            )
-            for level in range(max(depth, default=-1) + 1)
+            _Level([(k, e) for k, e in decided if depth[k] == d], self.atoms, device)
+            for d in range(max(depth, default=-1) + 1)
         ]
         off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
         self.off = torch.tensor(off, device=device) if any(off) else None
-        decisions = set(self.columns)
-        self.others = _Level(
-            [
-                (c, e)
-                for c, e in enumerate(conditions)
-                if c not in decisions and e is not True
-            ],
-            self.atoms,
-            device,
-        )
+        others = dict(enumerate(conditions))
+        for c in self.columns:
+            del others[c]
+        others = {c: e for c, e in others.items() if e is not True}
+        self.others = _Level(list(others.items()), self.atoms, device)
         # Digit 0 is "inactive" where that can happen; outcomes count from there, and an
         # undeclared value from behind them.
         shifts = [0 if e is True else 1 for e in of_decisions]

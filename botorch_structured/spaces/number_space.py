@@ -84,11 +84,11 @@ def read_numbers(
                     f"{what}: expected values within the bounds of column {c}, {lo} to "
                     f"{hi}, got {outside}."
                 )
-            odd = [v for v in codes[c] if declared and v not in declared]
+            odd = sorted({*codes[c]} - {*declared}) if declared else []
             if odd:
                 raise ValueError(
                     f"{what}: expected among the values that the tree declares, "
-                    f"{list(declared)}, got {odd}."
+                    f"{declared}, got {odd}."
                 )
             plain = [int(v) if float(v).is_integer() else v for v in codes[c]]
             values = labels.get(c, plain)

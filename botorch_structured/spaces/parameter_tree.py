@@ -364,10 +364,8 @@ class ParameterTree:
         Args:
             path: One of `paths`, or its number.
         """
-        if not isinstance(path, Path):
-            path = self.paths[path]
-        own = set(self.own_columns)
-        return [c for c in path.active_columns if c in own]
+        found = path if isinstance(path, Path) else self.paths[path]
+        return [c for c in found.active_columns if c in self.own_columns]
 
     def _path(
         self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
@@ -610,16 +608,15 @@ class ParameterTree:
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
-        if not isinstance(X, Tensor):
-            raise ValueError(
-                f"X: expected a tensor with rows of {self.dim} columns, got "
-                f"{type(X).__name__} (torch.as_tensor makes one)."
-            )
-        if X.dim() < 1 or X.shape[-1] != self.dim or not X.is_floating_point():
-            raise ValueError(
-                f"X: expected floating-point rows of {self.dim} columns, got shape "
-                f"{tuple(X.shape)} of {X.dtype}."
-            )
+        got = type(X).__name__
+        if isinstance(X, Tensor):
+            if X.shape[-1:] == (self.dim,) and X.is_floating_point():
+                return
+            got = f"shape {tuple(X.shape)} of {X.dtype}"
+        raise ValueError(
+            f"X: expected a tensor of floating-point rows of {self.dim} columns, got "
+            f"{got}."
+        )
 
     def _checked(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Values, outcomes and activity of all decisions."""

@@ -293,7 +293,8 @@ class SearchSpace:
                 c = self._position[name]
                 blank[i, c] = is_blank(value)
                 # None and empty text may also be choices.
-                if not blank[i, c] or _has_blank(self.columns[c]):
+                choices = getattr(self.columns[c], "choices", ())
+                if not blank[i, c] or any(map(is_blank, choices)):
                     numbers[i, c] = self.columns[c].encode(value)
                     given[i, c] = True
         X = torch.from_numpy(numbers)
@@ -690,7 +691,7 @@ class SearchSpace:
             and c in self.tree.numeric_decisions
             and not _is_round(column, value, x)
         ):
-            room = _beside_cut(column)
+            room = _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
             for lo, hi in self.tree.decision_values[c]:
                 if lo <= x <= hi and hi - lo > 2 * room:
                     return column.decode(min(max(x, lo + room), hi - room))
@@ -736,16 +737,6 @@ def _rows(configs: Any) -> list[dict[str, Any]]:
                 f"got {config!r}."
             )
     return [{name: config[name] for name in config.keys()} for config in many]
-
-
-def _has_blank(column: Column) -> bool:
-    """Whether nothing, or empty text, is one of the values of a parameter."""
-    return isinstance(column, CategoricalColumn) and any(map(is_blank, column.choices))
-
-
-def _beside_cut(column: FloatColumn) -> float:
-    """How far from a cut the numbers of a column are kept."""
-    return _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
 
 
 def _is_round(column: FloatColumn, value: float, x: float) -> bool:
