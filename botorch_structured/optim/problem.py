@@ -33,6 +33,7 @@ from botorch_structured.spaces.arguments import (
     check_columns,
     check_count,
     check_number,
+    check_values,
 )
 from botorch_structured.spaces.columns import slack
 
@@ -44,6 +45,9 @@ _SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
 _MAX_NUMBERS = 1 << 24
 # Of more training points than this the posterior is not asked for.
 _MAX_ROWS = 2048
+
+# The arguments that a space stands in for.
+_OF_SPACE = ("bounds", "tree", "integer_features", "categorical_features", "fill")
 
 Feasible = Callable[[Tensor], Tensor]
 
@@ -76,12 +80,8 @@ class Values:
 
     def take(self, columns: Tensor) -> Values:
         """The same of some columns."""
-        return Values(
-            self.whole[columns],
-            self.listed[columns],
-            self.ordered[columns],
-            self.table[columns],
-        )
+        parts = (self.whole, self.listed, self.ordered, self.table)
+        return Values(*(part[columns] for part in parts))
 
     def position(self, X: Tensor) -> Tensor:
         """``n x d`` positions of the nearest admissible values."""
@@ -238,11 +238,6 @@ def _mask(columns: Sequence[int], bounds: Tensor) -> Tensor:
     return mask
 
 
-def _by_value(tree: ParameterTree) -> list[int]:
-    """The decisions that are no numeric ones."""
-    return [c for c in tree.decision_columns if c not in tree.numeric_decisions]
-
-
 def first_of_each(keys: Tensor) -> Tensor:
     """The numbers of the rows whose key no earlier row has, ascending."""
     first: dict[int, int] = {}
@@ -297,22 +292,37 @@ def make_problem(
         ValueError: Which argument, what was expected, what came.
     """
     if space is not None:
-        instead = {
-            "bounds": bounds,
-            "tree": tree,
-            "integer_features": integer_features,
-            "categorical_features": categorical_features,
-            "fill": fill,
-        }
-        _check_space(space, [k for k, v in instead.items() if v is not None])
+        beside = (bounds, tree, integer_features, categorical_features, fill)
+        also = [k for k, v in zip(_OF_SPACE, beside, strict=True) if v is not None]
+        if not isinstance(space, SearchSpace):
+            raise ValueError(
+                "space: expected a SearchSpace (SearchSpace.from_configspace(cs)), got "
+                f"{type(space).__name__}."
+            )
+        if also:
+            raise ValueError(
+                f"space: expected in place of {', '.join(_OF_SPACE)}, got "
+                f"{', '.join(also)} as well."
+            )
         modelled = getattr(getattr(acq_function, "model", None), "tree", None)
         if isinstance(modelled, ParameterTree) and modelled.dim != space.dim:
             raise ValueError(
                 f"space: expected one of {modelled.dim} columns, as many as the model "
                 f"of the acquisition function has, got {space.dim}."
             )
-        bounds, tree = space.bounds.to(_like(space.bounds, acq_function)), space.tree
-    tree = _check_tree(bounds, tree)
+        parameters = () if acq_function is None else acq_function.parameters()
+        like = next((p for p in parameters if p.is_floating_point()), space.bounds)
+        bounds, tree = space.bounds.to(like), space.tree
+    if bounds is None or tree is None:
+        raise ValueError(
+            "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
+            f"their place, got {type(bounds).__name__} and {type(tree).__name__}."
+        )
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
+            f"got {type(tree).__name__}."
+        )
     d = tree.dim
     bounds = _check_bounds(bounds, d)
     if feasible is not None and not callable(feasible):
@@ -324,18 +334,32 @@ def make_problem(
     if known_space is not None:
         _check_scale(bounds, known_space)
         whole = sorted({*whole, *known_space.integer_features})
-        lists = _within_categories(lists, known_space)
+        lists = {**known_space.categorical_features, **lists}
+        for col, codes in known_space.categorical_features.items():
+            odd = [v for v in lists[col] if v not in codes]
+            if odd:
+                raise ValueError(
+                    f"categorical_features[{col}]: expected among the values that the "
+                    f"space of the tree has, {codes}, got {odd}."
+                )
         if known_space.is_restricted:
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
-    fill_row = _check_fill(0.5 if fill is None else fill, d, bounds).expand(d)
+    try:
+        fill_row = torch.as_tensor(0.5 if fill is None else fill).to(bounds).expand(d)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
+    if not fill_row.isfinite().all():
+        raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
     distance = check_number("min_distance", min_distance)
     if not 0.0 <= distance < 1.0:
         raise ValueError(
             "min_distance: expected a share of the width of the bounds, from 0 to less "
             f"than 1, got {min_distance!r}."
         )
-    lists = {c: _check_list(c, values) for c, values in lists.items()}
+    for c, numbers in lists.items():
+        name = f"categorical_features[{c}]"
+        lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
     fixed = _fixed(tree, fixed_features, whole, lists, bounds)
     tables = [
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
@@ -376,40 +400,6 @@ def make_problem(
     )
 
 
-def _check_space(space: SearchSpace, also: list[str]) -> None:
-    if not isinstance(space, SearchSpace):
-        raise ValueError(
-            "space: expected a SearchSpace (SearchSpace.from_configspace(cs)), got "
-            f"{type(space).__name__}."
-        )
-    if also:
-        raise ValueError(
-            "space: expected in place of bounds, tree, integer_features, "
-            f"categorical_features and fill, got {', '.join(also)} as well."
-        )
-
-
-def _like(numbers: Tensor, acq_function: AcquisitionFunction | None) -> Tensor:
-    """A tensor of the acquisition function's precision and device."""
-    parameters = () if acq_function is None else acq_function.parameters()
-    return next((p for p in parameters if p.is_floating_point()), numbers)
-
-
-def _check_tree(bounds: Any, tree: Any) -> ParameterTree:
-    if bounds is None or tree is None:
-        got = f"{type(bounds).__name__} and {type(tree).__name__}"
-        raise ValueError(
-            "bounds, tree: expected both of them, or space=... (a SearchSpace) in "
-            f"their place, got {got}."
-        )
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree: expected a ParameterTree (model.tree, ParameterTree(d, {...})), "
-            f"got {type(tree).__name__}."
-        )
-    return tree
-
-
 def _check_bounds(bounds: Any, d: int) -> Tensor:
     if (
         not isinstance(bounds, Tensor)
@@ -439,20 +429,6 @@ def _both(first: Feasible, second: Feasible | None) -> Feasible:
     )
 
 
-def _within_categories(
-    listed: dict[int, list[Any]], space: SearchSpace
-) -> dict[int, list[Any]]:
-    """The values of categorical columns: those of the space, or fewer."""
-    for col, codes in space.categorical_features.items():
-        odd = [v for v in listed.get(col, ()) if v not in codes]
-        if odd:
-            raise ValueError(
-                f"categorical_features[{col}]: expected among the values that the "
-                f"space of the tree has, {codes}, got {odd}."
-            )
-    return {**space.categorical_features, **listed}
-
-
 def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     """What a space says about columns holds on its own scale only."""
     columns = set(range(space.dim) if space.is_restricted else space.integer_features)
@@ -467,20 +443,6 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
                 f"narrower ones, {lo} to {hi} for column {c} ({space.names[c]!r}), got "
                 f"{here[0]} to {here[1]}. Another scale needs a tree of its own."
             )
-
-
-def _check_fill(fill: Any, d: int, like: Tensor) -> Tensor:
-    try:
-        row = torch.as_tensor(fill, dtype=like.dtype, device=like.device)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
-    if row.dim() > 1 or row.numel() not in (1, d):
-        raise ValueError(
-            f"fill: expected a number or {d} numbers, got shape {tuple(row.shape)}."
-        )
-    if not row.isfinite().all():
-        raise ValueError(f"fill: expected finite numbers, got {row.tolist()}.")
-    return row
 
 
 def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
@@ -510,15 +472,6 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
     return X
 
 
-def _check_list(col: int, values: list[Any]) -> list[float]:
-    """The values of a categorical column, ascending."""
-    name = f"categorical_features[{col}]"
-    found = sorted({check_number(name, v) for v in values})
-    if not found:
-        raise ValueError(f"{name}: expected at least one value, got {values}.")
-    return found
-
-
 def _values(
     tree: ParameterTree,
     whole: Sequence[int],
@@ -533,18 +486,16 @@ def _values(
     that were ``seen``.
     """
     tables = dict(lists)
-    by_value = _by_value(tree)
     codes, _, _ = tree.locate(seen, strict=False)
-    for k, col in enumerate(tree.decision_columns):
-        if col in by_value:
-            declared = tree.decision_values[col]
-            odd = seen[codes[:, k] == len(declared), col].tolist()
-            options = {*declared, *odd}
-            if col in lists:
-                options &= {*lists[col]}
-            elif col in whole:
-                options = {v for v in options if float(v).is_integer()}
-            tables[col] = sorted(options)
+    for col in tree.decisions_by_value:
+        declared = tree.decision_values[col]
+        code = codes[:, tree.decision_columns.index(col)]
+        options = {*declared, *seen[code == len(declared), col].tolist()}
+        if col in lists:
+            options &= {*lists[col]}
+        elif col in whole:
+            options = {v for v in options if float(v).is_integer()}
+        tables[col] = sorted(options)
     width = 1 + max((len(t) for t in tables.values()), default=0)
     table = bounds.new_full((tree.dim, max(width, 2)), torch.inf)
     for col, numbers in tables.items():
@@ -553,7 +504,7 @@ def _values(
         if col in fixed:
             row = row[row == row.new_tensor(fixed[col])]
         table[col, : len(row)] = row
-    named, decides = _mask(whole, bounds), _mask(by_value, bounds)
+    named, decides = _mask(whole, bounds), _mask(tree.decisions_by_value, bounds)
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
@@ -572,14 +523,13 @@ def _fixed(
             f"fixed_features: expected {{column: value}}, got {fixed_features!r}."
         )
     fixed: dict[int, float] = {}
-    by_value = _by_value(tree)
     for c, v in (fixed_features or {}).items():
         name = f"fixed_features[{c}]"
         col = check_column("fixed_features", c, tree.dim, True)
         if col in fixed:
             raise ValueError(
                 "fixed_features: expected each column once, got column "
-                f"{col} twice in {dict(fixed_features or {})}."
+                f"{col} twice in {fixed_features}."
             )
         value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
@@ -595,7 +545,7 @@ def _fixed(
                 expected = f"one of {near}" if col in lists else "an integer"
                 raise ValueError(f"{name}: expected {expected}, got {v}.")
             value = float(nearest)
-        elif col not in by_value:
+        elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
         fixed[col] = value
     return fixed
@@ -644,9 +594,7 @@ def _with_outcomes(
     """The tree with the outcomes declared that other arguments name."""
     strict: Mapping[int, Sequence[float]] = tree._values
     extended: dict[int, list[float]] = {}
-    for col in tree.decision_columns:
-        if col in tree.numeric_decisions:
-            continue
+    for col in tree.decisions_by_value:
         declared = tree.decision_values[col]
         named = {
             "categorical_features": list(categorical_features.get(col, ())),
@@ -682,38 +630,31 @@ def _promising(
         ``k x d`` points; none if the acquisition function has no model with one table
         of training points.
     """
-    d = tree.dim
-    model = getattr(acq_function, "model", None)
-    X = _training_points(model)
-    if X is None or X.dim() != 2 or X.shape[-1] != d or not len(X):
+    model: Any = getattr(acq_function, "model", None)
+    # As they were given, before any input transform.
+    X = getattr(model, "_original_train_inputs", None)
+    if not isinstance(X, Tensor) or model.training:
+        X = (getattr(model, "train_inputs", None) or (None,))[0]
+    X = _of_one_sample(model, X, ndim=2)
+    if X is None or X.shape[-1] != tree.dim or not len(X):
         return bounds[:0]
     X = X.detach().to(bounds)
     with torch.no_grad():
         score = _score(acq_function, model, X)
     if score is None:
         return bounds[:0]
-    order = score.to(X.device).argsort(descending=True, stable=True)
-    X = X[order]
+    X = X[score.to(X.device).argsort(descending=True, stable=True)]
     return X[first_of_each(tree.path_key(X))]
 
 
-def _training_points(model: Any) -> Tensor | None:
-    """The training points as they were given, before any input transform."""
-    original = getattr(model, "_original_train_inputs", None)
-    if isinstance(original, Tensor) and not model.training:
-        return _of_one_sample(model, original, ndim=2)
-    inputs = getattr(model, "train_inputs", None)
-    if not inputs or not isinstance(inputs[0], Tensor):
+def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
+    """A tensor with ``ndim`` dimensions, or None: an ensemble has it once a member."""
+    if not isinstance(values, Tensor):
         return None
-    return _of_one_sample(model, inputs[0], ndim=2)
-
-
-def _of_one_sample(model: Any, values: Tensor, ndim: int) -> Tensor:
-    """An ensemble holds its data once for each of its members."""
     if getattr(model, "_is_ensemble", False):
         while values.dim() > ndim:
             values = values[0]
-    return values
+    return values if values.dim() == ndim else None
 
 
 def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
@@ -722,10 +663,8 @@ def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor |
     transform = getattr(acq_function, "posterior_transform", None)
     objective = getattr(acq_function, "objective", None)
     plain = transform is None and isinstance(objective, IdentityMCObjective | None)
-    targets = getattr(model, "train_targets", None)
-    if isinstance(targets, Tensor):
-        targets = _of_one_sample(model, targets, ndim=1)
-    if plain and isinstance(targets, Tensor) and targets.shape == X.shape[:1]:
+    targets = _of_one_sample(model, getattr(model, "train_targets", None), ndim=1)
+    if plain and targets is not None and len(targets) == len(X):
         return sign * targets
     if len(X) > _MAX_ROWS:
         return None

@@ -12,6 +12,7 @@ __all__ = [
     "check_deviation",
     "check_number",
     "check_seed",
+    "check_values",
 ]
 
 import math
@@ -103,6 +104,18 @@ def check_number(name: str, value: Any, finite: bool = True) -> float:
         kind = "a finite number" if finite else "a number that is not NaN"
         raise ValueError(f"{name}: expected {kind}, got {value!r}.")
     return number + 0.0  # -0.0 and 0.0 are one value
+
+
+def check_values(name: str, values: Any) -> tuple[float, ...]:
+    """``values``, ascending, if they are a list of distinct numbers, at least one."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ValueError(f"{name}: expected a list of values, got {values!r}.")
+    numbers = sorted(check_number(name, v) for v in values)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"{name}: expected distinct values, at least one, got {numbers}."
+        )
+    return tuple(numbers)
 
 
 def check_deviation(name: str, value: Any) -> float | None:

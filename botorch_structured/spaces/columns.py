@@ -39,7 +39,8 @@ class Column(Protocol):
 
     ``bounds`` are those of the numbers; ``fill`` is what the column holds where the
     parameter is inactive (the middle of the bounds, or the legal value next to it);
-    ``discrete`` says whether the numbers are whole; ``default`` is the number of the
+    ``discrete`` says whether the numbers are whole, ``ordered`` whether neighbouring
+    ones are alike; ``default`` is the number of the
     declared default, None if there is none.
     """
 
@@ -47,6 +48,7 @@ class Column(Protocol):
     bounds: tuple[float, float]
     fill: float
     discrete: bool
+    ordered: bool
     default: float | None
 
     def encode(self, value: Any) -> float:
@@ -148,6 +150,21 @@ def _is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (_is_equal(a, b) or both_blank)
 
 
+def _check_limits(
+    name: str, lower: float, upper: float, log: bool, largest: float
+) -> None:
+    if not -largest <= lower <= upper <= largest:
+        raise ValueError(
+            f"{name!r}: expected bounds in ascending order, no number above {largest} "
+            f"in size, got {lower} and {upper}."
+        )
+    if log and lower <= 0:
+        raise ValueError(
+            f"{name!r}: expected a positive lower bound on a logarithmic scale, got "
+            f"{lower}."
+        )
+
+
 class FloatColumn:
     """A real parameter: the number itself, or its decimal logarithm.
 
@@ -156,7 +173,7 @@ class FloatColumn:
     which that would not be the very same one.
     """
 
-    discrete = False
+    discrete, ordered = False, True
     default: float | None = None
 
     def __init__(
@@ -164,16 +181,7 @@ class FloatColumn:
     ) -> None:
         self.name, self.log = name, log
         self.lower, self.upper = float(lower), float(upper)
-        if not (math.isfinite(lower) and math.isfinite(upper) and lower <= upper):
-            raise ValueError(
-                f"{name!r}: expected finite bounds in ascending order, got {lower} and "
-                f"{upper}."
-            )
-        if log and lower <= 0:
-            raise ValueError(
-                f"{name!r}: expected a positive lower bound on a logarithmic scale, "
-                f"got {lower}."
-            )
+        _check_limits(name, lower, upper, log, _MAX_FLOAT)
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
         self._originals: dict[float, float] = {}
@@ -241,21 +249,12 @@ class FloatColumn:
 class IntegerColumn:
     """A whole parameter: the number itself, also where its scale is logarithmic."""
 
-    discrete = True
+    discrete, ordered = True, True
     default: float | None = None
 
     def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:
         self.name, self.lower, self.upper, self.log = name, int(lower), int(upper), log
-        if self.lower > self.upper or max(abs(self.lower), abs(self.upper)) > 1 << 53:
-            raise ValueError(
-                f"{name!r}: expected bounds in ascending order within 2^53, got "
-                f"{lower} and {upper}."
-            )
-        if log and self.lower <= 0:
-            raise ValueError(
-                f"{name!r}: expected a positive lower bound on a logarithmic scale, "
-                f"got {lower}."
-            )
+        _check_limits(name, lower, upper, log, 2.0**53)
         self.bounds = (float(self.lower), float(self.upper))
         self.fill = float((self.lower + self.upper) // 2)
 

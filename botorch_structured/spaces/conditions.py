@@ -14,27 +14,17 @@ is ``Inactive(col)``, which holds where the parent is not: ConfigSpace reads its
 
 from __future__ import annotations
 
-__all__ = ["And", "Between", "Condition", "Equals", "In", "Inactive", "Or"]
+__all__ = ["And", "Atom", "Between", "Condition", "Equals", "In", "Inactive", "Or"]
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import as_integer, check_number
-
-
-def _column(col: object) -> int:
-    """``col`` as a plain int; ValueError when it is not a column index."""
-    index = as_integer(col)
-    if index is None or index < 0:
-        raise ValueError(
-            f"col: expected a column index (an integer >= 0), got {col!r}."
-        )
-    return index
+from botorch_structured.spaces.arguments import as_integer, check_number, check_values
 
 
 class Condition:
@@ -68,13 +58,27 @@ class Condition:
         raise NotImplementedError
 
 
-class _Atom(Condition):
+@dataclass(frozen=True)
+class Atom(Condition):
     """A statement about one parent column."""
 
     col: int
 
+    def __post_init__(self) -> None:
+        index = as_integer(self.col)
+        if index is None or index < 0:
+            raise ValueError(
+                f"col: expected a column index (an integer >= 0), got {self.col!r}."
+            )
+        object.__setattr__(self, "col", index)
+
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        """Where on the axis of the column it holds: closed intervals."""
+        raise NotImplementedError
+
     def atoms(self) -> Iterator[Atom]:
-        yield self  # type: ignore[misc]  # only the three subclasses exist
+        yield self
 
     def _test(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -85,37 +89,36 @@ class _Atom(Condition):
 
 
 @dataclass(frozen=True)
-class Equals(_Atom):
+class Equals(Atom):
     """Column ``col`` takes the value ``value`` (up to rounding)."""
 
-    col: int
     value: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "col", _column(self.col))
+        super().__post_init__()
         object.__setattr__(self, "value", check_number("value", self.value))
+
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        return [(self.value, self.value)]
 
     def _test(self, x: Tensor) -> Tensor:
         return (x - self.value).abs() <= 1e-6 * max(1.0, abs(self.value))
 
 
 @dataclass(frozen=True)
-class In(_Atom):
+class In(Atom):
     """Column ``col`` takes one of ``values`` (up to rounding)."""
 
-    col: int
-    values: tuple[float, ...]
+    values: Sequence[float]  # kept as an ascending tuple
 
-    def __init__(self, col: int, values: Iterable[float]) -> None:
-        object.__setattr__(self, "col", _column(col))
-        if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
-            raise ValueError(f"values: expected a list of values, got {values!r}.")
-        numbers = sorted(check_number("values", v) for v in values)
-        if not numbers:
-            raise ValueError(f"values: expected at least one value, got {values!r}.")
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f"values: expected distinct values, got {numbers}.")
-        object.__setattr__(self, "values", tuple(numbers))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "values", check_values("values", self.values))
+
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        return [(v, v) for v in self.values]
 
     def _test(self, x: Tensor) -> Tensor:
         tests = (Equals(self.col, v)._test(x) for v in self.values)
@@ -123,21 +126,24 @@ class In(_Atom):
 
 
 @dataclass(frozen=True)
-class Between(_Atom):
+class Between(Atom):
     """``lo <= x <= hi`` in column ``col``; either end may be infinite."""
 
-    col: int
     lo: float
     hi: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "col", _column(self.col))
+        super().__post_init__()
         object.__setattr__(self, "lo", check_number("lo", self.lo, finite=False))
         object.__setattr__(self, "hi", check_number("hi", self.hi, finite=False))
         if self.lo > self.hi or self.lo == math.inf or self.hi == -math.inf:
             raise ValueError(
                 f"lo: expected lo <= hi and a number between, got {self.lo}, {self.hi}."
             )
+
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        return [(self.lo, self.hi)]
 
     def _test(self, x: Tensor) -> Tensor:
         # In float64: a float32 point is compared with the very bounds that were given.
@@ -146,21 +152,17 @@ class Between(_Atom):
 
 
 @dataclass(frozen=True)
-class Inactive(_Atom):
+class Inactive(Atom):
     """Column ``col`` is not active."""
 
-    col: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "col", _column(self.col))
+    @property
+    def intervals(self) -> list[tuple[float, float]]:
+        return []
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         if active is None:
             return torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
         return ~active[..., self.col]
-
-
-Atom = Equals | In | Between | Inactive
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ __all__ = ["read_configspace"]
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ConfigSpace
@@ -22,7 +23,6 @@ from ConfigSpace.conditions import AndConjunction, Conjunction
 from ConfigSpace.conditions import Condition as SimpleCondition
 from ConfigSpace.forbidden import (
     ForbiddenAndConjunction,
-    ForbiddenClause,
     ForbiddenConjunction,
     ForbiddenRelation,
 )
@@ -89,9 +89,8 @@ def _column(hp: chp.Hyperparameter) -> Column:
 
 def _kind(statement: object) -> str:
     """What a simple condition, clause or relation says: a key of `_COMPARISONS`."""
-    name = type(statement).__name__.removeprefix("Forbidden")
-    for suffix in ("Condition", "Clause", "Relation"):
-        name = name.removesuffix(suffix)
+    name = type(statement).__name__
+    name = re.sub("^Forbidden|(Condition|Clause|Relation)$", "", name)
     if name not in _COMPARISONS:
         raise ValueError(
             f"cs: expected conditions and clauses of {list(_COMPARISONS)}, got "
@@ -148,10 +147,8 @@ class _Reader:
         found = set()
         for name, here in cuts.items():
             column = self.columns[name]
-            ordered = isinstance(column, IntegerColumn) or (
-                isinstance(column, CategoricalColumn) and column.ordered
-            )
-            if not ordered or len(here) == column.bounds[1] - column.bounds[0]:
+            lo, hi = column.bounds
+            if not column.ordered or len(here) == hi - lo:
                 found.add(name)
         return found
 
@@ -159,13 +156,6 @@ class _Reader:
         """Where on the axis of ``column`` a simple condition or clause holds."""
         lo, hi = column.bounds
         kind, argument = _kind(statement), _argument(statement)
-
-        def below(x: float) -> float:
-            return x - 1 if column.discrete else math.nextafter(x, -math.inf)
-
-        def above(x: float) -> float:
-            return x + 1 if column.discrete else math.nextafter(x, math.inf)
-
         if kind == "In":
             spans: Spans = []
             for x in sorted({column.encode(value) for value in argument}):
@@ -175,12 +165,15 @@ class _Reader:
                     spans.append((x, x))
             return spans
         x = column.encode(argument)
+        below, above = x - 1, x + 1
+        if not column.discrete:
+            below, above = math.nextafter(x, -math.inf), math.nextafter(x, math.inf)
         spans = {
             "Equals": [(x, x)],
-            "NotEquals": [(lo, below(x)), (above(x), hi)],
-            "LessThan": [(lo, below(x))],
+            "NotEquals": [(lo, below), (above, hi)],
+            "LessThan": [(lo, below)],
             "LessThanEquals": [(lo, x)],
-            "GreaterThan": [(above(x), hi)],
+            "GreaterThan": [(above, hi)],
             "GreaterThanEquals": [(x, hi)],
         }[kind]
         return [(a, b) for a, b in spans if a <= b]
@@ -197,10 +190,6 @@ class _Reader:
             if isinstance(condition, AndConjunction):
                 return _NEVER if _NEVER in parts else And(tuple(parts))
             return _ALWAYS if _ALWAYS in parts else Or(tuple(parts))
-        if not isinstance(condition, SimpleCondition):
-            raise ValueError(
-                f"cs: expected a condition of ConfigSpace, got {condition!r}."
-            )
         parent = condition.parent.name
         if parent in self.fixed:
             return self._on_constant(condition)
@@ -219,18 +208,14 @@ class _Reader:
             return _NEVER
         if column.name in self.by_value:
             return In(col, [x for a, b in spans for x in range(int(a), int(b) + 1)])
-        (lo, hi), half = column.bounds, 0.5 if column.discrete else 0.0
-        # Whole numbers are cut half-way; the upper half belongs to the number above.
-        parts = [
-            Between(
-                col,
-                -math.inf if a <= lo else a - half,
-                math.inf
-                if b >= hi
-                else (math.nextafter(b + half, -math.inf) if half else b),
-            )
-            for a, b in spans
-        ]
+        lo, hi = column.bounds
+        parts = []
+        for a, b in spans:
+            if column.discrete:
+                # Cut half-way; the upper half belongs to the number above.
+                a, b = a - 0.5, math.nextafter(b + 0.5, -math.inf)
+            a, b = -math.inf if a <= lo else a, math.inf if b >= hi else b
+            parts.append(Between(col, a, b))
         return parts[0] if len(parts) == 1 else Or(tuple(parts))
 
     def _on_constant(self, condition: SimpleCondition) -> Condition:
@@ -278,8 +263,6 @@ class _Reader:
             return And(parts) if both else Or(parts)
         if isinstance(clause, ForbiddenRelation):
             return self._relation(clause)
-        if not isinstance(clause, ForbiddenClause):
-            raise ValueError(f"cs: expected a forbidden clause, got {clause!r}.")
         name = clause.hyperparameter.name
         if name in self.fixed:
             holds = _COMPARISONS[_kind(clause)](self.fixed[name], _argument(clause))
@@ -304,7 +287,8 @@ class _Reader:
                     [bool(compare(a, b)) for b in right.values] for a in left.values
                 ]
                 return TableRelation(left, right, tuple(map(tuple, table)))
-            if not _numeric((*left.values, *right.values)):
+            values = (*left.values, *right.values)
+            if not all(isinstance(v, (bool, int, float)) for v in values):
                 raise TypeError("numbers and other values have no order")
         except TypeError as error:
             if _kind(relation) == "Equals":
@@ -314,7 +298,3 @@ class _Reader:
                 f"{relation} ({error})."
             ) from None
         return Relation(left, right, compare)
-
-
-def _numeric(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, (bool, int, float)) for value in values)

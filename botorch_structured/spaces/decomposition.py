@@ -27,6 +27,7 @@ __all__ = [
     "refers_to",
 ]
 
+import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
@@ -107,17 +108,12 @@ def _masks(expr: Expr, k: int) -> set[int]:
     return set().union(*(_masks(part, k) for part in expr[1]))
 
 
-def _bit(code: int | None) -> int:
-    """The bit of an outcome (None: inactive)."""
-    return 0 if code is None else code + 1
-
-
-def _substitute(expr: Expr, k: int, code: int | None) -> Expr:
-    """``expr`` once decision ``k`` has outcome ``code`` (None: it is inactive)."""
+def _substitute(expr: Expr, k: int, code: int) -> Expr:
+    """``expr`` once decision ``k`` has outcome ``code`` (-1: it is inactive)."""
     if k not in refers_to(expr):
         return expr
     if expr[0] == "atom":
-        return bool(expr[2] >> _bit(code) & 1)
+        return bool(expr[2] >> code + 1 & 1)
     return _combine(expr[0], (_substitute(part, k, code) for part in expr[1]))
 
 
@@ -126,7 +122,7 @@ def evaluate(expr: Expr, codes: Mapping[int, int]) -> bool:
     if isinstance(expr, bool):
         return expr
     if expr[0] == "atom":
-        return bool(expr[2] >> _bit(codes.get(expr[1])) & 1)
+        return bool(expr[2] >> codes.get(expr[1], -1) + 1 & 1)
     test = all if expr[0] == "and" else any
     return test(evaluate(part, codes) for part in expr[1])
 
@@ -158,15 +154,10 @@ class _Node:
     ) -> None:
         self.factors, self.decision, self.branches = factors, decision, branches
         self.starts: list[int] = []
-        self.count = 1
-        for factor in factors or ():
-            self.count *= factor.count
+        self.count: int = math.prod(factor.count for factor in factors or ())
         if branches is not None:
-            total = 0
-            for branch in branches:
-                self.starts.append(total)
-                total += branch.count
-            self.count = total
+            counts = accumulate((branch.count for branch in branches), initial=0)
+            *self.starts, self.count = counts
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
         """``n x D`` outcomes -> ``n`` path numbers."""
@@ -220,9 +211,9 @@ class Decomposition:
         self._nodes: dict[State, _Node] = {}
         self._counts: dict[tuple[State, Expr], int] = {}
         items = {k: e for k, e in enumerate(conditions) if e is not False}
-        dropped = [k for k, e in enumerate(conditions) if e is False]
-        for k in dropped:
-            self._assign(items, k, None)
+        for k, expr in enumerate(conditions):
+            if expr is False:
+                self._assign(items, k, -1)
         self.root = tuple(sorted(items.items()))
 
     @property
@@ -359,7 +350,7 @@ class Decomposition:
         state = dict(self.root)
         for k in refers_to(goal):
             if k not in state:
-                goal = _substitute(goal, k, None)
+                goal = _substitute(goal, k, -1)
         return goal
 
     def _after(self, state: State, goal: Expr, k: int, code: int) -> tuple[State, Expr]:
@@ -371,16 +362,16 @@ class Decomposition:
         return tuple(sorted(items.items())), goal
 
     def _assign(
-        self, items: dict[int, Expr], k: int, code: int | None
-    ) -> list[tuple[int, int | None]]:
+        self, items: dict[int, Expr], k: int, code: int
+    ) -> list[tuple[int, int]]:
         """Decide ``k`` in ``items``; returns all that is decided thereby."""
-        todo: list[tuple[int, int | None]] = [(k, code)]
+        todo = [(k, code)]
         for k, code in todo:
             for j, expr in list(items.items()):
                 rest = _substitute(expr, k, code)
                 if rest is False:
                     del items[j]
-                    todo.append((j, None))
+                    todo.append((j, -1))
                 elif rest is not expr:
                     items[j] = rest
         return todo
@@ -418,7 +409,7 @@ class Decomposition:
         masks = sorted(set().union(*(_masks(expr, k) for expr in exprs)))
         cases: dict[tuple[int, ...], list[int]] = {}
         for code in range(self.sizes[k]):
-            cases.setdefault(tuple(m >> _bit(code) & 1 for m in masks), []).append(code)
+            cases.setdefault(tuple(m >> code + 1 & 1 for m in masks), []).append(code)
         return [(codes[0], codes) for codes in cases.values()]
 
     def _node(self, state: State) -> _Node:
@@ -430,12 +421,12 @@ class Decomposition:
             node = _Node(factors=[self._node(group) for group in groups])
         else:
             k = self._pick(state)
-            branches: list[_Node | None] = [None] * self.sizes[k]
+            below: dict[int, _Node] = {}
             for first, codes in self._cases(state, k, False):
-                below = self._node(self._after(state, False, k, first)[0])
-                for code in codes:
-                    branches[code] = below
-            node = _Node(decision=k, branches=branches)  # type: ignore[arg-type]  # every outcome is in one case
+                after, _ = self._after(state, False, k, first)
+                below |= dict.fromkeys(codes, self._node(after))
+            branches = [below[code] for code in range(self.sizes[k])]
+            node = _Node(decision=k, branches=branches)
         self._nodes[state] = node
         return node
 
@@ -446,17 +437,15 @@ class Decomposition:
         if key in self._counts:
             return self._counts[key]
         factor = 1
-        linked: list[tuple[int, Expr]] = []
+        linked: State = ()
         for group in self._groups(state):
-            if any(k in refers_to(goal) for k, _ in group):
-                linked.extend(group)
-            else:
+            if refers_to(goal).isdisjoint(dict(group)):
                 factor *= self._node(group).count
-        k = self._pick(tuple(linked), goal)
-        total = 0
-        for first, codes in self._cases(tuple(linked), k, goal):
-            total += len(codes) * self._count(
-                *self._after(tuple(linked), goal, k, first)
-            )
-        self._counts[key] = factor * total
+            else:
+                linked += group
+        k = self._pick(linked, goal)
+        self._counts[key] = factor * sum(
+            len(codes) * self._count(*self._after(linked, goal, k, first))
+            for first, codes in self._cases(linked, k, goal)
+        )
         return self._counts[key]

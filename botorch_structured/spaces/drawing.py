@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["draw"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from botorch_structured.spaces.conditions import (
@@ -40,21 +40,13 @@ def phrase(condition: Condition) -> str:
 
 def _places(condition: Condition) -> list[tuple[int, float]] | None:
     """The (parent, value) pairs a child hangs under; None if it is not that simple."""
-    if isinstance(condition, Equals):
-        return [(condition.col, condition.value)]
-    if isinstance(condition, In):
-        return [(condition.col, v) for v in condition.values]
+    if isinstance(condition, (Equals, In)):
+        return [(condition.col, v) for v, _ in condition.intervals]
     if isinstance(condition, Or):
         parts = [_places(part) for part in condition.parts]
         if parts and all(part is not None for part in parts):
             return [pair for part in parts for pair in part or []]
     return None
-
-
-def _label(columns: Sequence[int]) -> str:
-    return ("column " if len(columns) == 1 else "columns ") + ", ".join(
-        map(str, columns)
-    )
 
 
 def draw(
@@ -69,7 +61,7 @@ def draw(
     the first time.
     """
     title = f"ParameterTree(dim={dim}, num_paths={num_paths})"
-    under: dict[tuple[int, float], list[int]] = {}
+    under: dict[tuple[int, Any], list[int]] = {}
     top: list[int] = []
     for col in range(dim):
         places = _places(conditions[col]) if col in conditions else None
@@ -80,48 +72,38 @@ def draw(
     lines: list[str] = []
     drawn: set[int] = set()
 
-    def subtrees(columns: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """Decisions one by one; the other columns together."""
-        plain = [
-            c for c in columns if c not in decision_values and _is_placed(c, conditions)
-        ]
-        rest = [c for c in columns if c not in plain]
-        return [(_label([c]), [c]) for c in rest] + (
-            [(_label(plain), [])] if plain else []
-        )
+    def is_placed(col: int) -> bool:
+        """Whether the drawing itself shows where ``col`` is active."""
+        return col not in conditions or bool(_places(conditions[col]))
 
-    def add(columns: Sequence[int], indent: str) -> None:
-        items = subtrees(columns)
-        for i, (label, deeper) in enumerate(items):
-            if len(lines) > _MAX_LINES:
-                return
-            last = i == len(items) - 1
-            col = deeper[0] if deeper else None
-            if col is not None and not _is_placed(col, conditions):
+    def columns(cols: Sequence[int], indent: str) -> None:
+        """Decisions and columns with a condition one by one; the others together."""
+        together = [c for c in cols if c not in decision_values and is_placed(c)]
+        items = [[c] for c in cols if c not in together]
+        items += [together] if together else []
+        for item, first, then in _branches(items, indent):
+            label = ("column " if len(item) == 1 else "columns ") + str(item)[1:-1]
+            col = item[0]
+            if not is_placed(col):
                 label += f" where {phrase(conditions[col])}"
-            lines.append(indent + ("`-- " if last else "|-- ") + label)
-            if col is None or col not in decision_values or col in drawn:
-                continue
-            drawn.add(col)
-            outcomes(col, indent + ("    " if last else "|   "))
+            lines.append(first + label)
+            if col in decision_values and col not in drawn and len(lines) <= _MAX_LINES:
+                drawn.add(col)
+                outcomes(col, then)
 
     def outcomes(col: int, indent: str) -> None:
-        values = decision_values[col]
-        for i, value in enumerate(values):
-            if len(lines) > _MAX_LINES:
-                return
-            last = i == len(values) - 1
-            if isinstance(value, tuple):
-                label, below = f"in [{value[0]:g}, {value[1]:g}]", []
-            else:
-                label, below = f"= {value:g}", under.get((col, value), [])
-            lines.append(indent + ("`-- " if last else "|-- ") + label)
-            add(below, indent + ("    " if last else "|   "))
+        for value, first, then in _branches(decision_values[col], indent):
+            interval = isinstance(value, tuple)
+            label = "in [{:g}, {:g}]".format(*value) if interval else f"= {value:g}"
+            lines.append(first + label)
+            columns(under.get((col, value), []), then)
 
-    add(top, "")
+    columns(top, "")
     return "\n".join([title, *lines]) if len(lines) <= _MAX_LINES else title
 
 
-def _is_placed(col: int, conditions: Mapping[int, Condition]) -> bool:
-    """Whether the drawing itself shows where ``col`` is active."""
-    return col not in conditions or bool(_places(conditions[col]))
+def _branches(items: Sequence[Any], indent: str) -> Iterator[tuple[Any, str, str]]:
+    """Items with what stands before each, and before what hangs under it."""
+    for i, item in enumerate(items, 1):
+        first, then = ("`-- ", "    ") if i == len(items) else ("|-- ", "|   ")
+        yield item, indent + first, indent + then

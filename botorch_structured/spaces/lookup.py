@@ -19,11 +19,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.conditions import Atom, Between, Equals, Inactive
+from botorch_structured.spaces.conditions import Atom, Inactive
 from botorch_structured.spaces.decomposition import Expr, refers_to
 
 # How far from a declared value still counts as it, in units of the smallest gap.
@@ -34,17 +35,10 @@ _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
 
-def _intervals(a: Atom) -> list[tuple[float, float]]:
-    """Where on the axis of its column an atom holds."""
-    if isinstance(a, Inactive):
-        return []
-    if isinstance(a, Between):
-        return [(a.lo, a.hi)]
-    return [(v, v) for v in ([a.value] if isinstance(a, Equals) else a.values)]
-
-
-def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
-    """The intervals of the real line that ``atoms`` on one column tell apart.
+def cut_intervals(
+    atoms: Iterable[Atom],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Both ends of the intervals of the real line that ``atoms`` on one column cut.
 
     Every boundary is brought to the form ``x >= cut`` (``x > hi`` is ``x >=`` the next
     float), so that the intervals are closed at both ends and do not overlap: both of
@@ -52,13 +46,12 @@ def cut_intervals(atoms: Iterable[Atom]) -> list[tuple[float, float]]:
     """
     cuts: set[float] = set()
     for a in atoms:
-        for lo, hi in _intervals(a):
+        for lo, hi in a.intervals:
             cuts.add(lo)
             cuts.add(math.nextafter(hi, math.inf))
     cuts -= {-math.inf, math.inf}
-    lows = [-math.inf, *sorted(cuts)]
-    highs = [math.nextafter(cut, -math.inf) for cut in lows[1:]] + [math.inf]
-    return list(zip(lows, highs, strict=True))
+    lows = (-math.inf, *sorted(cuts))
+    return lows, (*(math.nextafter(cut, -math.inf) for cut in lows[1:]), math.inf)
 
 
 @dataclass(frozen=True)
@@ -78,20 +71,6 @@ class Outcomes:
     highs: tuple[float, ...]
     numeric: bool
     strict: bool
-
-    @classmethod
-    def of_values(
-        cls, col: int, values: Iterable[float], strict: bool = False
-    ) -> Outcomes:
-        """A decision by value."""
-        values = tuple(values)
-        return cls(col, values, values, numeric=False, strict=strict)
-
-    @classmethod
-    def of_intervals(cls, col: int, spans: Iterable[tuple[float, float]]) -> Outcomes:
-        """A numeric decision."""
-        lows, highs = zip(*spans, strict=True)
-        return cls(col, lows, highs, numeric=True, strict=False)
 
     def __len__(self) -> int:
         return len(self.lows)
@@ -130,9 +109,9 @@ class Outcomes:
         """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
         if isinstance(atom, Inactive):
             return 1
-        spans, bits = _intervals(atom), 0
+        bits = 0
         for code, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
-            if any(lo <= low and high <= hi for lo, hi in spans):
+            if any(lo <= low and high <= hi for lo, hi in atom.intervals):
                 bits |= 2 << code
         return bits
 
@@ -214,10 +193,9 @@ class Lookup:
         self.sizes = index([len(o) for o in outcomes])
         self.all_columns = index(self.columns)
         self.rows = index(range(D)).unsqueeze(-1)
-        strict = [o.strict or o.numeric for o in outcomes]
         self.strict = torch.tensor([o.strict for o in outcomes], device=device)
         self.any_strict = any(o.strict for o in outcomes)
-        self.all_strict = all(strict)
+        self.all_strict = all(o.strict or o.numeric for o in outcomes)
 
         # One row of truth values per atom, laid end to end; False where undeclared.
         exprs: dict[Expr, None] = {}
@@ -237,28 +215,18 @@ class Lookup:
         of_decisions = [conditions[c] for c in self.columns]
         depth = _depths(of_decisions)
         self.conditional = any(e is not True for e in of_decisions)
+        decided = [(k, e) for k, e in enumerate(of_decisions) if e is not True]
         self.levels = [
-            _Level(
-                [(k, e) for k, e in enumerate(of_decisions) if depth[k] == level],
-                self.atoms,
-                device,
-            )
-            for level in range(1, max(depth, default=0) + 1)
+            _Level([(k, e) for k, e in decided if depth[k] == d], self.atoms, device)
+            for d in range(max(depth, default=-1) + 1)
         ]
         off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
         self.off = torch.tensor(off, device=device) if any(off) else None
-        never = [k for k, e in enumerate(of_decisions) if e is False]
-        self.never = index(never) if never else None
-        decisions = set(self.columns)
-        self.others = _Level(
-            [
-                (c, e)
-                for c, e in enumerate(conditions)
-                if c not in decisions and e is not True
-            ],
-            self.atoms,
-            device,
-        )
+        others = dict(enumerate(conditions))
+        for c in self.columns:
+            del others[c]
+        others = {c: e for c, e in others.items() if e is not True}
+        self.others = _Level(list(others.items()), self.atoms, device)
         # Digit 0 is "inactive" where that can happen; outcomes count from there, and an
         # undeclared value from behind them.
         shifts = [0 if e is True else 1 for e in of_decisions]
@@ -375,8 +343,6 @@ class Lookup:
         """Active decisions, and the truth of all atoms as if every decision were."""
         truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
         active = torch.ones_like(codes, dtype=torch.bool)
-        if self.never is not None:
-            active[..., self.never] = False
         for level in self.levels:
             self._apply(level, active, active, truth)
         return active, truth
@@ -435,15 +401,8 @@ def _atoms(expr: Expr) -> list[Expr]:
 
 def _depths(conditions: Sequence[Expr]) -> list[int]:
     """How many decisions stand above each one (0: none)."""
+    above = {k: refers_to(expr) for k, expr in enumerate(conditions)}
     depth: dict[int, int] = {}
-    stack = list(range(len(conditions)))
-    while stack:
-        k = stack[-1]
-        above = refers_to(conditions[k])
-        open_ones = [j for j in above if j not in depth]
-        if open_ones:
-            stack.extend(open_ones)
-            continue
-        depth[k] = max((depth[j] + 1 for j in above), default=0)
-        stack.pop()
+    for k in TopologicalSorter(above).static_order():
+        depth[k] = max((depth[j] + 1 for j in above[k]), default=0)
     return [depth[k] for k in range(len(conditions))]

@@ -50,9 +50,7 @@ def read_numbers(
     logs = set(check_columns("log_features", log_features, d))
     labels = check_by_column("choices", choices, d)
     codes = {
-        c: tree.decision_values[c]
-        for c in tree.decision_columns
-        if c not in tree.numeric_decisions and c not in whole
+        c: tree.decision_values[c] for c in tree.decisions_by_value if c not in whole
     }
     named = check_by_column("categorical_features", categorical_features, d)
     for c, values in named.items():
@@ -80,7 +78,18 @@ def read_numbers(
         declared = tree._values.get(c)
         if c in codes:
             what = f"categorical_features[{c}]" if c in named else "tree"
-            _check_among(what, c, codes[c], declared, lo, hi)
+            outside = [v for v in codes[c] if not lo <= v <= hi]
+            if outside:
+                raise ValueError(
+                    f"{what}: expected values within the bounds of column {c}, {lo} to "
+                    f"{hi}, got {outside}."
+                )
+            odd = sorted({*codes[c]} - {*declared}) if declared else []
+            if odd:
+                raise ValueError(
+                    f"{what}: expected among the values that the tree declares, "
+                    f"{declared}, got {odd}."
+                )
             plain = [int(v) if float(v).is_integer() else v for v in codes[c]]
             values = labels.get(c, plain)
             columns.append(CategoricalColumn(name, values, codes=codes[c]))
@@ -137,26 +146,3 @@ def _bounds(bounds: Any, names: list[str]) -> Tensor:
                 f"{lo} and {hi} for {name!r}."
             )
     return limits.detach().cpu()
-
-
-def _check_among(
-    what: str,
-    col: int,
-    codes: Sequence[float],
-    declared: Sequence[float] | None,
-    lo: float,
-    hi: float,
-) -> None:
-    """Raise unless the numbers of a categorical column may occur."""
-    outside = [v for v in codes if not lo <= v <= hi]
-    if outside:
-        raise ValueError(
-            f"{what}: expected values within the bounds of column {col}, {lo} to {hi}, "
-            f"got {outside}."
-        )
-    odd = [v for v in codes if declared is not None and v not in declared]
-    if odd:
-        raise ValueError(
-            f"{what}: expected among the values that the tree declares, "
-            f"{list(declared or ())}, got {odd}."
-        )

@@ -11,10 +11,11 @@ __all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths"]
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from botorch_structured.spaces.arguments import (
     check_columns,
     check_count,
     check_number,
+    check_values,
 )
 from botorch_structured.spaces.conditions import (
     And,
@@ -98,11 +100,7 @@ class Paths(Sequence[Path]):
     def __len__(self) -> int:
         return self._num_paths
 
-    @overload
-    def __getitem__(self, index: int) -> Path: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Path]: ...
-    def __getitem__(self, index: int | slice) -> Path | list[Path]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._num_paths))]
         number = int(index)
@@ -112,9 +110,6 @@ class Paths(Sequence[Path]):
                 "(numbers from there on stand for undeclared values: use path_of)."
             )
         return self._build(number % self._num_paths)
-
-    def __iter__(self) -> Iterator[Path]:
-        return (self._build(i) for i in range(self._num_paths))
 
     def __repr__(self) -> str:
         return f"<{self._num_paths} paths>"
@@ -178,7 +173,15 @@ class ParameterTree:
         self._dependencies = _read_dependencies(dim, hierarchical_dependencies)
         self.conditions = _read_conditions(dim, self._dependencies, conditions)
         self._values = _read_values(dim, values)
-        _check_acyclic(self.conditions)
+        try:
+            above = {c: condition.columns() for c, condition in self.conditions.items()}
+            TopologicalSorter(above).prepare()
+        except CycleError as error:
+            raise ValueError(
+                "hierarchical_dependencies, conditions: expected no cycle, got "
+                "columns that wait for each other: "
+                f"{' -> '.join(map(str, error.args[1]))}."
+            ) from None
         self._outcomes = self._collect_outcomes()
         self._position = {o.col: k for k, o in enumerate(self._outcomes)}
         self._exprs: list[Expr] = [
@@ -202,10 +205,7 @@ class ParameterTree:
         Without what ``conditions`` declared, so empty for a tree that was declared by
         these alone.
         """
-        return {
-            parent: {value: list(children) for value, children in branches.items()}
-            for parent, branches in self._dependencies.items()
-        }
+        return copy.deepcopy(self._dependencies)
 
     def of_space(self, space: Any) -> ParameterTree:
         """The same tree, as that of a `SearchSpace`.
@@ -244,20 +244,16 @@ class ParameterTree:
         return x
 
     def _collect_outcomes(self) -> list[Outcomes]:
-        named = self._dependencies
-        atoms: dict[int, list[Atom]] = {c: [] for c in named}
+        atoms: dict[int, list[Atom]] = {c: [] for c in self._dependencies}
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
         outcomes = []
         for col in sorted({*atoms, *self._values}):
             here = atoms.get(col, [])
-            points = set(named.get(col, ()))
+            points = set(self._dependencies.get(col, ()))
             for a in here:
-                if isinstance(a, Equals):
-                    points.add(a.value)
-                elif isinstance(a, In):
-                    points.update(a.values)
+                points |= {lo for lo, _ in a.intervals if not isinstance(a, Between)}
             declared = self._values.get(col)
             if declared is not None:
                 missing = sorted(points - set(declared))
@@ -267,12 +263,11 @@ class ParameterTree:
                         f"its conditions name included, got {list(declared)} without "
                         f"{missing}."
                     )
-                outcomes.append(Outcomes.of_values(col, declared, strict=True))
-            elif any(isinstance(a, Between) for a in here):
-                cuts = cut_intervals([*here, *(Equals(col, v) for v in points)])
-                outcomes.append(Outcomes.of_intervals(col, cuts))
-            else:
-                outcomes.append(Outcomes.of_values(col, sorted(points)))
+            numeric = declared is None and any(isinstance(a, Between) for a in here)
+            lows = highs = tuple(sorted(points)) if declared is None else declared
+            if numeric:
+                lows, highs = cut_intervals([*here, *(Equals(col, v) for v in points)])
+            outcomes.append(Outcomes(col, lows, highs, numeric, declared is not None))
         return outcomes
 
     @cached_property
@@ -284,6 +279,11 @@ class ParameterTree:
     def numeric_decisions(self) -> list[int]:
         """The decision columns whose outcomes are intervals."""
         return [o.col for o in self._outcomes if o.numeric]
+
+    @cached_property
+    def decisions_by_value(self) -> list[int]:
+        """The decision columns whose outcomes are values."""
+        return [o.col for o in self._outcomes if not o.numeric]
 
     @cached_property
     def decision_values(self) -> dict[int, list[Any]]:
@@ -310,9 +310,7 @@ class ParameterTree:
         """``num_edges`` booleans: whether that outcome switches on no decision."""
         leaf = torch.ones(self.num_edges, dtype=torch.bool)
         for col in self.decision_columns:
-            if col not in self.conditions:
-                continue
-            for a in self.conditions[col].atoms():
+            for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
                 mask = self._outcomes[k].mask(a)
                 for code in range(len(self._outcomes[k])):
@@ -346,7 +344,7 @@ class ParameterTree:
         return [counts[expr] for expr in self._exprs]
 
     def _is_free(self, col: int) -> bool:
-        return col not in self.decision_columns or col in self.numeric_decisions
+        return col not in self.decisions_by_value
 
     @cached_property
     def own_columns(self) -> list[int]:
@@ -366,10 +364,8 @@ class ParameterTree:
         Args:
             path: One of `paths`, or its number.
         """
-        if not isinstance(path, Path):
-            path = self.paths[path]
-        own = set(self.own_columns)
-        return [c for c in path.active_columns if c in own]
+        found = path if isinstance(path, Path) else self.paths[path]
+        return [c for c in found.active_columns if c in self.own_columns]
 
     def _path(
         self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
@@ -564,12 +560,12 @@ class ParameterTree:
         codes = self.decision_codes(row)[0].tolist()
         values = row[0].double().tolist()
         found = {k: code for k, code in enumerate(codes) if code >= 0}
-        columns = [o.col for o in self._outcomes]
-        undeclared = {
-            columns[k]: values[columns[k]]
-            for k, code in found.items()
-            if code == len(self._outcomes[k])
-        }
+        odd = [
+            o.col
+            for o, code in zip(self._outcomes, codes, strict=True)
+            if code == len(o)
+        ]
+        undeclared = {col: values[col] for col in odd}
         return self._path(found, undeclared)
 
     def random_paths(
@@ -612,16 +608,15 @@ class ParameterTree:
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
-        if not isinstance(X, Tensor):
-            raise ValueError(
-                f"X: expected a tensor with rows of {self.dim} columns, got "
-                f"{type(X).__name__} (torch.as_tensor makes one)."
-            )
-        if X.dim() < 1 or X.shape[-1] != self.dim or not X.is_floating_point():
-            raise ValueError(
-                f"X: expected floating-point rows of {self.dim} columns, got shape "
-                f"{tuple(X.shape)} of {X.dtype}."
-            )
+        got = type(X).__name__
+        if isinstance(X, Tensor):
+            if X.shape[-1:] == (self.dim,) and X.is_floating_point():
+                return
+            got = f"shape {tuple(X.shape)} of {X.dtype}"
+        raise ValueError(
+            f"X: expected a tensor of floating-point rows of {self.dim} columns, got "
+            f"{got}."
+        )
 
     def _checked(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """Values, outcomes and activity of all decisions."""
@@ -716,39 +711,5 @@ def _read_values(
     normal = {}
     for col, listed in given.items():
         col = check_column("values", col, dim)
-        if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
-            raise ValueError(
-                f"values[{col}]: expected a list of values, got {listed!r}."
-            )
-        numbers = sorted(check_number(f"values[{col}]", v) for v in listed)
-        if not numbers or len(set(numbers)) < len(numbers):
-            raise ValueError(
-                f"values[{col}]: expected distinct values, at least one, got {numbers}."
-            )
-        normal[col] = tuple(numbers)
+        normal[col] = check_values(f"values[{col}]", listed)
     return dict(sorted(normal.items()))
-
-
-def _check_acyclic(conditions: Mapping[int, Condition]) -> None:
-    """Raise a ValueError that prints the cycle if columns wait for each other."""
-    above = {c: sorted(condition.columns()) for c, condition in conditions.items()}
-    done: set[int] = set()
-    for start in above:
-        # Depth first with an explicit stack; `trail` is the chain being followed.
-        trail: list[int] = []
-        stack = [(start, False)]
-        while stack:
-            col, leaving = stack.pop()
-            if leaving:
-                done.add(trail.pop())
-            elif col in trail:
-                cycle = [*trail[trail.index(col) :], col]
-                chain = " -> ".join(map(str, reversed(cycle)))
-                raise ValueError(
-                    "hierarchical_dependencies, conditions: expected no cycle, got "
-                    f"columns that wait for each other: {chain}."
-                )
-            elif col not in done:
-                trail.append(col)
-                stack.append((col, True))
-                stack.extend((parent, False) for parent in above.get(col, ()))

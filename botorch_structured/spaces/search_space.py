@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["SearchSpace"]
 
-import copy
 import math
 import pickle
 import random
@@ -63,29 +62,6 @@ _KINDS = ("random", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
-
-
-class _Constraint:
-    """The function of a space that says what is feasible."""
-
-    def __init__(self, function: Callable[[Tensor], Any]) -> None:
-        self.function = function
-
-    def __call__(self, X: Tensor) -> Any:
-        return self.function(X)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            pickle.dumps(self.function)
-        except Exception as error:  # pickle has many kinds of them
-            raise pickle.PicklingError(
-                "feasible: expected a function that can be pickled, defined at the top "
-                f"level of a module, got {self.function!r} ({error})."
-            ) from None
-        return type(self), (self.function,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Constraint:
-        return self  # nothing about it changes
 
 
 class SearchSpace:
@@ -154,7 +130,16 @@ class SearchSpace:
             log_features,
         )
         self._setup(columns, tree, feasible=feasible)
-        self._set_defaults(defaults)
+        defaults = {} if defaults is None else defaults
+        if not isinstance(defaults, Mapping):
+            raise ValueError(f"defaults: expected {{name: value}}, got {defaults!r}.")
+        for name, value in defaults.items():
+            if name not in self._position:
+                raise ValueError(
+                    f"defaults: expected names among {self.names}, got {name!r}."
+                )
+            column = self.columns[self._position[name]]
+            column.default = column.encode(value)
 
     @classmethod
     def from_columns(
@@ -214,16 +199,11 @@ class SearchSpace:
     ) -> None:
         if feasible is not None and not callable(feasible):
             raise ValueError(f"feasible: expected a callable, got {feasible!r}.")
-        self._feasible = None if feasible is None else _Constraint(feasible)
+        self._feasible = feasible
         all_names = [c.name for c in columns] + [c.name for c in constants]
         if len(set(all_names)) < len(all_names):
             raise ValueError(
                 f"names: expected distinct names, got {sorted(all_names)}."
-            )
-        if tree.dim != len(columns):
-            raise ValueError(
-                f"tree: expected as many columns as there are names ({len(columns)}), "
-                f"got {tree.dim}."
             )
         self.columns = tuple(columns)
         self.constants = tuple(constants)
@@ -234,41 +214,36 @@ class SearchSpace:
             [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
         )
         self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
-        self.integer_features = [
-            i for i, c in enumerate(columns) if c.discrete and not _is_categorical(c)
-        ]
         self.categorical_features = {
             i: list(c.codes)
             for i, c in enumerate(columns)
-            if isinstance(c, CategoricalColumn) and _is_categorical(c)
+            if isinstance(c, CategoricalColumn) and not c.ordered
         }
+        discrete = [i for i, c in enumerate(columns) if c.discrete]
+        self.integer_features = [i for i in discrete if columns[i].ordered]
         # The tree has its own tolerance around the values of decisions. All other
         # discrete columns are rounded.
-        by_value = set(tree.decision_columns) - set(tree.numeric_decisions)
-        self._rounded = [
-            i for i, c in enumerate(columns) if c.discrete and i not in by_value
-        ]
+        self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
         self._position = {name: i for i, name in enumerate(self.names)}
 
-    def _set_defaults(self, defaults: Mapping[str, Any] | None) -> None:
-        defaults = {} if defaults is None else defaults
-        if not isinstance(defaults, Mapping):
-            raise ValueError(f"defaults: expected {{name: value}}, got {defaults!r}.")
-        for name, value in defaults.items():
-            if name not in self._position:
-                raise ValueError(
-                    f"defaults: expected names among {self.names}, got {name!r}."
-                )
-            column = self.columns[self._position[name]]
-            column.default = column.encode(value)
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self._feasible)
+        except Exception as error:  # pickle has many kinds of them
+            raise pickle.PicklingError(
+                "feasible: expected a function that can be pickled, defined at the top "
+                f"level of a module, got {self._feasible!r} ({error})."
+            ) from None
+        return self.__dict__
+
+    def __copy__(self) -> SearchSpace:
+        # Columns, tree and function do not change, so that copies may share them.
+        return self.from_columns(
+            self.columns, self.tree, self.constants, self._forbidden, self._feasible
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
-        copied = copy.copy(self)
-        memo[id(self)] = copied
-        columns = copy.deepcopy(self.columns, memo)  # they remember values they met
-        copied._setup(columns, self.tree, self.constants, self._forbidden)
-        copied._feasible = self._feasible
-        return copied
+        return self.__copy__()
 
     @property
     def dim(self) -> int:
@@ -318,7 +293,8 @@ class SearchSpace:
                 c = self._position[name]
                 blank[i, c] = is_blank(value)
                 # None and empty text may also be choices.
-                if not blank[i, c] or _has_blank(self.columns[c]):
+                choices = getattr(self.columns[c], "choices", ())
+                if not blank[i, c] or any(map(is_blank, choices)):
                     numbers[i, c] = self.columns[c].encode(value)
                     given[i, c] = True
         X = torch.from_numpy(numbers)
@@ -344,9 +320,7 @@ class SearchSpace:
         """
         X = X.unsqueeze(0) if isinstance(X, Tensor) and X.dim() == 1 else X
         if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != self.dim:
-            got = (
-                f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else type(X).__name__
-            )
+            got = getattr(X, "shape", type(X).__name__)
             raise ValueError(f"X: expected n x {self.dim} points, got {got}.")
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
@@ -511,11 +485,10 @@ class SearchSpace:
         if all(c.default is None for c in self.columns):
             return None
         x = [self._at(c, 1, "default", None, c.bounds) for c in self.columns]
-        _, codes, active = self.tree._checked(torch.stack(x, -1), strict=False)
-        on = active[0].nonzero().flatten().tolist()
-        path = {k: int(codes[0, k]) for k in on}
-        declared = all(c < len(self.tree._outcomes[k]) for k, c in path.items())
-        return path if declared else None
+        X = torch.stack(x, -1)
+        codes = self.tree.locate(X, strict=False)[0][0].tolist()
+        path = {k: code for k, code in enumerate(codes) if code >= 0}
+        return path if self.tree.is_declared(X).all() else None
 
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
@@ -640,8 +613,10 @@ class SearchSpace:
 
     def _constants_active(self, X: Tensor, active: Tensor) -> Tensor:
         """``n x num_constants`` booleans."""
-        masks = [c.condition.holds(X, active) for c in self.constants]
-        return torch.stack(masks, -1) if masks else X.new_zeros(len(X), 0).bool()
+        present = torch.ones(len(X), len(self.constants), dtype=torch.bool)
+        for k, constant in enumerate(self.constants):
+            present[:, k] = constant.condition.holds(X, active)
+        return present
 
     def _check_given(
         self, rows: list[dict[str, Any]], X: Tensor, active: Tensor, given: Tensor
@@ -674,7 +649,7 @@ class SearchSpace:
         certain = [
             c
             for c in active.nonzero().flatten().tolist()
-            if not self._above(c) & missing
+            if not self.tree.conditions.get(c, And(())).columns() & missing
         ]
         expected = [self.names[c] for c in certain] + list(fixed)
         absent = [self.names[c] for c in certain if c in missing]
@@ -683,16 +658,11 @@ class SearchSpace:
             for n, value in fixed.items()
             if n not in row or (is_blank(row[n]) and not is_blank(value))
         ]
-        if absent:
-            if absent[0] in row and absent[0] in self._position:
-                column = self.columns[self._position[absent[0]]]
-                return (
-                    f"{column.name!r}: expected {column.expected()}, as it is active, "
-                    f"got {row[column.name]!r}."
-                )
+        if absent and absent[0] in row and absent[0] in self._position:
+            column = self.columns[self._position[absent[0]]]
             return (
-                f"configs: expected values for the active parameters {expected}, got "
-                f"{row} without {absent}."
+                f"{column.name!r}: expected {column.expected()}, as it is active, "
+                f"got {row[column.name]!r}."
             )
         extra = [self.names[c] for c in (given & ~active).nonzero().flatten().tolist()]
         extra += [
@@ -700,21 +670,11 @@ class SearchSpace:
             for c in self.constants
             if not is_blank(row.get(c.name)) and c.name not in fixed
         ]
+        wrong = f"without {absent}" if absent else f"with {extra}, inactive there"
         return (
-            f"configs: expected the active parameters {expected} only, got {row} with "
-            f"{extra}, inactive there."
+            f"configs: expected the active parameters {expected} only, got {row} "
+            f"{wrong}."
         )
-
-    def _above(self, col: int) -> set[int]:
-        """All columns that ``col`` depends on."""
-        found: set[int] = set()
-        todo = [col]
-        while todo:
-            condition = self.tree.conditions.get(todo.pop())
-            new = (condition.columns() if condition is not None else set()) - found
-            found |= new
-            todo.extend(new)
-        return found
 
     def _decode(self, c: int, x: float) -> Any:
         """The value of a number, on the same side of the cuts of the tree.
@@ -731,7 +691,7 @@ class SearchSpace:
             and c in self.tree.numeric_decisions
             and not _is_round(column, value, x)
         ):
-            room = _beside_cut(column)
+            room = _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
             for lo, hi in self.tree.decision_values[c]:
                 if lo <= x <= hi and hi - lo > 2 * room:
                     return column.decode(min(max(x, lo + room), hi - room))
@@ -768,13 +728,8 @@ def _rows(configs: Any) -> list[dict[str, Any]]:
     """Configurations as dictionaries, whatever they came in."""
     if getattr(configs, "ndim", None) == 2 and hasattr(configs, "to_dict"):
         configs = configs.to_dict("records")  # a DataFrame
-    if hasattr(configs, "keys"):
-        configs = [configs]
-    many = (
-        [configs]
-        if isinstance(configs, str) or not hasattr(configs, "__iter__")
-        else list(configs)
-    )
+    several = hasattr(configs, "__iter__") and not isinstance(configs, str)
+    many = list(configs) if several and not hasattr(configs, "keys") else [configs]
     for config in many:
         if not hasattr(config, "keys"):
             raise ValueError(
@@ -782,20 +737,6 @@ def _rows(configs: Any) -> list[dict[str, Any]]:
                 f"got {config!r}."
             )
     return [{name: config[name] for name in config.keys()} for config in many]
-
-
-def _has_blank(column: Column) -> bool:
-    """Whether nothing, or empty text, is one of the values of a parameter."""
-    return isinstance(column, CategoricalColumn) and any(map(is_blank, column.choices))
-
-
-def _is_categorical(column: Column) -> bool:
-    return isinstance(column, CategoricalColumn) and not column.ordered
-
-
-def _beside_cut(column: FloatColumn) -> float:
-    """How far from a cut the numbers of a column are kept."""
-    return _BESIDE_LOG_CUT if column.log else _BESIDE_CUT * _scale(column)
 
 
 def _is_round(column: FloatColumn, value: float, x: float) -> bool:

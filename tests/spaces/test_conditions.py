@@ -59,7 +59,7 @@ def test_expressions_are_values() -> None:
         (lambda: Equals(0, "rbf"), "value: expected a number, got 'rbf'"),
         (lambda: Equals(0, math.nan), "finite"),
         (lambda: Equals(0, math.inf), "finite"),
-        (lambda: In(0, []), "values: expected at least one"),
+        (lambda: In(0, []), "values: expected .*at least one"),
         (lambda: In(0, [torch.ones(2)]), "values: expected a number"),
         (lambda: In(0, 3), "list of values"),
         (lambda: In(0, [1, 1.0]), "distinct"),

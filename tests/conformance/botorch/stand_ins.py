@@ -77,9 +77,9 @@ class Halves(ParameterTree):
         upper = Between(0, 0.5, math.inf)
         super().__init__(dim, conditions={1: upper} if dim > 1 else None)
 
-    def _collect_outcomes(self, named: dict[int, set[float]]) -> list[Outcomes]:
-        cuts = cut_intervals([Between(0, 0.5, math.inf)])
-        return [Outcomes.of_intervals(0, cuts)]
+    def _collect_outcomes(self) -> list[Outcomes]:
+        lows, highs = cut_intervals([Between(0, 0.5, math.inf)])
+        return [Outcomes(0, lows, highs, numeric=True, strict=False)]
 
 
 def _no_decisions(train_X: Tensor) -> dict[str, Any]:
