@@ -237,7 +237,7 @@ class SearchSpace:
         return self.__dict__
 
     def __copy__(self) -> SearchSpace:
-        # Columns, tree and function do not change, so that copies may share them.
+        # Columns only learn more values, tree and function do not change: share them.
         return self.from_columns(
             self.columns, self.tree, self.constants, self._forbidden, self._feasible
         )
