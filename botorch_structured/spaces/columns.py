@@ -193,15 +193,14 @@ class FloatColumn:
         return f"a number in [{self.lower}, {self.upper}]"
 
     def encode(self, value: Any) -> float:
-        given, value = value, float(_number(self, value))
+        number = float(_number(self, value))
         room = 1e-12 * max(abs(self.lower), abs(self.upper))
-        if not self.lower - room <= value <= self.upper + room:
-            _refuse(self, given)
-        if not self.log:
-            return min(max(value, self.lower), self.upper)
-        x = self._forward(min(max(value, self.lower), self.upper))
-        if self.decode(x) != value:
-            self._originals[x] = value
+        if not self.lower - room <= number <= self.upper + room:
+            _refuse(self, value)
+        number = min(max(number, self.lower), self.upper)
+        x = self._forward(number)
+        if self.log and self.decode(x) != number:
+            self._originals[x] = number
         return x
 
     def decode(self, x: float) -> float:
@@ -219,11 +218,10 @@ class FloatColumn:
         # 10**x may be off by a few units in the last place.
         ulp = math.ulp(value)
         beside = (value + k * sign * ulp for k in range(1, 9) for sign in (-1, 1))
-        for candidate in itertools.chain(short, beside):
-            inside = self.lower <= candidate <= self.upper
-            if inside and math.log10(candidate) == x:
-                return candidate
-        return min(max(value, self.lower), self.upper)
+        near = itertools.chain(short, beside)
+        inside = (v for v in near if self.lower <= v <= self.upper)
+        same = (v for v in inside if math.log10(v) == x)
+        return next(same, min(max(value, self.lower), self.upper))
 
     def within(self, lo: float, hi: float) -> Span | None:
         lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])

@@ -237,10 +237,12 @@ class SearchSpace:
         return self.__dict__
 
     def __copy__(self) -> SearchSpace:
-        # Columns, tree and function do not change, so that copies may share them.
-        return self.from_columns(
-            self.columns, self.tree, self.constants, self._forbidden, self._feasible
-        )
+        # Columns only learn more values, tree and function do not change: share them.
+        parts = (self.columns, self.tree, self.constants, self._forbidden)
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)  # those of subclasses, too
+        copied._setup(*parts, self._feasible)
+        return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchSpace:
         return self.__copy__()
