@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BoxTestFunction", "ConditionalTestFunction", "default_num_starts"]
+__all__ = [
+    "BoxTestFunction",
+    "ConditionalTestFunction",
+    "default_num_starts",
+    "import_sklearn",
+]
+
+import importlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +26,17 @@ from botorch_structured.spaces.arguments import check_deviation
 def default_num_starts(d: int) -> int:
     """``max(5, 2 d)``: the published treed GPs have five points in a leaf."""
     return max(5, 2 * d)
+
+
+def import_sklearn(name: str) -> Any:
+    """A module of scikit-learn; an ImportError says how to install it."""
+    try:
+        return importlib.import_module(f"sklearn.{name}")
+    except ImportError as error:
+        raise ImportError(
+            "This problem needs scikit-learn: "
+            'python -m pip install "botorch-structured[demo]"'
+        ) from error
 
 
 class BoxTestFunction(SyntheticTestFunction):
