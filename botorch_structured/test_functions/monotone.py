@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.test_functions.base import BoxTestFunction, import_sklearn
 
@@ -144,13 +143,10 @@ class TuningTestFunction(DecomposedTestFunction):
     states depend on ``seed`` only. A subclass defines ``_train``.
     """
 
-    _names: tuple[str, ...]
-
     def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
         check_count("seed", seed, least=0)
         super().__init__(noise_std=noise_std, negate=negate)
         self.seed = seed
-        self.space = SearchSpace(list(self._names), self.bounds)
         self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
 
     @abstractmethod

@@ -18,7 +18,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count
+from botorch_structured.spaces.arguments import check_columns, check_count
 from botorch_structured.spaces.columns import FloatColumn
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
@@ -286,13 +286,10 @@ def _columns(
     names = [f"x{j}" for j in range(d)] if names is None else list(names)
     if len(names) != d:
         raise ValueError(f"names: expected {d} names, got {names}.")
-    if any(not 0 <= j < d for j in log_features):
-        raise ValueError(
-            f"log_features: expected columns from 0 to {d - 1}, got {log_features}."
-        )
+    logarithmic = check_columns("log_features", log_features, d)
     lower, upper = X.min(0).tolist(), X.max(0).tolist()
     return [
-        FloatColumn(name, lower[j], upper[j], log=j in log_features)
+        FloatColumn(name, lower[j], upper[j], log=j in logarithmic)
         for j, name in enumerate(names)
     ]
 

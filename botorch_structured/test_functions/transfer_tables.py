@@ -265,17 +265,12 @@ class TransferTables:
         """
         if not names or len(set(names)) < len(names):
             raise ValueError(f"names: expected different tasks, got {list(names)}.")
-        own = [(self.task == self._number(name)).nonzero()[:, 0] for name in names]
-        rows = torch.cat(own)
-        task = torch.repeat_interleave(
-            torch.arange(len(own)), torch.tensor([len(r) for r in own])
-        )
-        contexts = None
-        if self.contexts is not None:
-            contexts = self.contexts[[self._number(name) for name in names]]
-        return TransferTables(
-            self.X[rows], self.y[rows], task, names, self.space, contexts
-        )
+        numbers = [self._number(name) for name in names]
+        own = [(self.task == number).nonzero()[:, 0] for number in numbers]
+        task = torch.cat([torch.full_like(rows, i) for i, rows in enumerate(own)])
+        X, y = self.X[torch.cat(own)], self.y[torch.cat(own)]
+        contexts = None if self.contexts is None else self.contexts[numbers]
+        return TransferTables(X, y, task, names, self.space, contexts)
 
     def leave_out(
         self, task: int | str, noise_std: float | None = None, negate: bool = False
@@ -303,24 +298,19 @@ class TransferTables:
             negate=negate,
         )
         rows = torch.cat([self.X[~own], self.task[~own].to(self.X).unsqueeze(-1)], -1)
-        values = self.y[~own].unsqueeze(-1)
+        values = (-self.y if negate else self.y)[~own].unsqueeze(-1)
         problem.history = TaskHistory(
-            X=rows,
-            Y=-values if negate else values,
-            task=number,
-            num_tasks=self.num_tasks,
-            contexts=self.contexts,
+            rows, values, number, self.num_tasks, self.contexts
         )
         return problem
 
     def _number(self, task: int | str) -> int:
-        if isinstance(task, str):
-            if task not in self.names:
-                raise ValueError(f"task: expected one of {self.names}, got {task!r}.")
+        if isinstance(task, str) and task in self.names:
             return self.names.index(task)
-        if not 0 <= task < self.num_tasks:
+        if isinstance(task, str) or not 0 <= task < self.num_tasks:
             raise ValueError(
-                f"task: expected a name, or 0 to {self.num_tasks - 1}, got {task}."
+                f"task: expected a number from 0 to {self.num_tasks - 1}, or one of "
+                f"{self.names}, got {task!r}."
             )
         return task
 
