@@ -270,7 +270,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         learner, arguments = self._split(config)
         start = time.perf_counter()
-        status: Literal["ok", "failed", "timeout"] = "failed"
+        late = False
         try:
             if self._worker is None or self.timeout is None:
                 value, error = learners.cross_validated_error(
@@ -278,13 +278,12 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 )
             else:
                 value, error = self._worker.call((learner, arguments), self.timeout)
-            if error is None:
-                status = "ok"
         except (CallTimeout, WorkerDied) as problem:
-            value, error = 1.0, str(problem)
-            if isinstance(problem, CallTimeout):
-                status = "timeout"
-        evaluation = Evaluation(value, error, time.perf_counter() - start, status)
+            value, error, late = 1.0, str(problem), isinstance(problem, CallTimeout)
+        seconds = time.perf_counter() - start
+        status: Literal["ok", "failed", "timeout"] = "timeout" if late else "failed"
+        status = "ok" if error is None else status
+        evaluation = Evaluation(value, error, seconds, status)
         self.evaluations.append((dict(config), evaluation))
         return evaluation
 

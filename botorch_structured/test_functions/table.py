@@ -106,8 +106,12 @@ class TableProblem(ConditionalTestFunction):
             ]
             points = torch.tensor(cells, dtype=torch.double)
             space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))
+        elif names is not None or len(log_features):
+            raise ValueError(
+                "space: expected none beside names or log_features, got both."
+            )
         else:
-            points = _points_of(space, X, names, log_features)
+            points = _points_of(space, X)
         points, row = points.unique(dim=0, return_inverse=True)
         values = points.new_zeros(len(points)).index_add_(0, row, torch.from_numpy(y))
         values = values / row.bincount(minlength=len(points))
@@ -294,15 +298,8 @@ def _columns(
     ]
 
 
-def _points_of(
-    space: SearchSpace,
-    X: np.ndarray,
-    names: Sequence[str] | None,
-    log_features: Sequence[int],
-) -> Tensor:
+def _points_of(space: SearchSpace, X: np.ndarray) -> Tensor:
     """Rows of a space that is given."""
-    if names is not None or len(log_features):
-        raise ValueError("space: expected none beside names or log_features, got both.")
     if X.shape[1] != space.dim:
         raise ValueError(f"X: expected {space.dim} columns, got shape {X.shape}.")
     codes = [c for values in space.categorical_features.values() for c in values]
