@@ -10,6 +10,8 @@ from __future__ import annotations
 __all__ = ["main"]
 
 import argparse
+import itertools
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -104,7 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'python -m pip install "botorch-structured[demo]"\n',
         )
     try:
-        study = _study(_open_log(chosen), chosen.timeout)
+        from botorch_structured.demo.study import Study
+        from botorch_structured.test_functions import ScikitLearnCASH
+
+        log = _open_log(chosen)
+        dataset, seed, budget = (log.settings[k] for k in ("dataset", "seed", "budget"))
+        problem = ScikitLearnCASH(dataset, seed=seed, timeout=chosen.timeout)
+        study = Study(problem, log, budget=budget, seed=seed)
     except (OSError, ValueError) as error:
         options.error(str(error))
     try:
@@ -138,14 +146,16 @@ def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
                 "name another folder with --out"
             )
         return EvaluationLog.create(folder / _LOG, settings)
-    folder = chosen.out or _latest_folder()
-    if not (folder / _LOG).exists():
-        raise ValueError(f"--resume: expected {_LOG} in {folder}, got none")
-    log = EvaluationLog.resume(folder / _LOG)
+    logs = [chosen.out / _LOG] if chosen.out else [*_FOLDER.glob(f"*/{_LOG}")]
+    path = max((p for p in logs if p.exists()), key=os.path.getmtime, default=None)
+    if path is None:
+        where = chosen.out or f"the folders of {_FOLDER}"
+        raise ValueError(f"--resume: expected {_LOG} in {where}, got none")
+    log = EvaluationLog.resume(path)
     for key in log.study:
         if asked.get(key, log.settings[key]) != log.settings[key]:
             raise ValueError(
-                f"the study in {folder} has {key} {log.settings[key]}, not "
+                f"the study in {path.parent} has {key} {log.settings[key]}, not "
                 f"{asked[key]}: leave out --{key}, or name another folder with --out"
             )
     log.settings.update(asked)
@@ -154,29 +164,9 @@ def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
 
 def _new_folder(settings: dict[str, object]) -> Path:
     name = f"{settings['dataset']}-seed{settings['seed']}"
-    folder, k = _FOLDER / name, 1
-    while folder.exists():
-        k += 1
-        folder = _FOLDER / f"{name}-{k}"
-    return folder
-
-
-def _latest_folder() -> Path:
-    logs = sorted(_FOLDER.glob(f"*/{_LOG}"), key=lambda log: log.stat().st_mtime)
-    if not logs:
-        raise ValueError(
-            f"--resume: expected a study in {_FOLDER}, or a folder with --out, got none"
-        )
-    return logs[-1].parent
-
-
-def _study(log: EvaluationLog, timeout: float) -> Study:
-    from botorch_structured.demo.study import Study
-    from botorch_structured.test_functions import ScikitLearnCASH
-
-    seed = log.settings["seed"]
-    problem = ScikitLearnCASH(log.settings["dataset"], seed=seed, timeout=timeout)
-    return Study(problem, log, budget=log.settings["budget"], seed=seed)
+    numbered = (_FOLDER / f"{name}-{k}" for k in itertools.count(2))
+    folders = itertools.chain([_FOLDER / name], numbered)
+    return next(folder for folder in folders if not folder.exists())
 
 
 def _run(study: Study) -> None:
@@ -215,26 +205,21 @@ def _advance(study: Study, method: str) -> None:
 
     from botorch_structured.demo.report import best_record
 
-    done = len(study.records(method))
     with tqdm(
         total=study.length,
-        initial=done,
+        initial=len(study.records(method)),
         desc=f"{method:17}",
         unit="eval",
         bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
         "[{elapsed}<{remaining}{postfix}]",
     ) as bar:
-
-        def show_incumbent(refresh: bool) -> None:
-            best = best_record(study.records(method))
-            text = f"best error {best.value:.4f} ({best.config['learner']})"
-            bar.set_postfix_str(text, refresh=refresh)
-
-        if done:
-            show_incumbent(refresh=True)
-        for _ in study.run(method):
-            show_incumbent(refresh=False)
-            bar.update()
+        for _ in itertools.chain([None], study.run(method)):  # once before the first
+            records = study.records(method)
+            bar.update(len(records) - bar.n)
+            if records:
+                best = best_record(records)
+                learner = best.config["learner"]
+                bar.set_postfix_str(f"best error {best.value:.4f} ({learner})")
 
 
 if __name__ == "__main__":

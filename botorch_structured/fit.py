@@ -149,97 +149,71 @@ def fit_slice_sampling(
         check_count("warmup", warmup, 0)
     if seed is not None:
         check_count("seed", seed, 0)
-    members, root = _members(mll_or_model), np.random.SeedSequence(seed)
-    items: list[Any] = [(mll_or_model, start_from, root)]
-    if members is not None:
+    root = np.random.SeedSequence(seed)
+    members: list[Any] = [mll_or_model]
+    starts, seeds = [start_from], [root]
+    several = isinstance(mll_or_model, SumMarginalLogLikelihood | ModelListGP)
+    if several:
+        members = list(getattr(mll_or_model, "mlls", None) or mll_or_model.models)
         # not seed + i, which is also a seed of member i - 1
         starts, seeds = _starts(start_from, len(members)), root.spawn(len(members))
-        items = list(zip(members, starts, seeds, strict=True))
+    # All are checked before any work.
+    tasks = [_prepare(*member) for member in zip(members, starts, strict=True)]
+    draws = -(-num_samples // num_chains) * thinning
     results = []
-    for task in [_Task(*item) for item in items]:  # all are checked before any work
-        results.append(task.sample(num_samples, warmup, thinning, num_chains, progress))
-    return results[0] if members is None else ModelListGP(*results)
-
-
-class _Task:
-    """One model to be sampled: a copy to work on, checked.
-
-    Args:
-        mll_or_model: The objective, or the model.
-        start_from: What chains go on from, if any.
-        seed: Of all random numbers.
-    """
-
-    def __init__(
-        self,
-        mll_or_model: MarginalLogLikelihood | GPyTorchModel,
-        start_from: Any,
-        seed: np.random.SeedSequence,
-    ) -> None:
-        self.mll = _own_copy(mll_or_model)
-        self.seed = seed
-        self.coordinates = PriorCoordinates(self.mll.model)
-        if len(self.coordinates) > _MOST_VALUES:
-            raise ValueError(
-                f"mll_or_model: expected at most {_MOST_VALUES} values with priors, "
-                "which are sampled one after the other, got "
-                f"{len(self.coordinates)} in a {type(self.mll.model).__name__}: use "
-                "fit_gpytorch_mll, or a model with fewer, such as MultiTaskABLR with "
-                "RandomFourierFeatures."
-            )
-        self.previous = _previous(start_from, self.coordinates)
-        # a model that SampledGP refuses is refused before any work
-        self.result(self.coordinates.read_values()[None])
-
-    def result(self, values: Vector, chains: Chains | None = None) -> SampledGP:
-        """The mixture of models with other hyperparameters, ``S x k``."""
-        models = models_at(self.mll.model, self.coordinates, values)
-        return SampledGP(models, chains=chains)
-
-    def sample(
-        self,
-        num_samples: int,
-        warmup: int | None,
-        thinning: int,
-        num_chains: int,
-        progress: bool | None,
-    ) -> SampledGP:
-        """See ``fit_slice_sampling``."""
-        mll, coordinates, previous = self.mll, self.coordinates, self.previous
-        if warmup is None:
-            warmup = _WARMUP if previous is None else _SHORT_WARMUP
-        streams = self.seed.spawn(num_chains + 1)
+    for (mll, coordinates, previous), own_seed in zip(tasks, seeds, strict=True):
+        streams = own_seed.spawn(num_chains + 1)
         if coordinates.held:
-            _fit_held(mll, coordinates, previous, int(streams[-1].generate_state(1)[0]))
+            fit_seed = int(streams[-1].generate_state(1)[0])
+            _fit_held(mll, coordinates, previous, fit_seed)
             # a fit may leave graphs, which cannot be copied: better refused now
-            self.result(coordinates.read_values()[None])
-        draws = -(-num_samples // num_chains) * thinning
-        total = num_chains * (warmup + draws)
+            _mixture(mll, coordinates, coordinates.read_values()[None])
+        default = _WARMUP if previous is None else _SHORT_WARMUP
+        sweeps = default if warmup is None else warmup
+        total = num_chains * (sweeps + draws)
         rows = mll.model.train_targets.numel()
         with quiet(), few_threads(rows), progress_bar(total, progress) as advance:
             target: Target = StationaryDensity.of(mll, coordinates) or ModelDensity(
                 mll, coordinates
             )
             chains = run_chains(
-                target, coordinates, previous, streams[:-1], warmup, draws, advance
+                target, coordinates, previous, streams[:-1], sweeps, draws, advance
             )
         _warn_of(chains)
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
-        return self.result(kept.reshape(-1, len(coordinates))[:num_samples], chains)
+        kept = kept.reshape(-1, len(coordinates))[:num_samples]
+        results.append(_mixture(mll, coordinates, kept, chains))
+    return ModelListGP(*results) if several else results[0]
 
 
-# -- what is to be sampled --------------------------------------------------------
+def _mixture(
+    mll: MarginalLogLikelihood,
+    coordinates: PriorCoordinates,
+    values: Vector,
+    chains: Chains | None = None,
+) -> SampledGP:
+    """The mixture of models with other hyperparameters, ``S x k``."""
+    return SampledGP(models_at(mll.model, coordinates, values), chains=chains)
 
 
-def _members(
-    mll_or_model: MarginalLogLikelihood | GPyTorchModel | ModelListGP,
-) -> list[MarginalLogLikelihood | GPyTorchModel] | None:
-    """What a list of models consists of; None if it is not one."""
-    if isinstance(mll_or_model, SumMarginalLogLikelihood):
-        return list(mll_or_model.mlls)
-    if isinstance(mll_or_model, ModelListGP):
-        return list(mll_or_model.models)
-    return None
+def _prepare(
+    mll_or_model: MarginalLogLikelihood | GPyTorchModel, start_from: Any
+) -> tuple[MarginalLogLikelihood, PriorCoordinates, Chains | None]:
+    """A copy to work on, what is sampled of it, and what its chains go on from."""
+    mll = _own_copy(mll_or_model)
+    coordinates = PriorCoordinates(mll.model)
+    if len(coordinates) > _MOST_VALUES:
+        raise ValueError(
+            f"mll_or_model: expected at most {_MOST_VALUES} values with priors, "
+            "which are sampled one after the other, got "
+            f"{len(coordinates)} in a {type(mll.model).__name__}: use "
+            "fit_gpytorch_mll, or a model with fewer, such as MultiTaskABLR with "
+            "RandomFourierFeatures."
+        )
+    previous = _previous(start_from, coordinates)
+    # a model that SampledGP refuses is refused before any work
+    _mixture(mll, coordinates, coordinates.read_values()[None])
+    return mll, coordinates, previous
 
 
 def _starts(start_from: Any, count: int) -> list[Any]:
@@ -322,7 +296,7 @@ def _fit_held(
             "to the MAP estimate and held. Give them priors with setting closures to "
             "sample them, or requires_grad_(False) to hold them where they are.",
             ChainsWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     else:
         best = previous.log_density.argmax()
@@ -358,5 +332,5 @@ def _warn_of(chains: Chains) -> None:
         "Raise warmup or thinning, or go on with start_from=model; print model.chains "
         "for all parameters.",
         ChainsWarning,
-        stacklevel=4,
+        stacklevel=3,
     )

@@ -117,7 +117,10 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--out", "{finished}"], "holds a study already: add --resume"),
         (["--resume", "--out", "nowhere"], "--resume: expected evaluations.jsonl in"),
-        (["--resume"], "--resume: expected a study in botorch_structured_runs"),
+        (
+            ["--resume"],
+            "--resume: expected evaluations.jsonl in the folders of botorch_structured_runs",
+        ),
         (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
         (["--dataset", "mnist"], "invalid choice: 'mnist'"),
         (["--budget", "0"], "--budget: expected a positive number, got 0"),

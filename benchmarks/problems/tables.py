@@ -30,7 +30,6 @@ import torch
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import TableProblem, TransferTables
 from botorch_structured.test_functions.table import number, read_rows, refuse
-from botorch_structured.test_functions.transfer_tables import category
 
 
 def online_lda(path: str | Path, **arguments: Any) -> TableProblem:
@@ -121,7 +120,9 @@ def support_vector_tables(
     y: list[float] = []
     tasks: list[str] = []
     for where, row in read_rows(path, ["dataset", "accuracy", "kernel", *own]):
-        point = [category(where, "kernel", row["kernel"], kernels)]
+        if row["kernel"] not in kernels:
+            refuse(where, f"kernel in {kernels}", repr(row["kernel"]))
+        point = [float(kernels.index(row["kernel"]))]
         for name, where_active in own.items():
             active = row["kernel"] in where_active
             point.append(number(where, row[name]) if active else float("nan"))

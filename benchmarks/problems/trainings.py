@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from botorch_structured.test_functions.monotone import (
-    TuningTestFunction,
-    import_sklearn,
-)
+from botorch_structured.test_functions.base import import_sklearn
+from botorch_structured.test_functions.monotone import TuningTestFunction
 
 _TRAINING_IMAGES = 200
 _EPOCHS, _BATCH, _RATE, _MOMENTUM = 30, 32, 0.02, 0.9
@@ -77,7 +75,7 @@ class ForestTuning(TuningTestFunction):
                 f"{features.shape} and {labels.shape}."
             )
         super().__init__(seed, noise_std, negate)
-        self._forest: Any = import_sklearn("ensemble").RandomForestClassifier
+        self._forest = import_sklearn("ensemble").RandomForestClassifier
         order = np.random.default_rng(seed).permutation(len(labels))
         parts = np.split(order, [round(0.7 * len(labels))])  # training, validation
         self._data = [(features[rows], labels[rows]) for rows in parts]

@@ -101,8 +101,7 @@ class EvaluationLog:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         log = cls(path, settings, [])
-        with open(path, "x"):
-            pass
+        path.touch(exist_ok=False)
         log._write(settings)
         return log
 

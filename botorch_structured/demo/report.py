@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from botorch_structured.acquisition import PathExpectedImprovement
 from botorch_structured.demo.log import Record
@@ -26,20 +25,14 @@ def best_record(records: list[Record]) -> Record:
     return min(records, key=lambda record: (record.error is not None, record.value))
 
 
-def path_improvement(study: Study, rows: Tensor) -> list[float]:
-    """Path EI of the paths of these rows, in error rate, given all that is known."""
-    X, errors = study.data(MODEL)
-    acquisition = PathExpectedImprovement(
-        fitted_model(study.space, X, errors), best_f=-errors.min()
-    )
-    return acquisition(rows.unsqueeze(-2)).tolist()
-
-
 def learner_table(study: Study) -> str:
     """A row for each learner: how often it was tried, its best, its path EI."""
     rows = study.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in study.space.decode(rows)]
-    improvement = dict(zip(learners, path_improvement(study, rows), strict=True))
+    X, errors = study.data(MODEL)
+    model = fitted_model(study.space, X, errors)
+    expected = PathExpectedImprovement(model, best_f=-errors.min())(rows.unsqueeze(-2))
+    improvement = dict(zip(learners, expected.tolist(), strict=True))
     best = best_record(study.records(MODEL))
     winner = None if best.error is not None else best.config["learner"]
     lines = [

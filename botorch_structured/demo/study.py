@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = ["MODEL", "RANDOM", "START", "Study", "fitted_model", "suggest"]
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -30,8 +32,6 @@ _STEP = 0.01
 _TRIES = 200
 # Digits of an error rate: two that differ by the order of a sum are the same.
 _DIGITS = 12
-# In widths of the bounds: so near, a configuration and a point are the same.
-_ROUNDING = 1e-9
 
 
 def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructuredGP:
@@ -48,8 +48,7 @@ def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructure
     model = TreeStructuredGP(
         X,
         -errors,
-        space.tree,
-        input_transform=space.input_transform(),
+        space,
         outcome_transform=outcomes,
     )
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -70,15 +69,15 @@ def suggest(space: SearchSpace, X: Tensor, errors: Tensor) -> Tensor:
     model = fitted_model(space, X, errors)
     candidate, _ = optimize_acqf_paths(
         LogExpectedImprovement(model, best_f=-errors.min()),
-        bounds=space.bounds,
-        tree=space.tree,
-        integer_features=space.integer_features,
-        categorical_features=space.categorical_features,
-        fill=space.fill,
+        space=space,
         X_avoid=X,
         min_distance=_STEP,
     )
     return candidate
+
+
+def _text(config: dict[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True)
 
 
 class Study:
@@ -110,57 +109,42 @@ class Study:
 
     def _check_log(self) -> None:
         """Raise unless the log is of this study: its starts, methods and space."""
-        methods, begun = (START, MODEL, RANDOM), 0
-        seen: dict[str, set[tuple[float, ...]]] = {MODEL: set(), RANDOM: set()}
+        seen: dict[str, list[list[float]]] = {START: [], MODEL: [], RANDOM: []}
         for number, record in enumerate(self.log.records, start=2):
-            where = f"{self.log.path} line {number}"
-            if record.method not in methods:
-                raise ValueError(
-                    f"{where}: method: expected one of {', '.join(methods)}, got "
-                    f"{record.method!r}."
-                )
-            if len(record.x) != self.space.dim:
-                raise ValueError(
-                    f"{where}: x: expected {self.space.dim} numbers, got "
-                    f"{len(record.x)}."
-                )
-            if record.method == START:
-                starts = self.starts[begun : begun + 1].tolist()
-                if [record.x] != starts:
-                    raise ValueError(
-                        f"{where}: x: expected start {begun + 1} of seed {self.seed}, "
-                        "got another point."
-                    )
-                begun += 1
-            self._check_config(record, where)
-            for method in seen if record.method == START else [record.method]:
-                if tuple(record.x) in seen[method]:
-                    raise ValueError(
-                        f"{where}: x: expected a point that {method} had not seen "
-                        "before, got one that it had."
-                    )
-                seen[method].add(tuple(record.x))
+            try:
+                self._check_record(record, seen)
+            except ValueError as error:
+                raise ValueError(f"{self.log.path} line {number}: {error}") from None
+            seen[record.method].append(record.x)
 
-    def _check_config(self, record: Record, where: str) -> None:
-        """Raise unless ``config`` and ``x`` say the same."""
+    def _check_record(self, record: Record, seen: dict[str, list[list[float]]]) -> None:
+        """Raise unless a record may come after those that are ``seen``."""
+        method, begun = record.method, len(seen[START])
+        if method not in seen:
+            raise ValueError(
+                f"method: expected one of {', '.join(seen)}, got {method!r}."
+            )
+        if len(record.x) != self.space.dim:
+            raise ValueError(
+                f"x: expected {self.space.dim} numbers, got {len(record.x)}."
+            )
+        if method == START and [record.x] != self.starts[begun : begun + 1].tolist():
+            raise ValueError(
+                f"x: expected start {begun + 1} of seed {self.seed}, got another point."
+            )
         x = torch.tensor([record.x], dtype=torch.double)
         if not self.space.feasible(x).all():
-            raise ValueError(
-                f"{where}: x: expected a point of the space, got {record.x}."
-            )
-        expected = self.space.decode(x)[0]
-        try:
-            found = self.space.encode([record.config])
-        except ValueError as error:
-            raise ValueError(f"{where}: config: {error}") from None
-        width = self.space.bounds[1] - self.space.bounds[0]
-        same = ((found - x).abs() <= _ROUNDING * width).all()
+            raise ValueError(f"x: expected a point of the space, got {record.x}.")
         # The printed code contains the values: types have to be right (1, not "1").
-        native = self.space.decode(found)[0]
-        types = {name: type(value) for name, value in record.config.items()}
-        if not same or types != {name: type(value) for name, value in native.items()}:
+        expected = self.space.decode(x)[0]
+        if _text(record.config) != _text(expected):
             raise ValueError(
-                f"{where}: config: expected {expected}, as x says, got {record.config}."
+                f"config: expected {expected}, as x says, got {record.config}."
+            )
+        if method != START and record.x in seen[START] + seen[method]:
+            raise ValueError(
+                f"x: expected a point that {method} had not seen before, got one that "
+                "it had."
             )
 
     def records(self, method: str) -> list[Record]:
@@ -181,15 +165,11 @@ class Study:
 
     def run(self, method: str) -> Iterator[Record]:
         """Evaluate what is missing, giving every record as soon as it is in the log."""
-        choose: Callable[[int], Tensor] = {
-            MODEL: self._by_model,
-            RANDOM: self._at_random,
-        }[method]
         while (done := len(self.records(method))) < self.length:
             if done < len(self.starts):
                 yield self._evaluate(START, self.starts[done])
             else:
-                yield self._evaluate(method, choose(done).reshape(-1))
+                yield self._evaluate(method, self._choose(method, done))
 
     def _evaluate(self, method: str, x: Tensor) -> Record:
         config = self.space.decode(x.unsqueeze(0))[0]
@@ -205,14 +185,13 @@ class Study:
         self.log.append(record)
         return record
 
-    def _by_model(self, done: int) -> Tensor:
-        torch.manual_seed(10_000 * self.seed + done)
-        return suggest(self.space, *self.data(MODEL))
-
-    def _at_random(self, done: int) -> Tensor:
-        """The next new point of a sequence that the seed decides, not the budget."""
-        known = {tuple(x) for x in self.data(RANDOM)[0].tolist()}
-        for x in self.space.sample(_TRIES, seed=10_000 * self.seed + done):
-            if tuple(x.tolist()) not in known:
-                break
-        return x
+    def _choose(self, method: str, done: int) -> Tensor:
+        """The next point, ``d``; the seed decides it, and not the budget."""
+        X, errors = self.data(method)
+        seed = 10_000 * self.seed + done
+        if method == MODEL:
+            torch.manual_seed(seed)
+            return suggest(self.space, X, errors).squeeze(0)
+        known = X.tolist()
+        draws = self.space.sample(_TRIES, seed=seed)
+        return next((x for x in draws if x.tolist() not in known), draws[-1])

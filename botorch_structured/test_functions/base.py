@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["BoxTestFunction", "ConditionalTestFunction", "default_num_starts"]
+__all__ = [
+    "BoxTestFunction",
+    "ConditionalTestFunction",
+    "default_num_starts",
+    "import_sklearn",
+]
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,13 +29,27 @@ def default_num_starts(d: int) -> int:
     return max(5, 2 * d)
 
 
+def import_sklearn(name: str) -> Any:
+    """A module of scikit-learn; an ImportError says how to install it."""
+    try:
+        return importlib.import_module(f"sklearn.{name}")
+    except ImportError as error:
+        raise ImportError(
+            "This problem needs scikit-learn: "
+            'python -m pip install "botorch-structured[demo]"'
+        ) from error
+
+
 class BoxTestFunction(SyntheticTestFunction):
     r"""A ``SyntheticTestFunction`` of real numbers with a ``SearchSpace``.
 
-    Its columns are named ``x1, ..., xd``; all are active everywhere.
+    All columns are active everywhere. A subclass may have ``_names`` for them other
+    than ``x0, ..., x{d-1}``, and its own ``_num_starts``.
     """
 
     bounds: Tensor
+    _names: Sequence[str] = ()
+    _num_starts: int | None = None
 
     def __init__(
         self,
@@ -49,7 +72,7 @@ class BoxTestFunction(SyntheticTestFunction):
             raise ValueError(f"negate: expected True or False, got {negate!r}.")
         check_deviation("noise_std", noise_std)
         super().__init__(noise_std, negate, bounds, dtype)
-        names = [f"x{j}" for j in range(self.dim)]
+        names = list(self._names) or [f"x{j}" for j in range(self.dim)]
         limits = torch.tensor(self._bounds, dtype=torch.double).T
         self.space = SearchSpace(names, limits)
 
@@ -63,12 +86,12 @@ class BoxTestFunction(SyntheticTestFunction):
 
         Args:
             seed: Any integer that is not negative.
-            n: How many. Default: ``max(5, 2 d)``.
+            n: How many. Default: ``max(5, 2 d)``, or 2 for a task with a history.
 
         Returns:
             An ``n x d``-dim tensor.
         """
-        n = default_num_starts(self.dim) if n is None else n
+        n = (self._num_starts or default_num_starts(self.dim)) if n is None else n
         return draw_sobol_samples(self.bounds, n, 1, seed=seed).squeeze(-2)
 
 

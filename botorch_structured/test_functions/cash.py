@@ -14,7 +14,7 @@ __all__ = [
     "WorkerDied",
 ]
 
-import math
+import contextlib
 import os
 import pickle
 import subprocess
@@ -32,12 +32,20 @@ from torch import Tensor
 
 from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    FloatColumn,
+    IntegerColumn,
+)
 from botorch_structured.test_functions import learners
-from botorch_structured.test_functions.base import ConditionalTestFunction
+from botorch_structured.test_functions.base import (
+    ConditionalTestFunction,
+    import_sklearn,
+)
 from botorch_structured.test_functions.learners import LEARNERS
 
 DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
-_WORST = 1.0  # an error rate
 _START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
 
 
@@ -153,13 +161,8 @@ class KillableWorker:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            try:
-                pipe.close()
-            except OSError:  # the pipe is broken: unsent data is lost
-                pass
+    with contextlib.suppress(OSError), process:  # unsent data breaks the pipe
+        pass  # closes the pipes and waits
 
 
 class Evaluation(NamedTuple):
@@ -265,34 +268,30 @@ class ScikitLearnCASH(ConditionalTestFunction):
             ValueError: For a configuration that is not of the space; whatever a
                 learner raises is a failed evaluation instead.
         """
-        config = dict(config)
-        self.space.encode([config])  # raises where it is not of the space
-        learner, arguments = _split(config)
+        learner, arguments = self._split(config)
         start = time.perf_counter()
-        error: str | None = None
-        status: Literal["ok", "failed", "timeout"] = "ok"
+        late = False
         try:
-            value = self._error_rate(learner, arguments)
-        except CallTimeout as problem:
-            value, error, status = _WORST, str(problem), "timeout"
-        except Exception as problem:  # whatever a learner raises
-            message = str(problem)
-            if not isinstance(problem, _Failed | WorkerDied):
-                message = f"{type(problem).__name__}: {problem}"
-            value, error, status = _WORST, message, "failed"
-        evaluation = Evaluation(value, error, time.perf_counter() - start, status)
-        self.evaluations.append((config, evaluation))
+            if self._worker is None or self.timeout is None:
+                value, error = learners.cross_validated_error(
+                    self._features, self._labels, learner, arguments, self.seed
+                )
+            else:
+                value, error = self._worker.call((learner, arguments), self.timeout)
+        except (CallTimeout, WorkerDied) as problem:
+            value, error, late = 1.0, str(problem), isinstance(problem, CallTimeout)
+        seconds = time.perf_counter() - start
+        status: Literal["ok", "failed", "timeout"] = "timeout" if late else "failed"
+        status = "ok" if error is None else status
+        evaluation = Evaluation(value, error, seconds, status)
+        self.evaluations.append((dict(config), evaluation))
         return evaluation
 
-    def _error_rate(self, learner: str, arguments: dict[str, Any]) -> float:
-        if self._worker is None or self.timeout is None:
-            return learners.cross_validated_error(
-                self._features, self._labels, learner, arguments, self.seed
-            )
-        value, message = self._worker.call((learner, arguments), self.timeout)
-        if message is not None:
-            raise _Failed(message)
-        return value
+    def _split(self, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The learner, and its arguments by scikit-learn's names."""
+        self.space.encode([dict(config)])  # raises where it is not of the space
+        names = {k: k.partition(":")[2] for k in config if k != "learner"}
+        return config["learner"], {name: config[k] for k, name in names.items()}
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
         configs = self.space.decode(X.reshape(-1, self.dim))
@@ -304,14 +303,11 @@ class ScikitLearnCASH(ConditionalTestFunction):
 
         It expects the data as ``X`` and ``y``.
         """
-        config = dict(config)
-        self.space.encode([config])
-        name, arguments = _split(config)
+        name, arguments = self._split(config)
         learner = LEARNERS[name]
-        given = {**arguments, **dict(learner.fixed)}
+        given = {**arguments, **learner.fixed}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        call = f"{learner.class_name}({call})"
-        imports = sorted(
+        lines = sorted(
             [
                 f"from {learner.module} import {learner.class_name}",
                 "from sklearn.model_selection import StratifiedKFold, cross_val_score",
@@ -319,16 +315,14 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 "from sklearn.preprocessing import StandardScaler",
             ]
         )
-        return "\n".join(
-            [
-                *imports,
-                "",
-                f"model = make_pipeline(StandardScaler(), {call})",
-                f"folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})",
-                "error = 1 - cross_val_score(model, X, y, cv=folds).mean()",
-                "",
-            ]
-        )
+        lines += [
+            "",
+            f"model = make_pipeline(StandardScaler(), {learner.class_name}({call}))",
+            f"folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})",
+            "error = 1 - cross_val_score(model, X, y, cv=folds).mean()",
+            "",
+        ]
+        return "\n".join(lines)
 
     def close(self) -> None:
         """End the process that evaluates, if there is one; it restarts when needed."""
@@ -336,55 +330,27 @@ class ScikitLearnCASH(ConditionalTestFunction):
             self._worker.close()
 
 
-class _Failed(Exception):
-    """What a learner raised in the other process, as text."""
-
-
-def _split(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The learner, and its arguments by scikit-learn's names."""
-    arguments = {k.partition(":")[2]: v for k, v in config.items() if k != "learner"}
-    return config["learner"], arguments
-
-
 def _space() -> SearchSpace:
     """The learner, then the hyperparameters of each in the paper's order."""
-    names, bounds = ["learner"], [(0.0, len(LEARNERS) - 1.0)]
-    integer, log, conditions = [], [], {}
-    for k, (name, learner) in enumerate(LEARNERS.items()):
-        for hp in learner.hyperparameters:
-            j = len(names)
-            conditions[j] = Equals(0, k)
-            names.append(f"{name}:{hp.name}")
-            bounds.append((hp.lower, hp.upper))
-            if hp.integer:
-                integer.append(j)
-            if hp.log:
-                log.append(j)
-                bounds[j] = (math.log10(hp.lower), math.log10(hp.upper))
-    tree = ParameterTree(
-        len(names),
-        conditions=conditions,
-        values={0: [float(k) for k in range(len(LEARNERS))]},
-    )
-    return SearchSpace(
-        names,
-        torch.tensor(bounds, dtype=torch.double).T,
-        tree,
-        integer_features=integer,
-        log_features=log,
-        choices={0: list(LEARNERS)},
-    )
+    columns: list[Column] = [CategoricalColumn("learner", list(LEARNERS))]
+    conditions = {}
+    for k, (learner, entry) in enumerate(LEARNERS.items()):
+        for name, lower, upper, log in entry.tuned:
+            conditions[len(columns)] = Equals(0, k)
+            name = f"{learner}:{name}"
+            columns.append(
+                FloatColumn(name, lower, upper, log)
+                if log
+                else IntegerColumn(name, int(lower), int(upper))
+            )
+    codes = [float(k) for k in range(len(LEARNERS))]
+    tree = ParameterTree(len(columns), conditions=conditions, values={0: codes})
+    return SearchSpace.from_columns(columns, tree)
 
 
 def _load(dataset: str | tuple[Any, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """``n x p`` features and ``n`` labels."""
-    try:
-        import sklearn.datasets as bundled
-    except ImportError as error:
-        raise ImportError(
-            "ScikitLearnCASH needs scikit-learn: "
-            'python -m pip install "botorch-structured[demo]"'
-        ) from error
+    bundled = import_sklearn("datasets")
     if isinstance(dataset, str):
         if dataset not in DATASETS:
             raise ValueError(

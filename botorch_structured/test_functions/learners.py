@@ -14,10 +14,9 @@ from __future__ import annotations
 
 __all__ = [
     "LEARNERS",
-    "Hyperparameter",
     "Learner",
+    "Range",
     "cross_validated_error",
-    "make_estimator",
     "serve",
 ]
 
@@ -31,69 +30,60 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Hyperparameter(NamedTuple):
-    """A range; ``log`` for floats spread evenly in the logarithm."""
+class Range(NamedTuple):
+    """Whole numbers; with ``log`` floats, spread evenly in the logarithm."""
 
     name: str
     lower: float
     upper: float
-    integer: bool = False
     log: bool = False
 
 
 class Learner(NamedTuple):
-    """A class of scikit-learn, what is held, and what is tuned."""
+    """A class of scikit-learn, what is tuned, and what is held."""
 
     module: str
     class_name: str
-    hyperparameters: tuple[Hyperparameter, ...] = ()
-    fixed: tuple[tuple[str, Any], ...] = ()
-
-
-def _integer(name: str, lower: int, upper: int) -> Hyperparameter:
-    return Hyperparameter(name, lower, upper, integer=True)
-
-
-def _log(name: str, lower: float, upper: float) -> Hyperparameter:
-    return Hyperparameter(name, lower, upper, log=True)
+    tuned: tuple[Range, ...] = ()
+    fixed: Mapping[str, Any] = {}
 
 
 _TREE = (
-    _integer("max_depth", 1, 10),
-    _integer("min_samples_split", 2, 100),
-    _integer("min_samples_leaf", 2, 100),
+    Range("max_depth", 1, 10),
+    Range("min_samples_split", 2, 100),
+    Range("min_samples_leaf", 2, 100),
 )
-_SEED = (("random_state", 0),)
+_SEED = {"random_state": 0}
 
 # ``max_iter`` bounds the two SVMs, which take minutes to converge where C is large.
 # The paper takes ``reg_param`` to 1e3; scikit-learn rejects more than 1.
 LEARNERS: dict[str, Learner] = {
     "knn": Learner(
-        "sklearn.neighbors", "KNeighborsClassifier", (_integer("n_neighbors", 1, 30),)
+        "sklearn.neighbors", "KNeighborsClassifier", (Range("n_neighbors", 1, 30),)
     ),
     "svm": Learner(
         "sklearn.svm",
         "SVC",
-        (_log("C", 1e-5, 1e5), _log("gamma", 1e-5, 1e5)),
-        (("max_iter", 200_000),),
+        (Range("C", 1e-5, 1e5, log=True), Range("gamma", 1e-5, 1e5, log=True)),
+        {"max_iter": 200_000},
     ),
     "linsvm": Learner(
         "sklearn.svm",
         "LinearSVC",
-        (_log("C", 1e-5, 1e5),),
-        (("max_iter", 1_000), *_SEED),
+        (Range("C", 1e-5, 1e5, log=True),),
+        {"max_iter": 1_000, **_SEED},
     ),
     "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, _SEED),
     "rf": Learner(
         "sklearn.ensemble",
         "RandomForestClassifier",
-        (_integer("n_estimators", 1, 30), *_TREE),
-        (("n_jobs", 1), *_SEED),
+        (Range("n_estimators", 1, 30), *_TREE),
+        {"n_jobs": 1, **_SEED},
     ),
     "adab": Learner(
         "sklearn.ensemble",
         "AdaBoostClassifier",
-        (_integer("n_estimators", 1, 30),),
+        (Range("n_estimators", 1, 30),),
         _SEED,
     ),
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
@@ -101,49 +91,40 @@ LEARNERS: dict[str, Learner] = {
     "qda": Learner(
         "sklearn.discriminant_analysis",
         "QuadraticDiscriminantAnalysis",
-        (_log("reg_param", 1e-3, 1.0),),
+        (Range("reg_param", 1e-3, 1.0, log=True),),
     ),
 }
 
 
-def make_estimator(learner: str, arguments: Mapping[str, Any]) -> Any:
-    """A pipeline of ``StandardScaler`` and the learner with these arguments.
+def cross_validated_error(
+    X: Any, y: Any, learner: str, arguments: Mapping[str, Any], seed: int
+) -> tuple[float, str | None]:
+    """The mean error rate over five stratified folds, and None.
 
-    The scaler is inside, so that in cross-validation it sees the training folds only.
+    Where the learner raises an exception: 1.0, the worst, and the message. Inputs are
+    standardised with the mean and deviation of the training folds.
     """
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
+    from threadpoolctl import threadpool_limits
 
     entry = LEARNERS[learner]
     cls = getattr(importlib.import_module(entry.module), entry.class_name)
-    return make_pipeline(StandardScaler(), cls(**arguments, **dict(entry.fixed)))
-
-
-def cross_validated_error(
-    X: Any, y: Any, learner: str, arguments: Mapping[str, Any], seed: int
-) -> float:
-    """The mean error rate over five stratified folds, whatever a learner raises."""
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-    from threadpoolctl import threadpool_limits
-
+    model = make_pipeline(StandardScaler(), cls(**arguments, **entry.fixed))
     folds = StratifiedKFold(5, shuffle=True, random_state=seed)
     with warnings.catch_warnings(), threadpool_limits(1):
         # Failed convergence and collinear columns show in the error rate.
         warnings.simplefilter("ignore")
-        scores = cross_val_score(
-            make_estimator(learner, arguments),
-            X,
-            y,
-            cv=folds,
-            scoring="accuracy",
-            n_jobs=1,
-            error_score="raise",
-        )
-    return float(1.0 - scores.mean())
+        try:
+            scores = cross_val_score(model, X, y, cv=folds, error_score="raise")
+        except Exception as error:
+            return 1.0, f"{type(error).__name__}: {error}"
+    return float(1.0 - scores.mean()), None
 
 
 def serve() -> None:
-    """Answer ``(learner, arguments)`` with ``(value, None)`` or ``(None, message)``.
+    """Answer ``(learner, arguments)`` with what ``cross_validated_error`` returns.
 
     Pickles over standard input and output. The first message brings the path to look
     for modules on, the data and the seed, and is answered with ``"ready"``.
@@ -170,11 +151,7 @@ def serve() -> None:
             learner, arguments = pickle.load(source)
         except EOFError:  # the parent has gone
             return
-        try:
-            value = cross_validated_error(X, y, learner, arguments, seed)
-            answer((value, None))
-        except Exception as error:  # whatever a learner raises is its result
-            answer((None, f"{type(error).__name__}: {error}"))
+        answer(cross_validated_error(X, y, learner, arguments, seed))
 
 
 if __name__ == "__main__":

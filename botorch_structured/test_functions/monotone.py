@@ -16,22 +16,18 @@ __all__ = [
     "ElasticNetTuning",
     "MonotoneMixture1D",
     "TuningTestFunction",
-    "import_sklearn",
 ]
 
-import importlib
 from abc import abstractmethod
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
-from botorch_structured.test_functions.base import BoxTestFunction
+from botorch_structured.test_functions.base import BoxTestFunction, import_sklearn
 
 _STARTS = 4  # Wang and Welch (2017), section 3.1
 _CENTRES = (0.5351, 0.3412, 0.3061, 0.3325)
@@ -147,13 +143,10 @@ class TuningTestFunction(DecomposedTestFunction):
     states depend on ``seed`` only. A subclass defines ``_train``.
     """
 
-    _names: tuple[str, ...]
-
     def __init__(self, seed: int, noise_std: float | None, negate: bool) -> None:
         check_count("seed", seed, least=0)
         super().__init__(noise_std=noise_std, negate=negate)
         self.seed = seed
-        self.space = SearchSpace(list(self._names), self.bounds)
         self._measured: dict[tuple[float, ...], tuple[float, float]] = {}
 
     @abstractmethod
@@ -246,14 +239,3 @@ class ElasticNetTuning(TuningTestFunction):
         """One more than how many of 100 random points are better than each value."""
         errors = (-values if self.negate else values).to(self._random_values)
         return 1 + torch.searchsorted(self._random_values, errors.contiguous())
-
-
-def import_sklearn(name: str) -> ModuleType:
-    """A part of scikit-learn; an ImportError says how to install it."""
-    try:
-        return importlib.import_module(f"sklearn.{name}")
-    except ImportError as error:
-        raise ImportError(
-            "Tuning problems need scikit-learn: "
-            'python -m pip install "botorch-structured[demo]"'
-        ) from error

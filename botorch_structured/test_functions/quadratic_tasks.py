@@ -14,12 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from botorch.test_functions.synthetic import SyntheticTestFunction
 from torch import Tensor
 
-from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_deviation
-from botorch_structured.test_functions.base import BoxTestFunction
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_count
+from botorch_structured.test_functions.base import (
+    BoxTestFunction,
+    ConditionalTestFunction,
+)
 from botorch_structured.test_functions.transfer_tables import TaskHistory
 
 _DIM = 3
@@ -37,6 +39,7 @@ class QuadraticTask(BoxTestFunction):
     dim = _DIM
     continuous_inds = list(range(_DIM))
     _bounds = [(-1.0, 1.0)] * _DIM
+    _num_starts = 2  # a task that has a history needs few
 
     def __init__(
         self,
@@ -92,23 +95,11 @@ class QuadraticTask(BoxTestFunction):
         best = self._optimizers[0][0]
         return _DIM * (0.5 * a * (1.0 - best**2) + b * (1.0 - best))
 
-    def starts(self, seed: int, n: int | None = None) -> Tensor:
-        r"""The first points of a scrambled Sobol sequence, the same for a seed.
-
-        Args:
-            seed: Any integer that is not negative.
-            n: How many. Default: 2, as a task that has a history needs few.
-
-        Returns:
-            An ``n x 3``-dim tensor.
-        """
-        return super().starts(seed, 2 if n is None else n)
-
     def _evaluate_true(self, X: Tensor) -> Tensor:
         return _quadratic(X, X.new_tensor(self.context))
 
 
-class QuadraticTasks(SyntheticTestFunction):
+class QuadraticTasks(ConditionalTestFunction):
     r"""``T`` tasks ``f_t(x) = a_t / 2 |x|^2 + b_t 1'x + c_t`` on [-1, 1]^3.
 
     Section 3.1 of [Perrone2017ablr]_, to see whether a model learns from other tasks:
@@ -128,11 +119,6 @@ class QuadraticTasks(SyntheticTestFunction):
     ``contexts`` is ``T x 3``.
     """
 
-    dim = _DIM + 1
-    continuous_inds = list(range(_DIM))
-    categorical_inds = [_DIM]
-    _check_grad_at_opt: bool = False
-    bounds: Tensor
     contexts: Tensor
 
     def __init__(
@@ -158,26 +144,19 @@ class QuadraticTasks(SyntheticTestFunction):
         if check_count("num_tasks", num_tasks) < 2:
             raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
         check_count("seed", seed, least=0)
-        check_deviation("noise_std", noise_std)
         rng = np.random.default_rng(seed)
         contexts = rng.uniform(_SMALLEST, _LARGEST, (num_tasks, 3))
-        self._bounds = [(-1.0, 1.0)] * _DIM + [(0.0, float(num_tasks - 1))]
         alone = [QuadraticTask(context) for context in contexts]
         best = int(np.argmin([task.optimal_value for task in alone]))
         self._optimal_value = float(alone[best]._optimal_value)
         self._optimizers = [(*alone[best]._optimizers[0], float(best))]
-        super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
+        bounds = torch.tensor([[-1.0] * _DIM + [0.0], [1.0] * _DIM + [num_tasks - 1.0]])
+        codes = [float(task) for task in range(num_tasks)]
+        names = [f"x{j}" for j in range(_DIM)] + ["task"]
+        space = SearchSpace(names, bounds, categorical_features={_DIM: codes})
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
         self.num_tasks = num_tasks
         self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
-        names = [f"x{j}" for j in range(_DIM)] + ["task"]
-        limits = torch.tensor(self._bounds, dtype=torch.double).T
-        codes = [float(task) for task in range(num_tasks)]
-        self.space = SearchSpace(names, limits, categorical_features={_DIM: codes})
-
-    @property
-    def tree(self) -> ParameterTree:
-        """A tree without decisions."""
-        return self.space.tree
 
     def leave_out(
         self, task: int, num_observations: int = 10, seed: int = 0
@@ -198,23 +177,14 @@ class QuadraticTasks(SyntheticTestFunction):
         """
         if not 0 <= task < self.num_tasks:
             raise ValueError(f"task: expected 0 to {self.num_tasks - 1}, got {task}.")
-        if num_observations < 0:
-            raise ValueError(
-                f"num_observations: expected at least 0, got {num_observations}."
-            )
+        check_count("num_observations", num_observations, least=0)
         X = self.starts(seed, num_observations)
         Y = self(X, noise=False).unsqueeze(-1)
         if self.noise_std is not None:
             noise = np.random.default_rng(2000 + seed).standard_normal(Y.shape)
             Y = Y + self.noise_std * torch.from_numpy(noise).to(Y)
         others = X[:, -1] != task
-        history = TaskHistory(
-            X=X[others],
-            Y=Y[others],
-            task=task,
-            num_tasks=self.num_tasks,
-            contexts=self.contexts,
-        )
+        history = TaskHistory(X[others], Y[others], task, self.num_tasks, self.contexts)
         return QuadraticTask(
             self.contexts[task].tolist(),
             history,

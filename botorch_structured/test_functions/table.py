@@ -18,7 +18,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.spaces.arguments import check_count
+from botorch_structured.spaces.arguments import check_columns, check_count
 from botorch_structured.spaces.columns import FloatColumn
 from botorch_structured.test_functions.base import (
     ConditionalTestFunction,
@@ -106,8 +106,12 @@ class TableProblem(ConditionalTestFunction):
             ]
             points = torch.tensor(cells, dtype=torch.double)
             space = SearchSpace.from_columns(columns, ParameterTree(len(columns)))
+        elif names is not None or len(log_features):
+            raise ValueError(
+                "space: expected none beside names or log_features, got both."
+            )
         else:
-            points = _points_of(space, X, names, log_features)
+            points = _points_of(space, X)
         points, row = points.unique(dim=0, return_inverse=True)
         values = points.new_zeros(len(points)).index_add_(0, row, torch.from_numpy(y))
         values = values / row.bincount(minlength=len(points))
@@ -286,26 +290,16 @@ def _columns(
     names = [f"x{j}" for j in range(d)] if names is None else list(names)
     if len(names) != d:
         raise ValueError(f"names: expected {d} names, got {names}.")
-    if any(not 0 <= j < d for j in log_features):
-        raise ValueError(
-            f"log_features: expected columns from 0 to {d - 1}, got {log_features}."
-        )
+    logarithmic = check_columns("log_features", log_features, d)
     lower, upper = X.min(0).tolist(), X.max(0).tolist()
     return [
-        FloatColumn(name, lower[j], upper[j], log=j in log_features)
+        FloatColumn(name, lower[j], upper[j], log=j in logarithmic)
         for j, name in enumerate(names)
     ]
 
 
-def _points_of(
-    space: SearchSpace,
-    X: np.ndarray,
-    names: Sequence[str] | None,
-    log_features: Sequence[int],
-) -> Tensor:
+def _points_of(space: SearchSpace, X: np.ndarray) -> Tensor:
     """Rows of a space that is given."""
-    if names is not None or len(log_features):
-        raise ValueError("space: expected none beside names or log_features, got both.")
     if X.shape[1] != space.dim:
         raise ValueError(f"X: expected {space.dim} columns, got shape {X.shape}.")
     codes = [c for values in space.categorical_features.values() for c in values]

@@ -16,25 +16,24 @@ __all__ = [
     "TaskHistory",
     "TransferTable",
     "TransferTables",
-    "category",
     "random_forest_tables",
 ]
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces import SearchSpace
-from botorch_structured.test_functions.table import (
-    TableProblem,
-    number,
-    read_rows,
-    refuse,
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    FloatColumn,
+    IntegerColumn,
 )
+from botorch_structured.test_functions.table import TableProblem, number, read_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,16 +229,14 @@ class TransferTables:
             space: Of the columns.
             contexts: The ``c`` numbers of each task.
         """
-        names = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
-        known = None if contexts is None else [contexts[name] for name in names]
-        return cls(
-            torch.tensor(X, dtype=torch.double),
-            torch.tensor(y, dtype=torch.double),
-            torch.tensor([names[name] for name in tasks]),
-            list(names),
-            space,
-            None if known is None else torch.tensor(known, dtype=torch.double),
-        )
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
+        task = torch.tensor([numbers[name] for name in tasks])
+        known = None
+        if contexts is not None:
+            rows = [contexts[name] for name in numbers]
+            known = torch.tensor(rows, dtype=torch.double)
+        points, values = (torch.tensor(v, dtype=torch.double) for v in (X, y))
+        return cls(points, values, task, list(numbers), space, known)
 
     @property
     def num_tasks(self) -> int:
@@ -265,17 +262,12 @@ class TransferTables:
         """
         if not names or len(set(names)) < len(names):
             raise ValueError(f"names: expected different tasks, got {list(names)}.")
-        own = [(self.task == self._number(name)).nonzero()[:, 0] for name in names]
-        rows = torch.cat(own)
-        task = torch.repeat_interleave(
-            torch.arange(len(own)), torch.tensor([len(r) for r in own])
-        )
-        contexts = None
-        if self.contexts is not None:
-            contexts = self.contexts[[self._number(name) for name in names]]
-        return TransferTables(
-            self.X[rows], self.y[rows], task, names, self.space, contexts
-        )
+        numbers = [self._number(name) for name in names]
+        own = [(self.task == number).nonzero()[:, 0] for number in numbers]
+        task = torch.cat([torch.full_like(rows, i) for i, rows in enumerate(own)])
+        X, y = self.X[torch.cat(own)], self.y[torch.cat(own)]
+        contexts = None if self.contexts is None else self.contexts[numbers]
+        return TransferTables(X, y, task, names, self.space, contexts)
 
     def leave_out(
         self, task: int | str, noise_std: float | None = None, negate: bool = False
@@ -303,24 +295,19 @@ class TransferTables:
             negate=negate,
         )
         rows = torch.cat([self.X[~own], self.task[~own].to(self.X).unsqueeze(-1)], -1)
-        values = self.y[~own].unsqueeze(-1)
+        values = (-self.y if negate else self.y)[~own].unsqueeze(-1)
         problem.history = TaskHistory(
-            X=rows,
-            Y=-values if negate else values,
-            task=number,
-            num_tasks=self.num_tasks,
-            contexts=self.contexts,
+            rows, values, number, self.num_tasks, self.contexts
         )
         return problem
 
     def _number(self, task: int | str) -> int:
-        if isinstance(task, str):
-            if task not in self.names:
-                raise ValueError(f"task: expected one of {self.names}, got {task!r}.")
+        if isinstance(task, str) and task in self.names:
             return self.names.index(task)
-        if not 0 <= task < self.num_tasks:
+        if isinstance(task, str) or not 0 <= task < self.num_tasks:
             raise ValueError(
-                f"task: expected a name, or 0 to {self.num_tasks - 1}, got {task}."
+                f"task: expected a number from 0 to {self.num_tasks - 1}, or one of "
+                f"{self.names}, got {task!r}."
             )
         return task
 
@@ -345,43 +332,27 @@ def random_forest_tables(path: str | Path) -> TransferTables:
         ValueError: It lacks a column, or holds something unknown.
     """
     forest, imputer = "randomforestclassifier__", "columntransformer__numeric__"
-    columns: dict[str, Any] = {  # in the file: its choices, or its bounds
-        forest + "bootstrap": ["False", "True"],
-        forest + "criterion": ["entropy", "gini"],
-        forest + "max_features": (0.1, 0.9),
-        forest + "min_samples_leaf": (1, 20),
-        forest + "min_samples_split": (2, 20),
-        imputer + "imputer__strategy": ["mean", "median", "most_frequent"],
+    columns: dict[str, Column] = {  # by their names in the file
+        forest + "bootstrap": CategoricalColumn("bootstrap", [False, True]),
+        forest + "criterion": CategoricalColumn("criterion", ["entropy", "gini"]),
+        forest + "max_features": FloatColumn("max_features", 0.1, 0.9),
+        forest + "min_samples_leaf": IntegerColumn("min_samples_leaf", 1, 20),
+        forest + "min_samples_split": IntegerColumn("min_samples_split", 2, 20),
+        imputer + "imputer__strategy": CategoricalColumn(
+            "strategy", ["mean", "median", "most_frequent"]
+        ),
     }
-    choices = {j: c for j, c in enumerate(columns.values()) if isinstance(c, list)}
-    limits = [(0, len(c) - 1) if isinstance(c, list) else c for c in columns.values()]
-    space = SearchSpace(
-        [name.rsplit("__", 1)[1] for name in columns],
-        torch.tensor(limits, dtype=torch.double).T,
-        integer_features=[3, 4],
-        categorical_features={j: range(len(c)) for j, c in choices.items()},
-        choices={**choices, 0: [False, True]},
-    )
+    tree = ParameterTree(len(columns))
+    space = SearchSpace.from_columns(list(columns.values()), tree)
     X: list[list[float]] = []
     y: list[float] = []
     tasks: list[str] = []
     required = [*columns, "predictive_accuracy", "task_id"]
     for where, row in read_rows(Path(path), required):
-        X.append(
-            [
-                category(where, name, row[name], c)
-                if isinstance(c, list)
-                else number(where, row[name])
-                for name, c in columns.items()
-            ]
-        )
+        try:
+            X.append([column.encode(row[name]) for name, column in columns.items()])
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
         y.append(-number(where, row["predictive_accuracy"]))
         tasks.append(row["task_id"])
     return TransferTables.from_rows(X, y, tasks, space)
-
-
-def category(where: str, name: str, cell: str, choices: Sequence[str]) -> float:
-    """The position of a cell among the values of a column."""
-    if cell not in choices:
-        refuse(where, f"{name} in {list(choices)}", repr(cell))
-    return float(choices.index(cell))

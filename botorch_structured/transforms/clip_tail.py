@@ -108,10 +108,8 @@ class ClipTail(OutcomeTransform):
         """The cut, ``batch_shape x 1 x m``, of ``batch_shape x n x m`` outcomes."""
         failed = -torch.inf if self.maximize else torch.inf
         outputs = normalize_indices(self._outputs, d=Y.shape[-1])
-        own = torch.ones(Y.shape[-1], dtype=torch.bool, device=Y.device)
-        if outputs is not None:
-            own[:] = False
-            own[outputs] = True
+        own = torch.zeros(Y.shape[-1], dtype=torch.bool, device=Y.device)
+        own[slice(None) if outputs is None else outputs] = True
         bad = (Y.isnan() | (Y == -failed)) & own
         if bad.any():
             raise ValueError(

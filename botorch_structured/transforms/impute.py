@@ -67,9 +67,8 @@ class Impute(InputTransform):
         else:
             fill = _numbers("bounds", bounds, (2, d)).mean(dim=0)
         if isinstance(defaults, Mapping):
-            for column in defaults:
-                check_column("defaults", column, d)
             for column, value in defaults.items():
+                column = check_column("defaults", column, d)
                 fill[column] = check_number(f"defaults[{column}]", value)
         elif defaults is not None:
             fill = _numbers("defaults", defaults, (d,)).clone()
