@@ -97,7 +97,6 @@ from botorch_structured.models.monotone.site_kernel import (
 )
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
-    apply_transform,
     check_bounds,
     check_monotone,
     check_probability,
@@ -329,13 +328,12 @@ class MonotoneGP(FastSingleTaskGP):
         self._adaptive = isinstance(virtual_X, str) and virtual_X == "adaptive"
         if not has_sites:
             return
-        X = apply_transform(train_X, input_transform)
         places = transformed_columns(signs, train_X, input_transform)
-        self._box = transformed_box(bounds, X, input_transform)
+        self._box = transformed_box(bounds, train_X, input_transform)
         if isinstance(virtual_X, Tensor):
             points = transformed_points(virtual_X, train_X, input_transform)
         elif self._adaptive:
-            points = X.new_zeros(0, X.shape[-1])
+            points = self._box[:0]
         else:
             points = default_virtual_points(self._box)
         columns = [column for column, _ in places.values()]
@@ -556,9 +554,9 @@ class MonotoneGP(FastSingleTaskGP):
             ``batch_shape (x m) x n``, ``batch_shape (x m) x n x n``, and
             ``batch_shape (x 1) x n``.
         """
-        self.eval()
         raw = raw_inputs(self)
         column = check_column("column", column, raw.shape[-1])
+        self.eval()
         check_points(X, raw.shape[-1], self.train_targets.dtype)
         transform = getattr(self, "input_transform", None)
         place, slope = column, torch.ones_like(X[..., 0])
@@ -572,8 +570,7 @@ class MonotoneGP(FastSingleTaskGP):
         if self._num_outputs > 1:
             x, _ = add_output_dim(x, original_batch_shape=self._input_batch_shape)
             slope = slope.unsqueeze(-2)
-        if not self._sites_held:
-            self._keep_current()
+        self._keep_current()
         mean, covariance = self._derivatives(x, [place], given_sites=self.has_sites)
         return mean.to(x), covariance.to(x), slope
 
@@ -730,12 +727,12 @@ class MonotoneGP(FastSingleTaskGP):
         self._sites_at = [t.detach().clone() for t in self._state()]
 
     def _sites_are_current(self) -> bool:
-        return self._sites_at is not None and same_tensors(
-            self._sites_at, self._state()
-        )
+        at = self._sites_at
+        return at is not None and same_tensors(at, self._state())
 
     def _keep_current(self) -> None:
-        if self.has_sites and not self._sites_are_current():
+        held = self._sites_held or not self.has_sites
+        if not (held or self._sites_are_current()):
             self.update_sites()
 
     def _in_columns(self, values: Tensor) -> Tensor:
@@ -756,7 +753,7 @@ class MonotoneGP(FastSingleTaskGP):
 
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Posterior given current sites; in training mode, the prior that is fitted."""
-        if not (self.training or self._sites_held):
+        if not self.training:
             self._keep_current()
         self._data_alone = self.training and not self.signs_in_fit
         try:
@@ -876,9 +873,9 @@ class MonotoneGP(FastSingleTaskGP):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any
     ) -> None:
-        loaded = state_dict.get(prefix + "_column_signs")
-        own = self._column_signs if self.has_sites else loaded
-        if loaded is not None and not torch.equal(loaded.to(own), own):
+        own: Any = getattr(self, "_column_signs", None)
+        loaded = state_dict.get(prefix + "_column_signs", own)
+        if own is not None and not torch.equal(loaded.to(own), own):
             raise ValueError(
                 "state_dict: expected that of a model with the same signs of "
                 f"derivatives, {own.tolist()}, got {loaded.tolist()}."
@@ -887,7 +884,7 @@ class MonotoneGP(FastSingleTaskGP):
 
     def _apply(self, fn: Any) -> Any:
         before = self.train_targets
-        current = self._sites_at is not None and self._sites_are_current()
+        current = self._sites_are_current()
         result = super()._apply(fn)
         if current and self.train_targets is not before:  # another dtype or device
             self._accept_sites()
@@ -901,5 +898,4 @@ def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
 
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
-    if not model._sites_held:
-        model._keep_current()
+    model._keep_current()

@@ -20,7 +20,6 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "apply_transform",
     "check_bounds",
     "check_monotone",
     "check_probability",
@@ -151,19 +150,20 @@ def transformed_box(
     Args:
         bounds: ``2 x d`` in the space of the training inputs. None: [0, 1] in each
             column whose transformed data are in [0, 1], else their range.
-        X: Transformed training inputs, ``batch_shape x n x d``.
+        X: Training inputs, ``batch_shape x n x d``.
         transform: Of the inputs.
     """
     if bounds is not None:
         corners = _moved(bounds, X, transform).flatten(0, 1)
         return torch.stack([corners.amin(0), corners.amax(0)])
+    X = _apply_transform(X, transform)
     rows = X.reshape(-1, X.shape[-1])
     low, high = rows.amin(0), rows.amax(0)
     inside = (low > -_ROUNDING) & (high < 1.0 + _ROUNDING)
     return torch.stack([low.where(~inside, 0.0), high.where(~inside, 1.0)])
 
 
-def apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
+def _apply_transform(X: Tensor, transform: InputTransform | None) -> Tensor:
     """Transform inputs as training inputs are, without training the transform."""
     if transform is None:
         return X
@@ -197,7 +197,7 @@ def transformed_points(
 def _moved(points: Tensor, X: Tensor, transform: InputTransform | None) -> Tensor:
     """``v x d`` points in each element of the batch of ``X``, ``b x v x d``."""
     points = points.to(X).expand(*X.shape[:-2], *points.shape)
-    points = apply_transform(points, transform)
+    points = _apply_transform(points, transform)
     return points.reshape(-1, *points.shape[-2:])
 
 
@@ -229,7 +229,7 @@ def transformed_columns(
         smallest, largest = X[..., column].min(), X[..., column].max()
         low[..., column] = smallest
         high[..., column] = largest if largest > smallest else smallest + 1.0
-        moved = apply_transform(high, transform) - apply_transform(low, transform)
+        moved = _apply_transform(high, transform) - _apply_transform(low, transform)
         moved = moved.reshape(-1, moved.shape[-1])
         scale = moved.abs().amax().clamp_min(torch.finfo(X.dtype).tiny)
         columns = (moved.abs().amax(0) > 1e-9 * scale).nonzero().flatten().tolist()
