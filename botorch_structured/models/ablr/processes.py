@@ -10,13 +10,11 @@ from __future__ import annotations
 __all__ = ["Processes"]
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-_T = TypeVar("_T")
 
 
 class Processes:
@@ -69,17 +67,14 @@ class Processes:
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        if self.alone or not tensors:
-            return list(tensors)
-        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        self._call(lambda: dist.all_reduce(flat, group=self._group))
-        return self._unpack(self._of_first(flat), tensors)
+        return self.of_first(tensors, total=True)
 
-    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def of_first(self, tensors: Sequence[Tensor], total: bool = False) -> list[Tensor]:
         """The tensors of the first process: rounding may differ between machines.
 
         Args:
             tensors: Of the same shapes in every process.
+            total: Whether to add up those of all processes before.
 
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
@@ -87,7 +82,13 @@ class Processes:
         if self.alone or not tensors:
             return list(tensors)
         flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        return self._unpack(self._of_first(flat), tensors)
+        if total:
+            self._call(lambda: dist.all_reduce(flat, group=self._group))
+        assert self._group is not None
+        first = dist.get_global_rank(self._group, 0)
+        self._call(lambda: dist.broadcast(flat, first, group=self._group))
+        parts = flat.split([t.numel() for t in tensors])
+        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of one tensor over the processes, see ``sum``."""
@@ -127,26 +128,15 @@ class Processes:
                     "the first one's state_dict to the others."
                 )
 
-    def _of_first(self, flat: Tensor) -> Tensor:
-        assert self._group is not None
-        first = dist.get_global_rank(self._group, 0)
-        self._call(lambda: dist.broadcast(flat, first, group=self._group))
-        return flat
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return Processes, ()
 
-    @staticmethod
-    def _unpack(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-        parts = flat.split([t.numel() for t in like])
-        return [p.reshape(t.shape).to(t) for p, t in zip(parts, like, strict=True)]
-
-    def _call(self, communicate: Callable[[], _T]) -> _T:
+    def _call(self, communicate: Callable[[], Any]) -> None:
         try:
-            return communicate()
+            communicate()
         except RuntimeError as error:
             raise RuntimeError(
                 f"Process {self.rank} of {self.size} got no answer from another one of "
