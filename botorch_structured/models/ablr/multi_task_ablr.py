@@ -709,18 +709,17 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     @torch.no_grad()
     def _all_weights(self) -> list[WeightPosterior]:
         batch = self._conditioned_batch
-        each = [
-            self._regressions(self._rows_of_batch(place) if batch else self._rows())
-            .weights()
-            .to(self._train_targets)
-            for place in product(*(range(n) for n in batch))
-        ]
-        mean, root = (
-            torch.stack(parts).reshape(*batch, *parts[0].shape)
-            for parts in zip(*each, strict=True)
-        )
+        if not batch:
+            mean, root = self._regressions(self._rows()).weights()
+        else:
+            places = product(*(range(n) for n in batch))
+            each = [self._regressions(self._rows_of_batch(p)).weights() for p in places]
+            mean, root = (
+                torch.stack(parts).unflatten(0, batch)
+                for parts in zip(*each, strict=True)
+            )
         return [
-            WeightPosterior(mean[..., t, :], root[..., t, :, :])
+            WeightPosterior(mean[..., t, :], root[..., t, :, :]).to(self._train_targets)
             for t in range(self.num_tasks)
         ]
 
