@@ -90,7 +90,8 @@ class TaskFactors:
     Attributes:
         rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
             than C rows.
-        filled: How many rows of the factor each task has, a list of T.
+        filled: How many rows the factors of tasks with more than D observations have,
+            a list of T; 0 for the others.
     """
 
     def __init__(
@@ -131,9 +132,7 @@ class TaskFactors:
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
         for piece in chunk.pieces:
-            if self.is_small(piece.task):
-                self.filled[piece.task] += piece.stop - piece.start
-            else:
+            if not self.is_small(piece.task):
                 here = slice(piece.start, piece.stop)
                 self._stack(piece.task, phi[here], y[here])
 

@@ -272,7 +272,7 @@ def as_feature_map(
             )
         return KernelFeatures(covar_module)
     owner = getattr(feature_map, "__self__", None)
-    if isinstance(owner, nn.Module):
+    if feature_map is not None and isinstance(owner, nn.Module):
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(

@@ -1304,7 +1304,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``."""
-        self._drop_caches()
         result = super().load_state_dict(*args, **kwargs)
         self._drop_caches()
         return result

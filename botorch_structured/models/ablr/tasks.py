@@ -15,6 +15,9 @@ from copy import deepcopy
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.processes import Processes
@@ -400,6 +403,36 @@ class StandardizeTasks(OutcomeTransform):
         places = self._places(Y, X)
         mean, stdv = self.means[places], self.stdvs[places]
         return mean + stdv * Y, None if Yvar is None else Yvar * stdv**2
+
+    def untransform_posterior(
+        self, posterior: Posterior, X: Tensor | None = None
+    ) -> GPyTorchPosterior | TransformedPosterior:
+        """A posterior on the scale of the outcomes.
+
+        Args:
+            posterior: Of standardised outcomes, of one task per row or of all signals.
+            X: ``batch_shape x q x (d + 1)``, where tasks are a column.
+        """
+        places = self._places(posterior.mean, X).expand(posterior.mean.shape)
+        mean, stdv = self.means[places], self.stdvs[places]
+        if type(posterior) is not GPyTorchPosterior:
+            return TransformedPosterior(
+                posterior=posterior,
+                sample_transform=lambda s: mean + stdv * s,
+                mean_transform=lambda m, v: mean + stdv * m,
+                variance_transform=lambda m, v: stdv**2 * v,
+            )
+        mvn = posterior.distribution
+        moved = mean + stdv * posterior.mean
+        several = isinstance(mvn, MultitaskMultivariateNormal)
+        if several:
+            order = stdv if mvn._interleaved else stdv.mT
+            scale = DiagLinearOperator(order.reshape(*stdv.shape[:-2], -1))
+        else:
+            moved, scale = moved.squeeze(-1), DiagLinearOperator(stdv.squeeze(-1))
+        covariance = scale @ mvn.lazy_covariance_matrix @ scale
+        kwargs = {"interleaved": mvn._interleaved} if several else {}
+        return GPyTorchPosterior(type(mvn)(moved, covariance, **kwargs))
 
     def subset_output(self, idcs: list[int]) -> StandardizeTasks:
         """Of some of the signals; with a task column there is one output."""

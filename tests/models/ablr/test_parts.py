@@ -10,6 +10,8 @@ import pytest
 import torch
 from botorch.models.transforms.outcome import Standardize, StratifiedStandardize
 from botorch.optim.utils import sample_all_priors
+from botorch.posteriors import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.distributions import MultivariateNormal as GPyTorchNormal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,6 +198,13 @@ def test_tasks_are_standardised_one_by_one() -> None:
     ours.eval()
     for a, b in zip(ours.untransform(*ours(Y, Yvar, X), X), (Y, Yvar), strict=True):
         torch.testing.assert_close(a, b)
+    mvn = GPyTorchNormal(torch.rand(12), torch.eye(12))
+    posterior = GPyTorchPosterior(mvn)
+    theirs.eval()
+    a = ours.untransform_posterior(posterior, X)
+    b = theirs.untransform_posterior(posterior, X)
+    torch.testing.assert_close(a.mean, b.mean)
+    torch.testing.assert_close(a.variance, b.variance)
     with pytest.raises(ValueError, match="X: expected inputs with their task column"):
         ours(Y)
 
@@ -224,5 +233,20 @@ def test_signals_are_standardised_with_what_was_observed() -> None:
     ours, theirs = StandardizeTasks(3, None), Standardize(m=3)
     a, b = ours(Y)[0], theirs(Y)[0]
     torch.testing.assert_close(a, b, equal_nan=True)
+    mvn = MultitaskMultivariateNormal(
+        torch.rand(2, 4, 3), torch.eye(12).expand(2, 12, 12)
+    )
+    for posterior in (
+        GPyTorchPosterior(mvn),
+        GPyTorchPosterior(
+            MultitaskMultivariateNormal(
+                mvn.mean, mvn.covariance_matrix, interleaved=False
+            )
+        ),
+    ):
+        moved = ours.eval().untransform_posterior(posterior)
+        expected = theirs.eval().untransform_posterior(posterior)
+        torch.testing.assert_close(moved.mean, expected.mean)
+        torch.testing.assert_close(moved.variance, expected.variance)
     part = ours.subset_output([2, 0])
     torch.testing.assert_close(part(Y[:, [2, 0]])[0], a[:, [2, 0]], equal_nan=True)
