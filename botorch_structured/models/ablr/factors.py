@@ -17,7 +17,6 @@ cent of the cost of a network's features.
 from __future__ import annotations
 
 __all__ = [
-    "FeatureMap",
     "TaskData",
     "TaskFactors",
     "cholesky_qr",
@@ -30,12 +29,8 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.models.ablr.feature_maps import check_row_by_row, module_of
 from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.models.ablr.rows import Chunk, TaskRows
-
-#: From ``n x d`` to ``n x D``, row by row: a module, or a method of one.
-FeatureMap = nn.Module | Callable[[Tensor], Tensor]
 
 # Cholesky QR, taken twice, is as accurate as reflections while the condition number
 # squared is below about 1e16; this limit of the pivots is far from there.
@@ -95,7 +90,8 @@ class TaskFactors:
     Attributes:
         rows: The factors in float64, ``T x C x (D + 1)``, zero where a task has fewer
             than C rows.
-        filled: How many rows of the factor each task has, a list of T.
+        filled: How many rows the factors of tasks with more than D observations have,
+            a list of T; 0 for the others.
     """
 
     def __init__(
@@ -136,9 +132,7 @@ class TaskFactors:
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
         for piece in chunk.pieces:
-            if self.is_small(piece.task):
-                self.filled[piece.task] += piece.stop - piece.start
-            else:
+            if not self.is_small(piece.task):
                 here = slice(piece.start, piece.stop)
                 self._stack(piece.task, phi[here], y[here])
 
@@ -201,13 +195,13 @@ class TaskFactors:
 
 
 class TaskData:
-    """Rows of some tasks and what was observed there, checked when it is made.
+    """Rows of some tasks and what was observed there.
 
     With known noise, features and outcomes of an observation are divided by its
     standard deviation: the noise precision is then 1.
 
     Args:
-        features: The feature map, row by row.
+        features: The feature map, ``n x d`` to ``n x D``, row by row.
         X: Inputs as the feature map takes them, ``n x d``.
         Y: Outcomes, ``m``.
         rows: Which row and task each outcome is of.
@@ -219,15 +213,13 @@ class TaskData:
         num_features: D.
 
     Raises:
-        ValueError: If shapes, dtypes or devices do not fit together, a noise variance
-            is not positive, the feature map is not a function of single rows, or
-            processes differ in their numbers of tasks or features.
+        ValueError: If processes differ in their numbers of tasks or features.
         RuntimeError: If another process has ended or does not answer.
     """
 
     def __init__(
         self,
-        features: FeatureMap,
+        features: nn.Module,
         X: Tensor,
         Y: Tensor,
         rows: TaskRows,
@@ -235,22 +227,12 @@ class TaskData:
         noise_variance: Tensor | None = None,
         processes: Processes | None = None,
     ) -> None:
-        _check_data(X, Y, rows)
-        _check_noise(noise_variance, Y)
-        check_row_by_row(features)
         self.features, self.rows = features, rows
         self.X, self.Y, self.noise_variance = X, Y, noise_variance
         self.processes = processes or Processes()
         # of one row: not every module takes none
         row = X.detach()[:1] if len(X) else X.new_zeros(1, X.shape[-1])
-        phi = self.evaluate(row)
-        if phi.requires_grad and module_of(features) is None:
-            raise ValueError(
-                "features: expected an nn.Module, or a method of one, where parameters "
-                "require gradients, since those of a function are not known; got "
-                f"{type(features).__name__}."
-            )
-        self.num_features = phi.shape[-1]
+        self.num_features = features(row).shape[-1]
         self.processes.check_same(
             {
                 "log_beta (number of tasks)": float(rows.num_tasks),
@@ -260,39 +242,10 @@ class TaskData:
         )
 
     def with_values(self, X: Tensor, Y: Tensor) -> TaskData:
-        """The same rows and tasks with other numbers, which are not checked."""
+        """The same rows and tasks with other numbers, of the same shapes."""
         new = copy(self)
         new.X, new.Y = X, Y
         return new
-
-    def of_tasks(self, tasks: list[int]) -> TaskData:
-        """Data of some tasks, numbered in this order, where tasks share no row."""
-        device = self.X.device
-        chosen = torch.tensor(tasks, dtype=torch.long, device=device)
-        place = torch.zeros(self.rows.num_tasks, dtype=torch.long, device=device)
-        place[chosen] = torch.arange(len(tasks), device=device)
-        keep = torch.isin(self.rows.task, chosen)
-        new = self.with_values(self.X[keep], self.Y[keep])
-        new.rows = TaskRows(
-            place[self.rows.task[keep]], len(tasks), chunk_rows=self.rows.chunk_rows
-        )
-        if self.noise_variance is not None:
-            new.noise_variance = self.noise_variance[keep]
-        return new
-
-    def evaluate(self, x: Tensor) -> Tensor:
-        """Features of inputs ``n x d``: ``n x D``.
-
-        Raises:
-            ValueError: If the feature map returns another shape.
-        """
-        phi = self.features(x)
-        if phi.dim() != 2 or len(phi) != len(x) or phi.shape[-1] == 0:
-            raise ValueError(
-                f"features: expected {len(x)} x D from inputs {len(x)} x {x.shape[-1]},"
-                f" got {tuple(phi.shape)}."
-            )
-        return phi
 
     def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``m x D`` and outcomes ``m`` of each observation, in float64.
@@ -341,39 +294,4 @@ class TaskData:
 
     def features_of(self, chunk: Chunk) -> Tensor:
         """Features of the rows of a chunk, ``n x D``."""
-        return self.evaluate(self.X[chunk.rows])
-
-
-def _check_data(X: Tensor, Y: Tensor, rows: TaskRows) -> None:
-    if X.dim() != 2 or not X.is_floating_point():
-        raise ValueError(
-            "X: expected a floating-point tensor n x d, got shape "
-            f"{tuple(X.shape)} and {X.dtype}."
-        )
-    if rows.num_rows != len(X) or Y.shape != (rows.num_entries,):
-        raise ValueError(
-            f"X, Y: expected {rows.num_rows} rows and {rows.num_entries} outcomes "
-            f"as task says, got shapes {tuple(X.shape)} and {tuple(Y.shape)}."
-        )
-    if not X.device == Y.device == rows.device:
-        raise ValueError(
-            "X, Y, task: expected one device, got "
-            f"{X.device}, {Y.device} and {rows.device}."
-        )
-
-
-def _check_noise(noise_variance: Tensor | None, Y: Tensor) -> None:
-    if noise_variance is None:
-        return
-    if noise_variance.shape != Y.shape:
-        raise ValueError(
-            f"noise_variance: expected one per outcome, of shape {tuple(Y.shape)}, got "
-            f"{tuple(noise_variance.shape)}."
-        )
-    if noise_variance.requires_grad:
-        raise ValueError("noise_variance: expected constants, got requires_grad=True.")
-    if not bool((noise_variance > 0.0).all()):
-        raise ValueError(
-            "noise_variance: expected positive numbers, got a minimum of "
-            f"{float(noise_variance.min())}."
-        )
+        return self.features(self.X[chunk.rows])

@@ -19,9 +19,7 @@ __all__ = [
     "KernelFeatures",
     "TanhNetwork",
     "as_feature_map",
-    "check_row_by_row",
     "default_network",
-    "module_of",
     "published_network",
     "weight_level",
 ]
@@ -247,17 +245,16 @@ class KernelFeatures(Module):
 def as_feature_map(
     feature_map: nn.Module | Callable[[Tensor], Tensor] | None,
     covar_module: nn.Module | None,
-    default: Callable[[], nn.Module],
 ) -> nn.Module:
     """The one feature map that a user means by two arguments.
 
     Args:
         feature_map: A module, a bound method of one, or None.
         covar_module: A kernel with a method ``features``, or None.
-        default: Makes the feature map where both are None.
 
     Raises:
-        ValueError: For anything else, or for both.
+        ValueError: For anything else, for both, or for layers that mix rows or draw
+            random numbers.
     """
     if covar_module is not None:
         if feature_map is not None:
@@ -274,10 +271,8 @@ def as_feature_map(
                 "RBF kernel."
             )
         return KernelFeatures(covar_module)
-    if feature_map is None:
-        return default()
-    owner = module_of(feature_map)
-    if owner is not None and owner is not feature_map:
+    owner = getattr(feature_map, "__self__", None)
+    if feature_map is not None and isinstance(owner, nn.Module):
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(
@@ -285,26 +280,14 @@ def as_feature_map(
             "bound method of one, such as MondrianKernel(...).features, will do), got "
             f"{type(feature_map).__name__}."
         )
-    check_row_by_row(feature_map)
-    return feature_map
-
-
-def module_of(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> nn.Module | None:
-    """The module itself, or that of a bound method; None for any other function."""
-    owner = getattr(feature_map, "__self__", feature_map)
-    return owner if isinstance(owner, nn.Module) else None
-
-
-def check_row_by_row(feature_map: nn.Module | Callable[[Tensor], Tensor]) -> None:
-    """Raise a ``ValueError`` for layers that mix rows or draw random numbers."""
-    module = module_of(feature_map)
-    for name, part in module.named_modules() if module is not None else ():
+    for name, part in feature_map.named_modules():
         if isinstance(part, BatchNorm | DropoutNd):
             raise ValueError(
                 "feature_map: expected features that are a function of the row, got a "
                 f"{type(part).__name__} layer ({name or 'itself'}), whose output "
                 "depends on the other rows or on chance."
             )
+    return feature_map
 
 
 def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
@@ -331,22 +314,20 @@ def default_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
             f"{_NARROW}: the network will hardly see them. Pass input_transform="
             "Normalize(...), and logarithms of what is on a log scale.",
             InputDataWarning,
-            stacklevel=5,
+            stacklevel=3,
         )
     scale = min(1.0, math.sqrt(max(rows, 1) / _ROWS_FOR_A_NETWORK))
     bounds = torch.stack([low, high]).cpu()
     return TanhNetwork(d, bounds=bounds, prior_scale=scale, seed=seed)
 
 
-def published_network(X: Tensor, seed: int, processes: Processes) -> TanhNetwork:
+def published_network(d: int, seed: int) -> TanhNetwork:
     """The network of [Perrone2017multiple]_, section 2.2, see ``TanhNetwork``.
 
     Args:
-        X: Transformed inputs, ``n x d``, of which only d is read.
+        d: Number of inputs.
         seed: Of its weights.
-        processes: Not used.
     """
-    d = X.shape[-1]
     bounds = torch.tensor([[-1.0] * d, [1.0] * d])  # inputs as they are
     return TanhNetwork(d, bounds=bounds, prior_scale=None, seed=seed, bias=False)
 

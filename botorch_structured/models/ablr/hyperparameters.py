@@ -17,6 +17,7 @@ __all__ = [
 ]
 
 import math
+from copy import copy
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class ExchangeableLogNormalPrior(Prior):
         "task_spread": constraints.positive,
     }
     support = constraints.positive
+    _shape = torch.Size()
 
     def __init__(self, level: float, spread: float, task_spread: float) -> None:
         if min(level, spread, task_spread) <= 0:
@@ -101,27 +103,18 @@ class ExchangeableLogNormalPrior(Prior):
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Values with the level and the tasks' deviations drawn anew."""
-        like = self.loc
-        level = torch.randn(*sample_shape[:-1], 1, dtype=like.dtype, device=like.device)
-        own = torch.randn(*sample_shape, dtype=like.dtype, device=like.device)
+        shape = sample_shape + self._shape
+        kind = {"dtype": self.loc.dtype, "device": self.loc.device}
+        level, own = torch.randn(*shape[:-1], 1, **kind), torch.randn(*shape, **kind)
         return (self.loc + self.spread * level + self.task_spread * own).exp()
 
     def expand(
         self, batch_shape: torch.Size, _instance: Any = None
     ) -> ExchangeableLogNormalPrior:
         """A prior whose samples have this shape: what BoTorch's retries ask for."""
-        return _Shaped(self, torch.Size(batch_shape))
-
-
-class _Shaped(ExchangeableLogNormalPrior):
-    def __init__(self, prior: ExchangeableLogNormalPrior, shape: torch.Size) -> None:
-        Prior.__init__(self, validate_args=False)
-        for name in ("loc", "spread", "task_spread"):
-            self.register_buffer(name, getattr(prior, name))
-        self._shape = shape
-
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
-        return super().rsample(sample_shape + self._shape)
+        new = copy(self)
+        new._shape = torch.Size(batch_shape)
+        return new
 
 
 class WeightPrecision(Module):

@@ -44,11 +44,6 @@ class TaskFeatureKernel(BatchKernel):
         self.weight_precision = weight_precision
         self.tasks = tasks
 
-    @property
-    def is_stationary(self) -> bool:
-        """Never: features differ from place to place."""
-        return False
-
     def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         left, task1 = self._features(x1)
         right, task2 = self._features(x2)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 __all__ = ["MultiTaskABLR"]
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
@@ -67,7 +67,6 @@ from botorch_structured.models.ablr.new_task import (
     new_task_model,
 )
 from botorch_structured.models.ablr.prediction import (
-    checked_noise,
     covariance_of_points,
     covariance_of_rows,
     in_columns,
@@ -215,11 +214,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _fit_caches = ("_weights", "_known_population")
     _rows_cache: _Rows | None = None
     _noise_cache: Tensor | None = None
-    _weights: dict[int, WeightPosterior] | None = None
-    _known_population: tuple[list[WeightPosterior], Population] | None = None
+    _weights: list[WeightPosterior] | None = None
+    _known_population: tuple[list[int], Population] | None = None
     _appended: tuple[_Appended, ...] = ()
     _conditioned_batch = torch.Size()
-    _conditioned_tasks: frozenset[int] = frozenset()
     _train_inputs: Any
     _train_targets: Any
     _original_train_inputs: Any
@@ -286,10 +284,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             count = len(tasks.values)
         plain = X if tasks is None else tasks.without(X)
         if feature_map is published_network:
-            feature_map = published_network(plain, seed, group)
-        made = as_feature_map(
-            feature_map, covar_module, lambda: default_network(plain, seed, group)
-        ).to(train_X)
+            feature_map = published_network(plain.shape[-1], seed)
+        elif feature_map is None and covar_module is None:
+            feature_map = default_network(plain, seed, group)
+        made = as_feature_map(feature_map, covar_module).to(train_X)
         level = weight_level(made, plain, group)
         # ``UsualScale`` is a guess from other tasks: its targets may have any scale
         scaled = outcome_transform is DEFAULT or isinstance(
@@ -437,11 +435,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def weight_precision(self) -> Tensor:
         """The precisions beta_t of the weights, ``T``."""
         return self.covar_module.weight_precision.value
-
-    @property
-    def num_outputs(self) -> int:
-        """Of ``posterior``, for inputs without a task column."""
-        return self._num_outputs
 
     def subset_output(self, idcs: list[int]) -> MultiTaskABLR:
         """A model that answers for some of the outputs; it learns from all signals.
@@ -697,15 +690,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
 
     # -- weights ------------------------------------------------------------------
 
-    def _weights_of(self, which: list[int]) -> list[WeightPosterior]:
+    def _weights_of(self, which: Iterable[int]) -> list[WeightPosterior]:
         """The posterior of the weights of some tasks, by index; computed once."""
         if self._weights is None:
-            self._weights = {}
-        missing = [t for t in which if t not in self._weights]
-        if missing:
-            outputs = [self._index_of(t) for t in self._output_tasks]
-            extra = [t for t in outputs if t not in (*self._weights, *missing)]
-            self._compute_weights([*missing, *extra])
+            self._weights = self._all_weights()
         found, batch = [self._weights[t] for t in which], self._conditioned_batch
         if not batch:
             return found
@@ -719,41 +707,21 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         ]
 
     @torch.no_grad()
-    def _compute_weights(self, which: list[int]) -> None:
-        assert self._weights is not None
-        if not self._group.alone:
-            # together, so that the processes need not agree on who asks for what
-            which = [t for t in range(self.num_tasks) if t not in self._weights]
+    def _all_weights(self) -> list[WeightPosterior]:
         batch = self._conditioned_batch
         if not batch:
-            self._weights.update(self._weights_from(self._rows(), which))
-            return
-        # of tasks that none of them was conditioned on, all have the same rows
-        same = [t for t in which if t not in self._conditioned_tasks]
-        own = [t for t in which if t in self._conditioned_tasks]
-        places = list(product(*(range(n) for n in batch)))
-        if same and places:
-            first = self._rows_of_batch(places[0])
-            self._weights.update(self._weights_from(first, same))
-        if own:
-            each = [
-                self._weights_from(self._rows_of_batch(place), own) for place in places
-            ]
-            for t in own:
-                parts = zip(*(weights[t] for weights in each), strict=True)
-                self._weights[t] = WeightPosterior(
-                    *(torch.stack(part).unflatten(0, batch) for part in parts)
-                )
-
-    def _weights_from(
-        self, rows: _Rows, which: list[int]
-    ) -> dict[int, WeightPosterior]:
-        """Posteriors of the weights of some tasks, given some rows."""
-        mean, root = self._regressions(rows).weights(which)
-        return {
-            t: WeightPosterior(mean[i], root[i]).to(rows.inputs)
-            for i, t in enumerate(which)
-        }
+            mean, root = self._regressions(self._rows()).weights()
+        else:
+            places = product(*(range(n) for n in batch))
+            each = [self._regressions(self._rows_of_batch(p)).weights() for p in places]
+            mean, root = (
+                torch.stack(parts).unflatten(0, batch)
+                for parts in zip(*each, strict=True)
+            )
+        return [
+            WeightPosterior(mean[..., t, :], root[..., t, :, :]).to(self._train_targets)
+            for t in range(self.num_tasks)
+        ]
 
     def weight_posterior(self) -> MultivariateNormal:
         """Posterior of the weights w_t of each output, on the standardised scale.
@@ -847,7 +815,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         with_task = self._has_task(X)
         if with_task and output_indices is not None:
             raise ValueError(
-                "`output_indices` must be None when `X` includes task features."
+                "output_indices: expected None where X has a task column, got "
+                f"{output_indices}."
             )
         if not outputs:
             raise ValueError("output_indices: expected at least one, got none.")
@@ -861,10 +830,14 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             place = torch.tensor(which, device=X.device).unsqueeze(-1)
         noise: Tensor | None = None
         if torch.is_tensor(observation_noise):
-            noise = checked_noise(
-                observation_noise, X.shape[-2], 1 if with_task else len(outputs)
-            )
-            noise = noise.squeeze(-1) if with_task else noise.mT
+            q, m = X.shape[-2], 1 if with_task else len(outputs)
+            shape = observation_noise.shape
+            if len(shape) < 2 or shape[-1] != m or shape[-2] not in (1, q):
+                raise ValueError(
+                    f"observation_noise: expected ``batch_shape x {q} x {m}`` "
+                    f"variances, got shape {tuple(shape)}."
+                )
+            noise = observation_noise.squeeze(-1) if with_task else observation_noise.mT
         elif observation_noise:
             noise = self._noise_levels()[place]
         unit: Tensor | float = 1.0
@@ -992,8 +965,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """On the scale of the outcomes, for a transform that is not the default."""
         transform = self.outcome_transform
         if self.tasks is None:
-            if outputs != list(range(self.num_tasks)):
-                transform = transform.subset_output(outputs)
+            which = [self._index_of(t) for t in outputs]
+            if which != list(range(self.num_tasks)):
+                transform = transform.subset_output(which)
             return transform.untransform_posterior(posterior, X=X)
         # row by row, so that a transform that looks at tasks finds them
         rows = torch.cat([self.tasks.insert(X, t) for t in outputs], dim=-2)
@@ -1059,12 +1033,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if seen:
             m = len(outputs)
             check_new_data(X, Y, noise, m, self.batch_shape, missing=True)
-        tasks = [self._index_of(t) for t in outputs]
-        if with_task:
-            assert self.tasks is not None
-            tasks = self.tasks.index(X[..., self.tasks.column]).unique().tolist()
-        # made now, not in each of the models to come
-        self._weights_of(sorted({*tasks, *map(self._index_of, self._output_tasks)}))
+        self._weights_of([])  # made now, not in each of the models to come
         new = self._sharing_rows()
         if self.tasks is None or with_task:
             new._condition(X, Y, noise)
@@ -1190,7 +1159,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         updated = WeightPosterior(weights.mean.double(), weights.root.double()).update(
             phi.double(), y.double(), variance
         )
-        self._conditioned_tasks |= {t}
         assert self._weights is not None
         self._weights[t] = updated.to(weights.mean)
 
@@ -1201,15 +1169,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self._conditioned_batch = torch.broadcast_shapes(
             self._conditioned_batch, lead, X.shape[:-2]
         )
-        parts = (X, transformed, targets, noise)
-        if self._group.rank:  # the sum over processes has them from there
-            parts = (
-                X[..., :0, :],
-                transformed[..., :0, :],
-                targets[..., :0],
-                noise[..., :0],
-            )
-        self._appended += (_Appended(*(p.detach() for p in parts)),)
+        # in the first process only: the sum over processes has them from there
+        q = 0 if self._group.rank else X.shape[-2]
+        rows = (
+            X[..., :q, :],
+            transformed[..., :q, :],
+            targets[..., :q],
+            noise[..., :q],
+        )
+        self._appended += (_Appended(*(p.detach() for p in rows)),)
         self._rows_cache = None
 
     def _sharing_rows(self) -> Any:
@@ -1220,7 +1188,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             self._original_train_inputs,
         ]
         new = deepcopy(self, {id(t): t for t in shared if t is not None})
-        new._weights = dict(self._weights or {})
+        new._weights = list(self._weights) if self._weights else None
         new._noise_cache = self._noise_cache
         return new
 
@@ -1333,11 +1301,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self._merge_appended()
         super().set_train_data(*args, **kwargs)
         self._conditioned_batch = self._train_inputs[0].shape[:-2]
-        self._conditioned_tasks = frozenset(range(self.num_tasks))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state, see ``GPyTorchModel.load_state_dict``."""
-        self._drop_caches()
         result = super().load_state_dict(*args, **kwargs)
         self._drop_caches()
         return result
@@ -1349,7 +1315,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             return nn.Module._apply(self, fn)
         kept = None
         if self._conditioned_batch and self._weights is not None:
-            kept = {t: WeightPosterior(*map(fn, w)) for t, w in self._weights.items()}
+            kept = [WeightPosterior(*map(fn, w)) for w in self._weights]
         result = super()._apply(fn)
         self._weights = kept
         return result
@@ -1358,10 +1324,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         state = super().__getstate__()
         if self._conditioned_batch and self._weights is not None:
             # of a batch they are rebuilt one model after the other, which takes long
-            state["_weights"] = {
-                t: WeightPosterior(w.mean.detach(), w.root.detach())
-                for t, w in self._weights.items()
-            }
+            state["_weights"] = [
+                WeightPosterior(w.mean.detach(), w.root.detach()) for w in self._weights
+            ]
         return state
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:

@@ -209,16 +209,16 @@ def population_of(model: Any, some: list[int]) -> Population:
         model: A ``MultiTaskABLR`` with a task column.
         some: Tasks, by index.
     """
-    weights, known = model._weights_of(some), model._known_population
-    if known is not None and len(known[0]) == len(weights):
-        if all(a is b for a, b in zip(known[0], weights, strict=True)):
-            return known[1]
+    known = model._known_population
+    if known is not None and known[0] == some:
+        return known[1]
+    weights = model._weights_of(some)
     common = population(
         torch.stack([w.mean for w in weights]).double(),
         torch.stack([w.root for w in weights]).double(),
         model.weight_precision[some].double(),
     )
-    model._known_population = (weights, common)
+    model._known_population = (some, common)
     return common
 
 
@@ -388,16 +388,6 @@ class UsualScale(AnyScaleStandardize):
         """Transform, see ``Standardize.forward``; in training mode nothing changes."""
         means, stdvs = self.means.to(Y), self.stdvs.to(Y)
         return (Y - means) / stdvs, None if Yvar is None else Yvar / stdvs.square()
-
-    def subset_output(self, idcs: list[int]) -> UsualScale:
-        """The same: there is one output.
-
-        Args:
-            idcs: ``[0]`` or ``[-1]``.
-        """
-        if list(idcs) not in ([0], [-1]):
-            raise ValueError(f"idcs: expected those of one output, got {idcs}.")
-        return deepcopy(self)
 
 
 class Population(NamedTuple):

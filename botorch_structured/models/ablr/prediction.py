@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "checked_noise",
     "covariance_of_points",
     "covariance_of_rows",
     "in_columns",
@@ -85,20 +84,6 @@ def covariance_of_rows(
     return _with_noise(
         with_variance_floor(torch.where(same, root @ root.mT, 0.0), unit), noise
     )
-
-
-def checked_noise(noise: Tensor, q: int, m: int) -> Tensor:
-    """Noise variances of ``q`` points and ``m`` outputs, ``... x q x m``.
-
-    Raises:
-        ValueError: If they have another shape.
-    """
-    if noise.ndim < 2 or noise.shape[-1] != m or noise.shape[-2] not in (1, q):
-        raise ValueError(
-            f"observation_noise: expected ``batch_shape x {q} x {m}`` variances, got "
-            f"shape {tuple(noise.shape)}."
-        )
-    return noise
 
 
 def _with_noise(covariance: Tensor, noise: Tensor | None) -> LinearOperator:

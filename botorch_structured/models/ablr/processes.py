@@ -67,18 +67,28 @@ class Processes:
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        return self._of_first(tensors, add=True)
+        return self.of_first(tensors, total=True)
 
-    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def of_first(self, tensors: Sequence[Tensor], total: bool = False) -> list[Tensor]:
         """The tensors of the first process: rounding may differ between machines.
 
         Args:
             tensors: Of the same shapes in every process.
+            total: Whether to add up those of all processes before.
 
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        return self._of_first(tensors, add=False)
+        if self.alone or not tensors:
+            return list(tensors)
+        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
+        if total:
+            self._call(lambda: dist.all_reduce(flat, group=self._group))
+        assert self._group is not None
+        first = dist.get_global_rank(self._group, 0)
+        self._call(lambda: dist.broadcast(flat, first, group=self._group))
+        parts = flat.split([t.numel() for t in tensors])
+        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of one tensor over the processes, see ``sum``."""
@@ -86,7 +96,9 @@ class Processes:
 
     def total_int(self, value: int, device: torch.device) -> int:
         """The sum of an integer over the processes; ``device`` is the group's."""
-        return int(self.total(torch.tensor(value, device=device)))
+        return (
+            value if self.alone else int(self.total(torch.tensor(value, device=device)))
+        )
 
     def least(self, value: Tensor) -> Tensor:
         """The elementwise minimum of a tensor over the processes."""
@@ -116,25 +128,13 @@ class Processes:
                     "the first one's state_dict to the others."
                 )
 
-    def _of_first(self, tensors: Sequence[Tensor], add: bool) -> list[Tensor]:
-        """What the first process has, of its own tensors or of their sums."""
-        if self._group is None or not tensors:
-            return list(tensors)
-        flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        if add:
-            self._call(lambda: dist.all_reduce(flat, group=self._group))
-        first = dist.get_global_rank(self._group, 0)
-        self._call(lambda: dist.broadcast(flat, first, group=self._group))
-        parts = flat.split([t.numel() for t in tensors])
-        return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return Processes, ()
 
-    def _call(self, communicate: Callable[[], object]) -> None:
+    def _call(self, communicate: Callable[[], Any]) -> None:
         try:
             communicate()
         except RuntimeError as error:

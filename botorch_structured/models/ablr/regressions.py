@@ -56,7 +56,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_structured.models.ablr.factors import TaskData, TaskFactors
-from botorch_structured.models.ablr.feature_maps import module_of
 from botorch_structured.models.ablr.rows import Chunk
 
 _MAX_STEPS = 8
@@ -122,24 +121,9 @@ class WeightPosterior(NamedTuple):
             features: ``... x q x D``.
             Y: ``... x q``.
             noise_variance: Positive, ``... x q``.
-
-        Raises:
-            ValueError: If the numbers of features or observations do not fit together.
         """
         mean, root = self
-        q, D = features.shape[-2:]
-        if (
-            mean.shape[-1] != D
-            or Y.shape[-1] != q
-            or noise_variance.shape[-1] not in (1, q)
-        ):
-            raise ValueError(
-                f"features, Y, noise_variance: expected ... x q x {mean.shape[-1]}, "
-                f"... x q and ... x q, got {tuple(features.shape)}, {tuple(Y.shape)} "
-                f"and {tuple(noise_variance.shape)}."
-            )
-        noise_variance = noise_variance.expand(*noise_variance.shape[:-1], q)
-        for i in range(q):
+        for i in range(Y.shape[-1]):
             phi, v = features[..., i, :], noise_variance[..., i]
             g = (root.mT @ phi.unsqueeze(-1)).squeeze(-1)
             s = v + g.square().sum(-1)
@@ -161,31 +145,17 @@ class Regressions:
         log_beta: Logarithms of the weight precisions, ``T``.
 
     Raises:
-        ValueError: If shapes do not fit together, or processes that share the rows
-            differ in their hyperparameters.
+        ValueError: If processes that share the rows differ in their hyperparameters.
         RuntimeError: If another process has ended or does not answer.
     """
 
     def __init__(
         self, data: TaskData, log_alpha: Tensor | None, log_beta: Tensor
     ) -> None:
-        if (log_alpha is None) == (data.noise_variance is None):
-            raise ValueError(
-                "log_alpha, noise_variance: expected one of them, got "
-                f"{'neither' if log_alpha is None else 'both'}."
-            )
         if log_alpha is None:
             log_alpha = torch.zeros_like(log_beta, requires_grad=False)
-        if not log_alpha.shape == log_beta.shape == (data.rows.num_tasks,):
-            raise ValueError(
-                "log_alpha, log_beta: expected one number for each of "
-                f"{data.rows.num_tasks} tasks, got shapes {tuple(log_alpha.shape)} and "
-                f"{tuple(log_beta.shape)}."
-            )
-        module = module_of(data.features)
-        parameters = [] if module is None else module.parameters()
         self.data, self.log_alpha, self.log_beta = data, log_alpha, log_beta
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.parameters = [p for p in data.features.parameters() if p.requires_grad]
         if not data.processes.alone:
             # processes with other hyperparameters would add up different things
             learnt: dict[str, Sequence[Tensor]] = {
@@ -228,14 +198,11 @@ class Regressions:
         return value.to(self.log_beta.dtype)
 
     @torch.no_grad()
-    def weights(self, tasks: list[int] | None = None) -> WeightPosterior:
+    def weights(self) -> WeightPosterior:
         """Posteriors of the weights, (1) and (2); the prior where there are no data.
 
         Means of ill-conditioned tasks are refined (``refined_mean``) where all rows of
         the task are in one chunk, and in one process.
-
-        Args:
-            tasks: Of these tasks, from their rows alone. Default: all.
 
         Returns:
             Means ``T x D`` and roots ``T x D x D`` in float64, without gradients.
@@ -244,20 +211,7 @@ class Regressions:
             NanError: If features or hyperparameters are not finite.
             RuntimeError: If another process has ended or does not answer.
         """
-        data, count = self.data, len(self.log_beta)
-        if tasks is not None and tasks != list(range(count)):
-            if (
-                len(tasks) < count and data.rows.rows is None and data.processes.alone
-            ):  # the features of other tasks' rows are not needed
-                known = data.noise_variance is not None
-                some = Regressions(
-                    data.of_tasks(tasks),
-                    None if known else self.log_alpha[tasks],
-                    self.log_beta[tasks],
-                )
-                return some.weights()
-            mean, root = self.weights()
-            return WeightPosterior(mean[tasks], root[tasks])
+        data = self.data
         factors = data.factors()
         solutions = Solutions(factors, self.log_alpha, self.log_beta)
         alpha, beta = solutions.alpha, solutions.beta
@@ -354,12 +308,12 @@ def _value_and_gradients(
         x = data.X.detach()[chunk.rows]
         x.requires_grad_(data.X.requires_grad)
         with torch.enable_grad():
-            return x, data.evaluate(x)
+            return x, data.features(x)
 
     def features(chunk: Chunk) -> Tensor:
         nonlocal kept
         if not data.rows.in_one_chunk:
-            return data.evaluate(data.X.detach()[chunk.rows])
+            return data.features_of(chunk)
         kept = with_graph(chunk)
         return kept[1].detach()
 

@@ -84,19 +84,14 @@ class TaskRows:
         rows: Row of ``X`` of each observation, ``m``, where several observations share
             a row (several outcomes of one evaluation). Default: observation i is of row
             i.
-        num_rows: Number of rows of ``X``; needed with ``rows`` only.
+        num_rows: Number of rows of ``X``; with ``rows`` only.
         chunk_rows: Rows of ``X`` in a chunk. Default: all in one chunk up to 10,000
             rows, otherwise 2,048 (32,768 on a GPU).
 
     Attributes:
         task: As given.
-        rows: As given.
         chunks: The chunks; each observation is in one of them.
         counts: Number of observations of each task, a list of T.
-
-    Raises:
-        ValueError: If an index is out of range, a shape is wrong or ``chunk_rows`` is
-            not positive.
     """
 
     def __init__(
@@ -108,27 +103,9 @@ class TaskRows:
         num_rows: int | None = None,
         chunk_rows: int | None = None,
     ) -> None:
-        _check_indices("task", task, num_tasks)
-        if rows is not None:
-            if num_rows is None or rows.shape != task.shape:
-                raise ValueError(
-                    "rows: expected one row per observation, of shape "
-                    f"{tuple(task.shape)}, and num_rows; got shape {tuple(rows.shape)} "
-                    f"and num_rows={num_rows}."
-                )
-            _check_indices("rows", rows, num_rows)
-        if chunk_rows is not None and chunk_rows < 1:
-            raise ValueError(f"chunk_rows: expected at least 1, got {chunk_rows}.")
-        self.task, self.rows, self.chunk_rows = task, rows, chunk_rows
+        self.task = task
         self.num_tasks = num_tasks
         self.num_rows = len(task) if num_rows is None else num_rows
-        self.num_entries = len(task)
-        self.device = task.device
-        if rows is None and self.num_rows != len(task):
-            raise ValueError(
-                f"num_rows: expected {len(task)}, one per observation, unless rows "
-                f"says where these are; got {self.num_rows}."
-            )
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         step = chunk_rows or _default_chunk_rows(self.num_rows, task.device)
         self.chunks = (
@@ -148,11 +125,11 @@ class TaskRows:
         if bool((task[1:] < task[:-1]).any()):
             order = torch.argsort(task, stable=True)
         chunks = []
-        pieces = _cut(self.counts, self.num_entries, step)
-        for start, some in zip(range(0, self.num_entries, step), pieces, strict=True):
-            stop = min(start + step, self.num_entries)
+        pieces = _cut(self.counts, len(task), step)
+        for start, some in zip(range(0, len(task), step), pieces, strict=True):
+            stop = min(start + step, len(task))
             which = slice(start, stop) if order is None else order[start:stop]
-            chunks.append(Chunk(which, which, None, some, self.device))
+            chunks.append(Chunk(which, which, None, some, task.device))
         return chunks
 
     def _by_row(self, task: Tensor, rows: Tensor, step: int) -> list[Chunk]:
@@ -178,7 +155,7 @@ class TaskRows:
             first += start
             here = slice(i * step, min((i + 1) * step, self.num_rows))
             local = rows[entries] - here.start
-            chunks.append(Chunk(here, entries, local, pieces, self.device))
+            chunks.append(Chunk(here, entries, local, pieces, task.device))
         return chunks
 
 
@@ -202,16 +179,3 @@ def _default_chunk_rows(num_rows: int, device: torch.device) -> int:
     if num_rows <= _ONE_PASS_ROWS:
         return _ONE_PASS_ROWS
     return _CHUNK_ROWS_CPU if device.type == "cpu" else _CHUNK_ROWS_GPU
-
-
-def _check_indices(name: str, index: Tensor, bound: int) -> None:
-    if index.dim() != 1 or index.dtype != torch.long:
-        raise ValueError(
-            f"{name}: expected a one-dimensional tensor of dtype torch.long, got shape "
-            f"{tuple(index.shape)} and {index.dtype}."
-        )
-    if len(index) and not 0 <= int(index.min()) <= int(index.max()) < bound:
-        raise ValueError(
-            f"{name}: expected values in 0 ... {bound - 1}, got "
-            f"{int(index.min())} ... {int(index.max())}."
-        )

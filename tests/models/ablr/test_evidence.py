@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from ablr_problems import Problem, dense_log_evidence, make_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError
-from torch import Tensor, nn
+from torch import Tensor
 
 from botorch_structured.models.ablr import factors as ablr_factors
 from botorch_structured.models.ablr.factors import (
@@ -220,92 +219,6 @@ def test_single_precision_is_computed_in_double() -> None:
         assert g.dtype == torch.float32
         size = float(e.abs().max())
         torch.testing.assert_close(g.double(), e, rtol=1e-3, atol=1e-3 * size)
-
-
-class Method(nn.Module):
-    """A module whose features are a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(2, dtype=torch.float64))
-
-    def features(self, X: Tensor) -> Tensor:
-        return torch.cat([(X * self.scale).sin(), X.square()], dim=-1)
-
-
-def test_a_method_of_a_module() -> None:
-    problem = make_problem(RAGGED)
-    method = Method()
-    problem.features = method.features
-    value = ours(problem)
-    problem.features = method
-    expected = dense_log_evidence(problem, method.features(problem.X))
-    check(problem, value, expected, 1e-11)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"log_alpha": None}, "log_alpha, noise_variance: .* one of them, got neither"),
-        ({"noise_variance": torch.ones(5)}, "noise_variance: .* got both"),
-        (
-            {"log_alpha": torch.zeros(3)},
-            r"one number for each of 2 tasks, got shapes \(3,\)",
-        ),
-        ({"X": torch.zeros(5)}, r"X: expected a floating-point tensor n x d"),
-        ({"X": torch.zeros(5, 2, dtype=torch.long)}, "X: .* torch.int64"),
-        ({"Y": torch.zeros(4)}, "X, Y: expected 5 rows and 5 outcomes"),
-        ({"task": torch.tensor([0, 1, 2, 0, 0])}, "task: expected values in 0 ... 1"),
-        (
-            {"log_beta": torch.zeros(3)},
-            r"one number for each of 2 tasks, got shapes \(2,\) and \(3,\)",
-        ),
-        ({"features": nn.Flatten(0)}, r"features: expected 1 x D .* got \(2,\)"),
-        ({"features": nn.Dropout()}, r"feature_map: .* Dropout layer \(itself\)"),
-        (
-            {"features": nn.Sequential(nn.BatchNorm1d(2))},
-            r"feature_map: .* BatchNorm1d layer \(0\)",
-        ),
-    ],
-)
-def test_errors(change: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "features": nn.Identity(),
-        "X": torch.zeros(5, 2),
-        "Y": torch.zeros(5),
-        "task": torch.tensor([0, 1, 1, 0, 0]),
-        "log_alpha": torch.zeros(2),
-        "log_beta": torch.zeros(2),
-    }
-    arguments.update(change)
-    log_alpha, log_beta = arguments.pop("log_alpha"), arguments.pop("log_beta")
-    with pytest.raises(ValueError, match=message):
-        arguments["rows"] = TaskRows(arguments.pop("task"), 2)
-        Regressions(TaskData(**arguments), log_alpha, log_beta)
-
-
-@pytest.mark.parametrize(
-    ("noise", "message"),
-    [
-        (torch.ones(3), r"one per outcome, of shape \(5,\)"),
-        (torch.ones(5).requires_grad_(), "expected constants"),
-        (torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]), "positive numbers, got a minimum of"),
-        (torch.full((5,), torch.nan), "positive numbers"),
-    ],
-)
-def test_errors_in_known_noise(noise: Tensor, message: str) -> None:
-    problem = make_problem([5], fixed_noise=True)
-    with pytest.raises(ValueError, match=f"noise_variance: .*{message}"):
-        problem.noise_variance = noise
-        ours(problem)
-
-
-def test_unknown_parameters_are_refused() -> None:
-    problem = make_problem([5])
-    net = problem.features
-    problem.features = lambda x: net(x)
-    with pytest.raises(ValueError, match="features: expected an nn.Module"):
-        ours(problem)
 
 
 @pytest.mark.parametrize(

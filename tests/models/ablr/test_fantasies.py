@@ -168,7 +168,7 @@ def test_acquisitions_whose_candidates_have_a_task() -> None:
     torch.testing.assert_close(values, solved.mean((-1, -2)))
 
 
-def test_conditioning_on_another_task_looks_at_its_rows_once(
+def test_conditioning_on_another_task_looks_at_no_training_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = task_model()
@@ -184,7 +184,7 @@ def test_conditioning_on_another_task_looks_at_its_rows_once(
     rows = data()[0][:1]
     for _ in range(3):
         model.condition_on_observations(rows, torch.ones(1, 1)).posterior(points())
-    assert sorted(seen)[-2:] == [4, 7]
+    assert max(seen) == 4
 
 
 def test_an_output_of_a_model_shares_its_rows() -> None:

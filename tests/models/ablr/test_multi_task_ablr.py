@@ -202,7 +202,7 @@ def test_outputs_tasks_and_columns() -> None:
         torch.testing.assert_close(mixed.variance[:, i, 0], noisy.variance[:, i, i])
     with pytest.raises(ValueError, match="invalid raw task values"):
         model.posterior(X, output_indices=[1])
-    with pytest.raises(ValueError, match="`output_indices` must be None"):
+    with pytest.raises(ValueError, match="output_indices: expected None where"):
         model.posterior(rows, output_indices=[5])
     with pytest.raises(ValueError, match="expected 3 columns, or one less"):
         model.posterior(torch.rand(3, 1))

@@ -454,8 +454,6 @@ def test_one_output_by_its_index(old: MultiTaskABLR) -> None:
     for index in (0, -1):
         assert torch.equal(new.posterior(X, output_indices=[index]).mean, expected)
         assert torch.equal(new.subset_output([index]).posterior(X).mean, expected)
-    with pytest.raises(ValueError, match="idcs"):
-        new.outcome_transform.subset_output([1])
 
 
 def test_objective_of_a_fit_is_of_what_is_fitted(old: MultiTaskABLR) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,25 +70,3 @@ def test_several_observations_per_row(
 def test_few_rows_are_one_chunk() -> None:
     assert TaskRows(torch.zeros(10_000, dtype=torch.long), 1).in_one_chunk
     assert not TaskRows(torch.zeros(10_001, dtype=torch.long), 1).in_one_chunk
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"task": torch.tensor([0, 2])},
-            r"task: expected values in 0 ... 1, got 0 ...",
-        ),
-        ({"task": torch.tensor([-1, 0])}, r"task: expected values in 0 ... 1, got -1"),
-        ({"task": torch.tensor([0.0])}, r"task: .* got shape \(1,\) and torch.float32"),
-        ({"task": torch.tensor([[0]])}, r"task: .* got shape \(1, 1\)"),
-        ({"rows": torch.tensor([0]), "num_rows": 1}, "rows: expected one row per obs"),
-        ({"rows": torch.tensor([0, 1])}, "rows: .* num_rows=None"),
-        ({"rows": torch.tensor([0, 5]), "num_rows": 2}, "rows: expected values in 0"),
-        ({"num_rows": 3}, "num_rows: expected 2, .* got 3"),
-        ({"chunk_rows": 0}, "chunk_rows: expected at least 1, got 0"),
-    ],
-)
-def test_errors(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TaskRows(**{"task": torch.tensor([0, 1]), "num_tasks": 2, **arguments})
