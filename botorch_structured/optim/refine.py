@@ -18,7 +18,6 @@ from contextlib import contextmanager
 
 import torch
 from botorch.acquisition import AcquisitionFunction
-from botorch.exceptions import OptimizationWarning
 from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
 from torch import Tensor
@@ -555,8 +554,8 @@ def _climb_constrained(
     ]
     held = {int(c): float(x[c]) for c in (~moving).nonzero().squeeze(-1)}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OptimizationWarning)
+        # BoTorch's warnings of an early end pass all filters: record them instead
+        with warnings.catch_warnings(record=True):
             found, _ = gen_candidates_scipy(
                 x[None, None],
                 evaluator.acq_function,

@@ -15,9 +15,11 @@ from botorch.acquisition import (
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf_mixed
+from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.sampling import SobolQMCNormalSampler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
@@ -455,6 +457,22 @@ def test_linear_constraints_bind_where_all_their_columns_are_active(peak) -> Non
     assert torch.allclose(best(0), torch.tensor([0, 0.5, 0.5, 0.5]).double())
     assert best(0)[1] + best(0)[2] <= 1.0
     assert torch.allclose(best(1), torch.tensor([1, 0.8, 0.5, 0.8]).double())
+
+
+def test_an_early_end_under_constraints_is_no_warning(
+    peak, monkeypatch, recwarn
+) -> None:
+    def early(*args: object, **kwargs: object) -> OptimizeResult:
+        result = minimize_with_timeout(*args, **kwargs)
+        return OptimizeResult(result, success=False, status=8, message="early")
+
+    monkeypatch.setattr("botorch.generation.gen.minimize_with_timeout", early)
+    tree, bounds = ParameterTree(2), torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+    acqf = peak(tree, torch.full((2,), 0.8).double(), lambda X: 0.0)
+    at_most = (torch.tensor([0, 1]), torch.tensor([-1.0, -1.0]).double(), -1.0)
+    X, _ = optimize_acqf_paths(acqf, bounds, tree, inequality_constraints=[at_most])
+    assert torch.allclose(X, torch.full((1, 2), 0.5).double())
+    assert not recwarn.list
 
 
 def test_thin_feasible_sets(peak) -> None:

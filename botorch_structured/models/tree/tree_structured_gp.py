@@ -426,7 +426,8 @@ class TreeStructuredGP(LeafModel):
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).
 
         On the scale of the transformed outcomes. Order: root, inner nodes, leaf offsets
-        (edges of the tree, ascending), linear terms, one-hot codes, smooth terms.
+        (edges of the tree, ascending), linear terms, one-hot codes, smooth terms, those
+        of ``aligned_columns``.
 
         Returns:
             A distribution over ``batch_shape x V``.
@@ -449,8 +450,8 @@ class TreeStructuredGP(LeafModel):
             return kernel.rows(X).features
         if self.tree.decision_columns:
             raise ValueError(
-                "Paths and weights are those of a TreeStructuredKernel: expected one "
-                f"as covar_module, got {type(self.covar_module).__name__}."
+                "covar_module: expected a TreeStructuredKernel, whose paths and "
+                f"weights these are, got {type(self.covar_module).__name__}."
             )
         return X.new_zeros(*X.shape[:-1], 0)
 
