@@ -294,7 +294,7 @@ class LeafModel(FastSingleTaskGP):
         same = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
         covariance = kernel.leaf_covariance(rows, rows) + weight @ weight.mT
         covariance = covariance - torch.where(same, explained @ explained.mT, 0.0)
-        # a bare tensor would get no jitter when it is factorised for sampling
+        # a plain tensor would get no jitter when it is factorised for sampling
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
