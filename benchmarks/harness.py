@@ -90,7 +90,7 @@ def run(
 
     An exception in a method is written into the record of that step, and a random
     point is evaluated in place of its suggestion. An exception in a problem, or a
-    process that dies, ends that run; the others go on, and a later call tries again.
+    process that dies, ends that run; the others continue, and a later call tries again.
 
     Args:
         methods: Methods by name; picklable (module-level functions or

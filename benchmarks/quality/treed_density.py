@@ -52,7 +52,7 @@ METHODS: dict[str, Any] = {
 
 
 def exponential(X: Array) -> tuple[Array, Array]:
-    """Values and noise of x1 exp(-x1^2 - x2^2), flat but for a corner of its square."""
+    """Values and noise of x1 exp(-x1^2 - x2^2), flat except in one corner."""
     return X[:, 0] * np.exp(-(X**2).sum(1)), np.full(len(X), 1e-3)
 
 

@@ -33,7 +33,7 @@ _MAX_NUMBERS = 1 << 25
 _MAX_ROWS = 1 << 14
 # Ordered discrete columns with more values than this are relaxed at first.
 _RELAXED_FROM = 8
-# Other values of a categorical that one step of a walk looks at, both ways, at most.
+# Most other values of a categorical, in each direction, that one step of a walk tries.
 _MAX_ALTERNATIVES = 64
 # Most iterations of a walk in boxes.
 _MAX_WALK = 16

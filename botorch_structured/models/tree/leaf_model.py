@@ -249,7 +249,7 @@ class LeafModel(FastSingleTaskGP):
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Data without a batch dimension are appended, and predictions go on leaf by leaf.
+        Data without a batch dimension are appended; predictions are still leaf by leaf.
         Fantasies in a batch share one dense factorisation, as GPyTorch makes it.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
