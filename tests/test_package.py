@@ -137,7 +137,8 @@ def test_cite_knows_instances_classes_subclasses_and_functions() -> None:
 
 @pytest.mark.parametrize("unknown", [3, "Nobody1999", dict, len, re.match])
 def test_cite_says_what_it_knows(unknown: object) -> None:
-    with pytest.raises(ValueError, match=r"obj: .*TreeStructuredGP.*Jenatton2017tree.*got"):
+    named = r"obj: .*TreeStructuredGP.*Jenatton2017tree.*got"
+    with pytest.raises(ValueError, match=named):
         cite(unknown)
 
 
