@@ -4,19 +4,19 @@ All maximise LogEI in the same way, over the rows of a table or by ``optimize_ac
 and see the same columns: numbers on [0, 1], categories one-hot. They differ in the
 model, and in whether it knows a problem's ``history``:
 
-* `gp`: BoTorch's ``SingleTaskGP`` as it comes; `ablr`: ``MultiTaskABLR`` of the one
-  task, or of its signals. Neither knows of other tasks.
+* `gp`: BoTorch's ``SingleTaskGP`` with its defaults; `ablr`: ``MultiTaskABLR`` of one
+  task, or of its signals. Neither has data of other tasks.
 * `warm`: ``MultiTaskABLR`` of all tasks, by default with a network; optionally with the
   tasks' contexts as further columns, or random Fourier features for a network.
 * `gp_stacked`: ``SingleTaskGP`` on all rows of all tasks, contexts as columns;
   hyperparameters from the history.
 
-Features are learnt at first from the history (or, without one, from the starts), once
-for all seeds of a task; and again, from where they are, whenever the run has
-``refit_every`` more rows. In between they are held: the regression on them
+Features are first learnt from the history (or, without one, from the starts), once
+for all seeds of a task. After every ``refit_every`` further rows they are fitted again,
+from their current values. In between they are held: the regression on them
 (``MultiTaskABLR.new_task`` where there is a history), with the task's own noise and
 weight precision, is fitted at every step. All of this is a function of the problem and
-of the run's rows; what is remembered from call to call only saves time.
+of the run's rows; caches between calls only save time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from botorch_structured.models import MultiTaskABLR
 from botorch_structured.spaces.columns import CategoricalColumn
 from botorch_structured.test_functions import TableProblem
 
-# Steps of L-BFGS: from a random network, and from one fitted to nearly as much.
+# Steps of L-BFGS: from a random network, and from one fitted to fewer rows.
 _FIRST_STEPS, _FURTHER_STEPS = 100, 5
 _NUM_FOURIER = 100
 _KEPT = 256
@@ -71,15 +71,15 @@ def suggest(
     context: Tensor | None = None,
     posterior_transform: Any = None,
 ) -> Tensor:
-    """The point of largest LogEI: never a known row of a table.
+    """The point of largest LogEI, of a table: of the rows not evaluated yet.
 
     Args:
         problem: A table, or a box.
-        model: Of `columns`, and a context behind them.
-        X: ``n x d``, what was evaluated.
+        model: A model of `columns`, followed by a context.
+        X: ``n x d`` evaluated points.
         best: The best value.
         context: ``c`` numbers, the same everywhere.
-        posterior_transform: Of several outputs to one.
+        posterior_transform: From several outputs to one.
     """
     acqf = LogExpectedImprovement(model, best, posterior_transform=posterior_transform)
     if isinstance(problem, TableProblem):
@@ -208,9 +208,9 @@ class _Held(nn.Module):
 def _learnt(
     problem: Any, X: Tensor, Y: Tensor, refit_every: int, context: bool, fourier: bool
 ) -> MultiTaskABLR:
-    """The model of the history and so many rows of the task.
+    """The model of the history and the first rows of the task.
 
-    Its fit goes on from that with ``refit_every`` rows fewer.
+    Its fit starts from that with ``refit_every`` rows fewer.
     """
     old_X, old_Y, task, contexts = _history(problem, X)
     if not context:
@@ -235,10 +235,10 @@ def _learnt(
             feature_map=features,
         )
         if before is not None:
-            # parameters only: the task's outcomes have a scale of their own by now
+            # parameters only: the scale of the task's outcomes has changed
             known = dict(before.named_parameters())
             model.load_state_dict(known, strict=False)
-        # so many rows outweigh where a network starts: one start
+        # with many rows the starting values matter little: one start
         _fit(model, _FIRST_STEPS if before is None else _FURTHER_STEPS, num_starts=1)
         return model
 
@@ -292,7 +292,7 @@ _memory: OrderedDict[Any, Any] = OrderedDict()
 
 
 def _remember(key: Any, make: Callable[[], Any]) -> Any:
-    """What was made for this key before; of the latest ``_KEPT`` keys."""
+    """The value made for this key, cached for the latest ``_KEPT`` keys."""
     if key not in _memory:
         _memory[key] = make()
         if len(_memory) > _KEPT:

@@ -1,8 +1,8 @@
 """The methods of Levesque et al. (2017), section V, for the harness.
 
-All of them share what is not at issue: expected improvement (its logarithm), the
+All of them have the same expected improvement (its logarithm), the
 paper's priors and Matern-5/2 kernel, ``ClipTail``, a distance to known points, and the
-local search of equations (6) and (7). They differ in what they know of the space:
+local search of equations (6) and (7). They differ in how they treat inactive columns:
 
 * ``conditional``: ``ConditionalGP``, MAP hyperparameters;
 * ``conditional_sampled``: the same, hyperparameters by slice sampling, chains continued
@@ -59,9 +59,9 @@ from botorch_structured.optim import optimize_acqf_local_search
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.transforms import ClipTail, Impute
 
-# Outcomes are steps: nearer than this to a known point is on its step.
+# Outcomes are step functions: nearer points are on the step of a known point.
 _MIN_DISTANCE = 0.01
-# Besides the best known point of each path.
+# Random starts of the local search, besides the best known point of each path.
 _NUM_RESTARTS = 4
 
 
@@ -156,7 +156,7 @@ class ConditionalSampled:
         """The next point; the state is the chain to be continued."""
         plain = _conditional_model(problem, X, Y)
         with warnings.catch_warnings():
-            # few draws for each suggestion: it is the chain over suggestions that mixes
+            # few draws for each suggestion: chains continue over suggestions
             warnings.simplefilter("ignore", ChainsWarning)
             model = fit_slice_sampling(
                 plain,
@@ -173,12 +173,12 @@ class ConditionalSampled:
 
 
 def _six_digits(values: np.ndarray) -> np.ndarray:
-    """Any point near the last one is as good a start; results stay small."""
+    """Round to six digits: the state is shorter, and as good a start of chains."""
     return np.array([float(f"{v:.6g}") for v in values.ravel()]).reshape(values.shape)
 
 
 def _chains(model: ConditionalGP, state: Any) -> Chains:
-    """Where chains ended, as something to start from."""
+    """Chains that start at the positions of the state."""
     coordinates = PriorCoordinates(model)
     last = np.array(state["last"])
     return Chains(
@@ -205,7 +205,7 @@ def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 def not_imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """GP-matern-noimpute-ls: a plain Matern GP over all columns, whatever they hold.
+    """GP-matern-noimpute-ls: a plain Matern GP over all columns, inactive ones too.
 
     Points that this method suggests keep the values they were suggested with; the
     starts, which all methods share, get random ones.
@@ -219,7 +219,7 @@ def not_imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 def _fill_at_random(problem: Any, X: Tensor) -> Tensor:
-    """Inactive columns that hold the space's filling get values of their own."""
+    """Replace the fill value of inactive columns by random values."""
     space = problem.space
     generator = torch.Generator().manual_seed(problem.seed)
     lower, upper = space.bounds.to(X)

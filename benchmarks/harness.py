@@ -1,4 +1,4 @@
-"""Run methods on problems, many seeds, several processes; kill it and run it again.
+"""Run methods on problems, many seeds, several processes; runs can be resumed.
 
 Every benchmark uses this. Each (method, problem, seed) is a *run* with a file of its
 own, ``out/problem/method/seed.jsonl``: one line per evaluation, on disk before the
@@ -8,10 +8,10 @@ next one starts. A method is a function without memory,
 
 of all that was evaluated so far (``X`` is ``n x d``, ``Y`` is ``n x 1``, larger is
 better: the negative of the problem's value) and of a seed that depends on the seed of
-the run and the step only. A resumed run therefore goes on exactly as it would have. A
-method that does need a memory, a Markov chain to be continued, is a ``StatefulMethod``:
-it is given the ``state`` that it returned the last time, anything JSON can hold, and
-the state is kept in the records.
+the run and the step only. A resumed run therefore gives the same points as one that was
+not interrupted. A method that needs a memory, such as a Markov chain, is a
+``StatefulMethod``: it gets the ``state`` that it returned at the last step, which must
+be JSON, and the state is kept in the records.
 Problems are built in the process that needs them, by a function of the seed; all
 methods start from the same ``problem.starts(seed)``, which count as evaluations.
 """
@@ -52,7 +52,7 @@ Method = Callable[[Any, Tensor, Tensor, int], Tensor]
 
 
 class StatefulMethod(Protocol):
-    """A method that goes on from what it returned besides its last suggestion."""
+    """A method that returns a state with each suggestion, and gets it at the next."""
 
     keeps_state: Literal[True]
 
@@ -67,7 +67,7 @@ ProblemFactory = Callable[[int], Any]
 
 @dataclasses.dataclass(frozen=True)
 class RunKey:
-    """What a run is called."""
+    """Names of a run: method, problem, seed."""
 
     problem: str
     method: str
@@ -86,18 +86,19 @@ def run(
     processes: int = 2,
     progress: bool = True,
 ) -> dict[RunKey, str]:
-    """Do what is missing of all the runs; report those that could not be completed.
+    """Complete all runs; return those that could not be completed.
 
     An exception in a method is written into the record of that step, and a random
     point is evaluated in place of its suggestion. An exception in a problem, or a
-    process that dies, ends that run; the others go on, and a later call tries again.
+    process that dies, ends that run; the others continue, and a later call tries again.
 
     Args:
-        methods: By name; picklable (module-level functions or ``functools.partial``).
-        problems: By name; each makes the problem of a seed, picklable. A problem is
-            minimised, and has ``starts(seed)``, ``space`` and, if known,
+        methods: Methods by name; picklable (module-level functions or
+            ``functools.partial``).
+        problems: Functions by name, picklable; each makes the problem of a seed. A
+            problem is minimised, and has ``starts(seed)``, ``space`` and, if known,
             ``optimal_value``.
-        seeds: Of the runs.
+        seeds: Seeds of the runs.
         budget: Evaluations of each run, the starts included.
         out: A folder. Runs found there are continued, complete ones left alone.
         processes: How many run at once, each on one thread; 0 works in this process.
@@ -120,7 +121,7 @@ def run(
             f"{budget} and {processes}."
         )
     out = Path(out)
-    # Seeds outermost: an early look at the results compares like with like.
+    # Seeds outermost: unfinished results have the same seeds of all methods.
     keys = [RunKey(p, m, s) for s in seeds for p in problems for m in methods]
     done = sum(min(budget, len(read_records(key.path(out)))) for key in keys)
     failures: dict[RunKey, str] = {}
@@ -160,14 +161,14 @@ _Tell = Callable[[RunKey, str, str], None]
 
 
 def _run_parallel(todo: Iterator[_Task], processes: int, tell: _Tell) -> None:
-    # A pipe for each process and no shared queue: one that is killed blocks nobody.
+    # A pipe for each process and no shared queue: a killed process blocks no other.
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, tuple[Any, RunKey]] = {}
 
     def start(task: _Task | None, idle: tuple[Connection, Any] | None = None) -> None:
         if task is None:
             if idle is not None:
-                idle[0].close()  # the end of its input is the end of it
+                idle[0].close()  # the process ends at the end of its input
                 idle[1].join()
             return
         if idle is None:
@@ -198,7 +199,7 @@ def _run_parallel(todo: Iterator[_Task], processes: int, tell: _Tell) -> None:
                 if event in ("finished", "failed"):
                     del workers[connection]
                     start(next(todo, None), idle=(connection, process))
-    finally:  # Ctrl-C, and errors of our own: what is on disk is whole
+    finally:  # also after Ctrl-C and errors: records on disk are complete
         for connection, (process, _) in workers.items():
             process.terminate()
             process.join()
@@ -214,7 +215,7 @@ def _serve(connection: Connection) -> None:
             task = connection.recv()
         except EOFError:
             return
-        # Where the parent has gone, sending fails, and that ends this process.
+        # Without the parent, sending fails, which ends this process.
         _attempt(task, lambda key, event, text: connection.send((event, text)))
 
 
@@ -224,7 +225,7 @@ def _attempt(task: _Task, tell: _Tell) -> None:
         _complete(*task, tell=tell)
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except Exception:  # of the problem: the other runs go on
+    except Exception:  # from the problem: the other runs continue
         tell(key, "failed", traceback.format_exc())
     else:
         tell(key, "finished", "")
@@ -300,7 +301,7 @@ def _suggest(
     torch.manual_seed(derived)
     np.random.seed(derived)
     random.seed(derived)
-    # after an error the state is the last one there was
+    # after an error the state is the last valid one
     state = next((r["state"] for r in reversed(records) if "state" in r), None)
     try:
         if getattr(method, "keeps_state", False):
@@ -313,7 +314,7 @@ def _suggest(
         if x.shape != starts.shape[1:] or not x.isfinite().all():
             raise ValueError(f"x: expected {starts.shape[1]} finite numbers, got {x}.")
         return x, state, None
-    except Exception:  # of the method: counted in the tables, and the run goes on
+    except Exception:  # from the method: counted in the tables, the run continues
         error = traceback.format_exc()
         return problem.space.sample(1, seed=derived).to(starts)[0], None, error
 
@@ -348,7 +349,7 @@ def _parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def _repair(file: IO[bytes]) -> list[dict[str, Any]]:
-    """Cut off what is not a whole record, and stand at the end."""
+    """Cut off an incomplete last record, and move to the end of the file."""
     file.seek(0)
     content = file.read()
     records, size = _parse(content)
@@ -364,7 +365,7 @@ def _repair(file: IO[bytes]) -> list[dict[str, Any]]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """A file for one process at a time: one whose parent was killed may still write."""
+    """Lock a file: a process whose parent was killed may still write to it."""
     with open(path, "a+b") as file:
         try:
             import fcntl

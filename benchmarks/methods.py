@@ -1,7 +1,7 @@
-"""Methods for the harness: from what is known to the next point.
+"""Methods for the harness: from the evaluated points to the next one.
 
 Each is ``method(problem, X, Y, seed) -> d`` or ``1 x d`` and keeps nothing between
-calls; larger ``Y`` is better. What they take from a problem is its ``space``.
+calls; larger ``Y`` is better. Of a problem they use its ``space`` only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.transforms import ClipTail
 
-# c = 0: every path on its own, with all its columns.
+# Without weights: an independent GP for each path, with all its columns.
 _INDEPENDENT: dict[str, Any] = {
     "shared_features": "none",
     "leaf_inputs": "active",
@@ -55,7 +55,7 @@ def _fitted(
 
 
 def _space_arguments(problem: Any, X: Tensor) -> dict[str, Any]:
-    """What the optimisers need to know of a space, and never a known point again."""
+    """Arguments of the optimisers: the space, and the known points to avoid."""
     space = problem.space
     return {
         "bounds": space.bounds.to(X),
@@ -77,14 +77,14 @@ def _over_all_paths(
 
 
 def default(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """``TreeStructuredGP`` as it comes; LogEI over all paths."""
+    """``TreeStructuredGP`` with its defaults; LogEI over all paths."""
     return _over_all_paths(problem, X, Y)
 
 
 def default_clipped(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """``default`` for error rates: steps, now and then a failure, as the demonstration.
+    """``default`` for error rates, which are step functions and may fail.
 
-    ``ClipTail``, and a distance to known points, which are on known steps.
+    As the demonstration: with ``ClipTail`` and a distance to known points.
     """
     return _over_all_paths(
         problem, X, Y, min_distance=0.01, outcome_transform=_clipped()
@@ -101,7 +101,7 @@ def independent(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
 
 
 def independent_evidence(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """``independent`` with the default's choice of kernel: the larger evidence."""
+    """``independent`` with the kernel of the larger evidence, as in ``default``."""
     arguments = {k: v for k, v in _INDEPENDENT.items() if k != "leaf_kernel"}
     return _over_all_paths(problem, X, Y, **arguments)
 
@@ -109,7 +109,7 @@ def independent_evidence(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tenso
 def paper(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """Jenatton et al. (2017) as written: their model, path EI, then EI on that path.
 
-    With our priors and noise floor; theirs are not given.
+    With this package's priors and noise floor; the paper does not state them.
     """
     model = _fitted(problem, X, Y, make=TreeStructuredGP.as_published)
     best_f = Y.max()

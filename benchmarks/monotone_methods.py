@@ -1,12 +1,12 @@
-"""The methods of Wang and Welch (2017) for the harness: is the objective a sum?
+"""The methods of Wang and Welch (2018) for the harness.
 
 ``standard`` models the objective with BoTorch's ``SingleTaskGP``; ``decomposed`` models
-its two parts with one each (``DecomposedGP``); ``monotone`` gives each part its sign as
-well (``MonotoneGP``). These three are fitted by ``fit_gpytorch_mll``, with defaults.
+each of its two parts with one (``DecomposedGP``); ``monotone`` gives each part its sign
+as well (``MonotoneGP``). These three are fitted by ``fit_gpytorch_mll``, with defaults.
 
 The three with ``_paper`` have the paper's GPs: zero mean on the outcomes as they are, a
 variance, an isotropic squared exponential kernel. Errors are positive, so a zero-mean
-GP expects an improvement wherever there are no data, first of all in the corners; known
+GP expects an improvement wherever there are no data, most of all in the corners; known
 signs rule out some of these places. (With standardised outcomes a GP expects the
 average there.) What the paper leaves open is the same for all three: BoTorch's prior
 for the lengthscale, a wide prior for the variance in units of the mean square, and a
@@ -52,7 +52,7 @@ class _Scale(Standardize):
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         if self.training:
-            super().forward(Y, Yvar, X)  # its checks
+            super().forward(Y, Yvar, X)  # for its checks
             self._stdvs_sq = Y.square().mean(dim=-2, keepdim=True).clamp_min(1e-16)
             self.stdvs = self._stdvs_sq.sqrt()
             self.means = Y.new_zeros(self.stdvs.shape)
@@ -77,7 +77,7 @@ def _component(
     signs: Mapping[int, int] | None = None,
     paper: bool = False,
 ) -> SingleTaskGP:
-    """A GP for ``n x 1`` outcomes, told the signs unless None."""
+    """A GP for ``n x 1`` outcomes, with known signs unless None."""
     arguments: dict[str, Any] = {
         "input_transform": Normalize(X.shape[-1], bounds=problem.bounds.to(X))
     }

@@ -1,17 +1,17 @@
-"""Tables of small networks: what they learnt, how well, and how long it took.
+"""Tables of small networks: their accuracies and training times.
 
     python -m benchmarks.network_tables --data DIR --out results/networks
 
 Section 3.3 of Perrone et al. (2017): scikit-learn's multi-layer perceptron on five
 binary classification problems, 500 random configurations each, drawn from the paper's
-grid without replacement. Each is trained on 70 % of the rows; written down are the
-accuracy on the others (the target), that on its own rows and the CPU time (the side
-signals). Where there are fewer than 1,000 rows, accuracies are means over ten splits
-and times are sums, because with 63 validation rows the best of 500 networks would be
-decided by chance. Benchmarks look evaluations up in the table: all methods see the same
-accuracies *and* the same times, and a run can be repeated.
+grid without replacement. Each is trained on 70 % of the rows; recorded are the accuracy
+on the other rows (the target), the accuracy on the training rows and the CPU time (the
+side signals). Where there are fewer than 1,000 rows, accuracies are means over ten
+splits and times are sums, because with 63 validation rows the best of 500 networks
+would be decided by chance. Benchmarks look evaluations up in the table: all methods see
+the same accuracies *and* the same times, and a run can be repeated.
 
-Takes four minutes on one core; kill it and run it again.
+This takes four minutes on one core; an interrupted run can be started again.
 
 DIR holds ``australian``, ``sonar_scale``, ``phishing.gz`` and ``w8a.gz`` (LIBSVM). w1a
 is replaced by as many rows of w8a, 2,477, and w8a is capped at 5,000 other rows; both
@@ -125,7 +125,7 @@ def evaluate(
         )
         began = time.process_time()
         with warnings.catch_warnings():
-            # a few epochs, as the configuration says
+            # networks are trained for a few epochs only
             warnings.simplefilter("ignore", ConvergenceWarning)
             network.fit(X, y)
         cpu_s += time.process_time() - began
@@ -168,7 +168,7 @@ def build(folder: Path, name: str, path: Path, rows: int = _NUM_CONFIGURATIONS) 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     done = path.read_text().splitlines(keepends=True) if path.exists() else []
-    if done and not done[-1].endswith("\n"):  # torn by a kill
+    if done and not done[-1].endswith("\n"):  # cut off by a kill
         path.write_text("".join(done := done[:-1]))
     if len(done) >= rows:
         return

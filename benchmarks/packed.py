@@ -1,10 +1,10 @@
-"""Thousands of runs in one file, to keep or to send.
+"""Thousands of runs in one file.
 
     python -m benchmarks.packed results/quadratics quadratics.jsonl.gz
 
 The file has the lines of all runs, one run after the other. `benchmarks.summary.load`
-and the scripts' ``--report`` read it in place of the folder; to go on with such runs,
-unpack them: `unpack`.
+and the scripts' ``--report`` read it in place of the folder. To continue such runs,
+unpack them first (`unpack`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def groups(file: str | Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def unpack(file: str | Path, out: str | Path) -> None:
-    """The folder that a file was made from; runs that are there are left alone."""
+    """Restore the folder of a packed file; existing runs are kept."""
     for records in groups(file):
         first = records[0]
         path = Path(out) / first["problem"] / first["method"] / f"{first['seed']}.jsonl"

@@ -1,4 +1,4 @@
-"""What runs of the harness say: tables, ranks, paired tests, and plots with bands.
+"""Summaries of runs: tables, ranks, paired tests, and plots with bands.
 
     python -m benchmarks.summary OUT --at 20 40 --reference default --plot traces.png
 
@@ -47,7 +47,7 @@ class Run:
     seed: int
     values: np.ndarray  # ``n``, in the order of evaluation
     optimum: float | None
-    errors: int  # steps at which the method failed and a random point stood in
+    errors: int  # steps at which the method failed and a random point was evaluated
     suggest_seconds: float  # mean of the steps after the starts
 
     def best(self, at: int | None = None) -> float:
@@ -105,8 +105,8 @@ def gap_table(
 
     Args:
         runs: Runs shorter than ``at`` do not count.
-        at: After how many evaluations; all there are if omitted.
-        above: The gap of a run that is counted as one that failed.
+        at: The number of evaluations; default: all.
+        above: Runs with a larger gap are counted in a column.
 
     Returns:
         Header and rows for `markdown_table`: problem, method, runs, mean log10 gap (or
@@ -182,7 +182,7 @@ def paired_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction for so many tests at once: p values to compare with one level.
+    """Holm's correction: p values of several tests, to compare with one level.
 
     The k-th smallest of m is multiplied by m - k + 1, and none may be smaller than
     the one before it.
@@ -211,7 +211,7 @@ def paired_tests(
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded, so that it reads well as text too."""
+    """A markdown table with padded columns."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(len(row[j]) for row in table) for j in range(len(header))]
     lines = [

@@ -1,9 +1,8 @@
 """Runs paired by problem: ranks at each budget, evaluations to a gap, tests.
 
 All methods have the same starts on a problem with a seed, so runs are compared in
-pairs. Whether a method transfers to new problems is a question about problems, not
-seeds: runs with different seeds are averaged, and tests have one pair for each
-*problem* (a task, a data set).
+pairs. Tests are about new problems, not new seeds: runs with different seeds are
+averaged, and tests have one pair for each *problem* (a task, a data set).
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def pair(runs: Sequence[Run], methods: Sequence[str], budget: int) -> Paired:
 def evaluations_to(gaps: np.ndarray, gap: float) -> np.ndarray:
     """How many evaluations until a gap: ``... x budget`` -> ``...``.
 
-    One more than the budget where it was not reached: a lower bound.
+    If the gap was not reached, one more than the budget, a lower bound.
     """
     reached = gaps <= gap
     return np.where(reached.any(-1), reached.argmax(-1) + 1, gaps.shape[-1] + 1)
@@ -106,7 +105,7 @@ def mean_rank_curve(traces: np.ndarray) -> np.ndarray:
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Of a mean over problems: ``P x ...`` -> ``...``; zeros for a single one."""
+    """Standard error of a mean over problems: ``P x ...`` -> ``...``."""
     return values.std(0, ddof=1 if len(values) > 1 else 0) / len(values) ** 0.5
 
 

@@ -15,7 +15,7 @@
 All maximise LogEI: over the rows of a table, or on the paper's adaptive Sobol grid. On
 the grid ``bo`` and ``bo_warp`` keep a small distance to known points. The treed methods
 keep a large one, except where the acquisition value exceeds ``_WORTH``. The last three
-rows say how much of a difference is the tree's and how much is the search's.
+rows separate the effect of the tree from that of the search.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SPREAD = 0.4
 def standard(
     problem: Any, X: Tensor, Y: Tensor, warp: bool = False, exact: bool = False
 ) -> SingleTaskGP:
-    """One GP for all of the space; ``exact`` if it is told that there is no noise."""
+    """One GP for all of the space; with ``exact``, a tiny ``train_Yvar``."""
     d = X.shape[-1]
     transform = Normalize(d, bounds=problem.bounds.to(X))
     if warp:
@@ -84,7 +84,7 @@ def treed(
 
 
 def _no_noise(Y: Tensor) -> Tensor:
-    """As good as none, in units of the variance of the outcomes."""
+    """A tiny noise variance, relative to the variance of the outcomes."""
     return torch.full_like(Y, 1e-6 * max(float(Y.var()), 1e-12))
 
 
@@ -103,7 +103,7 @@ MODELS: dict[str, Callable[[Any, Tensor, Tensor], SingleTaskGP]] = {
 
 
 def fitted_model(method: str, problem: Any, X: Tensor, Y: Tensor) -> SingleTaskGP:
-    """What a method believes after these evaluations.
+    """The fitted model of a method after these evaluations.
 
     Args:
         method: A key of ``MODELS``.

@@ -119,7 +119,8 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--resume", "--out", "nowhere"], "--resume: expected evaluations.jsonl in"),
         (
             ["--resume"],
-            "--resume: expected evaluations.jsonl in the folders of botorch_structured_runs",
+            "--resume: expected evaluations.jsonl in the folders of "
+            "botorch_structured_runs",
         ),
         (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
         (["--dataset", "mnist"], "invalid choice: 'mnist'"),

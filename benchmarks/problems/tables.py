@@ -3,8 +3,8 @@
 The files are not part of this repository: give their path. Two grids are those of
 Assael et al. (2014), section 4. Its two mines, from the case studies of Clark and
 Harper, are in no public repository; `clark_copper` and `walker_lake` are of the same
-kind and stand in for them. To be minimised, like all problems here: where the most ore
-is wanted, what is returned is the negative of the grade.
+kind and stand in for them. All problems are minimised, so the two mines
+return the negative of the grade.
 
 .. [Wistuba2016two]
     M. Wistuba, N. Schilling, L. Schmidt-Thieme. Two-Stage Transfer Surrogate Model for
@@ -61,7 +61,7 @@ def structured_svm(path: str | Path, **arguments: Any) -> TableProblem:
 
 
 def clark_copper(path: str | Path, **arguments: Any) -> TableProblem:
-    """Copper in the cores of boreholes: 439 rows, 3 columns. The most is wanted.
+    """Copper in the cores of boreholes: 439 rows, 3 columns; negative grades.
 
     Data of Isobel Clark, in the R package KRIG. Three cores have no grade (-995, -99).
 
@@ -80,7 +80,7 @@ def clark_copper(path: str | Path, **arguments: Any) -> TableProblem:
 
 
 def walker_lake(path: str | Path, **arguments: Any) -> TableProblem:
-    """Samples of the Walker Lake data: 470 rows, 2 columns. The largest V is wanted.
+    """Samples of the Walker Lake data: 470 rows, 2 columns; values are -V.
 
     Isaaks and Srivastava, An Introduction to Applied Geostatistics (1989). Sampled
     more densely where V is large.

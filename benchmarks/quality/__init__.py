@@ -1,1 +1,1 @@
-"""How good the points are that a method finds."""
+"""Comparisons of methods by the best values that they find."""

@@ -5,7 +5,7 @@
 One evaluation per learner, then 50 chosen ones; 20 seeds, each with folds and starts
 of its own. The paired one-sided Wilcoxon test at the end is of the hypothesis that the
 default, with ``ClipTail``, finds a lower cross-validation error than random search.
-Seeds below 200 were used to choose the defaults: the report is on others.
+Seeds below 200 were used to choose the defaults and are not in the report.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _METHODS = {"default": default_clipped, "random": random}
 
 
 def make(seed: int, dataset: str) -> ScikitLearnCASH:
-    """A data set with folds by the seed."""
+    """A data set; the seed determines the folds."""
     return ScikitLearnCASH(dataset, seed=seed)
 
 

@@ -6,18 +6,19 @@ Section 3.2 and Figure 2, left: 94 data sets of OpenML with 500 random forests e
 (``random_forest_tables``); 20 of them are held out, each is tuned with all runs of the
 other 74 as history. Evaluations are looked up, so a method chooses among the 500
 forests; two random starts count as evaluations. Networks are fitted again after every
-tenth evaluation. Which data sets: a random permutation of those whose forests are not
-all alike. The warm start was developed on the 36 after the first 20; ``--development``
-runs the first ten of these, without them and the 20 in the history. Seeds below 100
+tenth evaluation. The held-out data sets are the first 20 of a random permutation of
+those whose forests differ. The warm start was developed on the next 36;
+``--development`` runs the first ten of these, with neither them nor the 20 in the
+history. Seeds below 100
 were used during development. ``--table svm``: the same with 50 data sets and 288
 support vector machines, whose parameters are conditional (``support_vector_tables``).
 
 Printed: ranks averaged over data sets, seeds and all budgets from 1; the mean distance
 to the data set's best forest (of the range of its forests); and, for the warm start
 against each other method, the smallest p over budgets of a one-sided Wilcoxon test
-*against* it, that it has found worse forests, on means over the seeds of each data set:
-below 0.05 it is somewhere significantly worse. Likewise that it is better, at the
-budget where it shows most, and for the mean over all budgets.
+*against* it (that it has found worse forests), on means over the seeds of each data
+set: if that is below 0.05, it is significantly worse at some budget. Likewise the
+smallest p that it is better, and the p of the mean over all budgets.
 
 DIR holds ``openml_flow6969_random_forest.arff.gz`` (``random_forest.arff`` of the
 repository janvanrijn/openml-pimp), or ``tst_svm_50datasets_288configs.csv.gz``
@@ -114,14 +115,14 @@ def _problem(path: Path, table: str, task: str, hidden: int) -> TransferTable:
 
 
 def make(seed: int, path: Path, table: str, task: str, hidden: int) -> TransferTable:
-    """A data set, the same for every seed, which decides the starts.
+    """A data set, the same for every seed; the seed determines the starts.
 
     Args:
         seed: Not used.
         path: The file.
-        table: Of which kind.
+        table: The kind of table.
         task: The data set.
-        hidden: How many data sets are in no history.
+        hidden: The number of data sets that are in no history.
     """
     return _problem(path, table, task, hidden)
 

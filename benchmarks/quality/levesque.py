@@ -1,4 +1,4 @@
-"""Does it help to know the conditions? Levesque et al. (2017), section V.
+"""The conditional kernel against imputation: Levesque et al. (2017), section V.
 
     python -m benchmarks.quality.levesque --out results/levesque --data DIR
 
@@ -36,7 +36,7 @@ _DATASETS = ("breast_cancer", "digits", "moons", "pima")
 
 
 def make(seed: int, dataset: str, data: Path | None = None) -> ScikitLearnCASH:
-    """A data set with folds by the seed."""
+    """A data set; the seed determines the folds."""
     if dataset != "pima":
         return ScikitLearnCASH(dataset, seed=seed, max_rows=_ROWS.get(dataset))
     if data is None:

@@ -1,4 +1,4 @@
-"""Signals that come for free: Perrone et al. (2017), section 3.3 and Figure 2, right.
+"""Side signals: Perrone et al. (2017), section 3.3 and Figure 2, right.
 
     python -m benchmarks.network_tables --data DIR --out results/networks
     python -m benchmarks.quality.signals --tables results/networks --out results/signals
@@ -6,9 +6,9 @@
 Small neural networks are tuned on five data sets for their validation accuracy; their
 training accuracy and the CPU time that training took are observed as well.
 ``ablr_side`` learns its features from all three signals, ``ablr`` from the first only;
-with features given, both predict the first from itself. Ten seeds, each with three
-random starts, which count; the 500 networks of each data set are looked up (see
-``benchmarks.network_tables``: they were trained before, all methods see the same).
+on these features both predict the first signal from its own observations. Ten seeds,
+each with three random starts, which count as evaluations; the 500 networks of each data
+set are in a table (``benchmarks.network_tables``), so all methods see the same values.
 Seeds below 100 were used during development.
 
 Printed: the mean distance to the best network of the table (of its interquartile range
@@ -56,7 +56,7 @@ _LABELS = {
 
 @lru_cache(maxsize=16)
 def make(seed: int, path: Path) -> NetworkTable:
-    """The same table for every seed, which decides the starts."""
+    """The same table for every seed; the seed determines the starts."""
     return NetworkTable(path)
 
 
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _spread(problem: NetworkTable) -> float:
-    """Interquartile range of the errors, or their range where that is nothing."""
+    """Interquartile range of the errors, or their range if that is zero."""
     values = problem.values.numpy()
     low, high = np.quantile(values, [0.25, 0.75])
     return float(high - low or values.max() - values.min() or 1.0)

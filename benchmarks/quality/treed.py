@@ -1,4 +1,4 @@
-"""Flat here and violent there: Assael et al. (2014), section 4.
+"""Objectives flat in one region and rough in another: Assael et al. (2014), section 4.
 
     python -m benchmarks.quality.treed --out results/treed --data DIR
 
@@ -7,12 +7,13 @@ RKHS-1D and the 2-D exponential, and tables in DIR: ``lda_on_grid.csv``,
 not there are left out). Printed, for each problem and method: the share of runs with a
 regret below 1e-2 at 30 evaluations and at the budget, and the mean area under the
 regret curve over the first 40 evaluations. Both are paired by seed and tested against
-each way to maximise standard BO's acquisition, ``bo``, ``bo_acqf`` and ``bo_refine``
-(a method with warping: against ``bo_warp``): McNemar's exact test of the shares,
-Wilcoxon's two-sided signed-rank test of the areas. Then, over all problems, on which
-the mean area is smaller, and where that is significant; and all areas in units of the
-baseline's, with p values after Holm's correction over the table (the README's). With
-``--report`` nothing is run. Seeds below 100 were used during development.
+each way to maximise standard BO's acquisition, ``bo``, ``bo_acqf`` and ``bo_refine`` (a
+method with warping: against ``bo_warp``): McNemar's exact test of the shares,
+Wilcoxon's two-sided signed-rank test of the areas. Then a table of the problems on
+which the mean area is smaller, and where that is significant; and the table of
+docs/results.md: all areas in units of the baseline's, with p values after Holm's
+correction over the table. With ``--report`` nothing is run. Seeds below 100 were used
+during development.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ PROBLEMS = [*_FUNCTIONS, *_TABLES]
 _SMALL = 1e-2
 _AREA = 40  # evaluations
 _LEVEL = 0.05
-# where all rows are scored there is one way to maximise: these are ``bo`` there
+# on tables, where all rows are scored, these are the same as ``bo``
 _SAME_ON_TABLES = ("bo_acqf", "bo_refine")
 
 # (problem, method) -> seed -> regret after each evaluation

@@ -1,13 +1,14 @@
-"""Treed GPs as densities: against R's tgp, on its data and on fresh draws.
+"""Predictive densities of treed GPs and of R's tgp, on its data and on fresh draws.
 
     python -m benchmarks.quality.treed_density [--draws 12] [--out FILE]
 
 Two problems: the 2-D exponential of Gramacy (80 points, noise of 0.001) and a 1-D step
 with two noise levels (100 points). ``tests/reference/treed_gp_tgp_dev.json`` has the
-data and the scores of four runs of tgp's ``btgp`` with different seeds. A run meets the
-peer if its mean log predictive density (noise included) is at least that of the worst
-of them and, on the 2-D exponential, its RMSE at most that of the worst. Fresh draws are
-held to the same thresholds. CPU time is that of construction, fit and predictions.
+data and the scores of four runs of tgp's ``btgp`` with different seeds. A run is
+counted as as good as tgp if its mean log predictive density (noise included) is at
+least that of the worst of them and, on the 2-D exponential, its RMSE at most that of
+the worst. Fresh draws are held to the same thresholds. CPU time is that of
+construction, fit and predictions.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ METHODS: dict[str, Any] = {
 
 
 def exponential(X: Array) -> tuple[Array, Array]:
-    """Values and noise of x1 exp(-x1^2 - x2^2), flat but for a corner of its square."""
+    """Values and noise of x1 exp(-x1^2 - x2^2), flat except in one corner."""
     return X[:, 0] * np.exp(-(X**2).sum(1)), np.full(len(X), 1e-3)
 
 

@@ -1,7 +1,7 @@
 """Figures 3 and 4 of Assael et al. (2014), from the records of the runs.
 
-Figure 3: a few steps of one run of standard BO and of one of HTBO on RKHS-1D: what each
-model believes, and where expected improvement sends the next evaluation. Figure 4: the
+Figure 3: a few steps of one run of standard BO and of one of HTBO on RKHS-1D: the
+prediction of each model, and the point of largest expected improvement. Figure 4: the
 mean regret of each method on each problem. The JSON has the numbers that are drawn.
 """
 
@@ -55,7 +55,7 @@ _DRAWN: dict[str, dict[str, Any]] = {
     },
     "random": {"label": "random search", "color": GREY, "linestyle": ":"},
 }
-_BANDS = ("htbo", "bo")  # of the two that the paper compares: more would hide curves
+_BANDS = ("htbo", "bo")  # the two methods of the paper: more bands would hide curves
 _TITLES = {
     "rkhs": "RKHS-1D",
     "exp2d": "2-D exponential",
@@ -64,7 +64,7 @@ _TITLES = {
     "copper": "copper",
     "walker": "Walker",
 }
-_STEPS = (9, 16, 25)  # evaluations that a panel of Figure 3 knows
+_STEPS = (9, 16, 25)  # numbers of evaluations in the panels of Figure 3
 _COMPARED = ("bo", "htbo")
 _POINTS = 301
 _STARTS = 5
@@ -76,7 +76,7 @@ def write_figures(folder: Path, out: Path, runs: Sequence[Run]) -> None:
     """Write ``figure3`` and ``figure4``, each as ``.json`` and ``.png``.
 
     Args:
-        folder: Where to; it is made if it is not there.
+        folder: The folder to write to; it is created if necessary.
         out: The folder of the harness.
         runs: What Figure 4 shows; Figure 3 is of the first seed with both methods.
 

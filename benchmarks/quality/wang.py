@@ -1,11 +1,11 @@
-"""Say which way it bends: Wang and Welch (2017), sections 3.2 and 4.
+"""Known signs of derivatives: Wang and Welch (2018), sections 3.2 and 4.
 
     python -m benchmarks.quality.wang --out results/wang --data DIR --figures DIR
 
 Four random starts and eight more evaluations on the illustrative mixture, an elastic
 net, a random forest (on ``adult-train.csv.gz`` or ``adult.data`` of UCI, in DIR; left
-out without it) and a network on digits. Seeds decide the starts and, of the last three,
-the data. The score of an elastic net is its rank among 100 random points; of the
+out without this file) and a network on digits. Seeds decide the starts and, of the last
+three, the data. The score of an elastic net is its rank among 100 random points; of the
 mixture, the distance to the optimum; of the others, the error itself. Printed: the mean
 area under the curve of the best score so far, and paired one-sided Wilcoxon tests that
 the area of ``--reference`` is the smaller, with Holm's correction over all of them, and
@@ -52,7 +52,7 @@ from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1
 
 FIGURES = {"mixture": 2, "elastic_net": 4, "forest": 5, "network": 6}
 PROBLEMS = list(FIGURES)
-# where signs have to have the smaller area, or not a larger one
+# problems on which signs are tested to have a smaller, or no larger, area
 _CLAIMED = {"_paper": ("elastic_net", "forest"), "": ("elastic_net", "mixture")}
 _RIVALS = ("standard", "decomposed")
 _ADULT = ("adult-train.csv.gz", "adult.data")
@@ -115,7 +115,7 @@ def scores(one: Run, budget: int) -> np.ndarray:
 
 
 def _suffix(reference: str) -> str:
-    """Of the methods that have the same kind of GP."""
+    """The suffix of methods with the same kind of GP."""
     return "_paper" if reference.endswith("_paper") else ""
 
 
@@ -180,8 +180,8 @@ def write_figure(
 
     A panel for each of the three methods with every run and their mean (the worst of
     the starts are above it), and one with the mean of the squared scores of all (of the
-    mixture, which is maximised: the mean of the scores). There, dashed, is what
-    BoTorch's defaults make of the same starts, if they were run from all of them.
+    mixture, which is maximised: the mean of the scores). Its dashed
+    lines are BoTorch's defaults from the same starts, if they were run from all.
     """
     standard, decomposed = _rivals(reference)
     shown = dict(zip((standard, reference, decomposed), _TITLES, strict=True))
@@ -199,7 +199,7 @@ def write_figure(
         others = len(next(iter(traces.values()), chosen))  # runs of the first method
         if chosen and not (method == _BESIDE[0] != standard and len(chosen) < others):
             trace = np.stack([chosen[seed] for seed in sorted(chosen)])
-            # as the authors have it: the mixture is maximised
+            # as in the paper, which maximises the mixture
             traces[method] = best - trace if problem == "mixture" else trace
     if not traces:
         return []

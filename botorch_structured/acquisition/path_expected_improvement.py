@@ -40,13 +40,13 @@ from botorch_structured._botorch_names import (
 )
 from botorch_structured.spaces.arguments import check_number
 
-# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements that
-# are left at the end of a noise-free run.
+# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at
+# the end of a noise-free run.
 _MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
 
 
 class _PathImprovement(AnalyticAcquisitionFunction):
-    """Both forms: which one, ``_log`` says."""
+    """Both forms; ``_log`` says whether the logarithm is taken."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class _PathImprovement(AnalyticAcquisitionFunction):
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
         if not isinstance(best_f, Tensor):
-            # in double precision: the rounding error of torch's default one is larger
-            # than the improvements that are left at the end of a run
+            # in double precision: the rounding error of torch's default dtype is larger
+            # than the improvements at the end of a run
             best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
         if not best_f.isfinite().all():
             raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
@@ -144,8 +144,7 @@ class PathLogExpectedImprovement(_PathImprovement):
     _log: bool = True
 
 
-# What BoTorch (and Ax through it) calls to build the arguments from a data set: the
-# same as for ExpectedImprovement.
+# BoTorch and Ax construct the arguments from a data set as for ExpectedImprovement.
 acqf_input_constructor(PathExpectedImprovement, PathLogExpectedImprovement)(
     construct_inputs_best_f
 )

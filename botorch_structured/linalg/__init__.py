@@ -1,1 +1,1 @@
-"""The algebra of the exact models: independent blocks plus a low-rank part."""
+"""Linear algebra of covariances with independent blocks plus a low-rank part."""

@@ -1,6 +1,6 @@
-"""One Gaussian algebra: independent blocks plus a few weights that couple them.
+"""Gaussians with independent blocks and a few weights that couple them.
 
-The rows of a data set fall into leaves (``LeafLayout``); leaves of like size are
+Each row of a data set is on a leaf (``LeafLayout``); leaves of similar size are
 factorised in one batch (``Bucket``). With A_p the covariance of leaf p (noise
 included) and F_p its features, already scaled by the prior standard deviations of their
 weights,
@@ -160,7 +160,7 @@ class LeafLayout:
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What one bucket contributes.
+    """The features of one bucket.
 
     Attributes:
         bucket: Its leaves and rows.
@@ -191,7 +191,7 @@ class BlockFactor:
 
 @dataclass(frozen=True)
 class Factorisation:
-    """Everything that evidence, its gradient and predictions are made of.
+    """Factors from which evidence, its gradient and predictions are computed.
 
     Attributes:
         blocks: Factors of each bucket.
@@ -238,7 +238,7 @@ def factorise(
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
-    size = num_weights + 1  # one dummy weight takes the padding
+    size = num_weights + 1  # one more weight, for padding
     precision = residual.new_zeros(size * size)
     rhs_sum = residual.new_zeros(size)
     logdet = residual.new_zeros(())
@@ -264,9 +264,9 @@ def factorise(
     rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
     weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
     logdet = logdet + 2.0 * precision_chol.diagonal().log().sum()
-    # r'K^-1 r as a sum of squares at the minimum over the weights, and the residuals
-    # that they leave: r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are the same numbers less
-    # all the digits that cancel when the noise is small
+    # r'K^-1 r as a sum of squares at the posterior mean of the weights, and residuals
+    # from that mean. r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are equal to these, but
+    # lose digits by cancellation when the noise is small
     quad = weight_mean.square().sum()
     padded_mean = torch.nn.functional.pad(weight_mean, (0, 1))
     blocks = []

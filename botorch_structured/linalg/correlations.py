@@ -274,7 +274,7 @@ class _StationaryCovariance(torch.autograd.Function):
         squares = scaled.square().sum(-1)
         distance = squares.unsqueeze(-1) + squares.unsqueeze(-2)
         distance = distance.sub_(scaled @ scaled.mT, alpha=2.0).clamp_min_(0.0)
-        # rounding must not put two copies of a point apart from one another's diagonal
+        # the distance of a point to itself is zero in spite of rounding
         distance.diagonal(dim1=-1, dim2=-2).zero_()
         pair = None
         if real is not None:

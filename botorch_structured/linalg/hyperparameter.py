@@ -1,9 +1,9 @@
 """Positive hyperparameters, held as logarithms between hard bounds.
 
-BoTorch's constraints (``transform=None``) hand natural values to L-BFGS-B. That is well
-scaled for a lengthscale and hopeless for a noise variance that must travel from 1e-1 to
-1e-9: here a raw parameter *is* the logarithm of its value, so every scale takes equal
-steps.
+With BoTorch's constraints (``transform=None``) L-BFGS-B optimises natural values. That
+is well scaled for a lengthscale, but not for a noise variance between 1e-1 and 1e-9.
+Here a raw parameter *is* the logarithm of its value, so a step changes values of any
+size by the same factor.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LogInterval(Interval):
     Args:
         lower_bound: Smallest value, positive.
         upper_bound: Largest value.
-        initial_value: The value a parameter starts from (default: that of the raw
-            parameter, whatever it is).
+        initial_value: The starting value of a parameter (default: the value of its raw
+            parameter).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LogInterval(Interval):
         return transformed_tensor.log()
 
     def check_raw(self, tensor: Tensor) -> bool:
-        """Whether raw values lie inside the bounds, rounding of ``exp`` allowed for."""
+        """Whether raw values are within the bounds, up to rounding of ``exp``."""
         slack = 1e-5
         inside = (tensor >= self.lower_bound.log() - slack) & (
             tensor <= self.upper_bound.log() + slack
@@ -73,7 +73,8 @@ class LogInterval(Interval):
 class QuickLogNormalPrior(LogNormalPrior):
     """A scalar log-normal prior whose density takes four operations instead of forty.
 
-    A fit evaluates a dozen priors a hundred times, and most of that was bookkeeping.
+    A fit evaluates a dozen priors a hundred times; most of that time is overhead of
+    torch's distributions.
     """
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -100,8 +101,8 @@ def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:
 class Hyperparameter(Module):
     """One positive tensor with a prior and bounds, in a module of its own.
 
-    A module of its own because BoTorch's ``subset_output`` pops one batch dimension of
-    a module for *each* of its parameters.
+    It is a module of its own because BoTorch's ``subset_output`` removes one batch
+    dimension of a module for *each* of its parameters.
 
     Args:
         shape: Shape of the parameter without batch dimensions; at least one dimension.
@@ -140,7 +141,7 @@ class Hyperparameter(Module):
     def value(self, value: float | Tensor) -> None:
         value = torch.as_tensor(value).to(self.raw_value)
         lower, upper = self.raw_value_constraint
-        # a prior may be wider than the bounds: a retried fit samples it
+        # a retried fit samples the prior, which may be wider than the bounds
         clamped = value.clamp(lower.to(value), upper.to(value))
         self.initialize(raw_value=clamped.log().expand_as(self.raw_value))
 

@@ -2,17 +2,18 @@
 
 * ``TreeStructuredGP``: decisions determine which parameters exist, and branches have
   something in common: levels, shared columns (Jenatton et al. 2017).
-* ``ConditionalGP``: nothing learned on one branch says anything about another
+* ``ConditionalGP``: evaluations on one branch say nothing about another
   (Levesque et al. 2017).
-* ``TreedGP``: flat here and violent there: regions found from the data, a GP on each
-  (Assael et al. 2014).
+* ``TreedGP``: the objective is flat in one region and rough in another: regions are
+  found from the data, each with a GP of its own (Assael et al. 2014).
 * ``MultiTaskABLR``: a warm start from the evaluations of old searches, linear in their
   number, or signals that are observed beside the objective (Perrone et al. 2017).
 * ``DecomposedGP``: the objective is a sum whose parts are observed, or known, each with
   a model of its own (Wang and Welch 2018).
-* ``MonotoneGP``: the outcome rises, or falls, with some columns, and is known to (Wang
-  and Welch 2018, Riihimaki and Vehtari 2010).
-* ``SampledGP``: what ``fit_slice_sampling`` returns, an average over hyperparameters.
+* ``MonotoneGP``: the outcome is known to rise, or to fall, with some columns (Wang and
+  Welch 2018, Riihimaki and Vehtari 2010).
+* ``SampledGP``: what ``fit_slice_sampling`` returns, an average over samples of
+  the hyperparameters.
 """
 
 from __future__ import annotations

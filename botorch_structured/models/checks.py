@@ -1,7 +1,7 @@
-"""What all models check of data and of points, before any work is done with them.
+"""Checks of data and of points that all models make before any computation.
 
-Errors are instances of BoTorch's own classes, which its callers catch, and of
-``ValueError``, as for every bad argument of this package. Their messages say
+Errors are instances both of BoTorch's classes, which BoTorch catches, and of
+``ValueError``, as for every bad argument of this package. Messages have the form
 "`argument`: expected ..., got ...".
 """
 
@@ -47,12 +47,12 @@ from botorch_structured._botorch_names import DefaultType
 _INACTIVE = (
     " Inactive columns hold any finite value: fill them with ParameterTree.impute."
 )
-_SHOWN, _VALUES = 10, 3  # places and values in a message
-# Outcomes that differ by fewer eps of the largest, up to 4 units in the last place,
-# are equal.
+_SHOWN, _VALUES = 10, 3  # most places and values in a message
+# Outcomes are equal if they differ by less than this many eps of the largest (up to 4
+# units in the last place).
 _ROUNDING = 2.0
-# So far from where squares overflow and underflow, a sum of 1e8 squares is a number,
-# and a square times GPyTorch's smallest variance is not zero.
+# Margin to the numbers whose squares overflow or underflow: a sum of 1e8 squares is
+# then finite, and a square times GPyTorch's smallest variance is not zero.
 _MARGIN = 1e4
 _DTYPES = (torch.float32, torch.float64)
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -65,18 +65,18 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 class DataError(InputDataError, ValueError):
-    """Data of another kind than expected: types, dtypes, NaN, infinity, variances."""
+    """Data of a wrong type or dtype, with NaN or infinity, or negative variances."""
 
 
 class ShapeError(BotorchTensorDimensionError, ValueError):
-    """Data of another shape than expected."""
+    """Data of a wrong shape."""
 
 
 def check_modules(**modules: object) -> None:
-    """Raise a ``ValueError`` for parts of a model that are of another kind.
+    """Raise a ``ValueError`` for parts of a model that have the wrong type.
 
     Args:
-        modules: The constructor's arguments of these names; each may be None.
+        modules: Arguments of the constructor by name; each may be None.
     """
     for name, module in modules.items():
         if module is not None and not isinstance(module, _KINDS[name]):
@@ -95,26 +95,27 @@ def check_training_data(
     empty: bool = False,
     tree: bool = False,
 ) -> None:
-    """Raise an error for training data that no model can be made of.
+    """Raise an error for training data that no model accepts.
 
-    Values (not shapes) are not looked at where
+    Only shapes are checked where
     ``botorch.settings.validate_input_scaling`` is off, as in BoTorch.
 
     Args:
         train_X: ``batch_shape x n x d``.
         train_Y: ``batch_shape x n x m``.
         train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
-        outcome_transform: With one that is more than a ``Standardize``, infinite
-            outcomes are allowed: ``ClipTail`` takes them for failures. ``check_scale``
-            looks at the result.
-        missing: Whether NaN in ``train_Y`` stands for what was not observed.
+        outcome_transform: With another one than ``Standardize`` infinite outcomes are
+            allowed, as ``ClipTail`` takes them for failures. ``check_scale`` checks
+            the transformed outcomes.
+        missing: Whether NaN in ``train_Y`` stands for an outcome not observed.
         empty: Whether n may be 0.
         tree: Whether the model has a ``ParameterTree``. If so, the message about NaN
             says how to fill inactive columns.
 
     Raises:
-        DataError: What is not a tensor of numbers in single or double precision, all
-            of one dtype, finite and with squares that are, and variances not negative.
+        DataError: For data that are not tensors of one dtype, single or double
+            precision; for numbers that are not finite or whose squares are not; for
+            negative variances.
         ShapeError: For shapes that do not fit together.
     """
     given = {"train_X": train_X, "train_Y": train_Y}
@@ -148,7 +149,7 @@ def check_training_data(
 
 
 def _takes_infinity(transform: OutcomeTransform | DefaultType | None) -> bool:
-    """Whether it may take infinite outcomes: a ``Standardize`` alone would make NaN."""
+    """Whether infinite outcomes are allowed: ``Standardize`` would make them NaN."""
     if not isinstance(transform, OutcomeTransform):
         return False
     plain = (Standardize, ChainedOutcomeTransform, ModuleDict)
@@ -159,8 +160,8 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest and the largest outcomes, each ``batch_shape x 1 x m``.
 
     Args:
-        Y: ``batch_shape x n x m``, n > 0. NaN and infinity are left out; of nothing,
-            the smallest is infinity and the largest minus infinity.
+        Y: ``batch_shape x n x m``, n > 0. NaN and infinity are left out. If
+            none are left, the smallest is infinity and the largest minus infinity.
     """
     Y = Y.detach()
     left_out = ~Y.isfinite()
@@ -169,7 +170,7 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_constant(low: Tensor, high: Tensor) -> Tensor:
-    """Whether outcomes between these are equal, rounding apart.
+    """Whether all outcomes are equal up to rounding, from the smallest and largest.
 
     Args:
         low: The smallest.
@@ -238,7 +239,7 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None, empty: bool) -> Non
             f"train_Y: expected {_shape(*X.shape[:-1], 'm')}, the rows of train_X "
             f"{tuple(X.shape)}, got {tuple(Y.shape)}."
         )
-    # BoTorch lets batch dimensions be left out
+    # as in BoTorch, batch dimensions may be left out
     if Yvar is not None and (Yvar.ndim < 2 or Y.shape[-Yvar.ndim :] != Yvar.shape):
         raise ShapeError(
             f"train_Yvar: expected the shape of train_Y, {tuple(Y.shape)}, got "
@@ -254,24 +255,24 @@ def check_new_data(
     batch_shape: torch.Size,
     missing: bool = False,
 ) -> torch.Size:
-    """Raise an error for new data that would leave no number in a posterior.
+    """Raise an error for new data that would make a posterior NaN.
 
     Args:
-        X: Inputs, ``batch_shape' x q x d``, which were seen by ``check_points``.
+        X: Inputs, ``batch_shape' x q x d``, already checked by ``check_points``.
         Y: Outcomes, ``batch_shape'' x q x m``.
         noise: Noise variances that broadcast to ``Y``.
         num_outputs: m.
-        batch_shape: Of the model.
-        missing: Whether NaN in ``Y`` stands for what was not observed.
+        batch_shape: The batch shape of the model.
+        missing: Whether NaN in ``Y`` stands for an outcome not observed.
 
     Returns:
-        What the three batch shapes broadcast to.
+        The shape to which the three batch shapes broadcast.
 
     Raises:
         DataError: For another dtype than that of ``X``, NaN, infinity and negative
             variances.
-        ShapeError: For other rows or outputs, and batch shapes or noise that do not
-            broadcast.
+        ShapeError: For a wrong number of rows or outputs, and batch shapes or noise
+            that do not broadcast.
     """
     check_tensor("Y", Y, X.dtype)
     q = X.shape[-2]
@@ -308,16 +309,16 @@ def check_new_data(
 def check_points(
     X: Tensor, columns: int, dtype: torch.dtype, tree: bool = False
 ) -> None:
-    """Raise an error for points that no prediction can be made at.
+    """Raise an error for points at which no prediction is possible.
 
     Args:
         X: ``batch_shape x q x d``.
         columns: d.
-        dtype: That of the training data.
+        dtype: The dtype of the training data.
         tree: As in ``check_training_data``.
 
     Raises:
-        DataError: For what is not a tensor, another dtype, and for NaN or infinity.
+        DataError: For no tensor, another dtype, NaN or infinity.
         ShapeError: For another shape.
     """
     if isinstance(X, Tensor) and (X.ndim < 2 or X.shape[-1] != columns):
@@ -336,19 +337,20 @@ def check_finite_points(X: Tensor, dtype: torch.dtype, tree: bool = False) -> No
         tree: As in ``check_training_data``.
     """
     check_tensor("X", X, dtype)
-    # one reduction, one look: what is added up is finite only if every part is
+    # one reduction: a sum is finite only if all of its terms are
     if not math.isfinite(X.detach().square().sum().item()):
         _check_inputs("X", X, tree)
 
 
 def columns_of(model: GPyTorchModel) -> int | None:
-    """How many columns a GP with data predicts at, a task's column not counted.
+    """The number of columns of points to predict at, without a task column.
 
     Args:
-        model: Not changed.
+        model: A GP with data; it is not changed.
 
     Returns:
-        None where its input transform makes some of the columns of ``train_X``.
+        The number; None where the input transform returns different numbers of columns
+        for ``train_X`` in training and in evaluation mode.
     """
     raw = raw_inputs(model)
     if getattr(model, "input_transform", None) is not None:
@@ -362,14 +364,14 @@ def columns_of(model: GPyTorchModel) -> int | None:
 
 
 def raw_inputs(model: GPyTorchModel) -> Tensor:
-    """Training inputs as they were given, whether or not they are transformed now."""
+    """Training inputs as given to the constructor, without input transform."""
     if model._has_transformed_inputs:
         return model._original_train_inputs
     return model.train_inputs[0]
 
 
 def check_tensor(name: str, values: object, dtype: torch.dtype | None = None) -> None:
-    """Raise a ``DataError`` for what is no dense tensor, or one of another dtype."""
+    """Raise a ``DataError`` unless ``values`` is a dense tensor of that dtype."""
     if not isinstance(values, Tensor):
         kind = f"{type(values).__module__}.{type(values).__name__}"
         raise DataError(
@@ -404,7 +406,7 @@ def _check_outcomes(name: str, Y: Tensor, missing: bool) -> None:
 
 
 def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
-    """Of what was not observed, NaN in ``Y``, the variance may be anything."""
+    """Variances of outcomes not observed, NaN in ``Y``, may be anything."""
     bad = ~((variances >= 0.0) & variances.isfinite())
     bad = bad & ~Y.isnan()
     if bad.any():
@@ -415,7 +417,7 @@ def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
 
 
 def _where(values: Tensor, bad: Tensor) -> str:
-    """What and where entries are, ``batch_shape x n x d``, for a message."""
+    """Values and places of bad entries, ``batch_shape x n x d``, for a message."""
     found = list(dict.fromkeys(f"{v:.4g}" for v in values[bad].tolist()))[:_VALUES]
     columns = bad.reshape(-1, bad.shape[-1]).any(0).nonzero().flatten().tolist()
     by_row = bad.any(-1)

@@ -1,22 +1,22 @@
-"""The base of every exact GP here: BoTorch's model, with a faster way to the same.
+"""The base of every exact GP here: BoTorch's model, with faster inference.
 
-The dense evidence and posterior of BoTorch and GPyTorch are always there. A subclass
-that can compute one of them faster says so in two methods,
+The default is the dense evidence and posterior of BoTorch and GPyTorch. A subclass
+that computes one of them faster overrides one of two methods,
 
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
-and names the attributes in which it keeps what it has computed,
+and lists the attributes that hold its caches,
 
-    _data_caches   from training inputs and outcomes alone,
-    _fit_caches    from hyperparameters too.
+    _data_caches   computed from training inputs and outcomes alone,
+    _fit_caches    computed from hyperparameters too.
 
-Such an attribute is None where nothing is kept, from the start (in the class). It is
-dropped with new data, another dtype or device, and from copies and pickles;
-``_fit_caches`` also where training begins or ends and where a state is loaded.
+The class sets each of them to None, which means that nothing is cached. They are reset
+to None with new data, another dtype or device, and in copies and pickles;
+``_fit_caches`` also when ``train`` or ``eval`` is called and when a state is loaded.
 
-``FastSingleTaskGP`` is that for a ``SingleTaskGP``. It checks the points it is asked
-about, and takes outcomes of any scale.
+``FastSingleTaskGP`` is the base of models that are a ``SingleTaskGP``. It checks the
+points of a posterior, and takes outcomes of any scale.
 """
 
 from __future__ import annotations
@@ -86,14 +86,15 @@ from botorch_structured.models.outcome_scale import (
     with_least_variance,
 )
 
-#: Of L-BFGS-B. The objective is per data point: finer steps change no prediction.
+#: Tolerances of L-BFGS-B on the objective per data point. Smaller ones did not change
+#: predictions.
 FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
 
 
 class FastInference(ExactGP):
-    """An ``ExactGP`` with caches, and perhaps a fast evidence and a fast posterior.
+    """An ``ExactGP`` with caches and, in subclasses, a fast evidence and posterior.
 
-    Inherit from it, and then from the model of BoTorch that is to be faster.
+    A subclass inherits from this class first, and then from a model of BoTorch.
     """
 
     train_inputs: Any
@@ -125,9 +126,9 @@ class FastInference(ExactGP):
         before = None if self.train_inputs is None else self.train_inputs[0]
         result = super()._apply(fn)
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing it must not cost the caches
+        # changes nothing the caches are kept
         if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._clear_cache()  # of GPyTorch, which keeps the old dtype and device
+            self._clear_cache()  # GPyTorch's have the old dtype and device
             self._drop_caches()
         return result
 
@@ -144,27 +145,27 @@ class FastInference(ExactGP):
         """Log evidence of the training data; None to evaluate ``mll`` itself.
 
         Args:
-            mll: An ``ExactMarginalLogLikelihood`` proper, of this model.
-            kwargs: Arguments to its likelihood.
+            mll: An ``ExactMarginalLogLikelihood`` (no subclass) of this model.
+            kwargs: Arguments of its likelihood.
         """
         return None
 
     @property
     def _num_observed(self) -> int:
-        """How many outcomes the evidence is of: an objective is per outcome."""
+        """The number of outcomes, by which the evidence is divided in the objective."""
         return int(self.train_targets.shape[-1])
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """Minus the objective of ``mll`` per data point: BoTorch's hook for a fit.
+        """Minus the objective of ``mll`` per data point; BoTorch's fit calls it.
 
         Args:
-            mll: Of this model.
-            kwargs: Passed to ``mll`` where that is evaluated itself.
+            mll: An objective of this model.
+            kwargs: Passed to ``mll`` where there is no fast evidence.
 
         Returns:
             A scalar, or ``batch_shape`` for a batched model.
         """
-        # a subclass, or leaving one out, is another objective
+        # a subclass or a leave-one-out likelihood is another objective
         if type(mll) is ExactMarginalLogLikelihood:
             evidence = self._fast_evidence(mll, kwargs)
             if evidence is not None:
@@ -176,7 +177,7 @@ class FastInference(ExactGP):
     # -- posterior ----------------------------------------------------------------
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
-        """Posterior at transformed inputs; None where GPyTorch is to compute it.
+        """Posterior at transformed inputs; None to have GPyTorch compute it.
 
         Args:
             X: ``batch_shape x q x d``.
@@ -197,16 +198,16 @@ class FastInference(ExactGP):
         return super().__call__(*args, **kwargs)
 
     def _fill_gpytorch_caches(self) -> None:
-        """What GPyTorch conditions for fantasies, and fast posteriors never made."""
+        """Fill GPyTorch's caches: its fantasies need them, fast posteriors do not."""
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
-    """A ``SingleTaskGP`` that checks points, and has outcomes of any scale.
+    """A ``SingleTaskGP`` that checks points, and takes outcomes of any scale.
 
     The default outcome transform is ``AnyScaleStandardize``. Under another (or none)
-    targets are refused whose variance is below GPyTorch's smallest (``check_scale``).
+    targets whose variance is below GPyTorch's smallest raise (``check_scale``).
 
     Args:
         train_X: ``batch_shape x n x d``.
@@ -216,7 +217,8 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         kwargs: See ``SingleTaskGP``.
     """
 
-    # numbers of columns that fit, and whether in a fantasy, of models with a transform
+    # with an input transform: numbers of columns that were accepted, each with whether
+    # it was in a call of ``fantasize``
     _widths: frozenset[tuple[int, bool]] = frozenset()
 
     def __init__(
@@ -247,21 +249,22 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> GPyTorchPosterior | TransformedPosterior:
-        """See ``SingleTaskGP``; variances that rounding made negative are not.
+        """See ``SingleTaskGP``; variances are positive in spite of rounding.
 
-        BoTorch's own scales output ``output_indices[i]`` as if it were output i. Here
-        outputs are chosen from the posterior of all.
+        BoTorch's own posterior untransforms output ``output_indices[i]`` as if it were
+        output i. Here outputs are selected from the posterior of all outputs.
 
         Args:
             X: ``batch_shape x q x d``.
-            output_indices: Of the outputs wanted, in that order; default: all. Not
-                read if there is one: a ``ModelList`` passes on its own numbers.
+            output_indices: The outputs wanted, in that order; default: all. Ignored by
+                a model with one output, to which a ``ModelList`` passes its index.
             observation_noise: See ``SingleTaskGP``.
             posterior_transform: See ``SingleTaskGP``.
 
         Raises:
             ValueError: For another number of columns, another dtype than that of the
-                training data, NaN or infinity in ``X``, or an output there is not.
+                training data, NaN or infinity in ``X``, or an output that does not
+                exist.
             UnsupportedError: For ``output_indices`` under an outcome transform that is
                 not linear.
         """
@@ -279,22 +282,22 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Any:
-        """As in BoTorch, after a look at the data.
+        """As in BoTorch, after the data are checked.
 
         Args:
             X: ``batch_shape x n' x d``.
             Y: ``batch_shape' x n' x m``. Batch dimensions of the model, ``X`` and ``Y``
                 broadcast; those of ``Y`` in front are fantasies.
-            noise: Noise variances, of the shape of ``Y``, of a model that was given
+            noise: Noise variances, of the shape of ``Y``, for a model that was given
                 ``train_Yvar``.
             kwargs: See ``BatchedMultiOutputGPyTorchModel``.
 
         Raises:
             ValueError: For shapes that do not fit together, another dtype, NaN or
-                infinity, negative variances, and known noise where that of the other
-                rows is inferred.
+                infinity, negative variances, and known noise for a model that infers
+                its noise.
         """
-        if fantasize_flag.off():  # else BoTorch made them, from points that were seen
+        if fantasize_flag.off():  # else BoTorch made them from points that were checked
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
             known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
@@ -314,7 +317,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         return super().condition_on_observations(X, Y, **kwargs)
 
     def _check_points(self, X: Tensor) -> None:
-        """Raise an error for points that no prediction can be made at."""
+        """Raise an error for points at which no prediction is possible."""
         transformed = hasattr(self, "input_transform")
         columns = None if transformed else self.train_inputs[0].shape[-1]
         dtype = self.train_targets.dtype
@@ -332,7 +335,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
                 self._widths |= {width}
 
     def _check_transformed(self, X: Tensor) -> None:
-        """The columns of the model: a transform may append some, in some modes."""
+        """Check the number of columns after the transform, which may append some."""
         self.eval()
         raw = raw_inputs(self).shape[-1]
         found: int | None = None
@@ -351,14 +354,14 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
 
 
 def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
-    """Whether ``check_points`` has nothing to say, from one look at the values."""
+    """Whether ``check_points`` would pass; reads the values once."""
     return (
         isinstance(X, Tensor)
         and X.dtype == dtype
         and X.layout == torch.strided
         and not X.is_meta
         and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
-        # what is added up is finite only if every part is
+        # a sum is finite only if all of its terms are
         and math.isfinite(X.detach().square().sum().item())
     )
 
@@ -368,12 +371,12 @@ def training_prior(
 ) -> MultivariateNormal:
     """The prior of the training data, with another log density of the outcomes.
 
-    ``ExactMarginalLogLikelihood`` adds noise and asks the result, which is of the same
-    class, for the log density; then it adds the priors of hyperparameters.
+    ``ExactMarginalLogLikelihood`` adds noise to it, calls ``log_prob`` of the result,
+    which has the same class, and adds the priors of hyperparameters.
 
     Args:
-        prior: Of the training data.
-        log_density: Of outcomes, their noise included; replaces the Gaussian one.
+        prior: The Gaussian prior of the training data.
+        log_density: Log density of noisy outcomes; replaces the Gaussian one.
     """
 
     class TrainingPrior(MultivariateNormal):
@@ -397,12 +400,12 @@ def fit_map(
     optimizer_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
-    """BoTorch's fit, retries included, for a ``custom_fit``.
+    """BoTorch's fit with its retries; a ``custom_fit`` calls it.
 
     Args:
         mll: The objective.
-        options: Of L-BFGS-B, where the caller has given neither others nor a closure or
-            an optimiser of their own.
+        options: Default options of L-BFGS-B; not used with a closure or an optimiser
+            of the caller.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -421,14 +424,14 @@ def fit_map(
 
 
 def accept_rounding(warning: WarningMessage) -> bool:
-    """BoTorch's ``warning_handler``, but a line search that stops at rounding may end.
+    """BoTorch's ``warning_handler``, but a line search may stop because of rounding.
 
-    At a noise of 1e-9 the evidence is known to eight digits or so; L-BFGS-B then ends
-    with "ABNORMAL" where it cannot descend further, and a retry from random
-    hyperparameters would throw the fit away.
+    At a noise variance of 1e-9 the evidence has about eight correct digits. L-BFGS-B
+    then ends with "ABNORMAL" where it cannot descend further, and a retry from random
+    hyperparameters would discard the fit.
 
     Args:
-        warning: Of an optimisation.
+        warning: A warning that an optimisation raised.
     """
     if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
         warning.message
@@ -441,9 +444,9 @@ def accept_rounding(warning: WarningMessage) -> bool:
 
 
 def with_gradient(mean: Tensor, X: Tensor) -> Tensor:
-    """``mean`` with a gradient, zero where it does not depend on ``X``.
+    """``mean`` with a gradient in ``X``, zero where it does not depend on ``X``.
 
-    Optimisers ask for one on a path without data, too, where all is constant.
+    On a path without data the mean is constant, and optimisers need its gradient.
 
     Args:
         mean: ``batch_shape x n``.
@@ -453,11 +456,11 @@ def with_gradient(mean: Tensor, X: Tensor) -> Tensor:
 
 
 def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tensor:
-    """GPyTorch's own floor of variances, without its warning at points that are known.
+    """Apply GPyTorch's smallest variance, without its warning at training points.
 
     Args:
         covariance: ``batch_shape x n x n``.
-        unit: Of variances: 1 where outcomes are standardised. Broadcastable to
+        unit: The unit of the variances, 1 for standardised outcomes. Broadcastable to
             ``batch_shape x n``.
     """
     floor = settings.min_variance.value(covariance.dtype) * unit
@@ -467,8 +470,8 @@ def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tenso
 
 # -- noise ------------------------------------------------------------------------
 
-# A subclass of a Gaussian likelihood may do anything with the noise of its parent: what
-# ``noise`` says is what is added for these very classes, and any other is asked.
+# These classes add exactly ``likelihood.noise``. A subclass may add something else: its
+# noise is found by calling it.
 _NOISE = {
     GaussianLikelihood: HomoskedasticNoise,
     FixedNoiseGaussianLikelihood: FixedGaussianNoise,
@@ -481,7 +484,7 @@ def noise_is_known(likelihood: Likelihood, tasks: bool = False) -> bool:
 
     Args:
         likelihood: Any likelihood; for subclasses the answer is False.
-        tasks: Whether one for each task will do too.
+        tasks: Whether one noise variance for each task is accepted, too.
     """
     kind = type(likelihood)
     known = kind in _NOISE and type(likelihood.noise_covar) is _NOISE[kind]
@@ -489,7 +492,7 @@ def noise_is_known(likelihood: Likelihood, tasks: bool = False) -> bool:
 
 
 def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
-    """The noise variances that a likelihood adds, differentiable in what it learns.
+    """The noise variances of a likelihood, differentiable in its parameters.
 
     Args:
         likelihood: A Gaussian likelihood, see ``check_noise``.
@@ -505,15 +508,15 @@ def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:
 def check_own_objective(
     model: ExactGP, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
 ) -> None:
-    """Raise a ``ValueError`` if an objective asks for another noise than a model has.
+    """Raise a ``ValueError`` for an objective with another likelihood than the model.
 
-    For models whose evidence is their own business: a likelihood beside theirs, or
-    arguments to one, would go unheard.
+    For models that compute the evidence themselves: they would ignore another
+    likelihood, and arguments to theirs.
 
     Args:
         model: The model.
         mll: The objective.
-        kwargs: Arguments of a call.
+        kwargs: Arguments of a call of ``mll``.
     """
     if mll.likelihood is not model.likelihood:
         raise ValueError(
@@ -529,7 +532,7 @@ def check_own_objective(
 
 
 def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:
-    """Raise a ``ValueError`` unless all a likelihood does is to add variances.
+    """Raise a ``ValueError`` unless a likelihood only adds noise variances.
 
     Args:
         likelihood: Any likelihood.
@@ -540,7 +543,7 @@ def check_noise(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> None:
         return
     with torch.no_grad():
         mean = X.new_ones(shape)
-        # neither scaled nor shifted, and more on the diagonal only
+        # same mean, and a covariance that differs on the diagonal only
         prior = mean.unsqueeze(-1) + torch.diag_embed(mean)
         noisy = likelihood(MultivariateNormal(mean, to_linear_operator(prior)), X)
         added = noisy.covariance_matrix - prior

@@ -1,4 +1,4 @@
-"""Input transforms of models that look up some columns by value, and Ax's arguments."""
+"""Input transforms that keep decision columns, and arguments that Ax passes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def protect_decisions(
     train_X: Tensor,
     categorical: Collection[int] = (),
 ) -> InputTransform | None:
-    """An input transform that leaves decisions alone and does not learn from fills.
+    """An input transform that keeps decisions and does not learn from fill values.
 
-    ``Normalize`` is rebuilt without decision and categorical columns, whose declared
-    values would no longer be found. Bounds that it would have learned are taken over
+    ``Normalize`` is rebuilt without decision and categorical columns, whose values must
+    stay the declared ones. If it learns its bounds, they are taken over
     the rows where a column is active, so that the fill values of inactive columns have
     no influence. The transform that was given is not changed.
 
     Args:
-        input_transform: What the user gave.
+        input_transform: As given by the user.
         tree: The parameter tree.
         train_X: ``batch_shape x n x d``.
         categorical: Categorical columns besides the decisions.
@@ -61,7 +61,7 @@ def protect_decisions(
     if safe is None:
         return None
     before, after = in_evaluation(safe, train_X, train_X.shape[-1])
-    # what the transform itself appends is not there before
+    # columns that the transform appends are not in its input
     if not leaves_alone([c for c in columns if c < before.shape[-1]], before, after):
         raise _changes(columns, input_transform)
     return safe
@@ -73,8 +73,8 @@ def _protect(
     train_X: Tensor,
     columns: list[int],
 ) -> InputTransform | None:
-    """The same for training data; ``columns`` are those to be protected."""
-    # a subclass may transform in another way: it is what it does that counts
+    """``protect_decisions`` for training data; ``columns`` have to stay the same."""
+    # a subclass may transform in another way, so its output is compared
     if type(input_transform) is ChainedInputTransform:
         parts = {}
         X = train_X
@@ -105,7 +105,7 @@ def _protect(
 
 
 def _learns(input_transform: InputTransform) -> bool:
-    """Whether it, or a part of it, takes coefficients from the training data."""
+    """Whether a transform, or a part of it, learns from the training data."""
     parts = [*input_transform.modules(), *getattr(input_transform, "transforms", ())]
     return any(getattr(part, "learn_coefficients", False) for part in parts)
 
@@ -124,23 +124,23 @@ def in_evaluation(
     width: int,
     fantasize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs as a model predicts from them, and as a transform leaves them.
+    """Untransformed and transformed inputs, as in evaluation mode.
 
     A transform such as ``AppendFeatures`` adds columns in evaluation mode: the inputs
     of a prediction are then the first columns of the training inputs.
 
     Args:
-        input_transform: What the user gave, or None.
+        input_transform: As given by the user, or None.
         train_X: Training inputs, ``batch_shape x n x d``.
-        width: How many columns the model sees.
-        fantasize: Whether in a call of ``fantasize``.
+        width: The number of columns after the transform.
+        fantasize: Whether this is in a call of ``fantasize``.
 
     Raises:
-        ValueError: If no number of columns becomes that many.
+        ValueError: If the transform gives that width for no number of columns.
     """
     if input_transform is None:
         return train_X, train_X
-    # a copy: some keep what they last made in their state
+    # a copy, since some transforms store their last output
     probe = deepcopy(input_transform).to(train_X).eval()
     with torch.no_grad(), fantasize_flag(fantasize):
         for columns in range(train_X.shape[-1], 0, -1):
@@ -148,7 +148,7 @@ def in_evaluation(
             try:
                 after = probe(X)
             except (BotorchError, IndexError, RuntimeError, ValueError):
-                continue  # of a transform for another number of columns
+                continue  # the transform is for another number of columns
             if after.shape[-1] == width:
                 return X, after
     where = "fantasise" if fantasize else "predict"
@@ -160,13 +160,13 @@ def in_evaluation(
 
 
 def leaves_alone(columns: Sequence[int], before: Tensor, after: Tensor) -> bool:
-    """Whether a transform keeps what some columns hold, and where they are.
+    """Whether a transform keeps the values and positions of some columns.
 
     Args:
         columns: Their indices.
         before: ``batch_shape x n x d``.
-        after: ``batch_shape x (n k) x e``, k rows of each, one after the other, as of
-            ``AppendFeatures`` and ``InputPerturbation``.
+        after: ``batch_shape x (n k) x e``, k successive rows for each row of
+            ``before``, as from ``AppendFeatures`` and ``InputPerturbation``.
     """
     if after.shape[-1] <= max(columns, default=-1):
         return False
@@ -218,7 +218,7 @@ def _active_bounds(tree: ParameterTree, train_X: Tensor, min_range: float) -> Te
 def dataset_task(
     training_data: SupervisedDataset, task_feature: int | None
 ) -> int | None:
-    """The task column, counted from the first; default: a ``MultiTaskDataset``'s."""
+    """Index of the task column, not negative; default: a ``MultiTaskDataset``'s."""
     if task_feature is None:
         if not isinstance(training_data, MultiTaskDataset):
             return None
@@ -228,11 +228,11 @@ def dataset_task(
 
 
 def refuse_categories(model: type, *columns: int | None) -> None:
-    """Raise a ``ValueError`` for columns whose codes a model would take for numbers.
+    """Raise a ``ValueError`` for categorical columns of a model without categories.
 
     Args:
         model: A class without categorical columns.
-        columns: Categorical columns and that of a task; None for none.
+        columns: Categorical columns and the task column; None for none.
     """
     given = [column for column in columns if column is not None]
     if given:
@@ -253,7 +253,7 @@ def refuse_dependencies(
 ) -> None:
     """Raise a ``ValueError`` if a column depends on another.
 
-    For models that would compare what inactive columns happen to hold.
+    For models that would treat the values of inactive columns as data.
 
     Args:
         model: A class without inactive columns.

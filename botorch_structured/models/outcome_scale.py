@@ -1,9 +1,9 @@
-"""Outcomes of any scale: what is standardised, what is refused, smallest variances.
+"""Outcomes of any scale: standardisation, checks, and smallest variances.
 
 BoTorch does not standardise outcomes whose standard deviation is below 1e-8, and
-GPyTorch rounds variances up to 1e-10, on the scale of the outcomes: predictions of a
-loss with a standard deviation of 1e-6 then all have one of 1e-5. Here both limits are
-in proportion to the outcomes.
+GPyTorch rounds variances up to 1e-10, on the scale of the outcomes: if a loss has a
+standard deviation of 1e-6, all its predicted standard deviations are 1e-5. Here both
+limits are relative to the outcomes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ PosteriorT = TypeVar("PosteriorT", bound=Posterior)
 class AnyScaleStandardize(Standardize):
     """``Standardize``, for outcomes of any scale: the default of models here.
 
-    Only outcomes that are equal, rounding apart, are not divided by their standard
-    deviation, where ``Standardize`` has the absolute limit ``min_stdv``.
+    Outcomes are divided by their standard deviation unless they are equal up to
+    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead.
     """
 
     _min_stdv: Any
@@ -69,7 +69,7 @@ class AnyScaleStandardize(Standardize):
         """
         given = self._min_stdv
         if self.training and Y.shape[-2]:
-            # a standard deviation has to have a square
+            # the square of a standard deviation must not underflow
             least = torch.full_like(Y[..., :1, :], torch.finfo(Y.dtype).tiny ** 0.5)
             self._min_stdv = least.masked_fill(is_constant(*extremes(Y)), torch.inf)
         try:
@@ -80,13 +80,13 @@ class AnyScaleStandardize(Standardize):
     def untransform_posterior(
         self, posterior: Posterior, X: Tensor | None = None
     ) -> GPyTorchPosterior | TransformedPosterior:
-        """On the scale of the outcomes, to be factorised on that of the targets.
+        """Posterior on the scale of the outcomes, factorised on that of the targets.
 
-        The jitter of a covariance that rounding made indefinite is 1e-8, whatever its
-        scale: samples of small outcomes would consist of jitter.
+        The jitter that is added to a covariance with negative eigenvalues is 1e-8 at
+        any scale: for small outcomes it would be larger than the covariance.
 
         Args:
-            posterior: Of standardised outcomes.
+            posterior: The posterior of standardised outcomes.
             X: Not used.
         """
         moved = super().untransform_posterior(posterior, X=X)
@@ -113,10 +113,10 @@ def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
 
 
 def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
-    """The same covariance, to be factorised with its largest variance at one.
+    """The same covariance, as an operator that is factorised with largest variance 1.
 
     Args:
-        covariance: ``batch_shape x n x n``; a root is one already.
+        covariance: ``batch_shape x n x n``; root operators are not changed.
     """
     if isinstance(covariance, RootLinearOperator) or 0 in covariance.shape:
         return covariance
@@ -129,11 +129,11 @@ def at_unit_scale(covariance: LinearOperator) -> LinearOperator:
 
 
 def check_scale(train_Y: Tensor, targets: Tensor) -> None:
-    """Refuse infinite targets, and some that GPyTorch's variances are too large for.
+    """Raise for infinite targets and those small against GPyTorch's least variance.
 
     Args:
         train_Y: ``batch_shape x n x m``, as given.
-        targets: ``batch_shape x n x m``, what a model is of.
+        targets: ``batch_shape x n x m``, the transformed outcomes.
 
     Raises:
         ValueError: If a target is infinite, or a column of targets that are not all
@@ -161,10 +161,10 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
 
 
 class ScaledNormal(MultivariateNormal):
-    """A normal distribution with a smallest variance of its own, without a warning.
+    """A normal distribution with its own smallest variance, without a warning.
 
-    Rounding makes variances at data negative; GPyTorch warns of it, and a user can do
-    nothing about it.
+    Rounding can make variances at data negative. GPyTorch warns of this, which does
+    not help the user.
     """
 
     #: Broadcastable to ``variance``.
@@ -201,8 +201,8 @@ def with_least_variance(posterior: PosteriorT, least: Tensor | float) -> Posteri
     """A posterior whose variances are at least these, without a warning.
 
     Args:
-        posterior: Any; what is not Gaussian stays as it is.
-        least: Broadcastable to its ``batch_shape x q x m`` variances.
+        posterior: Any posterior; one that is not Gaussian is returned unchanged.
+        least: Broadcastable to the ``batch_shape x q x m`` variances.
     """
     if isinstance(posterior, TransformedPosterior):
         inner = posterior._posterior
@@ -234,12 +234,12 @@ def least_variance(
     """GPyTorch's smallest variance, on the scale of the outcomes.
 
     Args:
-        transform: Of the outcomes.
-        like: Of their dtype and device, ``batch_shape x ...``.
+        transform: The outcome transform.
+        like: A tensor with their dtype and device, ``batch_shape x ...``.
         m: The number of outputs.
-        output_indices: Those of them that are asked for; all if omitted. Of one output
-            they are not read, as in BoTorch, where a ``ModelListGP`` with variances of
-            noise gives each model its own place in the list.
+        output_indices: The outputs wanted; all if omitted. Ignored for one output, as
+            in BoTorch, where a ``ModelListGP`` with noise variances passes to each
+            model its index in the list.
 
     Returns:
         Broadcastable to ``batch_shape x q x m``.
@@ -248,7 +248,7 @@ def least_variance(
     if transform is None or not transform._is_linear:
         return unit
     if any(isinstance(part, StratifiedStandardize) for part in transform.modules()):
-        return unit  # another scale for each row
+        return unit  # the scale differs between rows
     if isinstance(transform, Standardize):
         square = transform._stdvs_sq
     else:
@@ -276,8 +276,8 @@ def some_outputs(posterior: Any, outputs: Sequence[int], m: int) -> Any:
     shape, dim = tuple(joint.event_shape), -1
     if not joint._interleaved:
         shape, dim = shape[::-1], -2
-    # ``... x n x m x n x m``, or m before n: of independent outputs, only equal ones
-    # are not zero
+    # ``... x n x m x n x m``, or m before n: covariances between different outputs are
+    # zero
     dense = joint.covariance_matrix.unflatten(-1, shape).unflatten(-3, shape)
     parts = [
         MultivariateNormal(

@@ -20,7 +20,7 @@ from threadpoolctl import ThreadpoolController
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
-# what takes less than this has no bar
+# seconds below which there is no progress bar
 _SECONDS_WITHOUT_BAR = 3.0
 
 
@@ -29,8 +29,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the global random state, which a fit's retries draw from, and restore it.
 
     Args:
-        seed: Of the CPU's state, and of the device's.
-        device: Where else random numbers may be drawn.
+        seed: The seed of the CPU's state and of the device's.
+        device: A device on which random numbers may be drawn, too.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -44,9 +44,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings of jitter, of matrices that are nearly singular.
+    """Suppress warnings of jitter, which is added to nearly singular matrices.
 
-    A slice sampler tries hyperparameters at the far ends of their ranges.
+    A slice sampler evaluates hyperparameters at the ends of their ranges.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumericalWarning)
@@ -55,13 +55,13 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def few_threads(rows: int) -> Iterator[None]:
-    """One thread for factorisations so small that sharing them out costs more.
+    """Use one thread for factorisations of small matrices, where that is faster.
 
-    At 200 rows two threads on busy cores took nine times as long as one. This is about
-    the threads of NumPy's and SciPy's LAPACK; torch has others.
+    At 200 rows two threads on busy cores took nine times as long as one. This sets the
+    threads of NumPy's and SciPy's LAPACK, not those of torch.
 
     Args:
-        rows: Of the matrices.
+        rows: Rows of the matrices.
     """
     if rows > _ROWS_FOR_ONE_THREAD:
         yield
@@ -72,7 +72,7 @@ def few_threads(rows: int) -> Iterator[None]:
 
 @cache
 def _threadpools() -> ThreadpoolController:
-    # finding the libraries takes milliseconds, as long as some of the calls themselves
+    # cached: finding the libraries takes milliseconds, as long as some factorisations
     return ThreadpoolController()
 
 

@@ -2,10 +2,11 @@
 
 Which optimiser when: `optimize_acqf_paths` scores all paths in one batch and climbs by
 gradient; it is the default. `optimize_acqf_two_step` chooses paths first, as the paper
-of the tree-structured GP does, and looks into few of them. `optimize_acqf_local_search`
-needs no gradient: it exchanges one parameter at a time. `optimize_acqf_random` is the
-best of many random points, the baseline. Spaces without decisions: BoTorch's
-`optimize_acqf`, or `optimize_acqf_sobol` where the acquisition function jumps.
+of the tree-structured GP does, and then searches few of them. For acquisition functions
+without useful gradients `optimize_acqf_local_search` changes one parameter at a time.
+`optimize_acqf_random` takes the best of many random points; it is a baseline. Spaces
+without decisions: BoTorch's `optimize_acqf`, or `optimize_acqf_sobol` where the
+acquisition function is discontinuous.
 """
 
 from __future__ import annotations

@@ -54,14 +54,14 @@ def optimize_acqf_local_search(
     max_iter: int = 500,
     space: SearchSpace | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Climb over one-exchange neighbours from the best of 1,000 random points.
+    r"""Local search over one-exchange neighbours, from the best of 1,000 random points.
 
-    For acquisition functions whose gradient does not exist, does not help or costs too
-    much, and for spaces of integers and categoricals: section III-B of
+    For acquisition functions whose gradient does not exist, is useless or takes too
+    long, and for spaces of integers and categoricals: section III-B of
     [Levesque2017conditional]_, equations (6) and (7); SMAC's search is of this kind.
     Only admissible points are evaluated, under `torch.no_grad`; discrete columns are
     never relaxed. Where there is a gradient `optimize_acqf_paths` needs fewer calls,
-    and looks at every path.
+    and searches every path.
 
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
         >>> X, value = optimize_acqf_local_search(acqf, bounds, tree, X_avoid=train_X)
@@ -70,9 +70,9 @@ def optimize_acqf_local_search(
     bounds), an integer by one, a categorical or a decision by any other value. Where a
     decision changes, the parameters that it switches on are drawn at random, and those
     that stay active keep their values. Each iteration scores all neighbours of all
-    starts in one call and moves every start to its best one; a start whose neighbours
-    are no better is done. So the value never falls, and a climb ends where no neighbour
-    that it has drawn is better.
+    starts in one call and moves every start to its best neighbour, if that is better.
+    So the value never falls, and a climb ends where none of the neighbours drawn is
+    better.
 
     The paper has one fixed step. Here each real tries ``step`` and smaller ones, each
     a quarter of the one before, down to ``min_step``, in the same call, because late in
@@ -80,13 +80,13 @@ def optimize_acqf_local_search(
     ``min_step=step`` is the paper's search.
 
     Args:
-        acq_function: Any acquisition function of ``b x 1 x d`` points; no gradient is
-            asked for. One-shot ones are refused.
+        acq_function: Any acquisition function of ``b x 1 x d`` points; its gradient is
+            not used. One-shot ones raise an error.
         bounds: As in `optimize_acqf_paths`, like all arguments not described here.
         tree: Which columns are active where.
         q: The number of candidates, one after the other, the earlier ones pending.
-        num_restarts: How many of the random points to climb from, and of the points of
-            ``X_start`` besides.
+        num_restarts: The number of random points to climb from, and the number of
+            points of ``X_start``.
         step: The largest step of real columns, in widths of the bounds.
         raw_samples: Random points, as in `optimize_acqf_random`.
         integer_features: Columns with integer values. Steps are of one: a range of
@@ -104,10 +104,10 @@ def optimize_acqf_local_search(
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
         max_paths: As in `optimize_acqf_random`.
-        batch_limit: Rows that the acquisition function gets at once.
+        batch_limit: Most rows in one call of the acquisition function.
         min_step: The smallest step of real columns, in widths of the bounds.
         max_iter: Iterations, each one call of the acquisition function (more where
-            ``batch_limit`` splits it); then climbs end where they are.
+            ``batch_limit`` splits it), after which climbs stop.
         space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:
@@ -130,7 +130,8 @@ def optimize_acqf_local_search(
         best = values.topk(min(num_restarts, len(values))).indices
         good = project(whole, problem.good)[:num_restarts]
         new = problem.is_new(good, problem.tree.active_mask(good), known)
-        # A start that may not be proposed is worth less than any neighbour that may.
+        # A start that may not be proposed gets -inf, less than any admissible
+        # neighbour.
         worth = values.new_full((len(good),), -math.inf)
         worth[new] = evaluator.values(good[new])
         X, values = X[best], values[best]
@@ -158,12 +159,12 @@ def one_exchange(
     integer                           one less and one more
     integer that is categorical, too  the admissible values next to it
     categorical, decision by value    every other one
-    numeric decision                  those of a real or an integer, whichever it is
+    numeric decision                  as a real or an integer column
     ================================  ================================================
 
     Args:
         space: `whole_box`.
-        steps: Of the reals, in widths of the bounds, the largest first.
+        steps: Steps of real columns, in widths of the bounds, the largest first.
         generator: A CPU generator, for parameters that are switched on.
     """
     free, ordered = space.free[0], space.problem.values.ordered

@@ -52,7 +52,7 @@ def optimize_acqf_paths(
 
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points: analytic ones,
-            Monte Carlo ones, or those of this package. One-shot ones are refused.
+            Monte Carlo ones, or those of this package. One-shot ones raise an error.
         bounds: ``2 x d`` lower and upper bounds. Decision values outside of them are
             not proposed.
         tree: Which columns are active where. With the tree of a `SearchSpace`
@@ -76,25 +76,25 @@ def optimize_acqf_paths(
             ``sum_i coefficients[i] x[indices[i]] >= rhs``. A constraint binds on the
             paths on which all its columns are active, and on no other.
         feasible: ``m x d`` -> ``m`` booleans, for any other restriction. Points that it
-            rejects are dropped, and a climb follows its border along the axes only:
-            state linear restrictions as ``inequality_constraints``.
+            rejects are dropped, and a climb follows its border along the axes only, so
+            give linear restrictions as ``inequality_constraints``.
         X_avoid: ``m x d`` known points. None is proposed again, compared on the
             active columns (the others may hold anything, NaN included); finite paths
             that are used up are skipped.
         fill: What inactive columns hold in the candidates: a number or ``d`` of them,
             by default 0.5.
-        X_start: ``k x d`` points to look around, the best first. By default the best
-            training point of the model on every path.
+        X_start: ``k x d`` points near which to search, the best first. By default the
+            best training point of the model on every path.
         min_distance: Nearer than this to a point of ``X_avoid``, in widths of the
             bounds and in all continuous columns, nothing is proposed. Leave it at 0 for
-            smooth objectives; where outcomes are steps (error counts) 0.01 spares
-            evaluations that would land on a known step.
+            smooth objectives. For step functions (error counts) 0.01 avoids evaluations
+            on a step whose value is known.
         seed: By default drawn from torch's global generator, so ``torch.manual_seed``
             makes the answer repeatable, too.
-        max_paths: Above this number of paths that many random ones are tried, and
-            the decisions of the best candidates are then changed one or two at a time.
-        batch_limit: Rows that the acquisition function gets at once, by default as many
-            as memory allows.
+        max_paths: If there are more paths, so many random ones are searched, and one or
+            two decisions of the best candidates at a time are then changed.
+        batch_limit: Most rows in one call of the acquisition function, by default as
+            many as memory allows.
         space: A `SearchSpace` in place of ``bounds``, ``tree``, ``integer_features``,
             ``categorical_features`` and ``fill``. What it forbids is never proposed,
             nor is what ``feasible`` rejects.

@@ -1,4 +1,4 @@
-"""The best of many random points: the plain maximiser of acquisition functions.
+"""The best of many random points, a baseline for optimisers.
 
 .. [Levesque2017conditional]
     J.-C. Levesque, A. Durand, C. Gagne, R. Sabourin. Bayesian Optimization for
@@ -42,9 +42,9 @@ def optimize_acqf_random(
 ) -> tuple[Tensor, Tensor]:
     r"""The best of 1,000 random points under an acquisition function.
 
-    The plain maximiser of section III-B of [Levesque2017conditional]_ ("GP-cond" and
-    "GP-laplace" there), and a baseline for other optimisers: one call of the
-    acquisition function, no gradient, no climb. `optimize_acqf_local_search` climbs
+    The maximiser of "GP-cond" and "GP-laplace" in [Levesque2017conditional]_ (section
+    III-B), and a baseline for other optimisers: one call of the acquisition function,
+    no gradient, no local search. `optimize_acqf_local_search` climbs
     from the best of these points; `optimize_acqf_paths` is the default choice.
 
         >>> acqf = LogExpectedImprovement(model, best_f=train_Y.max())
@@ -52,9 +52,9 @@ def optimize_acqf_random(
 
     Points are uniform over the space as in `SearchSpace.sample`: every parameter,
     decisions included, takes each of its values (each number between its bounds) with
-    the same probability; what is then inactive holds ``fill``. So a value of a decision
-    gets the same share of the points however many parameters hang under it. Columns
-    that hold logarithms are uniform in these; whole numbers are equally likely.
+    the same probability; inactive columns hold ``fill``. So each value of a decision
+    gets the same share of the points, however many parameters it activates. Columns
+    that hold logarithms are uniform in the logarithm; integers are equally likely.
 
     Args:
         acq_function: Any acquisition function of ``b x 1 x d`` points.
@@ -72,9 +72,9 @@ def optimize_acqf_random(
         fill: What inactive columns hold.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: If no random point can be proposed, this number of paths at most is
+        max_paths: If no random point can be proposed, at most so many paths are
             searched for one.
-        batch_limit: Rows that the acquisition function gets at once.
+        batch_limit: Most rows in one call of the acquisition function.
         space: A `SearchSpace` in place of the arguments that describe one.
 
     Returns:

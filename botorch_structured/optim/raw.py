@@ -1,11 +1,11 @@
-"""Where to look first: the space as boxes, and points in each of them.
+"""The space as boxes, and the first candidates in each of them.
 
-On a path the inactive columns hold the fill value, decisions hold theirs, and the
-other columns move between bounds. So a path is a box, with zero width in the columns
-that it does not have, and a batch of points on different paths is a batch of points in
-different boxes: one tensor, one call of the acquisition function. The whole space is a
-box, too (`whole_box`): in it decisions move like any other discrete column, and a point
-becomes one of the space when its inactive columns are given the fill value.
+On a path the inactive columns hold the fill value, decisions hold the values of the
+path, and the other columns move between bounds. So a path is a box, with zero width in
+inactive columns and decisions, and points on different paths are points in different
+boxes: one tensor, one call of the acquisition function. The whole space is a box, too
+(`whole_box`), in which decisions move like any other discrete column; a point of it is
+a point of the space once its inactive columns hold the fill value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from botorch_structured.optim.problem import Problem, first_of_each
 from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
-# are perturbed: a noise-free optimum of expected improvement may be 1e-5 from them.
+# are perturbed: without noise the optimum of expected improvement may be at 1e-5.
 _LOCAL_SCALES = (-5.0, -0.5)
 _NUM_SCALES = 3
 _RETRIES = 3
@@ -45,13 +45,13 @@ _MAX_LISTED = 1 << 16
 
 @dataclass(frozen=True)
 class Boxes:
-    """What each column may hold, in ``P`` parts of the space.
+    """The values that each column may have, in ``P`` parts of the space.
 
     Args:
         problem: The space.
         lower: ``P x d`` smallest values.
         upper: ``P x d`` largest values.
-        active: ``P x d`` booleans: the columns the part has.
+        active: ``P x d`` booleans: the active columns of the part.
     """
 
     problem: Problem
@@ -121,7 +121,7 @@ class Boxes:
         """
         here, values = self.take(box), self.problem.values
         X = here.clip(torch.lerp(here.lower, here.upper, U))
-        # Columns that do not move may hold something else than an admissible value.
+        # Columns that do not move may hold a value that is not admissible.
         counted = here.free & values.discrete
         if counted.any():
             first, last = (p[box] for p in self.positions)
@@ -141,9 +141,9 @@ class Boxes:
 def whole_box(problem: Problem) -> Boxes:
     """The whole space as one box, decisions included.
 
-    What a parameter may be does not depend on the others, only whether it is active
-    does. Columns without an admissible value hold any number that the tree knows:
-    nothing is proposed where one of them is active.
+    The admissible values of a parameter do not depend on the others; whether it is
+    active does. Columns without an admissible value hold any declared number: points
+    where one of them is active are not proposed.
     """
     some = problem.fill.clone()
     for col, values in problem.listed.decision_values.items():
@@ -155,7 +155,7 @@ def whole_box(problem: Problem) -> Boxes:
 
 
 def project(space: Boxes, X: Tensor) -> Tensor:
-    """The nearest points of the whole space, without those on paths outside of it.
+    """The nearest points of the whole space; points on paths outside of it are dropped.
 
     Args:
         space: `whole_box`.
@@ -174,7 +174,7 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
 
     Args:
         problem: Bounds, discrete columns, fixed features.
-        rows: ``n x d`` points; only their decisions are looked at.
+        rows: ``n x d`` points, of which only the decisions are used.
 
     Returns:
         The boxes, and ``n`` booleans: which rows have one. Rows have none where a
@@ -192,7 +192,7 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
             continue
         value = rows[:, col]
         if outcomes:
-            # What is declared, not what counts as it by a tolerance.
+            # The declared value, not one within the tolerance of it.
             declared = rows.new_tensor(outcomes)[code.clamp_max(len(outcomes) - 1)]
             value = torch.where(code < len(outcomes), declared, value)
         ok = torch.isin(value, problem.values.table[col])
@@ -220,13 +220,13 @@ def _declared_rows(tree: ParameterTree) -> Tensor:
 def path_rows(problem: Problem, seen: Tensor, generator: torch.Generator) -> Tensor:
     """One point on each of the paths to be searched.
 
-    All declared paths up to ``max_paths`` of them; else as many random ones. The paths
-    of known points are among them, as undeclared values are only known from these.
+    All declared paths, or ``max_paths`` random ones if there are more. The paths of
+    known points are included, since only these have undeclared values.
 
     Args:
         problem: The space.
         seen: ``m x d`` points whose paths are to be included.
-        generator: For random paths.
+        generator: Draws the random paths.
 
     Returns:
         ``P x d`` points on different paths.
@@ -241,7 +241,7 @@ def path_rows(problem: Problem, seen: Tensor, generator: torch.Generator) -> Ten
 
 
 def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:
-    """``n`` points on random paths, decisions that are fixed at their values."""
+    """``n`` points on random paths, with fixed decisions at their fixed values."""
     rows = problem.listed.random_paths(n, generator, problem.bounds)
     rows = rows.to(problem.bounds)
     for col, value in problem.fixed.items():
@@ -256,8 +256,8 @@ class Sample:
     Args:
         X: ``n x d`` points.
         box: ``n`` numbers of boxes.
-        source: ``n`` integers; starts for the refinement are taken from each. 0 are
-            points all over the box.
+        source: ``n`` integers, 0 for points spread over the box. Starts of the
+            refinement are taken from each source.
     """
 
     X: Tensor
@@ -318,7 +318,7 @@ def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
 def all_candidates(boxes: Boxes) -> Sample:
     """Every admissible point of the finite boxes that can be listed.
 
-    For the end of a search, when random points of them are known ones only.
+    For the end of a search, when all random points in them are known.
     """
     finite = (_counts(boxes) <= _MAX_LISTED).nonzero().view(-1)
     none = Sample.spread(boxes.lower[:0], finite[:0])
@@ -332,7 +332,7 @@ def raw_candidates(
 
     Small finite boxes are listed. Others get Sobol points; half as many perturbations
     of the good points in them at distances spread over five orders of magnitude; points
-    that share what they can with the best of all; and copies of some of these with
+    with the shared columns of the best of all; and copies of some of these with
     shared columns on the bounds, where linear effects have their optimum.
 
     Args:
@@ -390,7 +390,7 @@ def _spread(
         if local is not None:
             parts.append(local)
         some = parts[0].take(rank < max(1, per_box // 4))
-        # The best of all, as far as a path has its columns.
+        # The values of the best of all in the columns that a path has.
         here = boxes.take(some.box)
         best = problem.snap(here.clip(good[0]), here.free)
         X = torch.where(problem.shared & here.free, best, some.X)
@@ -427,12 +427,12 @@ def _perturbed(
     scale = 10 ** (lo + (hi - lo) * level)
     shape = tuple(here.lower.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.double).to(good)
-    # Few columns at a time where there are many.
+    # With many columns, change few at a time.
     share = (3.0 / here.free.sum(-1, keepdim=True).clamp_min(1)).clamp_min(0.25)
     moved = uniform(shape, good, generator) < share
     noise = torch.where(moved, noise, torch.zeros_like(noise))
     if problem.discrete:
-        # Small moves of a discrete column are none: make few, but wide ones.
+        # A small move of a discrete column rounds to none: make few, but wide ones.
         columns = problem.discrete
         wide = uniform((len(columns), len(index)), good, generator).mT < 0.3
         width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)

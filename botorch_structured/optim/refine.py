@@ -1,4 +1,4 @@
-"""Climb from the best candidates: by gradient, and over neighbours."""
+"""Local maximisation from the best candidates: by gradient, and over neighbours."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from botorch_structured.optim.problem import is_known
 from botorch_structured.optim.raw import Boxes, uniform
 from botorch_structured.spaces.arguments import check_count
 
-# Numbers that one piece of a batch may need at once: points times training points
-# times Monte Carlo samples.
+# Most numbers that one call may need at once: points times training points times Monte
+# Carlo samples.
 _MAX_NUMBERS = 1 << 25
 _MAX_ROWS = 1 << 14
-# Ordered discrete columns with more values than this are continuous to begin with.
+# Ordered discrete columns with more values than this are relaxed at first.
 _RELAXED_FROM = 8
-# Other values of a categorical that one step of a walk looks at, both ways, at most.
+# Most other values of a categorical, in each direction, that one step of a walk tries.
 _MAX_ALTERNATIVES = 64
-# Iterations of a walk in boxes.
+# Most iterations of a walk in boxes.
 _MAX_WALK = 16
-# After so many iterations, by gradient and of a walk, a start ends if it lacks more of
-# the best one than `_OPTIMISM` times what it just gained.
+# After so many iterations, by gradient and of a walk, a start ends if its distance to
+# the best value exceeds `_OPTIMISM` times its last gain.
 _PATIENCE, _PATIENCE_WALK, _OPTIMISM = 4, 2, 10.0
 # Multiples of the quasi-Newton step, and of the distance to the bounds where there is
 # no curvature yet. Optima of expected improvement next to a noise-free point are as
 # narrow as 1e-5 of the box.
 _STEPS = (1.0, 0.5, 2.0, 0.2, 0.04, 5.0)
 _FIRST_STEPS = (3e-1, 5e-2, 8e-3, 1e-3, 1e-4, 5e-6)
-# How far to look along single coordinates for what is not admissible.
+# Distances along single coordinates at which admissibility is tested.
 _PROBE = 2e-4
-# Starts that climb under linear constraints.
+# The number of starts under linear constraints.
 _MAX_CONSTRAINED = 4
 
 
@@ -55,7 +55,7 @@ class Evaluator:
 
     Args:
         acq_function: Maps ``b x 1 x d`` to ``b``.
-        batch_limit: Rows a call gets at most; by default as many as memory allows.
+        batch_limit: Most rows in one call; by default as many as memory allows.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Evaluator:
     def _default_limit(self) -> int:
         model = getattr(self.acq_function, "model", None)
         inputs = getattr(model, "train_inputs", None) or ()
-        # of all the members of an ensemble
+        # training points of all members of an ensemble
         n = max(
             (t.shape[:-1].numel() for t in inputs if isinstance(t, Tensor)), default=1
         )
@@ -114,7 +114,7 @@ class Evaluator:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Gradients go to the points only: parameters need none meanwhile."""
+        """Switch off gradients of parameters; points keep theirs."""
         wanted = [p for p in self.acq_function.parameters() if p.requires_grad]
         for p in wanted:
             p.requires_grad_(False)
@@ -141,13 +141,13 @@ def maximize_in_unit_box(
 ) -> tuple[Tensor, Tensor]:
     """Climb from every start to a local maximum in ``[0, 1]^k``: BFGS in lockstep.
 
-    An evaluation costs nearly the same for 10 points as for 100, so what counts is the
-    number of calls in a row. Each iteration is one call: all step lengths of all starts
+    An evaluation takes nearly as long for 10 points as for 100, so the number of
+    successive calls matters. Each iteration is one call: all step lengths of all starts
     are evaluated together, with their gradients, and every start moves to its best one.
 
     BoTorch's batched L-BFGS-B (``gen_candidates_scipy``, since 0.18) found the same
-    maxima in 26 of 26 suggestions and took 0.1 s longer for each. It has no
-    inadmissible points, at whose border a climb has to go on along the other axes.
+    maxima in 26 of 26 suggestions and took 0.1 s longer for each. It does not support
+    inadmissible points, at whose border a climb has to continue along the other axes.
 
     Args:
         value_and_gradient: Maps ``n x k`` points and the ``n`` numbers of the starts
@@ -155,7 +155,7 @@ def maximize_in_unit_box(
             point is not admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
-        max_iter: Iterations, that is calls.
+        max_iter: Most iterations, each of one call.
         tolerance: A start is done when an iteration gains less than this, relative to
             the larger of its value and one.
 
@@ -172,9 +172,9 @@ def maximize_in_unit_box(
     # negated function, and whether that has been updated yet.
     x, f, B = U, best_f.clone(), eye.expand(len(U), k, k).clone()
     informed = torch.zeros(len(U), dtype=torch.bool, device=U.device)
-    # Coordinates held because moving along them leaves what is admissible.
+    # Coordinates held because moving along them leads to inadmissible points.
     held = ~valid
-    # Starts at a border that is not a bound: which columns lead across it?
+    # Starts at a border that is not a bound: find the columns that lead across it.
     probing = torch.zeros_like(informed)
     ladder = U.new_tensor(_STEPS)
     first_ladder = U.new_tensor(_FIRST_STEPS)
@@ -218,18 +218,18 @@ def maximize_in_unit_box(
         s = (x_best - x).masked_fill(~better.unsqueeze(-1), 0.0)
         y = (g - g_best).masked_fill(~better.unsqueeze(-1) | ~valid[start], 0.0)
         B, informed_now = _update(B, informed, s, y)
-        # Without a gain, though one was expected: once more without curvature.
+        # No gain though one was expected: try once more without curvature.
         expected = 0.5 * (newton * g_free).sum(-1)
         lost = ~better & informed & (expected > tolerance * f.abs().clamp_min(1.0))
         B = torch.where(lost[:, None, None], eye, B)
-        # Nothing but inadmissible points ahead: find out why, go on along the rest.
+        # All steps are inadmissible: find the columns and continue along the others.
         outside = f_new == -torch.inf
         fenced = ~better & outside.any(-1)
         if probing.any():
             outside &= probing.unsqueeze(-1)
             held |= (axes.abs() * outside.unsqueeze(-1)).amax(1) > 0
             fenced &= ~probing
-            lost |= probing  # such a move says little about curvature
+            lost |= probing  # such a move has little information on curvature
         probing = fenced
         lost |= fenced
         x = torch.where(better.unsqueeze(-1), x_best, x)
@@ -239,8 +239,8 @@ def maximize_in_unit_box(
         best_U[start], best_f[start] = x, f
         stay = ~small | lost
         if sweep >= _PATIENCE:
-            # What a start gains shrinks faster and faster: one that would need to gain
-            # much more than it just did will not become the best.
+            # Gains of a start decrease from iteration to iteration: one that would need
+            # a much larger gain than its last one will not become the best.
             lead = best_f.max() - f
             stay &= lead <= _OPTIMISM * gain.clamp_min(0.0) + lag
             stay &= (gain > 1e3 * lag) | (lead <= 0) | lost
@@ -268,7 +268,7 @@ def _update(B: Tensor, informed: Tensor, s: Tensor, y: Tensor) -> tuple[Tensor, 
     curved = sy > 1e-10 * (ss * yy).sqrt()
     curved &= sy > 0
     safe = torch.where(curved, sy, torch.ones_like(sy))
-    # The first pair sets the scale.
+    # The first step determines the scale of the Hessian.
     scale = torch.where(informed | ~curved, torch.ones_like(sy), yy / safe)
     B = B * scale[:, None, None]
     Bs = (B @ s.unsqueeze(-1)).squeeze(-1)
@@ -294,9 +294,10 @@ class Neighbourhood:
 
     Args:
         boxes: A box for every point, or `whole_box` for all of them.
-        moves: The slots: column, move, and the next smaller move that way (0 for the
-            smallest). Where that one meets a bound already, this one leads nowhere.
-        generator: A CPU generator to draw what decisions switch on; None where the
+        moves: The slots: column, move, and the next smaller move in that direction (0
+            for the smallest). Where the smaller one reaches the bound, this one is left
+            out.
+        generator: A CPU generator for columns that decisions switch on; None where the
             boxes are paths, in which no decision changes.
     """
 
@@ -354,7 +355,7 @@ class Neighbourhood:
 
 
 def best_of_each(group: Tensor, values: Tensor) -> Tensor:
-    """Of every group, in ascending order, the first row with the largest value."""
+    """The first row with the largest value in each group, groups ascending."""
     order = values.argsort(descending=True, stable=True)
     by_group = order[group[order].argsort(stable=True)]
     first = torch.ones_like(by_group, dtype=torch.bool)
@@ -384,7 +385,7 @@ def walk(
         box: ``S`` numbers of the boxes they lie in.
         known: ``m x d`` points that no walk steps on.
         max_iter: Iterations, that is calls of the acquisition function.
-        patience: After so many iterations a start has to be able to win.
+        patience: After so many iterations starts end that will not become the best.
 
     Returns:
         ``S x d`` points and their ``S`` values, never less than those of the starts.
@@ -404,7 +405,7 @@ def walk(
         walking, gain = owner[best], value[best] - values[owner[best]]
         X[walking], active[walking], values[walking] = near[best], on[best], value[best]
         if sweep >= patience:
-            # A start that gains little of what it lacks will not become the best.
+            # A start whose gain is small against its distance to the best ends.
             walking = walking[values.max() - values[walking] <= _OPTIMISM * gain]
     return X, values
 
@@ -438,7 +439,7 @@ def refine(
         values = torch.where(better, new, values)
     if not discrete.any():
         return X, values
-    # A start at a known point is worth nothing: any neighbour is better.
+    # A start at a known point gets -inf, so that any neighbour is better.
     worth = values.masked_fill(is_known(problem, X, known), -math.inf)
     box = torch.arange(len(X), device=X.device)
     hood = Neighbourhood(here, _moves(here))
@@ -454,8 +455,8 @@ def refine(
 
 
 def _relaxed(here: Boxes) -> Tensor:
-    """Discrete columns with so many values that a gradient helps."""
-    if here.problem.is_restricted:  # which is only asked about admissible values
+    """Booleans of discrete columns with so many values that a gradient helps."""
+    if here.problem.is_restricted:  # ``feasible`` gets admissible values only
         return torch.zeros_like(here.active)
     first, last = here.positions
     many = here.free & (last - first >= _RELAXED_FROM)
@@ -546,7 +547,7 @@ def _climb_constrained(
     i: int,
     moving: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """SLSQP from one start, then back into the feasible set by what rounding took."""
+    """SLSQP from one start, then back into the feasible set, left by rounding."""
     constraints = [
         (torch.tensor(c.columns, device=x.device), c.coefficients, c.rhs)
         for c in here.problem.constraints

@@ -1,4 +1,4 @@
-"""The engine of all optimisers: what they are given, and the search over paths."""
+"""The part that all optimisers share: their arguments, and the search over paths."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from botorch_structured.spaces.arguments import check_count, check_seed
 
 # Candidates for each path by default, and for all of them together.
 _PER_BOX, _IN_ALL = 64, 4096
-# Where paths are too many to list: rounds in which decisions of the best change.
+# With too many paths to list: rounds in which decisions of the best are changed.
 _ROUNDS, _PARENTS, _CHILDREN = 8, 16, 256
 _POOL = 512
-# Draws thrown away because they are known or not admissible, in multiples of the
-# points wanted.
+# Most draws that are discarded as known or inadmissible, in multiples of the points
+# wanted.
 _MAX_DRAWS = 64
 
 
@@ -74,7 +74,7 @@ class Found:
 
 
 class Search:
-    """The arguments that the optimisers share, checked, and what they have in common.
+    """The arguments that the optimisers share, checked, and their common search.
 
     An optimiser calls ``Search(**locals())`` before it assigns anything: its arguments
     have the names of those here, of `make_problem` and of its own, which are ignored.
@@ -83,15 +83,15 @@ class Search:
         acq_function: The acquisition function.
         q: The number of candidates.
         num_restarts: How many points to climb from.
-        raw_samples: Sobol points in all boxes together, None: 64 in each, as long as
-            these are not too many; or random points.
-        batch_limit: Rows that the acquisition function gets at once.
-        seed: None: seeded by torch's global generator.
+        raw_samples: Sobol points in all boxes together (default: 64 in each, up to a
+            limit), or random points.
+        batch_limit: Most rows in one call of the acquisition function.
+        seed: The seed; None: drawn from torch's global generator.
         path_acq_function: Another acquisition function that has points pending.
-        **arguments: Those of `make_problem`.
+        **arguments: Arguments of `make_problem`.
 
     Raises:
-        ValueError: Which argument, what was expected, what came.
+        ValueError: For arguments that are not valid.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class Search:
     ) -> tuple[Tensor, Tensor]:
         """Choose ``q`` candidates one after the other, the earlier ones pending.
 
-        Acquisition functions are told of the pending points if they can be; afterwards
-        they are as they were.
+        Acquisition functions get the pending points if they have ``set_X_pending``;
+        afterwards their own pending points are restored.
 
         Args:
             propose: Maps ``m x d`` known points to points and their values, of which
-                the best is taken; to none where nothing is left.
+                the best is taken; no points where nothing is left.
 
         Returns:
             ``q x d`` candidates, and a number (``q=1``) or ``q`` values.
@@ -214,8 +214,8 @@ class Search:
             boxes: The boxes, at least one.
             known: ``m x d`` points not to be returned.
             evaluator: Another acquisition function.
-            evolve: Where there are more paths than were asked for, also change the
-                decisions of the best candidates.
+            evolve: Whether to change decisions of the best candidates, too, where there
+                are more paths than ``max_paths``.
 
         Returns:
             The points found; none where everything admissible is known.
@@ -249,13 +249,13 @@ class Search:
         """Different random points that may be proposed.
 
         Args:
-            n: How many, repeated ones counted.
+            n: The number of points drawn, repeated ones counted.
             known: ``m x d`` points that are not returned.
 
         Returns:
             At most ``n x d`` points in random order, uniform in the whole space. Where
-            no draw can be proposed, those that the search of all paths would look at,
-            and none if nothing is left.
+            no draw can be proposed, the candidates of the search over all paths, and no
+            points if nothing is left.
 
         Raises:
             ValueError: The arguments leave no path.
@@ -274,7 +274,7 @@ class Search:
             size = min(2 * size, _MAX_DRAWS * n - drawn)
         X = torch.cat(found)
         if not len(X):
-            # A thin feasible set, or a space in which nearly all points are known.
+            # The feasible set is thin, or nearly all points are known.
             X = self._sample(self.paths(known), None, X, known).X
             X = X[~is_known(problem, X, known)]
         _, group = X.unique(dim=0, return_inverse=True)
@@ -331,7 +331,7 @@ class Search:
             more, ok = boxes_at(problem, torch.where(swap, other, parent))
             more, parent, had = more.take(ok), parent[ok], had[ok]
             noise = uniform(tuple(parent.shape), parent, generator)
-            # What the parent has too is inherited, the rest is drawn.
+            # Columns that the parent has, too, are inherited; the others are drawn.
             inherited = had & (parent >= more.lower) & (parent <= more.upper)
             drawn = more.lower + noise * (more.upper - more.lower)
             X = problem.snap(torch.where(inherited, parent, drawn), more.free)
@@ -355,8 +355,8 @@ def _starts(sample: Sample, values: Tensor, num_restarts: int) -> Tensor:
     """The candidates to climb from.
 
     Of each path and each source (far, near, nearer, on the bounds) the best one at
-    most: neighbours of the very best would all climb the same hill. Half of the starts
-    are the best of these, the others the best of each path.
+    most: neighbours of the best one would all reach the same maximum. Half of the
+    starts are the best of these, the others the best of each path.
     """
     group = sample.box * (int(sample.source.max()) + 1) + sample.source
     diverse = _ranked(best_of_each(group, values), values)

@@ -1,4 +1,4 @@
-"""Maximise over a fine grid: for acquisition functions that jump, as treed GPs' do.
+"""Maximise over a fine grid: for discontinuous acquisition functions of treed GPs.
 
 .. [Assael2014treed]
     J.-A. M. Assael, Z. Wang, B. Shahriari, N. de Freitas. Heteroscedastic Treed
@@ -32,14 +32,15 @@ from botorch_structured.optim.search import Search, make_generator
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number
 
-# One point in so many is near an incumbent.
+# One in this many points is near an incumbent.
 _LOCAL = 10
-# Standard deviations there, in widths of the bounds, the smallest and the largest.
+# The smallest and largest standard deviation around an incumbent, in widths of the
+# bounds.
 _NEAR_INCUMBENTS = (1e-3, 0.3)
-# Likewise around the best point of the grid, whose neighbours are nearer.
+# The same around the best point of the grid, whose neighbours are nearer.
 _NEAR_BEST = (1e-4, 0.1)
 _ROUND = 1000  # points
-# How near, in widths, a known point may be refined, see ``refine_above``.
+# The least distance from a known point under ``refine_above``, in widths.
 _REFINE_DISTANCE = 1e-4
 
 
@@ -49,19 +50,19 @@ def adaptive_sobol_candidates(
     best_X: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Points that fill a box, and more of them where the best were found.
+    r"""Sobol points in a box, and further points around the incumbents.
 
     The candidates of section 3.3 of [Assael2014treed]_: a Sobol sequence of 20,000
     points and some around the incumbent, as in Spearmint [Snoek2012practical]_.
-    Spearmint has ten of the latter, at 0.001 of the width. Here they are a tenth of all
-    points, at 0.001 to 0.3 of the width: in 2 to 6 dimensions ten points made no
-    difference to the largest expected improvement that was found.
+    Spearmint has ten of the latter, at distances of 0.001 widths. Here they are a tenth
+    of all points, at 0.001 to 0.3 widths: in 2 to 6 dimensions ten points did not
+    change the largest expected improvement that was found.
 
         >>> X = adaptive_sobol_candidates(bounds, best_X=train_X[train_Y.argmax()])
 
     Args:
         bounds: ``2 x d``.
-        num_points: How many, those around the incumbents included.
+        num_points: The number of points, those around the incumbents included.
         best_X: ``d`` or ``k x d`` incumbents, inside of the bounds.
         seed: Makes the points repeatable. Default: from torch's generator.
 
@@ -100,9 +101,9 @@ def optimize_acqf_sobol(
     r"""The best of `adaptive_sobol_candidates`, then the best near it.
 
     For real parameters and acquisition functions without a useful gradient: that of a
-    `TreedGP` jumps where regions meet, and is flat inside of some. The paper stops at
-    the grid (``num_rounds=0``). Its spacing is 0.00005 in one dimension and 0.2 in six.
-    In six dimensions the best point of a Sobol sequence had 78 % of the largest
+    `TreedGP` jumps at borders of regions, and is flat in some regions. The paper uses
+    the grid only (``num_rounds=0``). Its spacing is 0.00005 in one dimension and 0.2 in
+    six. In six dimensions the best point of a Sobol sequence had 78 % of the largest
     expected improvement; with points around the incumbent it had 87 %, and after three
     rounds of 1,000 points around the best so far 98 % (means of 8 GPs on 65 points).
 
@@ -110,8 +111,8 @@ def optimize_acqf_sobol(
         >>> X, value = optimize_acqf_sobol(acqf, bounds, X_avoid=train_X)
 
     For a noise-free objective that may vary fast in regions without data, and a model
-    whose variance there is too small (a `TreedGP` on few points): go to the largest
-    expected improvement if it is worth an evaluation, else to a new region::
+    whose variance there is too small (a `TreedGP` on few points): propose the point of
+    largest expected improvement if that exceeds a limit, else one far from the data::
 
         optimize_acqf_sobol(
             acqf,
@@ -129,28 +130,28 @@ def optimize_acqf_sobol(
         acq_function: Any acquisition function of ``b x 1 x d`` points.
         bounds: ``2 x d``.
         q: The number of candidates, one after the other, the earlier ones pending.
-        num_points: Of the grid.
+        num_points: The number of points of the grid.
         best_X: ``d`` or ``k x d`` incumbents, inside of the bounds. Default: the best
             training point, if the acquisition function has a model with training data.
-        num_rounds: How often to look around the best point found so far.
+        num_rounds: The number of rounds of points around the best one so far.
         inequality_constraints: Linear constraints in BoTorch's form.
         feasible: Any other restriction: ``m x d`` points -> ``m`` booleans.
         X_avoid: ``m x d`` known points, never proposed again.
-        min_distance: How far from them to stay, in widths of the bounds and in at least
-            one column. Not 0 as in the other optimisers: a model that estimates its
-            noise can expect an improvement beside its best point again and again. On
-            `RKHS1D` with a `TreedGP`, all of four runs with 0 spent most of 50
+        min_distance: The distance to keep from them, in widths of the bounds, in at
+            least one column. Not 0 as in the other optimisers: a model that estimates
+            its noise can expect an improvement beside its best point again and again.
+            On `RKHS1D` with a `TreedGP`, all of four runs with 0 spent most of 50
             evaluations at one local optimum; with 0.001 all four found the global one.
         refine_above: An acquisition value. A point with a larger value is proposed if
             it is at least 0.0001 (instead of ``min_distance``) from the known ones. So
-            a large ``min_distance`` spreads evaluations where little is to be gained,
-            and a promising peak is still climbed to its top. (Without, two of eight
-            runs of `TreedGP.as_published` with ``min_distance=0.002`` ended 0.01 below
-            the optimum of `RKHS1D`, as that was nearer than this to a known point.) For
-            ``LogExpectedImprovement``: the logarithm of an improvement that is worth
-            an evaluation. Default: ``min_distance`` always holds.
+            a large ``min_distance`` spreads evaluations where the acquisition value is
+            small, and a peak with a larger value is still refined. (Without it, two of
+            eight runs of `TreedGP.as_published` with ``min_distance=0.002`` ended 0.01
+            below the optimum of `RKHS1D`, as that was nearer than this to a known
+            point.) For ``LogExpectedImprovement``: the logarithm of an improvement that
+            is worth an evaluation. Default: ``min_distance`` always holds.
         seed: Makes the answer repeatable.
-        batch_limit: Rows that the acquisition function gets at once.
+        batch_limit: Most rows in one call of the acquisition function.
         space: A `SearchSpace` of real parameters without decisions, in place of
             ``bounds``: what it forbids is never proposed, nor is what ``feasible``
             rejects.
@@ -223,10 +224,10 @@ def _around(
     scales: tuple[float, float],
     generator: torch.Generator,
 ) -> Tensor:
-    """``n x d`` points around ``k x d`` centres, in turn, at distances of all sizes.
+    """``n x d`` Gaussian points around ``k x d`` centres, which take turns.
 
-    Gaussian, the logarithm of the standard deviation uniform. What falls outside is
-    put on the nearest bound, where acquisition functions often are largest.
+    The logarithm of the standard deviation is uniform. Points outside are moved to the
+    nearest bound, where acquisition functions are often largest.
     """
     if not n:
         return centres[:0]
@@ -258,11 +259,11 @@ def _centres(bounds: Tensor, best_X: Tensor | None) -> Tensor:
 
 
 def _inside(X: Tensor, bounds: Tensor) -> Tensor:
-    """``k`` booleans; what is outside by rounding is inside."""
+    """``k`` booleans: whether points are inside, up to rounding."""
     room = 1e-6 * (bounds[1] - bounds[0])
     return ((X >= bounds[0] - room) & (X <= bounds[1] + room)).all(-1)
 
 
 def _derive(generator: torch.Generator) -> int:
-    """A seed of its own for every sequence."""
+    """A new seed, for one sequence."""
     return int(torch.randint(1 << 31, (1,), generator=generator))

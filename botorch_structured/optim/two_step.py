@@ -50,9 +50,9 @@ def optimize_acqf_two_step(
     For trees with too many leaves to score them all, and to reproduce the paper:
     section 3 of [Jenatton2017tree]_ maximises equation (6) over the path and its
     shared columns, and then expected improvement on that path (``top_k=1``, and
-    ``fix_shared=True`` for its joint choice of both). It finds worse points than
-    `optimize_acqf_paths` where that is affordable: the first step never returns to a
-    path whose first evaluations were unlucky. A larger ``top_k`` lies between the two.
+    ``fix_shared=True`` for its joint choice of both). Where all paths can be scored,
+    `optimize_acqf_paths` finds better points: the first step may never return to a path
+    whose first evaluations were bad. A larger ``top_k`` makes the two more similar.
 
         >>> optimize_acqf_two_step(
         ...     PathLogExpectedImprovement(model, best_f=train_Y.max()),
@@ -69,7 +69,7 @@ def optimize_acqf_two_step(
         q: The number of candidates.
         num_restarts: How many candidates to climb from, in each step.
         raw_samples: Sobol points, in each step.
-        top_k: The number of paths that the second step looks at. If all points on them
+        top_k: The number of paths that the second step searches. If all points on them
             are known, the next ones are taken.
         integer_features: Columns with integer values.
         categorical_features: Column -> its admissible values.
@@ -78,11 +78,11 @@ def optimize_acqf_two_step(
         feasible: Any other restriction.
         X_avoid: Known points.
         fill: What inactive columns hold.
-        X_start: Points to look around.
+        X_start: Points near which to search.
         min_distance: How far from known points to stay, in widths of the bounds.
         seed: Makes the answer repeatable.
-        max_paths: Above it paths are sampled.
-        batch_limit: Rows that an acquisition function gets at once.
+        max_paths: If there are more paths, so many random ones are searched.
+        batch_limit: Most rows in one call of an acquisition function.
         fix_shared: Keep the shared columns that the first step chose.
         space: A `SearchSpace` in place of the arguments that describe one.
 

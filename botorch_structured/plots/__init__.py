@@ -1,15 +1,15 @@
 """Pictures of search spaces, models and runs.
 
 ==========================  =========================================================
-`plot_tree`                 a search space, and where evaluations went in it
-`plot_covariance`           which points of a space a kernel relates
+`plot_tree`                 a search space, and the evaluations on each path
+`plot_covariance`           the covariances of points under a kernel
 `plot_partition`            the regions of a treed model, and what it predicts
 `plot_monotone_components`  the parts of a sum, with and without known signs
 `plot_traces`               the best value so far of one or many runs
 ==========================  =========================================================
 
-All take where to draw (``ax``, ``axes``; default: a new figure) and return it. They
-need matplotlib, which the extra ``demo`` installs.
+All take axes to draw in (``ax`` or ``axes``; default: a new figure) and return them.
+They need matplotlib, which the extra ``demo`` installs.
 """
 
 from __future__ import annotations

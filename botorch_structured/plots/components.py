@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WITHOUT = "without monotonicity"
-_OFF_SLICE = 1e-6  # of the width: data further off are drawn hollow
+_OFF_SLICE = 1e-6  # widths: data further from the line are drawn hollow
 
 
 def plot_monotone_components(
@@ -45,9 +45,9 @@ def plot_monotone_components(
 ) -> list[Axes]:
     """Each component along one column, and their sum, with its data and virtual points.
 
-    Look at it to see what monotonicity adds: give the same model without it, fitted, as
+    To see the effect of monotonicity, give the same model without it, fitted, as
     ``without``. A panel for each component and one for the sum show the mean and a band
-    of two standard deviations, and those without monotonicity dashed. Triangles at the
+    of two standard deviations; the mean of ``without`` is dashed. Triangles at the
     lower edge mark the virtual points; they point up where the component rises along
     ``column`` and down where it falls. Observations off the line shown are hollow.
 
@@ -64,8 +64,9 @@ def plot_monotone_components(
             sum where all components were observed at the same points, else the first.
         bounds: ``2 x d`` corners. Default: those of the first component's data and of
             all virtual points.
-        names: Of the components. Default: ``f1``, ``f2``, ...; a known one says so.
-        resolution: At how many points the models are asked.
+        names: Names of the components. Default: ``f1``, ``f2``, ..., with a note for
+            known ones.
+        resolution: The number of points at which the models predict.
 
     Returns:
         The axes, one for each component and, if there are several, one for the sum.
@@ -83,7 +84,7 @@ def plot_monotone_components(
         )
     training = [m for m in (model, without) if m is not None and m.training]
     for one in training:
-        one.eval()  # or input transforms would learn from the points asked about
+        one.eval()  # else input transforms would learn from the points of the plot
     try:
         data = [None if _is_known(part) else training_data(part) for part in parts]
         X = next(points for points in data if points is not None)[0]
@@ -259,7 +260,7 @@ def _draw_signs(ax: Axes, part: Any, line: Tensor, column: int) -> None:
         s=26,
         color=BLUE,
         transform=ax.get_xaxis_transform(),
-        clip_on=False,  # half of those at the ends is outside
+        clip_on=False,  # at the ends half of a triangle is outside
         zorder=4,
         label="virtual points",
     )

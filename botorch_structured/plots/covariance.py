@@ -1,4 +1,4 @@
-"""`plot_covariance`: which points a kernel relates, and how much."""
+"""`plot_covariance`: a picture of the covariances of points."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ def plot_covariance(
 ) -> Axes:
     """The covariance of points as a picture, the points of a path side by side.
 
-    Look at it before trusting a model on a conditional space: an observation says most
-    about points where the picture is dark (Figures 2 to 4 of Levesque et al., 2017).
-    With a tree, rows are sorted by path, in the order given within one, and lines
-    separate the paths. Zero is white; where covariances are negative, they are red.
+    Use it to check a kernel on a conditional space: an observation of one point says
+    much about another one where the picture is dark (Figures 2 to 4 of Levesque et al.,
+    2017). With a tree, rows are sorted by path, in the order given within one, and
+    lines separate the paths. Zero is white; where covariances are negative, they are
+    red.
 
     Args:
         kernel: Any GPyTorch kernel without a batch shape; or ``n x n`` covariances of
@@ -179,6 +180,6 @@ def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
 
 def _limits(covariance: Tensor) -> tuple[float, float]:
     largest = covariance.abs().max().item() or 1.0
-    # rounding is not a negative covariance
+    # small negative values are rounding errors
     negative = covariance.min().item() < -1e-9 * largest
     return (-largest if negative else 0.0), largest

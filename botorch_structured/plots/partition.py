@@ -46,7 +46,7 @@ def plot_partition(
 ) -> Axes:
     """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
 
-    Look at it to see where the model split and what it predicts on each side. In one
+    Use it to see where the model splits and what it predicts on each side. In one
     dimension: the mean, a band of two standard deviations, the observations, a line at
     each border and the number of observations of each region. In two: the mean, or the
     standard deviation, as colours.
@@ -63,12 +63,12 @@ def plot_partition(
     Args:
         model: A model of one outcome, such as a `TreedGP`, fitted.
         ax: Where to draw; a new figure by default.
-        bounds: ``2 x d`` corners of what is shown. Default: those of the data.
+        bounds: ``2 x d`` corners of the picture. Default: those of the data.
         show: The mean or the standard deviation; in one dimension both are shown.
-        observation_noise: Whether deviations are those of observations.
-        data: Whether to draw what the model was trained on.
-        names: Of the columns. Default: ``x0`` and ``x1``.
-        resolution: Points along each axis at which the model is asked. Default: 801
+        observation_noise: Whether standard deviations include the noise.
+        data: Whether to draw the training data.
+        names: Names of the columns. Default: ``x0`` and ``x1``.
+        resolution: Points along each axis at which the model predicts. Default: 801
             in one dimension, 121 in two.
         colorbar: Whether to explain the colours.
 
@@ -82,7 +82,7 @@ def plot_partition(
     """
     training = getattr(model, "training", False)
     if training:
-        model.eval()  # or input transforms would learn from the points asked about
+        model.eval()  # else input transforms would learn from the points of the plot
     try:
         X, Y = training_data(model)
         d = X.shape[-1]
@@ -154,7 +154,7 @@ class _Regions:
         return torch.cat(means).cpu().numpy(), torch.cat(deviations).cpu().numpy()
 
     def borders(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Where the region changes between ``... x d`` points in different ones."""
+        """Borders between pairs of ``... x d`` points in different regions."""
         first = self.of(a)
         for _ in range(_BISECTIONS):
             middle = (a + b) / 2
@@ -262,7 +262,7 @@ def _draw_surface(
 def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:
     """``k x 2 x 2`` ends of lines between neighbouring points of different regions.
 
-    A line is as long as the points are apart, and at the very border.
+    Each line has the length of the distance between the points, and is on the border.
     """
     index = regions.of(grid)
     segments = []

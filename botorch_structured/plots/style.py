@@ -1,6 +1,6 @@
 """The one style of all pictures: colours, axes, curves with bands, legends.
 
-Also what plots ask of their input: points, and a model's data as it was given.
+Also the checks of points, and a model's data before any transform.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, RED, INK, GREY, PALE = "#2563a8", "#c2410c", "#1f2937", "#6b7280", "#dbe7f5"
-# Distinguishable for the colour-blind; the first two are the ones mostly seen together.
+# Distinguishable for the colour-blind; most plots use the first two only.
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
 
@@ -47,7 +47,7 @@ _MISSING = 'Plots need matplotlib: python -m pip install "botorch-structured[dem
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of this size in inches, to be saved; pyplot does not know it.
+    """A figure of this size in inches, to be saved; it is not registered in pyplot.
 
     Raises:
         ImportError: matplotlib is not installed; it says what to install.
@@ -80,7 +80,7 @@ def new_axes(ax: Axes | None, width: float, height: float) -> Axes:
 
 
 def tidy(ax: Axes) -> None:
-    """Two quiet spines and a light grid."""
+    """Two grey spines and a light grid."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
     ax.tick_params(color=GREY, labelcolor=INK)
@@ -98,7 +98,7 @@ def colour_map(signed: bool = False) -> Colormap:
 
 
 def colour_bar(ax: Axes, image: Any, label: str = "") -> None:
-    """What the colours of an image mean, to the right of its axes."""
+    """A colour bar to the right of the axes of an image."""
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)
     bar.ax.tick_params(color=GREY, labelcolor=INK, labelsize="small")
@@ -145,7 +145,7 @@ def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
 
 
 def check_points(X: Any, d: int | None) -> None:
-    """Raise where these are not ``n x d`` points, ``d`` being anything if None."""
+    """Raise unless these are ``n x d`` points, with any ``d`` if None."""
     if not isinstance(X, Tensor) or X.dim() != 2 or d not in (None, X.shape[-1]):
         got = f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else f"{X!r:.60}"
         raise ValueError(f"X: expected n x {d or 'd'} points, got {got}.")

@@ -44,18 +44,18 @@ def plot_traces(
     num_starts: int | None = None,
     ylabel: str | None = None,
 ) -> Axes:
-    """How good the best evaluation is after so many of them, a line for each method.
+    """The best value so far after each evaluation, a line for each method.
 
     Args:
         traces: Method -> its outcomes in the order of evaluation: ``n`` of one run, or
             ``runs x n`` (runs of different lengths are cut to the shortest). NaN where
-            an evaluation failed. Raw outcomes: the best so far is found here.
+            an evaluation failed. These are outcomes, not best values so far.
         ax: Where to draw; a new figure by default.
         minimize: Whether small outcomes are good.
         optimum: The best possible value. The gap to it is then shown, on a log scale.
         band: The quantiles over runs to shade around the median, or None.
-        num_starts: How many evaluations at the beginning all methods had in common; a
-            dotted line marks them.
+        num_starts: The number of first evaluations that all methods have in common; a
+            dotted line marks it.
         ylabel: The label of the vertical axis.
 
     Returns:
@@ -109,7 +109,8 @@ def plot_traces(
         ax.set_yscale("log")
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
-    # Gaps fall like lines, other best values steeply at first: where there is room.
+    # Place of the legend: gaps on a log scale fall like lines, other best values fall
+    # steeply at first.
     corner: Literal["lower left", "lower right", "upper right"] = "lower left"
     if optimum is None:
         corner = "upper right" if minimize else "lower right"

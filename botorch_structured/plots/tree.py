@@ -1,9 +1,9 @@
-"""`plot_tree`: the decisions of a search space, and where evaluations went.
+"""`plot_tree`: the decisions of a search space, and the evaluations on each path.
 
 The decisions of a tree may be a forest, and be switched on by combinations of others.
-Along one path, though, they are met in an order, so the paths make a trie: each inner
-`Node` is the next decision that all its paths make, each leaf is one path. `layout` is
-that trie, `Drawing` gives it places and draws it.
+But along one path they have an order, so the paths make a trie: each inner `Node` is
+the next decision on all its paths, each leaf is one path. `layout` makes that trie,
+`Drawing` computes positions and draws it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def plot_tree(
 ) -> Axes:
     """The decisions of a search space from left to right, a row for each path.
 
-    Names in bold are decisions, boxes are what they can decide, and beside a box stand
-    the columns that become active there: those of a leaf are its own, those further
-    left are shared by all that follows. With ``X`` each path shows how often it was
+    Names in bold are decisions, boxes are their values, and beside a box stand the
+    columns that it activates: those beside a leaf are its own, those further left are
+    shared by all leaves to their right. With ``X`` each path shows how often it was
     evaluated, with ``Y`` also its best value; the best path is marked.
 
     Args:
@@ -69,7 +69,7 @@ def plot_tree(
         Y: ``n`` or ``n x 1`` outcomes of them; NaN where an evaluation failed.
         minimize: Whether the smallest outcome is the best.
         value_format: How to write the best value.
-        max_paths: More rows than this would not be readable.
+        max_paths: The largest number of paths that is drawn.
 
     Returns:
         The axes.
@@ -145,7 +145,7 @@ def outcome_labels(
 
 
 def _interval(low: float, high: float) -> str:
-    """As text. An end that is the float next to a short number is open: ``< 0.5``."""
+    """An interval as text. An end next to a short number is open: ``< 0.5``."""
 
     def short(x: float) -> tuple[str, bool]:
         text = f"{x:.6g}"
@@ -168,10 +168,10 @@ class Node:
     """The state after some decisions.
 
     Args:
-        outcome: How the last decision was made, as ``(decision column, value or
-            interval)``; None at the root.
+        outcome: The last decision, as ``(decision column, value or interval)``; None at
+            the root.
         paths: The numbers of the paths that go through here.
-        columns: The columns that became active here and decide nothing.
+        columns: The columns that become active here and are no decisions.
         decision: The column decided next; None at a leaf.
         depth: The number of decisions made.
         row: Its place from the top: that of the path at a leaf, else the middle of its
@@ -261,7 +261,7 @@ class PathData:
 
 
 class Drawing:
-    """Places everything, in inches from the upper left corner, and draws it."""
+    """Positions of all parts, in inches from the upper left corner; draws them."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class Drawing:
         return "\n".join(textwrap.wrap(text, max(_LINE, len(text) // 2 + 12)))
 
     def place(self) -> None:
-        """Set left ends by depth, right ends by node, and the size of the drawing."""
+        """Set left ends by depth, right ends by node, and the size of the figure."""
         deepest = max(node.depth for node in self.nodes)
         self.left = [_MARGIN]
         self.end: dict[int, float] = {}
@@ -344,7 +344,7 @@ class Drawing:
     def fit(self) -> float:
         """The factor by which everything shrinks to fit the given axes."""
         figure = self.ax.figure.figure
-        figure.draw_without_rendering()  # only now a layout engine gives them room
+        figure.draw_without_rendering()  # the layout engine sets the axes' size here
         inches = figure.dpi_scale_trans.inverted()
         room = self.ax.get_window_extent().transformed(inches)
         return min(1.0, room.width / self.size[0], room.height / self.size[1])

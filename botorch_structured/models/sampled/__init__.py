@@ -1,9 +1,9 @@
 """GPs averaged over samples of their hyperparameters, drawn by slice sampling.
 
-Choose it where there are few points for the number of hyperparameters: any BoTorch GP
-with priors can be sampled with ``botorch_structured.fit.fit_slice_sampling``, and every
-acquisition function averages over the ``SampledGP`` that results. With many points the
-MAP estimate of ``fit_gpytorch_mll`` predicts the same at a fraction of the cost.
+Choose this where there are few points for the number of hyperparameters.
+``botorch_structured.fit.fit_slice_sampling`` samples those of any BoTorch GP with
+priors, and every acquisition function averages over the resulting ``SampledGP``. With
+many points the MAP estimate of ``fit_gpytorch_mll`` predicts the same in less time.
 
 Where the equations are. The kernels of Levesque et al., their local search and their
 imputation are in the table of ``models.tree``.
@@ -22,18 +22,18 @@ Equation or section                      Function
   figure 3, stepping out                 ``slice_sampling.slice_update``
   figure 5, shrinkage                    ``slice_sampling.slice_update``
   one coordinate at a time               ``slice_sampling.SliceSampler``
-  figure 4, doubling                     not here: stepping out with tuned widths takes
+  figure 4, doubling                     not used: stepping out with tuned widths takes
                                          five evaluations an update
 [Murray2010slice]_:
   p(y | theta) p(theta)                  ``density.ModelDensity`` (the definition)
   the same for plain GPs, incrementally  ``density.StationaryDensity``
   theta, positive values as logarithms   ``coordinates.PriorCoordinates``
-  surrogate data for latent values       not here: with Gaussian noise latent values are
-                                         integrated out
+  surrogate data for latent values       not needed: with Gaussian noise latent values
+                                         are integrated out
 [Vehtari2021rank]_:
   split R-hat                            ``chains.split_r_hat``
   effective sample size                  ``chains.effective_sample_size``
-  rank normalisation, folding            not here: values are sampled as logarithms,
+  rank normalisation, folding            not used: values are sampled as logarithms,
                                          whose tails are light
 =======================================  ===============================================
 

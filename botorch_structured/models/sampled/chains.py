@@ -54,21 +54,21 @@ _ARRAYS: dict[str, type] = {
     "last": np.float64,
     "widths": np.float64,
 }
-# Standard deviation of starting points, a factor of exp(0.5): as wide as posteriors of
-# the lengthscales that matter. Wider ones start chains in the mode that explains all
-# outcomes as noise, which a chain takes long to leave.
+# Standard deviation of starting points, in logarithms: about that of the posterior of a
+# lengthscale on which the outcome depends. Wider ones start chains in the mode in which
+# all outcomes are noise, and a chain leaves that mode slowly.
 _DISPERSION = 0.5
 _MAX_TRIES = 20
 
 
 class ChainsWarning(BotorchWarning):
-    """Markov chains do not agree, or parameters were held instead of sampled."""
+    """Chains have not converged, or some parameters were held instead of sampled."""
 
 
 def _split(draws: Array) -> Array:
     """``C x N x k`` to ``2C x floor(N / 2) x k``, the middle draw of an odd N left out.
 
-    The halves of a chain that drifts differ, as two chains would.
+    If a chain drifts, its halves differ as two chains would.
     """
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]])
@@ -95,7 +95,7 @@ def _variances(halves: Array) -> tuple[Array, Array]:
 
 
 def split_r_hat(draws: Array) -> Array:
-    """Split R-hat of each parameter: 1 where chains agree, infinite where none moves.
+    """Split R-hat of each parameter: 1 if chains agree, infinite if no chain moves.
 
     Args:
         draws: ``num_chains x num_draws x k``.
@@ -115,8 +115,8 @@ def split_r_hat(draws: Array) -> Array:
 def effective_sample_size(draws: Array) -> Array:
     """How many independent draws would estimate the mean equally well.
 
-    Autocorrelations of the split chains, summed up to where Geyer's initial monotone
-    sequence ends.
+    From the autocorrelations of the split chains, summed up to the end of Geyer's
+    initial monotone sequence.
 
     Args:
         draws: ``num_chains x num_draws x k``.
@@ -146,15 +146,15 @@ def effective_sample_size(draws: Array) -> Array:
         negative = np.flatnonzero(pairs < 0)
         pairs = pairs[: negative[0]] if negative.size else pairs
         tau = 2.0 * np.minimum.accumulate(pairs).sum() - 1.0
-        # antithetic chains can do better than independent draws, up to a limit
+        # antithetic chains may be better than independent draws; limit the ratio
         result[j] = total / max(tau, 1.0 / np.log10(max(total, 10.0)))
     return result
 
 
-# without a comparison by values: arrays have no truth value
+# eq=False: a comparison of arrays has no truth value
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Draws of several Markov chains, their diagnostics, and where they ended.
+    """Draws of several Markov chains, their diagnostics, and their last positions.
 
     Attributes:
         names: Names of the k parameters.
@@ -162,7 +162,7 @@ class Chains:
         log_density: Log density of the draws (of the coordinates sampled: logarithms of
             positive parameters), ``num_chains x num_draws``.
         positive: Parameters that were sampled as logarithms, ``k``.
-        last: Where each chain ended, in natural values, ``num_chains x k``.
+        last: Last position of each chain, in natural values, ``num_chains x k``.
         widths: Tuned widths of the slice sampler, in coordinates, ``k``.
         evaluations: Evaluations of the density, warmup included.
     """
@@ -209,7 +209,7 @@ class Chains:
         return effective_sample_size(self.coordinates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Lists, strings and numbers, which JSON can hold, for ``from_dict``."""
+        """The chains as lists, strings and numbers for JSON; see ``from_dict``."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         return {"names": list(self.names), "evaluations": self.evaluations, **arrays}
 
@@ -270,9 +270,10 @@ class Chains:
 
 
 def _settable(coordinates: PriorCoordinates, values: Array) -> Array:
-    """The values that a model has after it was set to some, moved into their bounds.
+    """The values that a model has after setting ``values``, moved into the bounds.
 
-    Setting closures may keep some distance from bounds, where a MAP estimate often is.
+    A MAP estimate is often at a bound, and setting closures may keep a distance from
+    it.
     """
     inside = coordinates.clip(values)
     if coordinates.write_values(inside):
@@ -283,13 +284,13 @@ def _settable(coordinates: PriorCoordinates, values: Array) -> Array:
 def _starting_points(
     coordinates: PriorCoordinates, previous: Chains | None, num_chains: int
 ) -> list[Array]:
-    """Where chains start before they are dispersed, in coordinates.
+    """Starting points of chains before they are dispersed, in coordinates.
 
     Args:
-        coordinates: Of the model, whose values are set. Without ``previous`` all chains
-            start at its current values.
-        previous: Chains that go on. More chains than these go on from earlier draws.
-        num_chains: How many points.
+        coordinates: Coordinates of the model, whose values are set. Without
+            ``previous`` all chains start at its current values.
+        previous: Chains to continue. Further chains start at earlier draws of these.
+        num_chains: The number of points.
     """
     if previous is None:
         start = _settable(coordinates, coordinates.read_values())
@@ -327,9 +328,9 @@ def run_chains(
 
     Args:
         target: The log density.
-        coordinates: Of its model.
-        previous: Chains that go on, whose widths are used. Without them all chains but
-            the first start at dispersed points.
+        coordinates: Coordinates of its model.
+        previous: Chains to continue, with their widths. Without them all chains but the
+            first start at dispersed points.
         streams: A source of randomness for each chain.
         warmup: Sweeps before the first kept one.
         draws: Sweeps that are kept.

@@ -1,14 +1,14 @@
 """The values of a GP that have priors, as one vector of real coordinates.
 
-GPyTorch's ``named_priors`` says of each prior which value it is on (a closure) and how
-to set that value (a setting closure). That value is what is sampled: a prior on
-``noise.sqrt()`` makes the noise standard deviation a coordinate. Positive values are
-sampled as logarithms, with the Jacobian; outside the bounds the density is zero.
+GPyTorch's ``named_priors`` gives for each prior a closure, which reads the value that
+the prior is on, and a setting closure, which sets it. This value is sampled: with a
+prior on ``noise.sqrt()`` the noise standard deviation is a coordinate. Positive values
+are sampled as logarithms, with the Jacobian; outside the bounds the density is zero.
 
 A prior can be sampled if its setting closure sets exactly one parameter. The value may
 depend on other parameters too: the SAAS prior is on ``tau / l^2`` and sets the
-lengthscale ``l``, beside a prior on ``tau``. Setting ``tau`` then changes that other
-value, which is set again afterwards.
+lengthscale ``l``; another prior is on ``tau``. Setting ``tau`` changes ``tau / l^2``,
+which is therefore set again afterwards.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from botorch_structured.models.sampled.priors import scalar_log_densities
 Vector = NDArray[np.float64]
 Parameters = Mapping[str, torch.nn.Parameter]
 
-# Relative steps that tell whether a value can be set: small, and in both directions,
+# Relative steps by which setting a value is tested: small, and in both directions,
 # since a value may be at an end of the support of its prior.
 _PROBES = (1.01, 0.99)
-# The least distance of a probed parameter from its bounds, relative to these: ten times
+# The least distance of a tested parameter from its bounds, relative to these: ten times
 # a step.
 _MARGIN = 0.1
 
 
 @dataclass
 class PriorBlock:
-    """The values that one prior with a setting closure is on.
+    """The values of one prior with a setting closure.
 
     Attributes:
-        name: Such as ``covar_module.lengthscale``.
-        module: What the closures take.
+        name: A name such as ``covar_module.lengthscale``.
+        module: The module to which the closures are applied.
         prior: The prior.
         closure: Reads the value.
         setting_closure: Sets the value.
@@ -55,16 +55,15 @@ class PriorBlock:
         lower: Bounds of each element, ``size``.
         upper: Bounds of each element, ``size``.
         parameter: Name of the parameter that the setting closure sets.
-        reads: Names of the other parameters that the value depends on, of those that
-            require a gradient.
-        power: The p of ``parameter = value ** p`` (the parameter as constrained): 1 for
-            the parameter itself, 2 for a standard deviation of which it is the
-            variance. None for any other value.
+        reads: Names of the other parameters with a gradient that the value depends on.
+        power: The p of ``parameter = value ** p`` (the constrained parameter): 1 if the
+            value is the parameter, 2 if it is the standard deviation and the parameter
+            the variance. None for any other value.
         densities: Log density of each element, where elements are independent and the
             prior is one of those known in closed form.
         first: Position of the first element among the coordinates.
-        followers: Blocks whose values depend on ``parameter``: to be set again whenever
-            this one is.
+        followers: Blocks whose values depend on ``parameter``; they are set again
+            whenever this block is set.
     """
 
     name: str
@@ -88,7 +87,7 @@ class PriorBlock:
         return self.shape.numel()
 
     def part(self, values: Vector) -> Vector:
-        """Those of all values ``k`` that are of this block, a copy."""
+        """The values of this block out of all values ``k``, a copy."""
         return values[self.first : self.first + self.size].copy()
 
     def read(self) -> Vector:
@@ -112,7 +111,7 @@ class PriorBlock:
             try:
                 self.setting_closure(self.module, tensor)
             except (RuntimeError, ValueError):
-                # GPyTorch's answers to a value out of bounds or out of support
+                # GPyTorch raises these for a value out of bounds or support
                 return False
             if self.power is not None:
                 return True  # any value inside the bounds
@@ -147,7 +146,7 @@ class PriorBlock:
         return tensor.reshape(self.shape)
 
 
-# -- what a prior is on, found by trying ------------------------------------------
+# -- the value of a prior, found by tests -----------------------------------------
 
 
 def _find_block(
@@ -162,10 +161,10 @@ def _find_block(
     """The block of one prior; None if its closure does not set one parameter.
 
     Args:
-        parameters: Of the model, by name; as before afterwards.
-        constraints: Of these parameters, or None.
-        name: Of the prior; this and the next four as in ``named_priors``.
-        module: What the closures take.
+        parameters: Parameters of the model by name; restored afterwards.
+        constraints: Constraints of these parameters, or None.
+        name: Name of the prior; this and the next four as in ``named_priors``.
+        module: The module to which the closures are applied.
         prior: The prior.
         closure: Reads the value.
         setting_closure: Sets the value.
@@ -212,7 +211,7 @@ def _find_block(
 
 @contextmanager
 def _restored(parameters: Parameters) -> Iterator[dict[str, Tensor]]:
-    """Parameters, copies of which are yielded, are as before afterwards."""
+    """Yield copies of parameters, and restore the parameters afterwards."""
     before = {n: p.detach().clone() for n, p in parameters.items()}
     try:
         yield before
@@ -226,8 +225,8 @@ def _restored(parameters: Parameters) -> Iterator[dict[str, Tensor]]:
 def _move_inside(parameters: Parameters, constraints: Mapping[str, Any]) -> None:
     """Move parameters away from their bounds, where a MAP estimate often is.
 
-    At a bound values can be set in one direction only, and a setting closure that keeps
-    a distance from the bounds does not even set the value that there is.
+    At a bound values can be set in one direction only. A setting closure that keeps a
+    distance from the bounds cannot set the current value again.
     """
     for name, raw in parameters.items():
         constraint = constraints.get(name)
@@ -241,7 +240,7 @@ def _move_inside(parameters: Parameters, constraints: Mapping[str, Any]) -> None
         last = high - _MARGIN * torch.minimum(high.abs(), width)
         # an infinite bound gives NaN, which fmax and fmin ignore
         moved = torch.fmin(torch.fmax(natural, first), last)
-        # values that need not move keep their last bit
+        # other values stay exactly the same
         inverse = constraint.inverse_transform(moved)
         raw.copy_(torch.where(moved == natural, raw, inverse))
 
@@ -263,7 +262,7 @@ def _changed_by(block: PriorBlock, parameters: Parameters) -> set[str]:
     """Parameters that a block sets; none if an element cannot be set by itself."""
     changed: set[str] = set()
     start = block.read()
-    # the first and the last stand for all: in a correlation matrix neither can be set
+    # only the first and the last are tested; in a correlation matrix neither can be set
     for element in {0, block.size - 1}:
         for factor in _PROBES:
             values = start.copy()
@@ -282,7 +281,7 @@ def _changed_by(block: PriorBlock, parameters: Parameters) -> set[str]:
 
 
 def _power(block: PriorBlock, parameter: Tensor, constraint: Any) -> float | None:
-    """See ``PriorBlock.power``; leaves another value behind."""
+    """See ``PriorBlock.power``; changes the value."""
 
     def natural() -> Vector:
         with torch.no_grad():
@@ -293,7 +292,7 @@ def _power(block: PriorBlock, parameter: Tensor, constraint: Any) -> float | Non
 
     start = block.read()
     points = [(start, natural())]
-    # a second value, since 1 is its own square
+    # test a second value, since 1 is its own square
     any(block.write(_stepped(start, factor)) for factor in _PROBES)
     points.append((block.read(), natural()))
     tolerance = 64 * torch.finfo(parameter.dtype).eps
@@ -375,7 +374,7 @@ class PriorCoordinates:
                 block.first = sum(b.size for b in self.blocks)
                 taken.add(block.parameter)
                 self.blocks.append(block)
-            # else the user holds it: its prior is a constant
+            # else the parameter has no gradient: its prior is a constant
         if not self.blocks:
             raise ValueError(
                 "model: expected at least one prior with a setting closure, on a "
@@ -383,7 +382,7 @@ class PriorCoordinates:
             )
         for block in self.blocks:
             block.followers = [b for b in self.blocks if block.parameter in b.reads]
-        # setting one leaves those before it as they are
+        # so that setting a block does not change the blocks before it
         self._in_order = sorted(self.blocks, key=lambda b: bool(b.reads))
         self.held = [
             n for n, p in parameters.items() if p.requires_grad and n not in taken
@@ -420,7 +419,7 @@ class PriorCoordinates:
         """The value of one coordinate; None out of bounds."""
         low, high = float(self.lower[axis]), float(self.upper[axis])
         if self.positive[axis]:
-            # beyond any value that means something, and safe to take powers of
+            # larger than any sensible value, and powers of it do not overflow
             lowest, highest = max(low, 1e-30), min(high, 1e30)
             first, last = math.log(lowest), math.log(highest)
 
@@ -469,7 +468,7 @@ class PriorCoordinates:
         return total + self.log_jacobian(position)
 
     def log_jacobian(self, position: Vector) -> float:
-        """Log of d value / d coordinate, summed."""
+        """Sum over coordinates of log(d value / d coordinate)."""
         return float(position[self.positive].sum())
 
     def log_prior_along(

@@ -1,13 +1,13 @@
-"""The log posterior density of hyperparameters, as the objective of a fit has it.
+"""The log posterior density of hyperparameters, from the objective of a fit.
 
-``ModelDensity`` is the definition and works for any GP: it sets the parameters and asks
-BoTorch for the objective. ``StationaryDensity`` has the same numbers ten to seventy
-times faster for plain GPs, whose covariance is ``variance * k(r) + noise`` with a
-distance that is a sum over columns, r = sum_j c_j d_j(x, x'), perhaps between rows on
-the same path only. Changing one lengthscale then changes r by a multiple of one matrix,
-and changing variance or noise takes no new exponentials. Everything stays in the packed
-triangle that LAPACK factorises in place (rectangular full packed format), without a
-copy; what is left is the Cholesky factorisation.
+``ModelDensity`` is the definition and works for any GP: it sets the parameters and
+evaluates BoTorch's objective. ``StationaryDensity`` computes the same numbers ten to
+seventy times faster for plain GPs, whose covariance is ``variance * k(r) + noise`` with
+a distance that is a sum over columns, r = sum_j c_j d_j(x, x'), for all rows or only
+for rows on the same path. Changing one lengthscale then changes r by a multiple of one
+matrix, and changing variance or noise takes no new exponentials. Matrices are packed
+triangles (rectangular full packed format), which LAPACK factorises in place, without a
+copy. Most of the time is then that of the Cholesky factorisation.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ Correlation = Callable[[Vector, Vector], Vector]
 _APART = 1e8
 # Distances of single columns are kept up to this many numbers (128 MiB).
 _MAX_KEPT = 2**24
-# With more rows the blocks of a conditional kernel are cheaper one by one, and a model
-# on a GPU is cheaper there.
+# With more rows ``ModelDensity`` is faster for a conditional kernel, whose blocks it
+# factorises one by one, and for a model on a GPU.
 _MANY_ROWS = 500
-# The largest term subtracted from a distance: the other terms then keep about twelve
-# digits after the point. After a very short lengthscale they are added up again.
+# The largest term that is subtracted from a distance: the sum of the others then has
+# about twelve correct decimals. Above it (a very short lengthscale) distances are
+# summed again.
 _MAX_SUBTRACTED = 1e4
-# As linear_operator's psd_safe_cholesky in double precision.
+# Jitter as in linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
-# Of models whose evidence is that of an exact GP, whichever way it is computed.
+# Implementations of the hook that compute the evidence of an exact GP.
 _OWN_EVIDENCE = (None, FastInference._fast_evidence, LeafModel._fast_evidence)
 
 
@@ -64,8 +65,8 @@ class ModelDensity:
     has one; all priors are part of it. A ``Target`` of the slice sampler.
 
     Args:
-        mll: Its model is changed by evaluations.
-        coordinates: Of ``mll.model``.
+        mll: The objective; evaluations change its model.
+        coordinates: Coordinates of ``mll.model``.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ModelDensity:
         self._loss = get_loss_closure(mll)
         self._position = np.zeros(len(coordinates))
         self._trial = (0, 0.0)
-        # sets what the model has of a position that was not accepted
+        # restores the model after a position that was not accepted
         self._restore: Callable[[Vector], bool] | None = None
 
     @property
@@ -152,13 +153,14 @@ class ModelDensity:
 
 @dataclass(frozen=True)
 class _Form:
-    """What of a model the evaluation needs.
+    """The parts of a model that the evaluation needs.
 
     Attributes:
-        correlation: Of the sum of |x_j - x'_j|^e / l_j^e.
+        correlation: A function of the sum of |x_j - x'_j|^e / l_j^e.
         exponent: The e.
-        points: What the kernel sees, ``n x e``.
-        key: Rows with different keys have no covariance, ``n``; None: all are alike.
+        points: Inputs of the kernel, ``n x e``.
+        key: Rows with different keys have zero covariance, ``n``; None: one key for
+            all.
         length: The kernel with the lengthscales.
         scale: The kernel with the variance, if any.
     """
@@ -175,10 +177,10 @@ def _find_form(model: SingleTaskGP) -> _Form | None:
     """The form of a plain model (``_is_plain``); None for other kernels.
 
     Args:
-        model: Its training data are read as its input transform makes them; put in
-            training mode.
+        model: The model, which is put in training mode; its training inputs are
+            transformed.
     """
-    model.train()  # in evaluation mode it holds inputs that are transformed already
+    model.train()  # in evaluation mode its inputs are transformed already
     with torch.no_grad():
         points = model.transform_inputs(model.train_inputs[0])
         kernel, key = model.covar_module, None
@@ -237,12 +239,12 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What one coordinate is.
+    """The role of one coordinate.
 
     Attributes:
         name: "length", "scale", "noise" or "mean".
-        index: Which of the lengthscales.
-        power: It is this power of the coordinate's value.
+        index: The index of a lengthscale.
+        power: The parameter is this power of the coordinate's value.
     """
 
     name: str
@@ -253,7 +255,7 @@ class _Kind:
 def _find_kinds(
     mll: MarginalLogLikelihood, coordinates: PriorCoordinates, form: _Form
 ) -> list[_Kind] | None:
-    """What each coordinate is; None if one is something else.
+    """The role of each coordinate; None if one has another role.
 
     Args:
         mll: The objective.
@@ -284,7 +286,7 @@ def _find_kinds(
 
 
 class _State:
-    """What has been computed at a position.
+    """Results at one position.
 
     Attributes:
         distance: Sum over columns, packed.
@@ -292,7 +294,7 @@ class _State:
         factor: Cholesky factor of the covariance, packed.
         half: L^-1 (y - mean), ``n``.
         log_det: Log determinant of the covariance.
-        log_prior: Jacobian included.
+        log_prior: Log prior density, Jacobian included.
     """
 
     def __init__(self, size: int) -> None:
@@ -304,7 +306,7 @@ class _State:
 class StationaryDensity:
     """Same numbers as ``ModelDensity``, evaluated incrementally; a ``Target``.
 
-    Made by ``of``, which says where it applies.
+    Use ``of``, which returns None for models that it does not support.
     """
 
     def __init__(
@@ -331,7 +333,7 @@ class StationaryDensity:
         self._differences: dict[int, Vector] = {}
         self._keep = form.points.shape[1] * len(index) <= _MAX_KEPT
         size = len(index)
-        # of the current position, and of the one evaluated last
+        # results at the current position and at the last one evaluated
         self._now, self._new = _State(size), _State(size)
         self._kinds = kinds
         self._read(mll)
@@ -351,7 +353,7 @@ class StationaryDensity:
             mll: The objective; put in training mode, as by ``ModelDensity``.
             coordinates: Of ``mll.model``.
         """
-        mll.train()  # in evaluation mode a model holds transformed inputs
+        mll.train()  # in evaluation mode inputs are transformed already
         if coordinates.derived or not _is_plain(mll):
             return None
         n = mll.model.train_targets.shape[-1]
@@ -365,7 +367,7 @@ class StationaryDensity:
         return None if kinds is None else cls(mll, coordinates, form, kinds)
 
     def _read(self, mll: MarginalLogLikelihood) -> None:
-        """Read from the model what does not change: data, and what is not sampled."""
+        """Read from the model what is constant: data, and parameters not sampled."""
         model, c, form = mll.model, self.coordinates, self._form
         with torch.no_grad():
             self._length = _numbers(form.length.lengthscale)
@@ -378,7 +380,7 @@ class StationaryDensity:
             self._residual = targets - mean
             self._ones = np.ones((self.num_data, 1), order="F")
             self._mean = float(mean[0]) if mean.size else 0.0
-            # priors on what the user holds are constants
+            # priors of parameters without a gradient are constants
             every = sum(
                 float(prior.log_prob(closure(module)).sum())
                 for _, module, prior, closure, _ in model.named_priors()
@@ -418,7 +420,7 @@ class StationaryDensity:
         return result
 
     def _sum_distances(self, out: Vector, without: int | None = None) -> Vector:
-        """Distances from scratch, perhaps without those of one lengthscale."""
+        """Sum of distances, without the columns of one lengthscale if given."""
         out[:] = 0.0 if self._apart is None else self._apart
         for k, length in enumerate(self._length.tolist()):
             if k != without:

@@ -8,14 +8,14 @@ of covariances with the data has
 
     w = k L^-T,     mean = m + w e,     cov = k** - w w'
 
-as in ``models.tree.prediction``: at a noise variance of 1e-9 products of halves keep
-three more digits than ``alpha`` does.
+as in ``models.tree.leaf_inference``: at a noise variance of 1e-9 this gives three more
+correct digits than ``K^-1 (y - m)``.
 
 The kernels of the samples are evaluated as one kernel with a batch shape, which is many
-times cheaper than one call for each. GPyTorch's own ways of making such a kernel ask
-for a prior on each parameter (``pyro_load_from_samples``) or expand index buffers along
+times faster than one call for each. GPyTorch's own ways of making such a kernel need
+a prior on each parameter (``pyro_load_from_samples``) or expand index buffers along
 with the parameters (``Kernel.expand_batch``). Here the parameters are stacked, and the
-result is used only if it gives the numbers of the kernels one by one.
+result is used only if it agrees with the kernels called one by one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CHUNK = 1 << 19
 
 
 def stack_modules(modules: Sequence[Module]) -> Module | None:
-    """One module whose parameters are those of ``S`` alike ones, stacked in front.
+    """One module whose parameters are those of ``S`` modules, stacked.
 
     Args:
         modules: ``S`` modules without a batch shape.
@@ -89,7 +89,7 @@ def stack_modules(modules: Sequence[Module]) -> Module | None:
 
 
 def _alike(a: Module, b: Module) -> bool:
-    """Whether two modules are the same but for the values of their parameters."""
+    """Whether two modules differ at most in the values of their parameters."""
     first, second = (
         [
             [(name, type(child)) for name, child in module.named_modules()],
@@ -157,8 +157,8 @@ class ModuleStack:
                 return False  # written for parameters without a batch shape
         if found.shape != expected.shape:
             return False
-        # allows for rounding in the distance of close points; parameters in the wrong
-        # place make far larger differences
+        # tolerance for rounding of distances between close points; wrongly stacked
+        # parameters make far larger differences
         slack = torch.finfo(found.dtype).eps ** 0.5 * expected.abs().amax()
         return bool(((found - expected).abs() <= slack).all())
 
@@ -171,8 +171,7 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
 
     Returns:
         True for exact GPs without a batch shape and with one output, Gaussian noise and
-        a linear outcome transform, whose class adds nothing to how a ``SingleTaskGP``
-        predicts.
+        a linear outcome transform, whose class predicts as ``SingleTaskGP`` does.
     """
     first = models[0]
     kind = type(first)
@@ -186,7 +185,7 @@ def can_fold(models: Sequence[GPyTorchModel]) -> bool:
         and _is_affine(getattr(first, "outcome_transform", None))
     ):
         return False
-    # kernels may bring a prediction of their own (inducing points, features)
+    # some kernels have their own prediction strategy (inducing points, features)
     inputs = list(first.train_inputs)
     with torch.no_grad():
         strategy = prediction_strategy(
@@ -217,7 +216,7 @@ def _same(models: Sequence[nn.Module], name: str) -> bool:
 
 
 def _is_affine(transform: OutcomeTransform | None) -> bool:
-    """Whether a transform treats a batch of samples like a single posterior."""
+    """Whether a transform applies to a batch of samples as to a single posterior."""
     if transform is None or type(transform) in (
         Standardize,
         AnyScaleStandardize,
@@ -241,7 +240,7 @@ class FoldedPredictor:
         self.shared_inputs = _same(models, "input_transform")
         with torch.no_grad():
             data = torch.stack([model.train_inputs[0] for model in self.models])
-            # as a rule the samples share it: then one copy, ``1 x n x d``, does
+            # if the samples share it, as usual, one copy, ``1 x n x d``
             self.data = data[:1] if (data == data[:1]).all() else data
             few = self.data[..., :2, :]
             self.kernel = ModuleStack(
@@ -297,7 +296,7 @@ class FoldedPredictor:
         if observation_noise is not False:
             noise = self._noise(points, observation_noise)
             covariance = covariance + torch.diag_embed(noise)
-        # a bare tensor would get no jitter when it is factorised for sampling
+        # a plain tensor would get no jitter when it is factorised for sampling
         mvn = MultivariateNormal(mean, to_linear_operator(covariance))
         posterior = GPyTorchPosterior(mvn)
         transform = getattr(self.models[0], "outcome_transform", None)

@@ -1,8 +1,8 @@
 """Log densities of GPyTorch's priors as functions of one number.
 
-A sampler that changes one value at a time evaluates one prior at one value, many
-thousand times. Through a torch distribution one evaluation takes longer than the
-Cholesky factorisation of a matrix of 50 rows.
+A sampler that changes one value at a time evaluates the prior of one value many
+thousand times. With a torch distribution one evaluation takes longer than the
+Cholesky factorisation of a matrix with 50 rows.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
 
     Args:
         prior: The prior.
-        value: A value that it is on.
+        value: The value that the prior is on.
 
     Returns:
         A function for each element, in order; None where elements are not independent
-        under the prior, where it is not known in closed form, or where that could not
-        be checked since the value is outside the support.
+        under the prior, where there is no closed form, or where the closed form could
+        not be checked because the value is outside the support.
     """
     if getattr(prior, "_transform", None) is not None or prior.event_shape:
         return None
@@ -130,7 +130,7 @@ def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
             elements = factor * value
             try:
                 given = float(prior.log_prob(elements).sum())
-            except ValueError:  # a torch distribution's answer outside its support
+            except ValueError:  # raised by torch outside the support
                 if factor == 1.0:
                     return None
                 continue

@@ -47,7 +47,7 @@ from botorch_structured.models.sampled.folded_prediction import (
 )
 from botorch_structured.models.tree.leaf_model import LeafModel
 
-# Of models with leaves: with more points the leaves are cheaper than one matrix.
+# For models with leaves: with more points inference by leaf is faster than one matrix.
 _MANY_ROWS = 300
 
 
@@ -73,10 +73,10 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
     Args:
         models: ``S`` BoTorch GPs of one class, with the same data and transforms and
             hyperparameters of their own, already set. They are held, not copied.
-        chains: Kept as an attribute, such as the diagnostics of a sampler.
+        chains: Any object, such as the diagnostics of a sampler.
 
     Attributes:
-        chains: What was given.
+        chains: The argument ``chains``.
 
     Raises:
         ValueError: No models, models of different classes, or on data of different
@@ -93,7 +93,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
     # the data of all models, and their cached factors
     _predictor: tuple[list[Tensor], FoldedPredictor | None] | None = None
-    # one tensor of each kind (dtype and device) that the models have
+    # one tensor for each pair of dtype and device that the models have
     _probes: dict[tuple[torch.dtype, torch.device], Tensor] | None = None
 
     def __init__(self, models: Sequence[GPyTorchModel], chains: Any = None) -> None:
@@ -199,7 +199,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         self._probes = self._predictor = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # cheap to rebuild and large to store
+        # caches are fast to rebuild and large to store
         return {**self.__dict__, "_predictor": None, "_probes": None}
 
     def train(self, mode: bool = True, reset: bool = False) -> SampledGP:
@@ -207,8 +207,8 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
 
         Args:
             mode: Whether to train or to evaluate.
-            reset: BoTorch's fully Bayesian models drop their samples before another
-                fit. These were given: only False is possible.
+            reset: BoTorch's fully Bayesian models drop their samples if True. Here the
+                samples are arguments of the constructor: only False is possible.
         """
         if reset:
             raise UnsupportedError("reset: expected False, samples are not refitted.")
@@ -394,7 +394,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         output_indices: list[int] | None,
         observation_noise: bool | list[Tensor],
     ) -> GPyTorchPosterior:
-        """The definition, right for any model."""
+        """Posteriors of the samples one after the other, for any model."""
         kwargs = {} if output_indices is None else {"output_indices": output_indices}
         distributions = []
         for s, model in enumerate(self.models):
@@ -485,8 +485,8 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         Args:
             X: ``batch_shape x n' x d``.
             sampler: Draws the outcomes.
-            observation_noise: As in ``posterior``. If omitted that of the samples, the
-                mean of it where the noise is known.
+            observation_noise: As in ``posterior``. Default: the noise of the samples,
+                or the mean of ``train_Yvar`` if that was given.
             kwargs: Passed to ``condition_on_observations``.
         """
         likelihood = self.models[0].likelihood
@@ -544,7 +544,7 @@ def _check_models(models: list[GPyTorchModel]) -> None:
 
 @DrawMatheronPaths.register(SampledGP)
 def _no_paths(model: SampledGP, **kwargs: Any) -> Any:
-    """BoTorch's hook for whole paths, which are those of one GP.
+    """BoTorch's hook for drawing functions, which takes one GP.
 
     Raises:
         UnsupportedError: Always.
@@ -581,11 +581,11 @@ def stack_distributions(
 
 def _stack_covariances(parts: list[LinearOperator]) -> LinearOperator:
     if all(isinstance(part, BlockDiagLinearOperator) for part in parts):
-        # cached roots and hypervolumes look for the blocks
+        # BoTorch's cached roots and hypervolumes need the block structure
         blocks = [part.base_linear_op.to_dense() for part in parts]
         stacked = torch.stack(blocks, dim=MCMC_DIM - 1)
         return BlockDiagLinearOperator(to_linear_operator(stacked))
-    # a bare tensor would get no jitter when it is factorised for sampling
+    # a plain tensor would get no jitter when it is factorised for sampling
     return to_linear_operator(
         torch.stack([part.to_dense() for part in parts], dim=MCMC_DIM)
     )

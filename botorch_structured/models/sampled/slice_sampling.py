@@ -1,15 +1,16 @@
 """Univariate slice sampling with step-out and shrinkage (Neal 2003).
 
-Choose it for up to a few dozen parameters whose density is cheap to evaluate and whose
-gradient would cost more. It has no step size to choose: an interval of the wrong width
-costs evaluations, and every update ends with an accepted point. Murray and Adams (2010)
-and Levesque et al. (2017, section V) sample the hyperparameters of a GP with it.
+Choose it for up to a few dozen parameters whose density is fast to evaluate and whose
+gradient takes much longer. It has no step size to choose: an interval of the wrong
+width only takes more evaluations, and every update ends with an accepted point. Murray
+and Adams (2010) and Levesque et al. (2017, section V) sample the hyperparameters of a
+GP with it.
 
 Updates change one coordinate at a time, so that the density can be evaluated
 incrementally. Updates along differences of earlier positions, which adapt to
 correlations and move between modes, were measured on six problems with 3 to 16
-hyperparameters: per CPU second they gave fewer effective samples, also of the worst
-parameter.
+hyperparameters: per CPU second they gave fewer effective samples, on average and for
+the parameter with the fewest.
 
 References:
 
@@ -39,11 +40,12 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-# Of each coordinate, before any is tuned: a factor of seven on a logarithmic scale.
+# Width of each coordinate before tuning: a factor of seven on a logarithmic scale.
 _FIRST_WIDTH = 2.0
-# Width in mean distances moved. Uniform in a slice of length L, a point moves by L / 3
-# on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
-# log-gamma densities: 4.7 to 5.0, and hardly more from half to twice that width.
+# Width divided by the mean distance moved. In a slice of length L a point moves by L /
+# 3 on average; intervals of 4 L / 3 took the fewest evaluations on normal, Laplace and
+# log-gamma densities: 4.7 to 5.0 an update, and little more from half to twice that
+# width.
 _MOVES_PER_WIDTH = 4.0
 # No width is learnt from fewer updates than this.
 _MIN_UPDATES = 4
@@ -63,7 +65,7 @@ class Target(Protocol):
     def move_to(self, position: Vector) -> float:
         """Make ``position`` current, if its log density, returned, is finite.
 
-        Otherwise (``-inf``, outside the support) all is as before.
+        Otherwise (``-inf``, outside the support) nothing changes.
         """
 
     def along(self, axis: int) -> Callable[[float], float]:
@@ -78,11 +80,11 @@ class Update(NamedTuple):
 
     Attributes:
         value: The new value.
-        log_density: There.
+        log_density: The log density at ``value``.
         length: Length of the interval that the value was finally drawn from.
         evaluations: How often the density was evaluated.
-        moved: Whether ``value`` is a new point (it is not where rounding has made the
-            slice empty; the last evaluation then was another point).
+        moved: Whether ``value`` is a new point. It is the old one where rounding has
+            made the slice empty; the last evaluation was then at another point.
     """
 
     value: float
@@ -103,9 +105,9 @@ def slice_update(
     """One step-out and shrinkage, [Neal2003slice]_ figures 3 and 5.
 
     Args:
-        log_density: Along the coordinate; ``-inf`` outside the support.
-        value: Where the chain is.
-        current: Log density there, finite.
+        log_density: A function of the coordinate; ``-inf`` outside the support.
+        value: The current value of the coordinate.
+        current: The log density at ``value``, finite.
         width: Length of the first interval.
         rng: Source of randomness.
         max_steps: The interval grows to at most this many widths.
@@ -148,11 +150,11 @@ class SliceSampler:
 
     Attributes:
         target: The log density.
-        position: Where the chain is, ``k``.
+        position: Current position of the chain, ``k``.
         rng: Source of randomness: the same state gives the same chain.
-        widths: First interval of each coordinate, ``k``.
-        log_density: At ``position``.
-        evaluations: Of the density along a coordinate, so far.
+        widths: Width of the first interval of each coordinate, ``k``.
+        log_density: The log density at ``position``.
+        evaluations: Number of evaluations along a coordinate so far.
 
     Raises:
         ValueError: If the log density at ``position`` is not finite.
@@ -200,10 +202,10 @@ class SliceSampler:
             self.log_density = log_density
 
     def tune(self) -> None:
-        """Set widths from how far updates have moved: for warmup only.
+        """Set widths from the distances that updates have moved; for warmup only.
 
-        Only the later half of the updates counts: the first are on the way from the
-        starting point to the bulk of the mass.
+        Only the later half of the updates counts: the first half may still be on the
+        way from the starting point to the region of high density.
         """
         for axis, moves in enumerate(self._moves):
             recent = moves[len(moves) // 2 :]
@@ -211,11 +213,11 @@ class SliceSampler:
                 self.widths[axis] = _MOVES_PER_WIDTH * float(np.mean(recent))
 
     def warm_up(self, sweeps: int, on_sweep: Callable[[], None] | None = None) -> None:
-        """Sweep with widths that are tuned on the way.
+        """Sweep, and tune the widths meanwhile.
 
         Args:
-            sweeps: How many.
-            on_sweep: Called after each.
+            sweeps: The number of sweeps.
+            on_sweep: Called after each sweep.
         """
         for i in range(sweeps):
             self.sweep()
@@ -226,5 +228,5 @@ class SliceSampler:
 
 
 def first_widths(dim: int) -> Vector:
-    """Widths of a chain of which nothing is known, ``dim``."""
+    """Widths at the start of a new chain, ``dim``."""
     return np.full(dim, _FIRST_WIDTH)

@@ -1,11 +1,11 @@
 r"""GPs over spaces where parameters exist only for some values of others.
 
 Choose ``TreeStructuredGP`` (Jenatton et al. 2017) where branches share columns, or have
-too few points each to learn their level from: levels and shared columns carry over.
+too few points each to learn their level: it estimates both from all branches.
 Choose ``ConditionalGP`` (Levesque et al. 2017) where branches have nothing in common
-but the scale of the outcome. Both covariances are blocks of leaves, the former plus a
-few weights; one inference serves both (``leaf_model``, ``leaf_inference``,
-``linalg.block_low_rank``).
+but the scale of the outcome. Both covariances have a block for each leaf, the
+former also a low-rank part from a few weights. Both models have the same inference
+(``leaf_model``, ``leaf_inference``, ``linalg.block_low_rank``).
 
 Jenatton, Archambeau, Gonzalez and Seeger (ICML 2017)
 
@@ -36,7 +36,7 @@ marginal, 4         ``TreeStructuredKernel`` in a ``SingleTaskGP``
 Figure 1, 4.1       ``test_functions.JenattonTree``
 basis, 4.3          ``shared_features="fourier"``: stratified frequencies
                     (``tree_structured_kernel.WeightFeatures``) in place of random ones
-subsampling, 5      not implemented: an outlook of the paper without experiments
+subsampling, 5      not implemented: the paper suggests it as future work only
 ==================  ====================================================================
 
 ``TreeStructuredGP.as_published`` is sections 2 to 4 with the paper's choices.
@@ -47,8 +47,8 @@ Levesque, Durand, Gagne and Sabourin (IJCNN 2017)
 equation, section   where
 ==================  ====================================================================
 (1), (2), III       the problem; ``test_functions.ScikitLearnCASH`` has one
-(3), (4), III       ``leaf_inference.LeafPredictor``, block by block; beyond kernels
-                    by leaf GPyTorch's prediction
+(3), (4), III       ``leaf_inference.LeafPredictor``, block by block; other kernels:
+                    GPyTorch's prediction
 imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
 (5), III-A          ``gpytorch.kernels.RBFKernel`` (l = 2 lengthscale^2)
 (6), III-B          ``optim.optimize_acqf_local_search``

@@ -1,9 +1,9 @@
-r"""A Gaussian process that learns nothing about one branch of a space from another.
+r"""A Gaussian process with zero covariance between branches of a conditional space.
 
 Which model when: ``ConditionalGP`` where branches have nothing in common but the scale
-of the outcome, or as the plain baseline; ``TreeStructuredGP`` where there are shared
-columns, or too few points per branch to learn its level from. ``SingleTaskGP`` on
-imputed inputs (``transforms.Impute``) confuses fill values with settings.
+of the outcome, or as a baseline; ``TreeStructuredGP`` where there are shared
+columns, or too few points per branch to learn its level. ``SingleTaskGP`` on
+imputed inputs (``transforms.Impute``) takes fill values for settings.
 
 References:
 
@@ -69,8 +69,8 @@ class ConditionalGP(LeafModel):
     The default base kernel is the paper's: a Matern-5/2 kernel with a lengthscale per
     column, times a variance; inputs in [0, 1]. So are the priors: log-normal(0, 1) on
     lengthscales and on the amplitude sigma_f, horseshoe(1) on the noise standard
-    deviation. They serve MAP estimates (``fit_gpytorch_mll``) and slice sampling
-    (``botorch_structured.fit.fit_slice_sampling``, which is what the paper does). The
+    deviation. They are used by MAP estimates (``fit_gpytorch_mll``) and by slice
+    sampling (``botorch_structured.fit.fit_slice_sampling``), the paper's choice. The
     constant mean has a standard normal prior.
 
     A tree without decisions has one path: the model then *is* a ``SingleTaskGP``,
@@ -111,7 +111,7 @@ class ConditionalGP(LeafModel):
         >>> # x0 chooses between x1 and x2
         >>> model = ConditionalGP(train_X, train_Y, {0: {0: [1], 1: [2]}})
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        >>> # of a SearchSpace: with its input transform and its categorical columns
+        >>> # a SearchSpace brings its input transform and its categorical columns
         >>> model = ConditionalGP(space.sample(20), train_Y, space)
     """
 
@@ -145,7 +145,7 @@ class ConditionalGP(LeafModel):
         input_transform = protect_decisions(input_transform, tree, train_X, categorical)
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
         own_likelihood = own_kernel = False
-        # one path: exactly a SingleTaskGP, its defaults included
+        # one path: exactly a SingleTaskGP with its defaults
         if tree.decision_columns or categorical:
             self._warn_of_scales(train_X, tree, categorical, input_transform)
             if covar_module is None:
@@ -202,7 +202,7 @@ def _base_kernel(
 ) -> Kernel:
     """Matern-5/2 with a lengthscale per column, times a variance, the paper's priors.
 
-    A categorical decision is the same everywhere on a path: it has no lengthscale.
+    A categorical decision is constant on a path: it has no lengthscale.
     """
     constant = set(tree.decision_columns) - set(tree.numeric_decisions)
     numeric = [c for c in range(tree.dim) if c not in constant | set(categorical)]
@@ -218,7 +218,7 @@ def _base_kernel(
 
     parts: list[Kernel] = []
     if numeric or not categorical:
-        # a space of decisions only: one column of theirs, the same all over a path
+        # only decisions: the kernel needs a column, and this one is constant on a path
         columns = numeric or tree.decision_columns[:1]
         parts.append(MaternKernel(nu=2.5, **arguments(columns, 0.5)))
     if categorical:

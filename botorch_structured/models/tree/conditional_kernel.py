@@ -46,7 +46,7 @@ class _Places(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What the kernel knows of rows, see ``LeafRows``."""
+    """The kernel's representation of rows, see ``LeafRows``."""
 
     key: Tensor
     points: Tensor
@@ -80,14 +80,14 @@ class ConditionalKernel(LeafKernel):
         SingleTaskGP(X, Y, covar_module=ConditionalKernel(base, tree))
 
     The base kernel sees inactive columns at ``fill``, so that the covariance is exactly
-    invariant to what they hold. The covariance matrix is block-diagonal in the paths
-    (equations (9) and (10)); ``ConditionalGP`` makes use of that.
+    invariant to their values. The covariance matrix is block-diagonal in the paths
+    (equations (9) and (10)), which makes the inference of ``ConditionalGP`` fast.
 
     Args:
         base_kernel: Any kernel with one output; its ``active_dims`` are honoured.
         tree: Which columns are active where.
-        fill: What the base kernel sees in inactive columns: a number or ``d`` of them.
-            It matters to kernels that are not stationary only.
+        fill: Value of inactive columns for the base kernel: a number or ``d`` of them.
+            Stationary kernels do not depend on it.
 
     Raises:
         ValueError: If ``tree`` is not a ``ParameterTree``, ``fill`` or ``active_dims``
@@ -205,7 +205,7 @@ class ConditionalKernel(LeafKernel):
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
         """The blocks K_cond of equation (9), see ``LeafKernel.block_tensors``."""
         points = self.rows(X, structure.places).points
-        # copies of the last row: padding must be an input like any other
+        # padding with copies of the last row, since it has to be a valid input
         points = torch.cat([points, points[-1:]])
         form = stationary_form(self.base_kernel)
         out = []

@@ -2,13 +2,14 @@ r"""Finite features of kernels on leaves, for BoTorch's pathwise sampling.
 
 Leaves are independent: 1[p = p'] K_p(x, x'). Each path of the tree has a block of ``l``
 features of its own (random Fourier features, or those that BoTorch knows of a base
-kernel) and zeros elsewhere, so that the covariance across paths is exactly zero. Where
-paths are more than there is room for, those in one block differ by random signs s(p),
-the same for all points of a path: E[s(p) s(p')] = 1[p = p'], and the error of an entry
+kernel) and zeros elsewhere, so that the covariance across paths is exactly zero. With
+more paths than blocks, paths in the same block are multiplied by random signs s(p), the
+same for all points of a path: E[s(p) s(p')] = 1[p = p'], and the error of an entry
 across paths has a standard deviation of about K / sqrt(l). The features of the weights
-that couple the leaves are exact. BoTorch samples paths of the prior with them, and
-corrects those by data with the covariance itself, so that an error within a path counts
-relative to the variance that data leave: see ``_FourierFeatureMap``.
+that couple the leaves are exact. BoTorch draws functions of the prior with these
+features, and conditions them on the data with the covariance itself. An error of the
+features is therefore to be compared with the posterior variance: see
+``_FourierFeatureMap``.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS, Leaf
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 from botorch_structured.spaces.lookup import mix
 
-# The time and memory of a draw are proportional to it: about 1 s and, for 2,000 paths,
-# 130 MB.
+# The time and memory of a draw are proportional to this number: about 1 s and, for
+# 2,000 paths, 130 MB.
 _MAX_BLOCK_FEATURES = 8192
-# heavy enough for a leaf of one column, light enough for one of twenty
+# Degrees of freedom for an RBF kernel: tails heavy enough for leaves of one column, and
+# light enough for leaves of twenty.
 _RBF_DEGREES = 4
 
 
@@ -53,7 +55,7 @@ class _LeafFeatureMap(FeatureMap):
     def __init__(self, kernel: LeafKernel, num_signs: int, block: int) -> None:
         super().__init__()
         self.kernel = kernel
-        # BoTorch draws weights with a Sobol sequence, which has so many columns
+        # BoTorch draws weights with a Sobol sequence, which has at most so many columns
         room = SobolEngine.MAXDIM - kernel.num_weights - num_signs
         room = min(room, _MAX_BLOCK_FEATURES)
         self.num_blocks = max(1, min(kernel.tree.num_paths, room // block))
@@ -85,9 +87,9 @@ class _FourierFeatureMap(_LeafFeatureMap):
     """Random Fourier features of leaves with a Matern-5/2 or RBF kernel.
 
     Frequencies are drawn from a Student's t whose tails are heavier than those of the
-    spectral density, and weighted by the ratio of the two over the columns that a leaf
-    sees: data leave the variance of high frequencies, of which draws from the density
-    itself have hardly any.
+    spectral density, and weighted by the ratio of the two densities over the columns
+    that a leaf sees. The posterior variance is mostly that of high frequencies, and the
+    spectral density itself would draw very few of these.
     """
 
     frequencies: Tensor
@@ -121,7 +123,7 @@ class _FourierFeatureMap(_LeafFeatureMap):
         seen = seen.to(points)
         square = seen @ self.frequencies.square().mT
         columns = seen.sum(-1, keepdim=True)
-        # the logarithms of the densities, but for constants; 2 nu = 5
+        # the logarithms of the densities up to constants; 2 nu = 5
         target = -(5 + columns) / 2 * (square / 5).log1p()
         target = target if self.matern else -square / 2
         drawn = -(self.degrees + columns) / 2 * (square / self.degrees).log1p()
@@ -149,7 +151,7 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
         seen = places.seen[..., self.kernel.encoded_columns]
-        # one more column of the points is zero
+        # the points have one more column, of zeros
         points, sd = rows.points[..., :-1], rows.variance.sqrt()
         constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
         waves = self._waves(x, rows.key, points, seen, sd)

@@ -1,12 +1,12 @@
-r"""A covariance of leaves and weights: what inference asks of it, and what it does.
+r"""Inference with a covariance of independent leaves and the weights they share.
 
 .. math:: k(x, x') = 1[p = p'] K_p(x, x') + z(x)^\top z(x')
 
-``LeafKernel`` is the contract: ``forward`` is the dense definition, ``block_tensors``
-says the same leaf by leaf. ``log_evidence`` and ``LeafPredictor`` work with the latter,
-by the algebra of ``linalg.block_low_rank``; they are equation (3) and section 3.2 of
-Jenatton et al. (2017), and without weights equations (9) and (10) of Levesque et al.
-(2017).
+``LeafKernel`` is the interface: ``forward`` is the dense definition, ``block_tensors``
+returns the same covariance leaf by leaf. ``log_evidence`` and ``LeafPredictor`` use the
+latter and the algebra of ``linalg.block_low_rank``; they are equation (3) and section
+3.2 of Jenatton et al. (2017), and without weights equations (9) and (10) of Levesque et
+al. (2017).
 
 Evidence. With alpha = K^-1 r, mu the posterior mean of the weights and R = A^-1 F, the
 derivative of the log evidence is, leaf by leaf,
@@ -20,9 +20,9 @@ its own leaf and w = L^-1 k then has, with t_p(x) = h,
 
     h = z - w'H,     mean = m + w'e + z mu,     cov = K_p - w'w' + (J h)'(J h')
 
-where the middle term is there for two points of one leaf only. Nothing has size n. The
-textbook's alpha = A^-1 (r - F mu) and A^-1 F are as large as one over the noise; halves
-of them are not, and keep three more digits at the noise floor.
+where the middle term is zero unless both points are on one leaf. No matrix is n x n.
+The usual alpha = A^-1 (r - F mu) and A^-1 F grow like one over the noise variance; e
+and H do not, and give three more correct digits at the smallest noise variance.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ from botorch_structured.spaces import ParameterTree
 #: Options with a parameter for each path are refused for more paths than this.
 MAX_LISTED_PATHS = 4096
 
-#: ``(places U, points, index U x t)`` to the prior covariances ``U x t x N`` of
-#: ``points[index]`` with the data of the leaves at those places of a bucket. Values for
-#: padded data are not used.
+#: A function of ``(places U, points, index U x t)``: the prior covariances
+#: ``U x t x N`` of ``points[index]`` with the data of the leaves at these places of a
+#: bucket. Values for padded data are not used.
 CrossCovariance = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-# -- the contract -----------------------------------------------------------------
+# -- the interface ----------------------------------------------------------------
 
 
 class LeafRows(Protocol):
-    """What a kernel knows of some inputs."""
+    """A kernel's representation of some inputs."""
 
     @property
     def key(self) -> Tensor:
@@ -85,7 +85,7 @@ class LeafRows(Protocol):
 
     @property
     def points(self) -> Tensor:
-        """What covariances within a leaf are made of, ``batch_shape x n x e``."""
+        """Inputs of the covariance within a leaf, ``batch_shape x n x e``."""
 
     @property
     def features(self) -> Tensor:
@@ -100,12 +100,12 @@ class Structure(NamedTuple):
     """The leaves of a data set.
 
     Attributes:
-        places: Where its rows are, in the kernel's own terms.
+        places: The places of its rows, of a type that the kernel defines.
         layout: The rows grouped by leaf.
         inputs: Per bucket the columns of the scaled inputs that its leaves use,
             ``B x d``; one past the last column where unused.
-        weights: Per bucket the weights they use, ``B x D``; one past the last weight
-            where unused.
+        weights: Per bucket the weights that its leaves use, ``B x D``; one past the
+            last weight where unused.
     """
 
     places: Any
@@ -136,7 +136,7 @@ class BlockTensors:
 class LeafKernel(BatchKernel):
     """A covariance of independent leaves plus a few weights that couple them.
 
-    ``forward`` is the dense definition; ``structure`` and ``block_tensors`` say the
+    ``forward`` is the dense definition; ``structure`` and ``block_tensors`` return the
     same leaf by leaf.
     """
 
@@ -146,10 +146,10 @@ class LeafKernel(BatchKernel):
 
     @property
     def is_by_leaf(self) -> bool:
-        """Whether ``block_tensors`` are known to say what ``forward`` says.
+        """Whether ``block_tensors`` are known to agree with ``forward``.
 
-        A subclass that inherits them may have another ``forward``: its models are then
-        evaluated by that, densely.
+        A subclass may inherit them and override ``forward``: its models are then
+        evaluated densely, by ``forward``.
         """
         return "block_tensors" in vars(type(self))
 
@@ -160,21 +160,21 @@ class LeafKernel(BatchKernel):
 
     @property
     def variant(self) -> object:
-        """What, besides hyperparameters and data, a prediction was made with."""
+        """State besides hyperparameters and data that predictions depend on."""
         return None
 
     @abstractmethod
     def rows(self, X: Tensor, places: Any = None) -> LeafRows:
-        """Everything the covariance is made of, row by row.
+        """Everything that the covariance is computed from, row by row.
 
         Args:
             X: ``batch_shape x n x d``.
-            places: Where the rows are, from ``Structure.places``, if known.
+            places: ``Structure.places`` of the rows, if known.
         """
 
     @abstractmethod
     def leaf_covariance(self, a: Any, b: Any) -> Tensor:
-        """1[p = p'] K_p of rows: what does not go through the weights."""
+        """1[p = p'] K_p of rows: the covariance without the weights' part."""
 
     @abstractmethod
     def structure(self, X: Tensor) -> Structure:
@@ -270,7 +270,7 @@ class _LogEvidence(torch.autograd.Function):
         (grad,) = grad_outputs
         buckets, all_weights, factors, n = ctx.saved
         weight_cov, weight_mean = _padded_weight_posterior(factors)
-        # one row more takes what padding scatters
+        # padding is scattered into one more row
         d_noise, d_residual = grad.new_zeros(n + 1), grad.new_zeros(n + 1)
         d_tensors: list[Tensor | None] = []
         for bucket, weights, factor in zip(
@@ -293,7 +293,7 @@ class _LogEvidence(torch.autograd.Function):
                 0, index.reshape(-1), g.diagonal(dim1=-1, dim2=-2).reshape(-1)
             )
             d_residual.index_add_(0, index.reshape(-1), -alpha.reshape(-1))
-            if bucket.real is not None:  # padding is the identity whatever came
+            if bucket.real is not None:  # padding is the identity, a constant
                 real = bucket.real.to(g)
                 g = g * real.unsqueeze(-1) * real.unsqueeze(-2)
             d_features = alpha.unsqueeze(-1) * mean.unsqueeze(-2) - solved_cov
@@ -331,7 +331,7 @@ def log_evidence(
 
 
 class Prediction(NamedTuple):
-    """Predictions at ``t`` rows, to be combined with the prior.
+    """Terms of predictions at ``t`` rows that are added to the prior.
 
     Attributes:
         mean: To be added to the prior mean, ``t``.
@@ -404,7 +404,7 @@ class LeafPredictor:
 
         Args:
             key: Path of each row, ``t``.
-            points: What the kernel knows of each row, ``t x e``.
+            points: ``LeafRows.points`` of each row, ``t x e``.
             features: Scaled weight features, ``t x V``.
         """
         num_rows, num_weights = key.shape[0], self.num_weights
@@ -427,7 +427,7 @@ class LeafPredictor:
                 continue
             for places, index in self._groups(rows, self.place_of_leaf[leaf[rows]]):
                 block = self.blocks[i]
-                # what pads comes from the zeros appended above
+                # padding takes the zeros appended above
                 row = torch.cat([rows, rows.new_full((1,), num_rows)])[index]
                 k = self._covariance(i, places, points, row)
                 take = index < len(rows)
@@ -452,10 +452,10 @@ class LeafPredictor:
     def _predict_masked(
         self, leaf: Tensor, points: Tensor, features: Tensor
     ) -> Prediction:
-        """The same, every leaf for every row and all but one of them masked.
+        """``__call__`` with every leaf for every row, all but the row's own masked.
 
-        More arithmetic, but no shape depends on the values of a tensor: on a GPU the
-        other way waits for the host several times.
+        This takes more arithmetic, but no shape depends on the values of a tensor. On a
+        GPU such shapes make the device wait for the host several times.
         """
         num_rows, max_size = leaf.shape[0], self.layout.max_size
         mean = features @ self.weight_mean
@@ -470,7 +470,7 @@ class LeafPredictor:
             w = k @ self.inverse_chol[i].mT
             both = w @ self.half[i]
             mean = mean + both[..., 0].sum(0)
-            w = w.sum(0)[:, :max_size]  # zero but for the leaf a row is on
+            w = w.sum(0)[:, :max_size]  # zero except for the leaf that a row is on
             explained = explained + pad(w, (0, max_size - w.shape[-1]))
             weights = block.weights.unsqueeze(1).expand(-1, num_rows, -1)
             index = weights.transpose(0, 1).flatten(1)
@@ -492,7 +492,7 @@ class LeafPredictor:
 
     @staticmethod
     def _groups(rows: Tensor, place: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Rows padded leaf by leaf, in one batch or, if that wastes much, several.
+        """Rows padded leaf by leaf, in one batch, or in several with less padding.
 
         Returns:
             Pairs of places in the bucket, ``U``, and positions in ``rows``, ``U x t``.

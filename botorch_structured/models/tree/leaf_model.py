@@ -1,8 +1,8 @@
 """The base of the tree models: fast where their covariance is a ``LeafKernel``.
 
 The kernel's ``forward`` defines the covariance. The evidence of a fit and predictions
-are computed leaf by leaf (``leaf_inference``) where that takes less than the dense
-algebra of GPyTorch; the numbers are the same.
+are computed leaf by leaf (``leaf_inference``) where that is faster than the dense
+algebra of GPyTorch; the results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from botorch_structured.spaces import ParameterTree, SearchSpace
 #: What models take for the structure of their inputs.
 Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
 
-# Up to here a solve is cheaper than the bookkeeping around it.
+# Up to this size a factorisation takes less time than the overhead around it.
 _SMALL = 200
-# GPyTorch's prediction copies the training data for each element of a t-batch, so that
-# predictions by leaf pay for any number of rows unless weights dwarf them.
+# GPyTorch's prediction copies the training data for each element of a t-batch, so
+# predictions by leaf are faster unless weights are more than rows and than this.
 _MANY_WEIGHTS = 512
 
 
@@ -72,7 +72,7 @@ def read_arguments(
     covar_module: Kernel | None,
     **modules: Any,
 ) -> tuple[ParameterTree, InputTransform | None, Any]:
-    """Look at a constructor's arguments, and complete them from a ``SearchSpace``.
+    """Check a constructor's arguments, and complete them from a ``SearchSpace``.
 
     Args:
         train_X: ``batch_shape x n x d``.
@@ -81,15 +81,15 @@ def read_arguments(
         dependencies: The argument ``hierarchical_dependencies``.
         categorical: The argument ``categorical_features``.
         input_transform: As given.
-        covar_module: As given: then it is up to the user what is done about categorical
-            columns.
+        covar_module: As given; with one, the categorical columns of the space are not
+            used.
         modules: ``likelihood``, ``mean_module`` and ``outcome_transform``, as given.
 
     Returns:
         The tree, the input transform and ``categorical_features``.
 
     Raises:
-        ValueError: For what no model can be made of, and for undeclared values of
+        ValueError: For data that no model accepts, and for undeclared values of
             decisions whose values are strict.
     """
     check_modules(input_transform=input_transform, covar_module=covar_module, **modules)
@@ -113,7 +113,7 @@ def read_arguments(
     return tree, input_transform, categorical
 
 
-# where the output dimension of a parameter is, by the end of its name
+# output dimension of a parameter, by the last part of its name
 _OUTPUT_DIMENSIONS = {
     "raw_constant": -1,
     "raw_lengthscale": -3,
@@ -125,10 +125,10 @@ _OUTPUT_DIMENSIONS = {
 
 
 def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
-    """``_subset_batch_dict`` of a model with modules of its own: for ``subset_output``.
+    """``_subset_batch_dict`` of a model of this package, for ``subset_output``.
 
     Args:
-        model: Whose parameters lead with the batch shape.
+        model: A model whose parameters have the batch shape in front.
     """
     ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
     return {
@@ -155,7 +155,7 @@ class LeafModel(FastSingleTaskGP):
         categorical: Collection[int],
         input_transform: InputTransform | None,
     ) -> None:
-        """BoTorch's warning of inputs outside of [0, 1], where they are numbers."""
+        """BoTorch's warning of inputs outside of [0, 1], for numeric columns."""
         if validate_input_scaling.on():
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
@@ -213,7 +213,7 @@ class LeafModel(FastSingleTaskGP):
         own = mll.likelihood is self.likelihood and not kwargs
         if not own or not self._is_structured():
             return None
-        # paths do not depend on the transform: decisions are left alone by it
+        # paths do not depend on the transform, which keeps decisions
         X = self.train_inputs[0]
         structure = self._structure(X)
         if not self._evidence_pays(structure.layout):
@@ -249,7 +249,7 @@ class LeafModel(FastSingleTaskGP):
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Data without a batch dimension are appended, and predictions go on leaf by leaf.
+        Data without a batch dimension are appended; predictions are still leaf by leaf.
         Fantasies in a batch share one dense factorisation, as GPyTorch makes it.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
@@ -294,7 +294,7 @@ class LeafModel(FastSingleTaskGP):
         same = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
         covariance = kernel.leaf_covariance(rows, rows) + weight @ weight.mT
         covariance = covariance - torch.where(same, explained @ explained.mT, 0.0)
-        # a bare tensor would get no jitter when it is factorised for sampling
+        # a plain tensor would get no jitter when it is factorised for sampling
         return MultivariateNormal(
             mean, to_linear_operator(with_variance_floor(covariance))
         )
@@ -304,7 +304,7 @@ class LeafModel(FastSingleTaskGP):
     def custom_fit(
         self, mll: MarginalLogLikelihood, **kwargs: Any
     ) -> MarginalLogLikelihood:
-        r"""Fit by L-BFGS-B, retries included.
+        r"""Fit by L-BFGS-B, with BoTorch's retries.
 
         ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
         direct use.
@@ -332,13 +332,13 @@ class LeafModel(FastSingleTaskGP):
             hierarchical_dependencies: As in the constructor. It has to be given; ``{}``
                 says that there are no decisions.
             categorical_features: Columns without an order.
-            task_feature: A task is one more column without an order. Default: that of
-                a ``MultiTaskDataset``.
-            fidelity_features: Fidelities are ordinary columns of these models.
+            task_feature: The task column, used as a column without an order. Default:
+                that of a ``MultiTaskDataset``.
+            fidelity_features: Not used: fidelities are ordinary columns.
 
         Raises:
-            ValueError: Without ``hierarchical_dependencies``. Ax gives none where its
-                ``Cast`` has flattened the space, which is what it does by default.
+            ValueError: Without ``hierarchical_dependencies``. Ax gives none if its
+                ``Cast`` has flattened the space, which is its default.
         """
         if hierarchical_dependencies is None:
             raise ValueError(

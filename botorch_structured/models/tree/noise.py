@@ -1,15 +1,15 @@
-"""Likelihoods of the tree models: how small their noise may become, and its priors.
+"""Likelihoods of the tree models: the smallest noise variance, and priors of the noise.
 
-A smooth objective that is computed exactly wants a noise variance of 1e-9 (of
-standardised outcomes): BoTorch's floor of 1e-4 ends a search early. An error count is a
-step function, whose values repeat *exactly*. Under a floor of 1e-9 a model explains
-repeats by a function that is flat and free of noise, and is then sure of everything it
-has not seen. So BoTorch's floor and prior are used where more than a quarter of the
-outcomes repeat, as they also do after ``ClipTail``.
+Noise variances are those of standardised outcomes. For a smooth objective without noise
+a floor of 1e-9 is needed: with BoTorch's 1e-4 a search stops improving early. An error
+count is a step function, whose values repeat *exactly*. Under a floor of 1e-9 a model
+explains repeats by a flat function without noise, and its variance is then too small
+where there are no data. So BoTorch's floor and prior are used where more than a quarter
+of the outcomes repeat, as they also do after ``ClipTail``.
 
-The papers put priors on standard deviations, of the noise and of amplitudes; GPyTorch
-holds variances. A prior that is registered here is over the standard deviation itself:
-in MAP fits, and in slice sampling, whose coordinate it becomes.
+The papers put priors on standard deviations, of the noise and of amplitudes; GPyTorch's
+parameters are variances. A prior registered by this module is on the standard
+deviation, in MAP fits and in slice sampling, which samples the standard deviation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXACT = (1e-6, 3.0, 1e-9)
 _STEPS = (math.exp(-5.0), 1.0, 1e-4)
 _MAX_NOISE = 1e1
 
-# An optimum met twice or a symmetric corner repeats a value or two; steps repeat many.
+# A smooth objective may repeat one or two values; step functions repeat many.
 _MANY_REPEATS = 0.25
 _FEW_ROWS = 4
 
@@ -59,8 +59,8 @@ def default_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
 def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
     """Homoskedastic noise with a horseshoe(1) prior on its standard deviation.
 
-    The prior of Levesque et al. (2017), section V. ``set_noise_floor`` says how small
-    the noise may become.
+    The prior of Levesque et al. (2017), section V. ``set_noise_floor`` sets its
+    smallest noise variance.
     """
     likelihood = GaussianLikelihood(
         noise_constraint=LogInterval(_EXACT[2], _MAX_NOISE, initial_value=1e-4),
@@ -71,7 +71,7 @@ def horseshoe_likelihood(batch_shape: torch.Size) -> GaussianLikelihood:
 
 
 def repeated_share(targets: Tensor) -> float:
-    """Largest share of outcomes that another row has exactly, over a batch.
+    """Share of outcomes that another row has exactly; the largest one of a batch.
 
     Args:
         targets: ``batch_shape x n``.
@@ -84,7 +84,7 @@ def repeated_share(targets: Tensor) -> float:
 
 
 def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
-    """Fit the prior and the floor of a ``default_likelihood`` to the kind of outcomes.
+    """Set prior and floor of a ``default_likelihood``, by whether outcomes repeat.
 
     Args:
         likelihood: From ``default_likelihood``.
@@ -98,7 +98,7 @@ def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
 def set_noise_floor(
     likelihood: GaussianLikelihood, targets: Tensor
 ) -> tuple[float, float, float]:
-    """Fit the floor of the noise, and where it starts, to the kind of outcomes.
+    """Set the floor of the noise and its starting value, by whether outcomes repeat.
 
     Args:
         likelihood: From this module.
@@ -115,21 +115,21 @@ def set_noise_floor(
 
 
 def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
-    """A prior on sigma_f, the square root of ``outputscale``.
+    """Register a prior on sigma_f, the square root of ``outputscale``.
 
     Args:
-        kernel: Whose ``outputscale`` it is.
-        prior: Of the standard deviation.
+        kernel: The kernel with this ``outputscale``.
+        prior: The prior of the standard deviation.
     """
     kernel.register_prior("amplitude_prior", prior, _amplitude, _set_amplitude)
 
 
 def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
-    """A prior on sigma_n, the square root of ``noise``.
+    """Register a prior on sigma_n, the square root of ``noise``.
 
     Args:
         noise: ``likelihood.noise_covar``.
-        prior: Of the standard deviation.
+        prior: The prior of the standard deviation.
     """
     noise.register_prior("noise_std_prior", prior, _noise_std, _set_noise_std)
 
@@ -151,7 +151,7 @@ def _set_noise_std(module: HomoskedasticNoise, value: Tensor | float) -> None:
 
 
 def _inside(module: Module, name: str, value: Tensor | float) -> Tensor:
-    # a prior may be wider than the bounds: a retried fit samples it
+    # a retried fit samples the prior, which may be wider than the bounds
     lower, upper = module.constraint_for_parameter_name(name)
     squared = torch.as_tensor(value).to(lower).square()
     return squared.clamp(lower, upper)

@@ -2,8 +2,8 @@ r"""Gaussian processes for spaces where parameters exist only on some paths of a
 
 Which model when: ``TreeStructuredGP`` is for spaces in which a few decisions (which
 learner, how many layers, an option on or off) determine which other parameters exist.
-Against the alternatives in BoTorch: ``SingleTaskGP`` on imputed inputs confuses fill
-values with settings; ``HierarchicalConditionalKernelGP`` is dense and refuses a child
+The alternatives in BoTorch: ``SingleTaskGP`` on imputed inputs takes fill
+values for settings; ``HierarchicalConditionalKernelGP`` is dense and refuses a child
 under two values.
 
 References:
@@ -80,7 +80,7 @@ class PathMean(Mean):
         batch_shape: Batch shape of the model.
 
     Raises:
-        ValueError: If there are more paths than can have parameters of their own.
+        ValueError: For more than ``MAX_LISTED_PATHS`` paths.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class TreeStructuredGP(LeafModel):
     with independent GPs g_p over the columns of the leaf, and weights :math:`c \sim
     N(0, \Sigma_c)` on root, inner nodes, leaf offsets and shared columns, see
     [Jenatton2017tree]_ (sections 2.1 to 2.4 and 4.3). Inference takes O(V^3 + sum_p
-    n_p^3) for V weights and n_p points on path p, and a prediction touches only the
-    leaf it is for.
+    n_p^3) for V weights and n_p points on path p, and a prediction computes with
+    its own leaf only.
 
-    The default finds better points than the paper's configuration: offsets are
-    integrated out, leaf hyperparameters have a hierarchical prior, shared columns have
-    linear and smooth terms, and Matern-5/2 or RBF is chosen by evidence. The paper's is
-    ``TreeStructuredGP.as_published``; independent GPs are
+    In searches the default finds better points than the paper's configuration. Offsets
+    are integrated out, leaf hyperparameters have a hierarchical prior, shared columns
+    have linear and smooth terms, and Matern-5/2 or RBF is chosen by evidence. The
+    paper's is ``TreeStructuredGP.as_published``; independent GPs are
     ``shared_features="none", leaf_inputs="active", node_weights=False,
     leaf_hyperparameters="independent", leaf_offset="fixed"``; the paper's baseline
     "marginal" is a ``SingleTaskGP`` with a ``TreeStructuredKernel``.
@@ -153,8 +153,8 @@ class TreeStructuredGP(LeafModel):
         likelihood: Default: homoskedastic noise with a floor of 1e-9; where more than
             a quarter of the outcomes repeat exactly (error counts, clipped values),
             with BoTorch's prior and floor.
-        covar_module: Replaces the covariance altogether; a ``TreeStructuredKernel``
-            keeps the fast inference. The arguments below configure the default one.
+        covar_module: Replaces the default kernel, which the arguments below configure.
+            Inference is fast with a ``TreeStructuredKernel``, else dense.
         mean_module: Default: a ``ConstantMean``, or one constant per path with
             ``leaf_offset="fixed"``.
         outcome_transform: Default: ``Standardize``, for outcomes of any scale. Under
@@ -166,8 +166,8 @@ class TreeStructuredGP(LeafModel):
             from the data.
         categorical_features: Columns (or ``{column: values}``) without an order. Values
             default to those in ``train_X``; decision columns need not be named.
-        shared_features: Numeric columns that several paths have: "additive" (linear and
-            smooth, default), "linear", "fourier" (smooth only) or "none".
+        shared_features: Terms of numeric columns that several paths have: "additive"
+            (linear and smooth, default), "linear", "fourier" (smooth only) or "none".
         leaf_inputs: "own": K_p sees only columns that no other path has (the paper; all
             active ones if there are none); "active": all active ones.
         leaf_hyperparameters: "hierarchical", "independent" (the paper) or "tied".
@@ -177,7 +177,8 @@ class TreeStructuredGP(LeafModel):
             leaves; they get a smooth term that all leaves share.
         node_weights: False removes the weights of root and inner nodes.
         weight_variances: "tied" or "independent" prior variances of the weights.
-        leaf_kernel: "evidence" (default: both are fitted, the better one is kept),
+        leaf_kernel: "evidence" (default: both are fitted, that with the larger
+            evidence is kept),
             "matern" (5/2) or "rbf".
 
     Raises:
@@ -191,7 +192,7 @@ class TreeStructuredGP(LeafModel):
         >>> model = TreeStructuredGP(train_X, train_Y, dependencies)
         >>> mll = ExactMarginalLogLikelihood(model.likelihood, model)
         >>> fit_gpytorch_mll(mll)
-        >>> # of a SearchSpace: with its input transform and its categorical columns
+        >>> # a SearchSpace brings its input transform and its categorical columns
         >>> model = TreeStructuredGP(space.sample(20), train_Y, space)
     """
 
@@ -232,7 +233,7 @@ class TreeStructuredGP(LeafModel):
             mean_module=mean_module,
             outcome_transform=outcome_transform,
         )
-        # whether or not there is a tree that they configure
+        # checked also for a tree without decisions, which ignores them
         check_choices(
             shared_features=shared_features,
             leaf_inputs=leaf_inputs,
@@ -262,7 +263,7 @@ class TreeStructuredGP(LeafModel):
             input_transform, tree, train_X, known_values
         )
         _, aug_batch_shape = self.get_batch_dimensions(train_X, train_Y)
-        # one leaf: exactly a SingleTaskGP, its defaults included
+        # one leaf: exactly a SingleTaskGP with its defaults
         has_structure = bool(tree.decision_columns or known_values)
         structured = covar_module is None and has_structure
         own_likelihood = False
@@ -311,7 +312,7 @@ class TreeStructuredGP(LeafModel):
         train_Yvar: Tensor | None = None,
         **kwargs: Any,
     ) -> Self:
-        r"""The model as published; the default finds better points.
+        r"""The model as published; in searches the default finds better points.
 
         That is ``TreeStructuredGP`` with ``shared_features="linear"`` (section 2.4),
         ``leaf_inputs="own"``, ``leaf_hyperparameters="independent"`` (a K_p of its own
@@ -332,8 +333,8 @@ class TreeStructuredGP(LeafModel):
             kwargs: Other arguments of the constructor.
 
         Raises:
-            TypeError: If one of those that are the paper's is given too: for a model in
-                between, call the constructor.
+            TypeError: If ``kwargs`` has an argument that is set here: to change one of
+                these, call the constructor.
 
         Example:
             >>> model = TreeStructuredGP.as_published(train_X, train_Y, tree)
@@ -389,7 +390,7 @@ class TreeStructuredGP(LeafModel):
         return mll.eval()
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
-        r"""Posterior of b_p + z_p(x)'c: what a path promises, its leaf unseen.
+        r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
 
         Uses the decision and shared columns of ``X`` only ([Jenatton2017tree]_,
         equation (6) and section 3.2). On the scale of ``train_Y``.
@@ -398,7 +399,8 @@ class TreeStructuredGP(LeafModel):
             X: ``batch_shape x q x d``.
 
         Raises:
-            ValueError: If the model has several outputs, or a covariance of its own.
+            ValueError: If the model has several outputs, or a kernel that is no
+                ``TreeStructuredKernel``.
         """
         if self._num_outputs > 1:
             raise ValueError(
@@ -444,7 +446,7 @@ class TreeStructuredGP(LeafModel):
     def _features(self, X: Tensor) -> Tensor:
         """Scaled weight features of transformed inputs, ``batch_shape x n x V``."""
         kernel = self.covar_module
-        # a subclass with a covariance of its own has no weights that are known here
+        # a subclass with another covariance may have other weights
         own = type(kernel).forward is not LeafKernel.forward
         if isinstance(kernel, TreeStructuredKernel) and not own:
             return kernel.rows(X).features
@@ -479,7 +481,7 @@ def _known_values(
     tree: ParameterTree,
     train_X: Tensor,
 ) -> dict[int, list[float]]:
-    """Values of the categorical columns; those seen while active where not given."""
+    """Values of the categorical columns; if not given, those of active entries."""
     if features is None:
         return {}
     check_columns("categorical_features", features, tree.dim)
@@ -489,7 +491,7 @@ def _known_values(
         return seen
     known = {c: [float(v) for v in values] for c, values in features.items()}
     for c, values in known.items():
-        # what is not declared would all be one more value; of decisions the tree tells
+        # undeclared values would all be the same value; the tree has those of decisions
         odd = [] if c in tree.decision_columns else sorted({*seen[c]} - {*values})
         if odd:
             raise ValueError(

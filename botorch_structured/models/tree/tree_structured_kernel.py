@@ -2,9 +2,9 @@ r"""The covariance of a tree-structured GP: leaf kernels plus weights on the nod
 
 .. math:: k(x, x') = 1[p = p'] K_p(x_p, x'_p) + z_p(x)^\top \Sigma_c z_{p'}(x')
 
-(equation (4) of [Jenatton2017tree]_). ``WeightFeatures`` has z and Sigma_c,
-``LeafHyperparameters`` the lengthscales and variances of K_p, ``TreeStructuredKernel``
-puts them together.
+(equation (4) of [Jenatton2017tree]_). ``WeightFeatures`` computes z and Sigma_c,
+``LeafHyperparameters`` the lengthscales and variances of K_p, and
+``TreeStructuredKernel`` the covariance.
 
 References:
 
@@ -75,7 +75,7 @@ def check_choices(**options: object) -> None:
 
 
 class Places(NamedTuple):
-    """Where rows are in the tree: a matter of their decisions alone.
+    """Places of rows in the tree, which depend on their decisions only.
 
     Attributes:
         key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
@@ -96,7 +96,7 @@ class Places(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Everything the covariance of some inputs is made of, see ``LeafRows``.
+    """All that the covariance of some inputs is computed from, see ``LeafRows``.
 
     Attributes:
         key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
@@ -115,7 +115,7 @@ class Rows(NamedTuple):
 
     @property
     def prior(self) -> Tensor:
-        """Prior variance of what does not go through the weights."""
+        """Prior variance without the part of the weights."""
         return self.variance + self.constant
 
 
@@ -124,8 +124,8 @@ class WeightFeatures(Module):
 
     z_p(x) has, in this order (sections 2.1, 2.4 and 4.3),
 
-    * a one for every node on the path: the root, every decision taken, and the last
-      decision once more, as an offset of the leaf itself;
+    * a one for every node on the path: the root, every value of a decision, and the
+      last of these once more, as an offset of the leaf itself;
     * the value of every active numeric shared column ("linear");
     * a one-hot code of every active categorical shared column;
     * sqrt(v / m) [cos(w_i x / l), sin(w_i x / l)] of every active numeric shared column
@@ -169,13 +169,13 @@ class WeightFeatures(Module):
         leaf_edges = tree.leaf_edges
         inner = (~leaf_edges).nonzero().flatten().tolist() if node_weights else []
         outer = leaf_edges.nonzero().flatten().tolist() if leaf_offset else []
-        # node 0 is the root: it exists if there is anything to choose
+        # node 0 is the root, which exists if there are decisions
         has_root = node_weights and tree.num_edges > 0
         nodes = ([0] if has_root else []) + [1 + e for e in inner + outer]
         self.num_offsets = len(outer)
         self.num_inner = len(nodes) - len(outer)
 
-        # kind of weight: how many priors, and weights to each of them
+        # kind of weight: number of priors, and of weights with each of them
         waves = 2 * num_frequencies
         self._counts = {
             "node": [1] * self.num_inner,
@@ -244,7 +244,7 @@ class WeightFeatures(Module):
             X: ``batch_shape x n x d``.
             active: Active columns, ``batch_shape x n x d``.
             nodes: ``batch_shape x n x (1 + num_edges)`` from ``node_indicators``.
-            correlation: The correlation whose spectrum the smooth terms have.
+            correlation: The correlation function of the smooth terms.
 
         Returns:
             ``batch_shape x n x num_weights``.
@@ -330,8 +330,8 @@ class WeightFeatures(Module):
     def undeclared_variance(self, codes: Tensor) -> Tensor:
         """Prior variance of the offsets of undeclared decision values.
 
-        An undeclared value has no weight of its own (weights are a matter of the tree,
-        not of the data); its offset belongs to the one path it makes.
+        An undeclared value has no weight, as weights depend on the tree and not on the
+        data; its offset is part of the covariance within its path.
 
         Args:
             codes: ``batch_shape x n x num_decisions``.
@@ -348,7 +348,7 @@ class WeightFeatures(Module):
 def _active_values(
     X: Tensor, active: Tensor, columns: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Some columns, zero where they are inactive; and where they are active."""
+    """Values of some columns, zero where inactive, and where they are active."""
     present = active[..., columns]
     return torch.where(present, X[..., columns], 0.0), present
 
@@ -362,8 +362,8 @@ def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
 def _frequencies(correlation: Correlation, count: int) -> Tensor:
     """Stratified frequencies of a one-dimensional spectrum.
 
-    The quantiles at the middles of ``count`` equal strata of its positive half: a
-    random Fourier feature map without the randomness.
+    The quantiles at the middles of ``count`` equal strata of its positive half, in
+    place of random Fourier features.
     """
     levels = [0.5 + (i + 0.5) / (2 * count) for i in range(count)]
     quantiles = [correlation.spectral_quantile(p) for p in levels]
@@ -380,7 +380,7 @@ class LeafHyperparameters(Module):
         \log s_p = \log s + \sum_{e \in p} \log \delta_e
 
     draws :math:`\rho` of each column and :math:`\delta` of each decision on the path
-    towards one. "tied" is without them, and "independent" (the paper) has a lengthscale
+    towards one. "tied" has neither, and "independent" (the paper) has a lengthscale
     for each path and column and a scale for each path. Shapes depend on the tree alone,
     never on the data.
 
@@ -410,10 +410,11 @@ class LeafHyperparameters(Module):
         ) -> Hyperparameter:
             return Hyperparameter((1, count), mode, scale, bounds, batch_shape)
 
-        # Distances grow like sqrt(d), and the number of corners, where a model with
-        # long lengthscales is least sure, like 2^d: in proportion to d, neither a leaf
-        # with one column is left to its two ends nor one with four searched corner by
-        # corner.
+        # BoTorch's prior mode grows like sqrt(d), as distances do. Here it grows like
+        # d: with few data the variance is largest in the 2^d corners of the box.
+        # Shorter lengthscales for one column make a search evaluate more than the two
+        # ends, and with longer ones for four columns it does not evaluate all 16
+        # corners.
         dimension = torch.full((len(columns),), float(max(len(columns), 1)))
         if columns_of_path is not None:
             dimension = torch.ones(len(columns))
@@ -500,13 +501,13 @@ def take_of_path(table: Tensor, path: Tensor, option: str) -> Tensor:
     Args:
         table: ``batch_shape x num_paths x k``.
         path: ``other_batch x n``.
-        option: Which option of a model has parameters for each path.
+        option: The option with parameters for each path, for the message.
 
     Returns:
         ``broadcast(batch_shape, other_batch) x n x k``.
 
     Raises:
-        ValueError: For a path with an undeclared value, which no table has.
+        ValueError: For a path with an undeclared value, which is not in the table.
     """
     if path.numel() and int(path.max()) >= table.shape[-2]:
         raise ValueError(
@@ -529,7 +530,7 @@ class TreeStructuredKernel(LeafKernel):
     (``WeightFeatures``). The covariance is exactly invariant to the values of inactive
     columns.
 
-    Choose ``TreeStructuredGP``, which has this covariance and a fast inference, unless
+    Choose ``TreeStructuredGP``, which has this covariance and fast inference, unless
     the covariance is to be part of another model. ``SingleTaskGP(X, Y,
     covar_module=TreeStructuredKernel(tree))`` is the paper's dense baseline "marginal".
 
@@ -618,13 +619,13 @@ class TreeStructuredKernel(LeafKernel):
         for column, values in self._categorical.items():
             encoded += [position[column]] * (len(values) + 1)
         self.encoded_columns = encoded
-        # GPyTorch takes every buffer of a kernel to lead with the batch shape
+        # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         tables = {"own": torch.tensor([c in own for c in columns], dtype=torch.bool)}
         for column, values in self._categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
             self.leaf_hyperparameters.register_buffer(name, table, persistent=False)
-        # a choice by evidence is part of the state: a tensor without dimensions
+        # the kernel chosen by evidence is in the state, as a tensor without dimensions
         self.register_buffer("correlation_index", torch.tensor(0))
         self.set_correlation(correlation)
 
@@ -635,7 +636,7 @@ class TreeStructuredKernel(LeafKernel):
 
     @property
     def variant(self) -> Correlation:
-        """What, besides hyperparameters and data, a prediction was made with."""
+        """State besides hyperparameters and data that predictions depend on."""
         return self.correlation
 
     def set_correlation(self, name: str) -> None:
@@ -652,7 +653,7 @@ class TreeStructuredKernel(LeafKernel):
     def _columns_of_paths(
         self, free: list[int], own: set[int]
     ) -> list[list[int]] | None:
-        """Columns K_p sees on each path, or None if paths are too many to list."""
+        """Columns that K_p sees on each path; None if there are too many paths."""
         if self.tree.num_paths > MAX_LISTED_PATHS:
             return None
         out = []
@@ -670,8 +671,8 @@ class TreeStructuredKernel(LeafKernel):
             X: ``batch_shape x n x d``.
         """
         tree = self.tree
-        # A model checks its training data; on a GPU looking at the values of what it
-        # predicts would make the device wait in each acquisition call.
+        # A model checks its training data. On a GPU, checking the values of points at
+        # which it predicts would make the device wait in each acquisition call.
         codes, active, key = tree.locate(X, strict=X.device.type == "cpu")
         seen = active[..., self.columns]
         if self.leaf_inputs == "own":
@@ -698,7 +699,7 @@ class TreeStructuredKernel(LeafKernel):
         encoded = torch.cat(parts, dim=-1)
         encoded = torch.where(seen[..., self.encoded_columns], encoded, 0.0)
         scaled = encoded * inverse[..., self.encoded_columns]
-        # what a leaf does not use is taken from one more column of zeros
+        # columns that a leaf does not use are taken from one more column, of zeros
         scaled = pad(scaled, (0, 1))
         variance = self.leaf_hyperparameters.scale(path, nodes)
         constant = self.weights.undeclared_variance(codes).to(X)
