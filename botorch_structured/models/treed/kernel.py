@@ -36,7 +36,6 @@ from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
     squared_distance,
-    stationary_covariance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models.treed.partition import TreePartition
