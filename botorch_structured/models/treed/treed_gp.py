@@ -578,7 +578,7 @@ class TreedGP(FastSingleTaskGP):
         place = {p: k for k, p in enumerate(parameters)}
         order = [place.get(p, -1) for p in mll.parameters() if p.requires_grad]
         named = {module: prior for _, module, prior, *_ in mll.named_priors()}
-        priors = [named.get(module) for module in (*logs, mean)]
+        priors: list[Any] = [named.get(module) for module in (*logs, mean)]
         kinds = [QuickLogNormalPrior] * 3 + [NormalPrior]
         if len(named) != 4 or [type(p) for p in priors] != kinds or -1 in order:
             return None
