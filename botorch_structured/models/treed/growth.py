@@ -84,6 +84,8 @@ class GrownTrees:
         """Estimates of (log l, log s^2, m, log v), ``E x N x 4``.
 
         Of leaves ``N = num_leaves``, or of nodes; of those that do not exist NaN.
+        A leaf has the shortest lengthscale on its path, as a longer one than that of
+        another node explains its data badly, and its own slope s^2 / l.
         """
         found = []
         for root in self.roots:
@@ -91,6 +93,9 @@ class GrownTrees:
             values = np.full((num_leaves, 4), np.nan)
             for k, node in enumerate(nodes):
                 values[k] = node.fit.theta
+                if not inner:
+                    shortest = min(v.fit.theta[0] for v in node.path())
+                    values[k, :2] += shortest - values[k, 0]
             found.append(values)
         return torch.as_tensor(np.stack(found))
 

@@ -37,6 +37,7 @@ __all__ = [
     "TreeData",
     "batch_elements",
     "covariances_of",
+    "evidence_and_slopes",
     "nested_groups",
     "node_groups",
     "noisy_covariance",
@@ -482,6 +483,51 @@ def path_derivatives(
     return g, -weighted.sum(-1)
 
 
+def evidence_and_slopes(
+    groups: Sequence[PathGroup],
+    y: Tensor,
+    covariances: Covariances,
+    mean: Tensor,
+    noise: Tensor,
+    slopes_too: bool = True,
+) -> tuple[Tensor, list[Tensor]]:
+    """``path_evidence``, without a graph, and its derivatives.
+
+    Args:
+        groups: See ``path_evidence``.
+        y: See there.
+        covariances: See there.
+        mean: See there.
+        noise: See there.
+        slopes_too: Whether the derivatives are computed; if not, they are zero.
+
+    Returns:
+        The sum; its derivatives by ``mean``, ``noise`` and ``covariances.inputs``.
+    """
+    n, total = len(y), y.new_zeros(())
+    slopes = [t.new_zeros(t.shape) for t in (mean, noise, *covariances.inputs)]
+    d_mean, d_noise, *others = slopes
+    for group in groups:
+        rows = group.rows
+        places = (group.values.unsqueeze(-1) * n + rows).view(-1)
+        here, noise_here = (
+            t.reshape(-1).index_select(0, places).view(rows.shape)
+            for t in (mean, noise)
+        )
+        covariance, pull_back = covariances(group)
+        noisy = noisy_covariance(group, covariance, noise_here)
+        values, chol, half = path_values(group, noisy, y[rows] - here)
+        total += values.sum()
+        if not slopes_too:
+            continue
+        g, d_residual = path_derivatives(group, chol, half)
+        d_noise.view(-1).index_add_(0, places, g.diagonal(dim1=-1, dim2=-2).flatten())
+        if group.own:  # what nodes above leaves have is known
+            d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
+        pull_back(g, others)
+    return total, slopes
+
+
 class _PathEvidence(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -493,30 +539,9 @@ class _PathEvidence(torch.autograd.Function):
         noise: Tensor,
         *inputs: Tensor,
     ) -> Tensor:
-        n, total = len(y), y.new_zeros(())
-        slopes = [t.new_zeros(t.shape) for t in (mean, noise, *inputs)]
-        for group in groups:
-            rows = group.rows
-            places = (group.values.unsqueeze(-1) * n + rows).view(-1)
-            here, noise_here = (
-                t.reshape(-1).index_select(0, places).view(rows.shape)
-                for t in (mean, noise)
-            )
-            covariance, pull_back = covariances(group)
-            noisy = noisy_covariance(group, covariance, noise_here)
-            values, chol, half = path_values(group, noisy, y[rows] - here)
-            total += values.sum()
-            if not any(ctx.needs_input_grad):
-                continue
-            g, d_residual = path_derivatives(group, chol, half)
-            d_mean, d_noise, *others = slopes
-            d_noise.view(-1).index_add_(
-                0, places, g.diagonal(dim1=-1, dim2=-2).reshape(-1)
-            )
-            if group.own:  # what nodes above leaves have is known
-                d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
-            pull_back(g, others)
-        ctx.slopes = slopes
+        total, ctx.slopes = evidence_and_slopes(
+            groups, y, covariances, mean, noise, any(ctx.needs_input_grad)
+        )
         return total
 
     @staticmethod

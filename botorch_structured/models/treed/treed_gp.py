@@ -42,10 +42,12 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.priors import NormalPrior
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.linalg.hyperparameter import QuickLogNormalPrior
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
@@ -77,9 +79,11 @@ from botorch_structured.models.treed.leaf_modules import (
     shared_noise_likelihood,
 )
 from botorch_structured.models.treed.objective import (
+    StationaryCovariances,
     TreeData,
     batch_elements,
     covariances_of,
+    evidence_and_slopes,
     nested_groups,
     node_groups,
     path_evidence,
@@ -91,6 +95,7 @@ from botorch_structured.models.treed.tree import Rows, TreeNode
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
 # curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
+_DEFAULT_MODULES = [TreedStationary, TreedMean, LeafNoiseLikelihood]
 
 
 class TreedGP(FastSingleTaskGP):
@@ -542,8 +547,80 @@ class TreedGP(FastSingleTaskGP):
         direct use.
         """
         own = self._is_treed and not self.partition.tree_shape
+        if own and not any(kwargs.values()):  # None is what was not given
+            kwargs["closure"] = self._loss_and_gradient(mll.train())
+            kwargs["optimizer_kwargs"] = {"options": _FIT_OPTIONS}
         with few_threads(self.train_targets.shape[-1]):
             return fit_map(mll, _FIT_OPTIONS if own else None, **kwargs)
+
+    def _loss_and_gradient(
+        self, mll: MarginalLogLikelihood
+    ) -> Callable[[], tuple[Tensor, list[Tensor]]] | None:
+        """``compute_custom_loss`` and its gradient, in half the time of autograd.
+
+        None unless the kernel, the mean, the noise and all priors are the default ones.
+        """
+        kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+        kinds: list[type] = [type(m) for m in (mll, kernel, mean, likelihood)]
+        if (
+            kinds != [ExactMarginalLogLikelihood, *_DEFAULT_MODULES]
+            or mll.likelihood is not likelihood
+            or kernel.warp
+            or kernel.categorical
+        ):
+            return None
+        logs = (
+            kernel.lengthscale_of_leaf,
+            kernel.variance_of_leaf,
+            likelihood.noise_covar.noise_of_leaf,
+        )
+        parameters = [*(module.raw_value for module in logs), mean.constant]
+        place = {p: k for k, p in enumerate(parameters)}
+        order = [place.get(p, -1) for p in mll.parameters() if p.requires_grad]
+        named = {module: prior for _, module, prior, *_ in mll.named_priors()}
+        priors: list[Any] = [named.get(module) for module in (*logs, mean)]
+        kinds = [QuickLogNormalPrior] * 3 + [NormalPrior]
+        if len(named) != 4 or [type(p) for p in priors] != kinds or -1 in order:
+            return None
+        sizes = [p.numel() for p in parameters]
+        # of the logarithms and the mean, the priors are Gaussian up to a constant
+        tops = [p.mode if p is priors[3] else p.mode.log() for p in priors]
+        top, scale = (
+            torch.cat([t.expand(k) for t, k in zip(values, sizes, strict=True)])
+            for values in (tops, [p.scale for p in priors])
+        )
+        highest = sum(
+            k * p.log_prob(p.mode) for k, p in zip(sizes, priors, strict=True)
+        )
+        (data,), levels, n = self._plan(), self.levels, self._num_observed
+        leaves, correlation = len(mean.constant), kernel.correlation(0)
+
+        @torch.no_grad()
+        def loss_and_gradient() -> tuple[Tensor, list[Tensor]]:
+            theta = torch.cat([p.view(-1) for p in parameters])
+            length, variance, noise = (p.exp() for p in parameters[:3])
+            own = torch.stack([variance, mean.constant, noise], dim=-1)
+            amplitudes, means, noises = torch.cat([own, levels]).unbind(-1)
+            scaled = data.X / length.unsqueeze(-2)
+            value, (d_mean, d_noise, d_scaled, d_amplitude) = evidence_and_slopes(
+                data.groups,
+                data.y,
+                StationaryCovariances(correlation, scaled, amplitudes),
+                means.unsqueeze(-1).expand(-1, n),
+                noises.unsqueeze(-1).expand(-1, n),
+            )
+            z = (theta - top) / scale
+            slopes = [
+                -(d_scaled * scaled).sum(-2).view(-1),
+                d_amplitude[:leaves] * variance,
+                d_noise[:leaves].sum(-1) * noise,
+                d_mean[:leaves].sum(-1),
+            ]
+            gradient = ((z / scale - torch.cat(slopes)) / n).split(sizes)
+            loss = (0.5 * z.dot(z) - value - highest) / n
+            return loss, [gradient[k] for k in order]
+
+        return loss_and_gradient
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""

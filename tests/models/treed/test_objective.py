@@ -9,6 +9,8 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from botorch_structured.models.treed.kernel import TreedStationary
@@ -131,3 +133,21 @@ def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
             rtol=1e-8,
             atol=1e-9,
         )
+
+
+def test_the_written_out_gradient_of_a_fit() -> None:
+    model = randomised(TreedGP(*step_data()))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fast = model._loss_and_gradient(mll)
+    assert fast is not None
+    expected = with_gradient(model, model.compute_custom_loss(mll))
+    value, gradient = fast()
+    torch.testing.assert_close(value, expected[0])
+    for part, other in zip(gradient, expected[1:], strict=True):
+        torch.testing.assert_close(part.view_as(other), other)
+    model.mean_module.constant.requires_grad_(False)
+    held = model._loss_and_gradient(mll)
+    assert held is not None and len(held()[1]) == len(gradient) - 1
+    # one more prior is not in the formula
+    model.register_prior("more", NormalPrior(0, 2), lambda m: m.mean_module.constant)
+    assert model._loss_and_gradient(mll) is None

@@ -164,7 +164,7 @@ def test_a_plausible_point_is_lent() -> None:
     model.eval()
     data = x.squeeze(-1)
     right, lent = data > split.threshold, data == split.threshold
-    X = torch.tensor([[0.9], [float(data[right].min())]])
+    X = torch.tensor([[0.9], [float(data[right].min()) + 0.02]])
     plain = leaf_prediction(model, 1, right, X)
     with_lent = leaf_prediction(model, 1, right | lent, X)
     posterior = model.posterior(X)
