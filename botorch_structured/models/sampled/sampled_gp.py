@@ -155,8 +155,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
         stacked = stack_modules(parts)
         if stacked is None:
             raise UnsupportedError(
-                "likelihood: those of the samples differ in more than their "
-                "parameters; they are likelihoods of the models in `models`."
+                "likelihood: expected likelihoods of the samples that differ in their "
+                "parameters only, got other ones; each is that of its model in "
+                "`models`."
             )
         if isinstance(stacked, FixedNoiseGaussianLikelihood):
             noise = self._stack_data([part.noise_covar.noise for part in parts])

@@ -32,7 +32,11 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured.linalg.block_low_rank import LeafLayout
-from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.checks import (
+    ShapeError,
+    check_modules,
+    check_training_data,
+)
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     FastSingleTaskGP,
@@ -103,6 +107,11 @@ def read_arguments(
     space = None
     if isinstance(dependencies, SearchSpace):
         space, dependencies = dependencies, dependencies.tree
+        if space.tree.dim != train_X.shape[-1]:
+            raise ShapeError(
+                f"train_X: expected the {space.tree.dim} columns of the space, got "
+                f"{train_X.shape[-1]}."
+            )
     tree = ParameterTree.from_any(dependencies, train_X.shape[-1])
     tree.active_mask(train_X)
     if space is not None and input_transform is None:
