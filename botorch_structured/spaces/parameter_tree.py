@@ -235,6 +235,11 @@ class ParameterTree:
                 f"{None if x is None else type(x).__name__}{hint}."
             )
         if not isinstance(x, ParameterTree):
+            if type(x).__name__ == "ConfigurationSpace":  # a mapping, of names
+                raise ValueError(
+                    "hierarchical_dependencies: expected a SearchSpace "
+                    "(SearchSpace.from_configspace(cs)), got a ConfigurationSpace."
+                )
             return cls(dim, x)
         if x.dim != dim:
             raise ValueError(

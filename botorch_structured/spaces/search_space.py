@@ -322,8 +322,8 @@ class SearchSpace:
         """
         X = X.unsqueeze(0) if isinstance(X, Tensor) and X.dim() == 1 else X
         if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != self.dim:
-            got = getattr(X, "shape", type(X).__name__)
-            raise ValueError(f"X: expected n x {self.dim} points, got {got}.")
+            got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+            raise ValueError(f"X: expected an n x {self.dim} tensor, got {got}.")
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
         outside = active & ~self._inside(X)

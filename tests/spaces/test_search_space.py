@@ -478,7 +478,7 @@ def test_decode_clamps_rounding_and_refuses_more() -> None:
         assert not space.feasible(bad).any()
         with pytest.raises(ValueError, match="X: expected numbers in"):
             space.decode(bad)
-    with pytest.raises(ValueError, match="n x 2 points"):
+    with pytest.raises(ValueError, match="n x 2 tensor"):
         space.decode(torch.zeros(2, 3))
 
 

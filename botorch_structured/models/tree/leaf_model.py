@@ -102,7 +102,8 @@ def read_arguments(
         train_Y,
         train_Yvar,
         outcome_transform=modules["outcome_transform"],
-        tree=bool(dependencies),
+        tree=isinstance(dependencies, (ParameterTree, Mapping, SearchSpace))
+        and bool(dependencies),
     )
     space = None
     if isinstance(dependencies, SearchSpace):

@@ -11,6 +11,7 @@ from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
+from ConfigSpace import ConfigurationSpace
 from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -129,9 +130,7 @@ def test_what_is_given_beside_a_space_counts(model_class: Any) -> None:
     kernel = RBFKernel()
     replaced = model_class(X, Y, SPACE, covar_module=kernel)
     assert kernel in replaced.modules()
-    with pytest.raises(
-        ValueError, match="train_X: expected the 5 columns"
-    ):
+    with pytest.raises(ValueError, match="train_X: expected the 5 columns"):
         model_class(X[:, :4], Y, SPACE)
 
 
@@ -144,3 +143,13 @@ def test_a_flat_space_is_a_plain_model() -> None:
         model = model_class(X, Y, space)
         assert type(model.covar_module) is type(plain.covar_module)
         torch.testing.assert_close(model.posterior(X).mean, plain.posterior(X).mean)
+
+
+@pytest.mark.parametrize("model_class", [ConditionalGP, TreeStructuredGP])
+def test_what_is_no_tree_is_refused(model_class: Any) -> None:
+    X = SPACE.sample(6, seed=0)
+    Y = X[:, :1]
+    with pytest.raises(ValueError, match="hierarchical_dependencies: .*got Tensor"):
+        model_class(X, Y, X)
+    with pytest.raises(ValueError, match="from_configspace.*got a ConfigurationSpace"):
+        model_class(X, Y, ConfigurationSpace())
