@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from decomposed_problems import check_what_the_harness_needs
 from sklearn.metrics import log_loss
 
 from benchmarks.problems.trainings import (
@@ -121,23 +120,7 @@ def test_parts_add_up(make: Any, negate: bool) -> None:
 
 @pytest.mark.parametrize("make", [small_forest, NetworkTuning])
 def test_what_the_harness_needs(make: Any) -> None:
-    problem = make()
-    X = problem.starts(3)
-    assert X.shape == (4, problem.dim)
-    assert torch.equal(X, problem.starts(3))
-    assert not torch.equal(X, problem.starts(4))
-    assert problem.space.feasible(X).all()
-    assert torch.equal(problem.starts(3, 2), X[:2])
-    state = torch.get_rng_state()
-    problem.starts(0), problem.space.sample(1, seed=1)
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(problem.space.bounds, problem.bounds)
-    assert len(set(problem.space.names)) == problem.dim
-    if make is small_forest:
-        value = problem(X)
-        for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
-            assert torch.equal(same(X), value)
-        assert torch.equal(make()(X), value)
+    check_what_the_harness_needs(make, evaluate=make is small_forest)
 
 
 def test_wrong_arguments() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 import sys
 from typing import Any
 
@@ -16,6 +14,7 @@ from botorch.utils.testing import (
     BotorchTestCase,
     SyntheticTestFunctionTestCaseMixin,
 )
+from decomposed_problems import check_what_the_harness_needs
 from torch import Tensor
 
 from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
@@ -156,22 +155,7 @@ def test_parts_add_up(make: Any, negate: bool) -> None:
 
 @pytest.mark.parametrize("make", PROBLEMS)
 def test_what_the_harness_needs(make: Any) -> None:
-    problem = make()
-    X = problem.starts(3)
-    assert X.shape == (4, problem.dim)
-    assert torch.equal(X, problem.starts(3))
-    assert not torch.equal(X, problem.starts(4))
-    assert problem.space.feasible(X).all()
-    assert torch.equal(problem.starts(3, 2), X[:2])
-    state = torch.get_rng_state()
-    problem.starts(0), problem.space.sample(1, seed=1)
-    assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(problem.space.bounds, problem.bounds)
-    assert len(set(problem.space.names)) == problem.dim
-    value = problem(X)
-    for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
-        assert torch.equal(same(X), value)
-    assert torch.equal(make()(X), value)
+    check_what_the_harness_needs(make, evaluate=True)
 
 
 def test_noise() -> None:
