@@ -47,7 +47,7 @@ def problem(seed: int, rows: int, sites: int) -> tuple[Tensor, Tensor]:
     y = (y - y.mean()) / y.std()
     kernel = RBFKernel().double()
     kernel.lengthscale = 0.4
-    k = StationaryDerivatives.of(kernel).double()
+    k = StationaryDerivatives.of(kernel)
     K = k.value(X, X) + 0.01 * torch.eye(rows, dtype=torch.float64)
     cross = k.cross(X, points, [0])
     factor = torch.linalg.cholesky(K)
