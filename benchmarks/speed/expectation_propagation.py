@@ -45,7 +45,7 @@ def problem(seed: int, rows: int, sites: int) -> tuple[Tensor, Tensor]:
     y = 2.0 * X[:, 0] + 0.5 * torch.sin(5.0 * X[:, 1]) + 0.1 * noise
     y = y - (seed % 2) * torch.sin(8.0 * X[:, 0])
     y = (y - y.mean()) / y.std()
-    kernel = RBFKernel().double()
+    kernel = RBFKernel().double().requires_grad_(False)
     kernel.lengthscale = 0.4
     k = StationaryDerivatives.of(kernel)
     K = k.value(X, X) + 0.01 * torch.eye(rows, dtype=torch.float64)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.speed import report
+from benchmarks.speed import expectation_propagation, report
 
 
 def test_a_figure_of_speed_has_its_machine_beside_it(
@@ -22,3 +22,9 @@ def test_a_figure_of_speed_has_its_machine_beside_it(
     report({"ratio": 1.0}, None)
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == '{"ratio": 1.0}' and len(out.read_text().splitlines()) == 2
+
+
+def test_the_derivatives_that_expectation_propagation_gets() -> None:
+    mean, covariance = expectation_propagation.problem(seed=0, rows=5, sites=4)
+    assert mean.shape == (4,) and not covariance.requires_grad
+    assert torch.linalg.eigvalsh(covariance).min() > -1e-10
