@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import botorch_structured
-from botorch_structured import cite
+from botorch_structured import cite, models
 from botorch_structured._citations import _PAPER_OF, BIBTEX
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +102,32 @@ def test_importing_is_light() -> None:
         cwd=Path(botorch_structured.__file__).parent.parent,
     )
     assert json.loads(done.stdout) == []
+
+
+def test_importing_models_imports_little_besides_botorch() -> None:
+    """``scipy.stats`` alone would take a third of the time of importing BoTorch."""
+    code = (
+        "import sys; from botorch_structured.models import {names}; "
+        "import botorch_structured.fit, botorch_structured.optim; "
+        "print(*[m for m in ('scipy.stats', 'sklearn', 'matplotlib', 'pandas', 'ax',"
+        " 'optuna', 'ConfigSpace') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(names=", ".join(models.__all__))],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(botorch_structured.__file__).parent.parent,
+    )
+    assert done.stdout.split() == []
+
+
+def test_models_are_imported_when_they_are_asked_for() -> None:
+    assert set(models.__all__) <= set(dir(models))
+    for name in models.__all__:
+        assert getattr(models, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'GP'"):
+        models.GP
 
 
 def test_docstring_explains_the_package_in_six_lines() -> None:

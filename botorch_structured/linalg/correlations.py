@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 Array = NDArray[np.float64]
@@ -184,11 +184,11 @@ def _array_laplace(distance: Array, out: Array) -> Array:
 
 def _student_quantile(p: float) -> float:
     # the Matern-nu spectral density in 1-D is a Student t with 2 nu degrees of freedom
-    return float(stats.t.ppf(p, df=5))
+    return float(stdtrit(5, p))
 
 
 def _normal_quantile(p: float) -> float:
-    return float(stats.norm.ppf(p))
+    return float(ndtri(p))
 
 
 MATERN52 = Correlation(

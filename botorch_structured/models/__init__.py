@@ -14,6 +14,8 @@
   Welch 2018, Riihimaki and Vehtari 2010).
 * ``SampledGP``: what ``fit_slice_sampling`` returns, an average over samples of
   the hyperparameters.
+
+As in ``botorch.models``, a model is imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -28,10 +30,36 @@ __all__ = [
     "TreedGP",
 ]
 
-from botorch_structured.models.ablr.multi_task_ablr import MultiTaskABLR
-from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
-from botorch_structured.models.monotone.monotone_gp import MonotoneGP
-from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.models.tree.conditional_gp import ConditionalGP
-from botorch_structured.models.tree.tree_structured_gp import TreeStructuredGP
-from botorch_structured.models.treed.treed_gp import TreedGP
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from botorch_structured.models.ablr.multi_task_ablr import MultiTaskABLR
+    from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
+    from botorch_structured.models.monotone.monotone_gp import MonotoneGP
+    from botorch_structured.models.sampled.sampled_gp import SampledGP
+    from botorch_structured.models.tree.conditional_gp import ConditionalGP
+    from botorch_structured.models.tree.tree_structured_gp import TreeStructuredGP
+    from botorch_structured.models.treed.treed_gp import TreedGP
+
+_MODULES = {
+    "ConditionalGP": "tree.conditional_gp",
+    "DecomposedGP": "monotone.decomposed_gp",
+    "MonotoneGP": "monotone.monotone_gp",
+    "MultiTaskABLR": "ablr.multi_task_ablr",
+    "SampledGP": "sampled.sampled_gp",
+    "TreeStructuredGP": "tree.tree_structured_gp",
+    "TreedGP": "treed.treed_gp",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    model = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = model
+    return model
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})
