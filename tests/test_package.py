@@ -127,7 +127,7 @@ def test_models_are_imported_when_they_are_asked_for() -> None:
     for name in models.__all__:
         assert getattr(models, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'GP'"):
-        models.GP
+        _ = models.GP
 
 
 def test_docstring_explains_the_package_in_six_lines() -> None:
