@@ -28,8 +28,13 @@ class Problem:
     def regressions(
         self, chunk_rows: int | None = None, processes: Processes | None = None
     ) -> Regressions:
-        """The package's."""
-        rows = TaskRows(self.task, len(self.log_beta), chunk_rows=chunk_rows)
+        """The package's; with ``chunk_rows``, the first two chunks are kept."""
+        rows = TaskRows(
+            self.task,
+            len(self.log_beta),
+            chunk_rows=chunk_rows,
+            kept_rows=10**6 if chunk_rows is None else 2 * chunk_rows,
+        )
         data = TaskData(
             self.features,
             self.X,

@@ -31,7 +31,7 @@ row,
 
 back through the feature map. Time is linear in the number of rows. Memory beyond the
 data does not depend on it: the activations of a chunk, and a few ``D x D`` matrices per
-task. Rows that fit into one chunk are passed once.
+task. Of the first 65,536 rows activations are kept, and computed once.
 """
 
 from __future__ import annotations
@@ -301,8 +301,8 @@ def _value_and_gradients(
         Derivatives with respect to log alpha, log beta, X, Y and the parameters.
     """
     data, parameters = regressions.data, regressions.parameters
-    # of a single chunk, keep the graph: no need to compute the features again
-    kept: tuple[Tensor, Tensor] | None = None
+    # of the first chunks, keep the graph: no need to compute the features again
+    kept: list[tuple[Tensor, Tensor]] = []
 
     def with_graph(chunk: Chunk) -> tuple[Tensor, Tensor]:
         x = data.X.detach()[chunk.rows]
@@ -311,11 +311,10 @@ def _value_and_gradients(
             return x, data.features(x)
 
     def features(chunk: Chunk) -> Tensor:
-        nonlocal kept
-        if not data.rows.in_one_chunk:
+        if len(kept) == data.rows.num_kept:
             return data.features_of(chunk)
-        kept = with_graph(chunk)
-        return kept[1].detach()
+        kept.append(with_graph(chunk))
+        return kept[-1][1].detach()
 
     solutions = Solutions(
         data.factors(features), regressions.log_alpha, regressions.log_beta
@@ -325,8 +324,9 @@ def _value_and_gradients(
     d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
     d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
     row_by_row = bool(parameters) or d_x is not None or d_y is not None
+    kept.reverse()  # the first is the next to be used, and to be given up
     for chunk in data.rows.chunks if row_by_row else []:
-        x, phi = kept or with_graph(chunk)
+        x, phi = kept.pop() if kept else with_graph(chunk)
         d_phi, d_outcome = solutions.slopes(chunk, *data.observed(chunk, phi.detach()))
         scale = data.scale(chunk)
         if scale is not None:

@@ -19,12 +19,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# On a CPU 2,048 rows of a network with 50 units stay in the cache; below 10,000 rows
-# keeping the activations costs little memory, and saves computing them twice. A GPU
-# needs more rows at once to be busy.
+# On a CPU 2,048 rows of a network with 50 units stay in the cache. A GPU needs more
+# rows at once to be busy. Up to 10,000 rows are one chunk, in which the means of whole
+# tasks can be refined.
 _CHUNK_ROWS_CPU = 2_048
 _CHUNK_ROWS_GPU = 32_768
-_ONE_PASS_ROWS = 10_000
+_ONE_CHUNK_ROWS = 10_000
+# Activations of so many rows are kept, which saves computing them twice: about 90 MiB
+# for three layers of 50 units.
+_KEPT_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,13 @@ class TaskRows:
         num_rows: Number of rows of ``X``; with ``rows`` only.
         chunk_rows: Rows of ``X`` in a chunk. Default: all in one chunk up to 10,000
             rows, otherwise 2,048 (32,768 on a GPU).
+        kept_rows: Of so many rows, the first ones, activations may be kept between the
+            two passes; of the others they are computed twice.
 
     Attributes:
         task: As given.
         chunks: The chunks; each observation is in one of them.
+        num_kept: Of how many of them, the first ones, activations may be kept.
         counts: Number of observations of each task, a list of T.
     """
 
@@ -102,6 +108,7 @@ class TaskRows:
         rows: Tensor | None = None,
         num_rows: int | None = None,
         chunk_rows: int | None = None,
+        kept_rows: int = _KEPT_ROWS,
     ) -> None:
         self.task = task
         self.num_tasks = num_tasks
@@ -113,11 +120,7 @@ class TaskRows:
             if rows is None
             else self._by_row(task, rows, step)
         )
-
-    @property
-    def in_one_chunk(self) -> bool:
-        """Whether all rows are computed at once."""
-        return len(self.chunks) == 1
+        self.num_kept = kept_rows // step
 
     def _by_task(self, task: Tensor, step: int) -> list[Chunk]:
         """One observation per row: rows are sorted by task, then cut."""
@@ -176,6 +179,6 @@ def _cut(counts: list[int], total: int, step: int) -> list[list[Piece]]:
 
 
 def _default_chunk_rows(num_rows: int, device: torch.device) -> int:
-    if num_rows <= _ONE_PASS_ROWS:
-        return _ONE_PASS_ROWS
+    if num_rows <= _ONE_CHUNK_ROWS:
+        return _ONE_CHUNK_ROWS
     return _CHUNK_ROWS_CPU if device.type == "cpu" else _CHUNK_ROWS_GPU

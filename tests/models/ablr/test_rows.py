@@ -68,5 +68,5 @@ def test_several_observations_per_row(
 
 
 def test_few_rows_are_one_chunk() -> None:
-    assert TaskRows(torch.zeros(10_000, dtype=torch.long), 1).in_one_chunk
-    assert not TaskRows(torch.zeros(10_001, dtype=torch.long), 1).in_one_chunk
+    assert len(TaskRows(torch.zeros(10_000, dtype=torch.long), 1).chunks) == 1
+    assert len(TaskRows(torch.zeros(10_001, dtype=torch.long), 1).chunks) == 5
