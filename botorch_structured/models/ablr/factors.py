@@ -20,10 +20,10 @@ __all__ = [
     "TaskData",
     "TaskFactors",
     "cholesky_qr",
-    "triangular_factor",
+    "triangular_factors",
 ]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import torch
@@ -37,23 +37,30 @@ from botorch_structured.models.ablr.rows import Chunk, TaskRows
 _MIN_PIVOT = 1e-5
 
 
-def triangular_factor(data: Tensor) -> Tensor:
-    """R of a QR factorisation, with ``R' R = data' data``.
+def triangular_factors(data: Sequence[Tensor]) -> list[Tensor]:
+    """R of a QR factorisation of each matrix, with ``R' R = data' data``.
 
     Reflections (LAPACK) on a CPU. On a GPU these are slow, a column after the other,
-    and matrix products fast: Cholesky QR, unless the columns are nearly dependent.
+    and matrix products fast: Cholesky QR, unless the columns are nearly dependent. The
+    host waits for the device once, not for each matrix.
 
     Args:
-        data: ``m x n`` with m at least n.
+        data: Matrices ``m x n`` with m at least n, which may differ in size.
 
     Returns:
         Upper triangular, ``n x n``; signs of rows are arbitrary.
     """
-    factor = None if data.device.type == "cpu" else cholesky_qr(data)
-    return torch.linalg.qr(data, mode="r").R if factor is None else factor
+    if not data or data[0].device.type == "cpu":
+        return [torch.linalg.qr(d, mode="r").R for d in data]
+    quick = [cholesky_qr(d) for d in data]
+    accurate = torch.stack([a for _, a in quick]).tolist()
+    return [
+        factor if good else torch.linalg.qr(d, mode="r").R
+        for d, (factor, _), good in zip(data, quick, accurate, strict=True)
+    ]
 
 
-def cholesky_qr(data: Tensor) -> Tensor | None:
+def cholesky_qr(data: Tensor) -> tuple[Tensor, Tensor]:
     """The triangular factor by two Cholesky factorisations.
 
     The first one alone would lose half the digits; what it makes of the data is nearly
@@ -63,18 +70,17 @@ def cholesky_qr(data: Tensor) -> Tensor | None:
         data: ``m x n`` with m at least n.
 
     Returns:
-        Upper triangular, ``n x n``; None where columns are so nearly dependent that
-        this would be less accurate than reflections.
+        Upper triangular, ``n x n``; and whether it is accurate, a boolean scalar: not
+        where columns are so nearly dependent that reflections are more accurate.
     """
     norms = torch.linalg.vector_norm(data, dim=0)
     unit = data / norms
     first, failed = torch.linalg.cholesky_ex(unit.mT @ unit)
-    # also where a column is zero or not finite, which makes this not a number
-    if not bool((failed == 0) & (first.diagonal().min() > _MIN_PIVOT)):
-        return None
+    # false where a column is zero or not finite, too: that makes this not a number
+    accurate = (failed == 0) & (first.diagonal().min() > _MIN_PIVOT)
     basis = torch.linalg.solve_triangular(first.mT, unit, upper=True, left=False)
-    second = torch.linalg.cholesky(basis.mT @ basis)
-    return (first @ second).mT * norms
+    second, _ = torch.linalg.cholesky_ex(basis.mT @ basis)
+    return (first @ second).mT * norms, accurate
 
 
 class TaskFactors:
@@ -131,10 +137,13 @@ class TaskFactors:
             which, task, place = small
             self.rows[task, place, :-1] = phi[which]
             self.rows[task, place, -1] = y[which]
-        for piece in chunk.pieces:
-            if not self.is_small(piece.task):
-                here = slice(piece.start, piece.stop)
-                self._stack(piece.task, phi[here], y[here])
+        large = [piece for piece in chunk.pieces if not self.is_small(piece.task)]
+        self._replace(
+            {
+                p.task: self._stacked(p.task, phi, y, slice(p.start, p.stop))
+                for p in large
+            }
+        )
 
     def small_places(
         self, chunk: Chunk, like: Tensor
@@ -157,21 +166,23 @@ class TaskFactors:
         mask = small.to(like.device)[task]
         return mask, task[mask], place[mask]
 
-    def _stack(self, task: int, phi: Tensor, y: Tensor) -> None:
-        """Take in rows of a task that will have more than D."""
+    def _stacked(self, task: int, phi: Tensor, y: Tensor, which: slice) -> Tensor:
+        """The factor of a task that will have more than D rows, and some more rows."""
         D, filled = self.num_features, self.filled[task]
         # in the order of memory that LAPACK wants
-        data = self.rows.new_empty(D + 1, filled + len(y)).mT
+        data = self.rows.new_empty(D + 1, filled + which.stop - which.start).mT
         data[:filled] = self.rows[task, :filled]
-        data[filled:, :-1] = phi
-        data[filled:, -1] = y
-        self._replace(task, data)
+        data[filled:, :-1] = phi[which]
+        data[filled:, -1] = y[which]
+        return data
 
-    def _replace(self, task: int, data: Tensor) -> None:
-        if len(data) > self.num_features:
-            data = triangular_factor(data)
-        self.rows[task, : len(data)] = data
-        self.filled[task] = len(data)
+    def _replace(self, data: dict[int, Tensor]) -> None:
+        """Reduce rows of tasks to their new factors."""
+        tall = [task for task, rows in data.items() if len(rows) > self.num_features]
+        factors = triangular_factors([data[task] for task in tall])
+        for task, rows in (data | dict(zip(tall, factors, strict=True))).items():
+            self.rows[task, : len(rows)] = rows
+            self.filled[task] = len(rows)
 
     def merge(self, processes: Processes) -> None:
         """Take in what the other processes have; the same in each of them.
@@ -186,12 +197,15 @@ class TaskFactors:
         heights = torch.stack(processes.gather(filled)).T.tolist()
         everyone = processes.gather(self.rows)
         self.rows = torch.stack(everyone).sum(0)  # small tasks: each row is of one
-        for task, height in enumerate(heights):
-            if not self.is_small(task):
-                parts = [
-                    rows[task, :n] for rows, n in zip(everyone, height, strict=True)
-                ]
-                self._replace(task, torch.cat(parts))
+        self._replace(
+            {
+                task: torch.cat(
+                    [rows[task, :n] for rows, n in zip(everyone, height, strict=True)]
+                )
+                for task, height in enumerate(heights)
+                if not self.is_small(task)
+            }
+        )
 
 
 class TaskData:

@@ -53,7 +53,7 @@ from gpytorch.means import Mean, ZeroMean
 from torch import Tensor, nn
 
 from botorch_structured.linalg.hyperparameter import LogInterval
-from botorch_structured.models.ablr.factors import triangular_factor
+from botorch_structured.models.ablr.factors import triangular_factors
 from botorch_structured.models.ablr.hyperparameters import (
     ExchangeableLogNormalPrior,
     WeightPrecision,
@@ -542,7 +542,7 @@ class _Density:
             self.noise = 0.0, 1.0
         self.free = max(len(rows) - rows.shape[-1], 0)
         if self.free:  # a rotation of the rows changes nothing
-            rows = triangular_factor(rows)
+            (rows,) = triangular_factors([rows])
         basis, values, _ = torch.linalg.svd(rows[:, :-3], full_matrices=True)
         self.variances = Y.new_zeros(len(rows))
         self.variances[: len(values)] = values.square()

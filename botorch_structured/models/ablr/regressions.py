@@ -523,15 +523,15 @@ class Solutions:
         self.d_log_beta = torch.zeros_like(self.alpha)
         self.mean = self.alpha.new_zeros(T, D)
         self._batch: dict[bool, Solution] = {}
-        self._index = torch.zeros(T, dtype=torch.long, device=device)
+        # place of each task in its batch
+        self._place = [0] * T
         for small in (True, False):
-            tasks = torch.tensor(
-                [t for t in range(T) if factors.is_small(t) == small],
-                dtype=torch.long,
-                device=device,
-            )
-            if len(tasks) == 0:
+            which = [t for t in range(T) if factors.is_small(t) == small]
+            if not which:
                 continue
+            for place, t in enumerate(which):
+                self._place[t] = place
+            tasks = torch.tensor(which, device=device)
             # on the CPU: a GPU is slower at many small factorisations
             rows, n, alpha, beta = (
                 v[tasks].cpu() for v in (factors.rows, count, self.alpha, self.beta)
@@ -544,7 +544,6 @@ class Solutions:
             for name in ("value", "d_log_alpha", "d_log_beta", "mean"):
                 getattr(self, name)[tasks] = getattr(batch, name)
             self._batch[small] = batch
-            self._index[tasks] = torch.arange(len(tasks), device=device)
         self._check_finite()
 
     def _check_finite(self) -> None:
@@ -576,14 +575,15 @@ class Solutions:
         small = self.factors.small_places(chunk, y)
         if small is not None:
             which, task, place = small
-            batch, at = self._batch[True], (self._index[task], place)
+            batch = self._batch[True]
+            at = (torch.tensor(self._place, device=task.device)[task], place)
             assert batch.residual is not None
             d_phi[which] = batch.slope[at]
             d_y[which] = -self.alpha[task] * batch.residual[at]
         for piece in chunk.pieces:
             if self.factors.is_small(piece.task):
                 continue
-            batch, i = self._batch[False], int(self._index[piece.task])
+            batch, i = self._batch[False], self._place[piece.task]
             here, mean = slice(piece.start, piece.stop), batch.mean[i]
             d_outcome = torch.mv(phi[here], mean).sub_(y[here])
             d_outcome.mul_(self.alpha[piece.task])
