@@ -425,27 +425,38 @@ def maximise(
             slope[:, -1] = gradient[:, -1].sum()
         held = ~free | ((theta <= lower) & (slope < 0))
         held |= (theta >= upper) & (slope > 0)
-        moves, common = _newton_steps(gradient, curvature, held, shared)
-        common = min(max(common, -common_reach), common_reach)
-        apart = float((gradient[:, own] * moves[:, own, 0]).sum())
-        if abs(common * slope[0, -1]) < max(0.25 * tolerance, _HOLD * apart):
-            common = 0.0
-        if shared:
-            way = moves[:, :-1, 0] - common * moves[:, :-1, 1]
-        else:
-            way = moves[..., 0]
+        fixed, pushed = np.zeros((2, L, p))
+        for _ in range(p):  # what would leave the bounds goes to the bounds
+            pull = gradient - np.einsum("lij,lj->li", curvature, pushed)
+            moves, common = _newton_steps(pull, curvature, held | (fixed > 0), shared)
+            common = min(max(common, -common_reach), common_reach)
+            common = min(
+                max(common, lower[-1] - theta[0, -1]), upper[-1] - theta[0, -1]
+            )
+            apart = float((gradient[:, own] * moves[:, own, 0]).sum())
+            if abs(common * slope[0, -1]) < max(0.25 * tolerance, _HOLD * apart):
+                common = 0.0
+            way = pushed.copy()
+            way += moves[..., 0]
+            if shared:
+                way -= common * moves[..., 1]
+                way[:, -1] = 0.0
+            inside = np.clip(theta + way, lower, upper) - theta
+            past = (inside != way) & (fixed == 0)
+            if not past.any():
+                break
+            fixed[past], pushed[past] = 1.0, inside[past]
         longest = np.abs(way).max(-1)
         way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
-        trial = theta.copy()
-        trial[:, own] += way
         if shared:
-            trial[:, -1] += common
-        np.clip(trial, lower, upper, out=trial)
+            way[:, -1] = common
+        trial = np.clip(theta + way, lower, upper)
         moved = trial - theta
         promised = (gradient * moved).sum(-1)
-        chosen = np.full(L, common != 0.0) | (promised > tolerance / L)
+        expected = promised - 0.5 * np.einsum("li,lij,lj->l", moved, curvature, moved)
+        chosen = np.full(L, common != 0.0) | (expected > 0.5 * tolerance / L)
         moved[~chosen] = 0.0
-        if not chosen.any() or promised.sum() < 2.0 * tolerance and not common:
+        if not chosen.any() or expected.sum() < tolerance and not common:
             return Maximum(
                 theta, float(value.sum()), curvature, step, evaluations, True
             )
@@ -455,7 +466,6 @@ def maximise(
             new_value[j], new_gradient[j] = densities[j](trial[j])
         evaluations += int(chosen.sum())
         finite = np.isfinite(new_value)
-        expected = promised - 0.5 * np.einsum("li,lij,lj->l", moved, curvature, moved)
         curvature = _updated(curvature, moved, gradient - new_gradient, chosen & finite)
         # -- accept
         gain = new_value - value

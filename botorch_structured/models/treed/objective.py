@@ -37,7 +37,6 @@ __all__ = [
     "TreeData",
     "batch_elements",
     "covariances_of",
-    "evidence_and_slopes",
     "nested_groups",
     "node_groups",
     "noisy_covariance",
@@ -483,7 +482,7 @@ def path_derivatives(
     return g, -weighted.sum(-1)
 
 
-def evidence_and_slopes(
+def _evidence_and_slopes(
     groups: Sequence[PathGroup],
     y: Tensor,
     covariances: Covariances,
@@ -539,7 +538,7 @@ class _PathEvidence(torch.autograd.Function):
         noise: Tensor,
         *inputs: Tensor,
     ) -> Tensor:
-        total, ctx.slopes = evidence_and_slopes(
+        total, ctx.slopes = _evidence_and_slopes(
             groups, y, covariances, mean, noise, any(ctx.needs_input_grad)
         )
         return total

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import NormalPrior
@@ -135,19 +137,58 @@ def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
         )
 
 
-def test_the_written_out_gradient_of_a_fit() -> None:
-    model = randomised(TreedGP(*step_data()))
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_a_fit_maximises_is_the_objective(published: bool, known: bool) -> None:
+    """Value and gradient on arrays, against autograd."""
+    for seed in range(3):
+        X, Y = step_data(40, seed=seed)
+        kwargs: dict[str, Any] = dict(PUBLISHED) if published else {}
+        if known:
+            kwargs["train_Yvar"] = 0.01 + 0.1 * X[:, :1]
+        model = randomised(TreedGP(X, Y, **kwargs), seed)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        problem = model._leaf_problem(mll.train())
+        assert problem is not None
+        expected = with_gradient(model, model.compute_custom_loss(mll))
+        names = [name for name, _ in model.named_parameters()]
+        theta = problem.theta()
+        value, gradient = problem.loss_and_gradient(theta)
+        assert value == pytest.approx(expected[0].item(), rel=1e-11)
+        for name, slope in zip(names, expected[1:], strict=True):
+            d = X.shape[-1]
+            (k,) = (
+                k
+                for k, key in enumerate(("length", "variance", "constant", "noise"))
+                if key in name
+            )
+            part = gradient[:, :d] if k == 0 else gradient[:, d + k - 1]
+            if slope.numel() == 1:  # of all leaves
+                part = part.sum(keepdims=True)
+            np.testing.assert_allclose(
+                part.reshape(slope.shape), slope.numpy(), rtol=1e-9, atol=1e-11
+            )
+        # what is written is what is read
+        problem.write(theta - 0.01)
+        np.testing.assert_allclose(
+            problem.theta()[problem.free], (theta - 0.01)[problem.free]
+        )
+
+
+def test_other_modules_have_no_written_out_objective() -> None:
+    X, Y = step_data()
+    model = TreedGP(X, Y)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    fast = model._loss_and_gradient(mll)
-    assert fast is not None
-    expected = with_gradient(model, model.compute_custom_loss(mll))
-    value, gradient = fast()
-    torch.testing.assert_close(value, expected[0])
-    for part, other in zip(gradient, expected[1:], strict=True):
-        torch.testing.assert_close(part.view_as(other), other)
-    model.mean_module.constant.requires_grad_(False)
-    held = model._loss_and_gradient(mll)
-    assert held is not None and len(held()[1]) == len(gradient) - 1
+    assert model._leaf_problem(mll) is not None
     # one more prior is not in the formula
     model.register_prior("more", NormalPrior(0, 2), lambda m: m.mean_module.constant)
-    assert model._loss_and_gradient(mll) is None
+    assert model._leaf_problem(mll) is None
+    for kwargs in (
+        {"warp": True},
+        {"covar_module": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))},
+        {"likelihood": GaussianLikelihood()},
+        {"covar_module": MaternKernel(nu=2.5), "max_leaves": 1},
+    ):
+        model = TreedGP(X, Y, **kwargs)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        assert model._leaf_problem(mll) is None, kwargs

@@ -1,0 +1,226 @@
+"""Fits of treed GPs on arrays: what they reach, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_operator.utils.errors import NotPSDError
+from numpy.typing import NDArray
+
+from botorch_structured.linalg.correlations import RBF
+from botorch_structured.models.treed import maximum
+from botorch_structured.models.treed.maximum import (
+    LeafDensity,
+    LeafTerm,
+    NodePoints,
+    maximise,
+)
+from botorch_structured.models.treed.treed_gp import TreedGP
+from tests.treed_models import PUBLISHED, step_data
+
+Array = NDArray[np.float64]
+seeds = st.integers(0, 10_000)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Bowl:
+    """-1/2 sum (x - top)' A (x - top) - sum log cosh(x - top), a leaf each."""
+
+    def __init__(self, seed: int, p: int) -> None:
+        rng = np.random.default_rng(seed)
+        root = rng.standard_normal((p, p))
+        self.A, self.top = root @ root.T, rng.standard_normal(p)
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        z = x - self.top
+        value = -0.5 * z @ self.A @ z - np.logaddexp(z, -z).sum()
+        return float(value), -self.A @ z - np.tanh(z)
+
+
+@given(seeds, st.booleans(), st.booleans())
+def test_the_maximum_is_found_between_bounds(
+    seed: int, shared: bool, held: bool
+) -> None:
+    """Where nothing leads up: of what is free, and of sums over leaves if shared."""
+    rng = np.random.default_rng(seed)
+    L, p = 1 + seed % 4, 2 + seed % 3
+    bowls: Any = [Bowl(seed + j, p) for j in range(L)]
+    lower, upper = np.full(p, -0.5), np.full(p, 0.7)
+    free = np.ones((L, p), dtype=bool)
+    free[:, 0] = not held
+    start = np.tile(rng.uniform(-0.5, 0.7, p), (L, 1))
+    curvature = np.tile(np.eye(p), (L, 1, 1))
+    found = maximise(bowls, start, curvature, lower, upper, free, shared, 1e-12, 500)
+    theta = found.theta
+    assert found.converged
+    assert ((theta >= lower) & (theta <= upper)).all()
+    assert np.array_equal(theta[~free], start[~free])
+    points = [bowl(x) for bowl, x in zip(bowls, theta, strict=True)]
+    assert found.value == pytest.approx(sum(value for value, _ in points))
+    slope = np.stack([slope for _, slope in points])
+    if shared:
+        assert (theta[:, -1] == theta[0, -1]).all()
+        slope[:, -1] = slope[:, -1].sum()
+    slope[~free] = 0.0
+    slope[(theta <= lower) & (slope < 0)] = 0.0
+    slope[(theta >= upper) & (slope > 0)] = 0.0
+    assert np.abs(slope).max() < 1e-4
+
+
+def test_a_step_that_leads_down_is_not_made() -> None:
+    """With a curvature that is much too small the first steps are too long."""
+    bowls: Any = [Bowl(k, 3) for k in range(3)]
+    seen: list[float] = []
+
+    def watched(j: int) -> Any:
+        def density(x: Array) -> tuple[float, Array]:
+            value, slope = bowls[j](100.0 * x)
+            seen.append(value)
+            return value, 100.0 * slope
+
+        return density
+
+    wide = np.full(3, 10.0)
+    found = maximise(
+        [watched(j) for j in range(3)],
+        np.zeros((3, 3)),
+        np.tile(np.eye(3), (3, 1, 1)),
+        -wide,
+        wide,
+        np.ones((3, 3), dtype=bool),
+        True,
+        1e-10,
+        500,
+    )
+    assert found.value >= sum(seen[:3])
+    assert found.evaluations == len(seen)
+
+
+def test_no_factor_at_the_start_is_an_error() -> None:
+    def nowhere(x: Array) -> tuple[float, Array]:
+        return -np.inf, np.zeros_like(x)
+
+    with pytest.raises(NotPSDError):
+        maximise(
+            [nowhere],  # type: ignore[list-item]
+            np.zeros((1, 2)),
+            np.eye(2)[None],
+            np.full(2, -1.0),
+            np.ones(2),
+            np.ones((1, 2), dtype=bool),
+            False,
+            1e-6,
+            10,
+        )
+
+
+@pytest.mark.parametrize("n", [30, 300])
+def test_blocks_of_rows_change_nothing(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix at once, or rows that stay in the cache; and with no factor jitter."""
+    rng = np.random.default_rng(0)
+    term = LeafTerm(
+        rng.random((n, 2)),
+        rng.standard_normal(n),
+        None,
+        (n // 3, n),
+        np.array([1.0, 0.3]),
+        None,
+        (0, 1),
+    )
+    density = LeafDensity([term], RBF, np.zeros(5), np.ones(5), {})
+    theta = np.array([-1.0, -0.5, 0.2, 0.1, -3.0])
+    expected = density(theta)
+    monkeypatch.setattr(maximum, "_BLOCK", 16)
+    found = density(theta)
+    assert found[0] == pytest.approx(expected[0], rel=1e-12)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-9, atol=1e-9)
+    # smooth and without noise: no factor but with jitter
+    theta = np.array([2.0, 2.0, 2.0, 0.0, -60.0])
+    assert np.isfinite(density(theta)[0])
+
+
+@settings(max_examples=5)
+@given(seeds)
+def test_fisher_information_is_the_mean_of_minus_the_curvature(seed: int) -> None:
+    """Over outcomes drawn at these hyperparameters, by differences of gradients."""
+    model = TreedGP.as_published(*step_data(24, seed=seed), max_leaves=3)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    problem = model._leaf_problem(mll)
+    assert problem is not None
+    theta = problem.theta()
+    theta[:, -1] = -2.0
+    points = NodePoints(problem.densities)
+    found = points.informations(theta)
+    summed = points.common(theta[0], problem.lower, problem.upper)
+    assert summed is not None
+    values = [density(at) for density, at in zip(problem.densities, theta, strict=True)]
+    assert summed.value == pytest.approx(sum(value for value, _ in values))
+    np.testing.assert_allclose(
+        summed.gradient, sum(slope for _, slope in values), rtol=1e-7, atol=1e-7
+    )
+    np.testing.assert_allclose(summed.information, found.sum(0), rtol=1e-9, atol=1e-9)
+    assert (np.linalg.eigvalsh(found) > 0.0).all()
+
+
+@pytest.mark.parametrize("kwargs", [{}, PUBLISHED])
+def test_the_optimum_is_that_of_l_bfgs_b_or_better(kwargs: dict[str, Any]) -> None:
+    """From the same start, on the general path: options of the caller choose it."""
+    gains = []
+    for seed in range(6):
+        values = []
+        for options in (None, {"options": {"maxiter": 500, "maxcor": 30}}):
+            model = TreedGP(*step_data(40, seed=seed), **kwargs)
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            fit_gpytorch_mll(mll, optimizer_kwargs=options)
+            with torch.no_grad():
+                loss = model.compute_custom_loss(mll.train())
+            values.append(-40.0 * float(loss))
+        gains.append(values[0] - values[1])
+    # nats; there may be several optima
+    assert np.median(gains) > -1e-2
+    assert np.mean(gains) > -0.5
+
+
+def test_a_fit_reads_no_tensor_at_an_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NumPy does the work: torch factorises nothing."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a factorisation in torch")
+
+    models = [TreedGP(*step_data()), TreedGP.as_published(*step_data())]
+    models.append(TreedGP(*step_data(), max_leaves=1))
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", refuse)
+    for model in models:
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+
+
+def test_one_leaf_has_the_optimum_of_a_single_task_gp() -> None:
+    for seed in range(3):
+        X, Y = step_data(30, seed=seed)
+        values = []
+        for model in (SingleTaskGP(X, Y), TreedGP(X, Y, max_leaves=1)):
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            fit_gpytorch_mll(mll)
+            mll.train()
+            with torch.no_grad():
+                values.append(
+                    float(mll(model(*model.train_inputs), model.train_targets))
+                )
+        assert values[1] == pytest.approx(values[0], rel=1e-6)
