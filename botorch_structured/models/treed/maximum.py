@@ -65,7 +65,11 @@ _SHRINK = 0.4
 # Per data point: the least gain that a step has to promise.
 _TOLERANCE = 1e-5
 _MOST_STEPS = 100
+# What all leaves share stays where it is unless it promises so much of what the rest
+# does.
 _HOLD = 0.3
+# Up to so many rows a fit has several starts, one of them with short steps.
+_ROWS_OF_SEVERAL_STARTS, _SHORT_STEP = 100, 0.4
 # Most steps that all leaves make together.
 _COMMON_STEPS = 3
 
@@ -364,16 +368,14 @@ class Maximum(NamedTuple):
 
     Attributes:
         theta: ``L x p``.
-        value: The sum over the leaves.
+        values: Of the leaves, ``L``.
         steps: Steps, all leaves at once.
-        curvature: ``L x p x p``.
         evaluations: Of leaves.
         converged: Whether it ended before its last step.
     """
 
     theta: Array
-    value: float
-    curvature: Array
+    values: Array
     steps: int
     evaluations: int
     converged: bool
@@ -389,6 +391,7 @@ def maximise(
     shared: bool,
     tolerance: float,
     max_steps: int,
+    longest_step: float = _LARGEST_STEP,
 ) -> Maximum:
     """Maximise the sum of log densities by quasi-Newton steps between bounds.
 
@@ -406,6 +409,7 @@ def maximise(
         shared: Whether all leaves have the same last component.
         tolerance: The least gain that a step has to promise.
         max_steps: Most steps.
+        longest_step: Largest change of a component in one step.
 
     Raises:
         NotPSDError: If a covariance has no factor at the start.
@@ -416,7 +420,7 @@ def maximise(
     gradient = np.stack([point[1] for point in points])
     if not np.isfinite(value).all():
         raise NotPSDError("theta: expected covariances that are positive definite.")
-    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
+    reach, common_reach = np.full(L, longest_step), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
     evaluations = L
     for step in range(max_steps):
@@ -457,9 +461,7 @@ def maximise(
         chosen = np.full(L, common != 0.0) | (expected > 0.5 * tolerance / L)
         moved[~chosen] = 0.0
         if not chosen.any() or expected.sum() < tolerance and not common:
-            return Maximum(
-                theta, float(value.sum()), curvature, step, evaluations, True
-            )
+            return Maximum(theta, value, step, evaluations, True)
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
         for j in np.flatnonzero(chosen):
@@ -489,16 +491,14 @@ def maximise(
                 )
         length = np.abs(moved[:, own]).max(-1)
         reach = np.where(bad, _SHRINK * length, np.maximum(reach, 2.0 * length))
-        np.minimum(reach, _LARGEST_STEP, out=reach)
+        np.minimum(reach, longest_step, out=reach)
         good &= chosen
         theta = np.where(good[:, None], trial, theta)
         value = np.where(good, new_value, value)
         gradient = np.where(good[:, None], new_gradient, gradient)
         if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
-            return Maximum(
-                theta, float(value.sum()), curvature, step, evaluations, True
-            )
-    return Maximum(theta, float(value.sum()), curvature, max_steps, evaluations, False)
+            return Maximum(theta, value, step, evaluations, True)
+    return Maximum(theta, value, max_steps, evaluations, False)
 
 
 def _newton_steps(
@@ -697,6 +697,9 @@ class LeafProblem:
     def maximum(self, tolerance: float, max_steps: int) -> Maximum:
         """Maximise, first over what all leaves have in common if they begin alike.
 
+        Few data have several optima. Then each leaf makes short steps too, and begins
+        at the mode of its prior too, and the best of the three is taken.
+
         Args:
             tolerance: The least gain that a step has to promise.
             max_steps: Most steps.
@@ -710,15 +713,45 @@ class LeafProblem:
             )
             if found is not None:
                 theta = np.tile(np.clip(found[0], *bounds), (len(theta), 1))
+        found = self._climb(points, theta, tolerance, max_steps)
+        if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_SEVERAL_STARTS:
+            return found
+        mode = np.where(self.free, self.densities[0].mode, theta)
+        for start, longest_step in ((theta, _SHORT_STEP), (mode, _LARGEST_STEP)):
+            start = np.clip(start, *bounds)
+            try:
+                other = self._climb(points, start, tolerance, max_steps, longest_step)
+            except NotPSDError:
+                continue
+            better = other.values > found.values
+            found = Maximum(
+                np.where(better[:, None], other.theta, found.theta),
+                np.where(better, other.values, found.values),
+                found.steps + other.steps,
+                found.evaluations + other.evaluations,
+                found.converged and other.converged,
+            )
+        return found
+
+    def _climb(
+        self,
+        points: NodePoints,
+        theta: Array,
+        tolerance: float,
+        max_steps: int,
+        longest_step: float = _LARGEST_STEP,
+    ) -> Maximum:
         return maximise(
             self.densities,
             theta,
             points.informations(theta),
-            *bounds,
+            self.lower,
+            self.upper,
             self.free,
             self.shared,
             tolerance,
             max_steps,
+            longest_step,
         )
 
     def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
@@ -736,7 +769,7 @@ class LeafProblem:
         status = OptimizationStatus
         return OptimizationResult(
             step=found.steps,
-            fval=-(found.value + self.constant) / self.rows,
+            fval=-(float(found.values.sum()) + self.constant) / self.rows,
             status=status.SUCCESS if found.converged else status.STOPPED,
             runtime=time.monotonic() - start,
         )

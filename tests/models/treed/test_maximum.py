@@ -71,7 +71,7 @@ def test_the_maximum_is_found_between_bounds(
     assert ((theta >= lower) & (theta <= upper)).all()
     assert np.array_equal(theta[~free], start[~free])
     points = [bowl(x) for bowl, x in zip(bowls, theta, strict=True)]
-    assert found.value == pytest.approx(sum(value for value, _ in points))
+    assert found.values.sum() == pytest.approx(sum(value for value, _ in points))
     slope = np.stack([slope for _, slope in points])
     if shared:
         assert (theta[:, -1] == theta[0, -1]).all()
@@ -107,7 +107,7 @@ def test_a_step_that_leads_down_is_not_made() -> None:
         1e-10,
         500,
     )
-    assert found.value >= sum(seen[:3])
+    assert found.values.sum() >= sum(seen[:3])
     assert found.evaluations == len(seen)
 
 
@@ -191,9 +191,9 @@ def test_the_optimum_is_that_of_l_bfgs_b_or_better(kwargs: dict[str, Any]) -> No
                 loss = model.compute_custom_loss(mll.train())
             values.append(-40.0 * float(loss))
         gains.append(values[0] - values[1])
-    # nats; there may be several optima
+    # in nats; there may be several optima, and either may find a better one
     assert np.median(gains) > -1e-2
-    assert np.mean(gains) > -0.5
+    assert sum(gain < -0.05 for gain in gains) <= 1
 
 
 def test_a_fit_reads_no_tensor_at_an_evaluation(
