@@ -62,6 +62,7 @@ _LARGEST_COMMON = 1.0  # of one that all leaves share
 _LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
 _LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 _SHRINK = 0.4
+_ROUNDING = 1e-12
 # Per data point: the least gain that a step has to promise.
 _TOLERANCE = 1e-5
 _MOST_STEPS = 100
@@ -422,7 +423,7 @@ def maximise(
         raise NotPSDError("theta: expected covariances that are positive definite.")
     reach, common_reach = np.full(L, longest_step), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
-    evaluations = L
+    evaluations, hold = L, _HOLD
     for step in range(max_steps):
         slope = gradient.copy()
         if shared:
@@ -437,8 +438,11 @@ def maximise(
             common = min(
                 max(common, lower[-1] - theta[0, -1]), upper[-1] - theta[0, -1]
             )
-            apart = float((gradient[:, own] * moves[:, own, 0]).sum())
-            if abs(common * slope[0, -1]) < max(0.25 * tolerance, _HOLD * apart):
+            if common * slope[0, -1] < 0.0:  # of steps that the bounds forbid
+                common = 0.0
+            apart = hold * float((gradient[:, own] * moves[:, own, 0]).sum())
+            waits = abs(common * slope[0, -1]) < apart
+            if waits or abs(common * slope[0, -1]) < 0.25 * tolerance:
                 common = 0.0
             way = pushed.copy()
             way += moves[..., 0]
@@ -454,17 +458,34 @@ def maximise(
         way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
         if shared:
             way[:, -1] = common
-        trial = np.clip(theta + way, lower, upper)
-        moved = trial - theta
+        # uphill between the bounds, should that promise more
+        plain = np.where(held, 0.0, gradient)
+        plain /= np.trace(curvature, axis1=1, axis2=2)[:, None]
+        plain = np.clip(theta + plain, lower, upper) - theta
+        if shared:
+            plain[:, -1] = common
+        way = np.clip(theta + way, lower, upper) - theta
+        better = _expected(gradient, curvature, plain) > _expected(
+            gradient, curvature, way
+        )
+        moved = np.where(better[:, None], plain, way)
+        trial = theta + moved
+        # at a bound in spite of rounding
+        trial = np.where(trial > upper - _ROUNDING, upper, trial)
+        trial = np.where(trial < lower + _ROUNDING, lower, trial)
         promised = (gradient * moved).sum(-1)
-        expected = promised - 0.5 * np.einsum("li,lij,lj->l", moved, curvature, moved)
+        expected = _expected(gradient, curvature, moved)
         chosen = np.full(L, common != 0.0) | (expected > 0.5 * tolerance / L)
         moved[~chosen] = 0.0
         if not chosen.any() or expected.sum() < tolerance and not common:
+            if waits:
+                hold = 0.0
+                continue
             return Maximum(theta, value, step, evaluations, True)
+        hold = _HOLD
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
-        for j in np.flatnonzero(chosen):
+        for j in np.flatnonzero(chosen).tolist():
             new_value[j], new_gradient[j] = densities[j](trial[j])
         evaluations += int(chosen.sum())
         finite = np.isfinite(new_value)
@@ -476,7 +497,7 @@ def maximise(
             # whether what the leaf did by itself was good, the common step apart
             by_itself = (gradient[:, own] * moved[:, own]).sum(-1)
             good = gain - expected >= -np.maximum(by_itself, tolerance / L)
-            for j in np.flatnonzero(~good):
+            for j in np.flatnonzero(~good).tolist():
                 trial[j, own] = theta[j, own]
                 new_value[j], new_gradient[j] = densities[j](trial[j])
             evaluations += int((~good).sum())
@@ -501,6 +522,12 @@ def maximise(
     return Maximum(theta, value, max_steps, evaluations, False)
 
 
+def _expected(gradient: Array, curvature: Array, moved: Array) -> Array:
+    """What steps gain if the curvature is right, ``L``."""
+    bend = np.einsum("li,lij,lj->l", moved, curvature, moved)
+    return (gradient * moved).sum(-1) - 0.5 * bend
+
+
 def _newton_steps(
     gradient: Array, curvature: Array, held: NDArray[np.bool_], shared: bool
 ) -> tuple[Array, float]:
@@ -511,18 +538,18 @@ def _newton_steps(
         given one, ``L x p x 2``: what is left without it, and per unit of it. And its
         step.
     """
-    p = gradient.shape[1]
-    free = ~held
+    p, free = gradient.shape[1], ~held
+    solve: Callable[[Array, Array], Any] = np.linalg.solve
     A = curvature * (free[:, :, None] & free[:, None, :])
     A.reshape(len(A), -1)[:, :: p + 1] += held
     g = gradient * free
     if not shared:
-        return np.linalg.solve(A, g[..., None]), 0.0
+        return solve(A, g[..., None]), 0.0
     cross = A[:, :-1, -1].copy()
     A[:, :-1, -1] = A[:, -1, :-1] = 0.0
     sides = np.zeros((*g.shape, 2))
     sides[:, :-1, 0], sides[:, :-1, 1] = g[:, :-1], cross
-    found = np.linalg.solve(A, sides)
+    found = solve(A, sides)
     if held[0, -1]:
         return found, 0.0
     rest = g[:, -1] - (cross * found[:, :-1, 0]).sum(-1)
@@ -612,7 +639,7 @@ class Quantity(NamedTuple):
             if prior.batch_shape.numel() != 1:
                 return None
             mode = float(top.log() if positive else top)
-            precision = float(prior.scale) ** -2.0  # type: ignore[arg-type]
+            precision = float(prior.scale) ** -2.0
             highest = float(prior.log_prob(top))
         of_value = positive and type(interval) is not LogInterval
         return cls(parameter, of_value, mode, precision, highest, bounds)
@@ -708,11 +735,11 @@ class LeafProblem:
         bounds = self.lower, self.upper
         free = self.free[0]
         if self.alike and len(theta) > 1 and (theta == theta[0]).all() and free.all():
-            found = climb(
+            together = climb(
                 lambda at: points.common(at, *bounds), theta[0], _COMMON_STEPS, free
             )
-            if found is not None:
-                theta = np.tile(np.clip(found[0], *bounds), (len(theta), 1))
+            if together is not None:
+                theta = np.tile(np.clip(together[0], *bounds), (len(theta), 1))
         found = self._climb(points, theta, tolerance, max_steps)
         if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_SEVERAL_STARTS:
             return found
