@@ -66,8 +66,8 @@ from botorch_structured.models.monotone.expectation_propagation import (
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 # Of EP in a fit: the evidence is stationary in the sites, so it has twice the digits.
 _TOLERANCE = 1e-8
-# Numbers in the largest array. Above, torch's overhead no longer matters.
-_MOST = 2**22
+# Numbers in the largest array. Above, several threads of torch are faster.
+_MOST = 2**20
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -140,9 +140,16 @@ class ArrayGP:
         )
 
     def fits(self, points: int = 0, columns: int = 0) -> bool:
-        """Whether arrays of data and derivatives at some points are not too large."""
+        """Whether no array is too large.
+
+        Args:
+            points: At how many there are derivatives.
+            columns: With respect to how many columns, if all covariances among the
+                derivatives are needed.
+        """
         n, e = self.X.shape
-        return max(e * n * n, e * n * points, columns**2 * points**2) <= _MOST
+        among = max(columns, e) * columns * points**2
+        return max(e * n * n, e * n * points, among) <= _MOST
 
     def seen(self, points: Tensor) -> Vector:
         """The columns that the kernel sees, ``v x e``."""

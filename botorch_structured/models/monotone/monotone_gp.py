@@ -737,7 +737,7 @@ class MonotoneGP(FastSingleTaskGP):
     def _slopes_at(self, points: Tensor) -> Slopes:
         """Moments of derivatives at points, each times its sign, given data alone."""
         columns, gp = self.covar_module.sites.columns, self._array_gp()
-        if gp is None or not gp.fits(len(points), len(columns)):
+        if gp is None or not gp.fits(len(points)):
             return DenseSlopes(*self._signed_slopes(points), len(columns))
         signs = self._signs_at(points).numpy()
         return SlopesGivenData(gp, gp.seen(points), gp.places(columns), signs)
