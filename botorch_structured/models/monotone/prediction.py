@@ -52,6 +52,8 @@ class SitePredictor:
     ) -> None:
         n, form, system = len(X), kernel.derivatives, kernel.system()
         self._mean: Mean = mean.base_mean
+        constant = type(self._mean) in (ConstantMean, ZeroMean)
+        self._constant = self._mean(X[:1]).detach() if constant else None
         self._dtype = targets.dtype
         self._correlation, self._active = form.correlation, form.active
         explained = kernel.explained(X, system)
@@ -87,9 +89,7 @@ class SitePredictor:
         at = at / self._length
         cross = self._cross(at)
         features = cross @ self._Q
-        prior_mean = self._mean(x)
-        if isinstance(self._mean, (ConstantMean, ZeroMean)):
-            prior_mean = prior_mean.detach()
+        prior_mean = self._mean(x) if self._constant is None else self._constant
         mean = (cross @ self._weights).to(self._dtype) + prior_mean
         if x.shape[-2] == 1:
             prior = self._variance

@@ -122,13 +122,16 @@ def test_it_is_the_objective_of_autograd(
         signs_in_fit=told == "signs",
         nu=float(10.0 ** rng.uniform(-3.0, 0.0)),
     )
-    # with signs EP's fixed point is found to 1e-10, from another start in each
-    check(model, 1e-8 if told == "signs" else 1e-10, seed)
+    # a fit ends EP at 1e-8, and its gradient has an error of that size; tensors, and
+    # this test, end it at 1e-10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(array_evidence, "_TOLERANCE", 1e-10)
+        check(model, 1e-8 if told == "signs" else 1e-10, seed)
 
 
 def test_as_published() -> None:
     """Softplus constraints and no priors."""
-    check(MonotoneGP.as_published(*make_data(9, 2), {0: 1, 1: -1}), 1e-8)
+    check(MonotoneGP.as_published(*make_data(9, 2), {0: 1, 1: -1}), 1e-7)
 
 
 def test_priors_constraints_and_held_parameters() -> None:
