@@ -239,10 +239,12 @@ def test_the_fit_is_to_the_data(
 
     for module in (monotone_inference, virtual_points):
         monkeypatch.setattr(module, "array_expectation_propagation", counted)
-    fitted(model), fitted(peer)
-    # value and gradient are computed in another order: their last digits differ
+    # value and gradient are computed in another order, so their last digits differ,
+    # which decide where L-BFGS-B ends with its default tolerances
+    for m in (model, peer):
+        fitted(m, ftol=1e-13, gtol=1e-7)
     for a, b in zip(model.parameters(), peer.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     # once for each point that was chosen, not once for each step of the optimiser
     told = len(model.virtual_points)
     assert len(runs) <= (1 if kwargs else 2 * (told + 1))
