@@ -40,6 +40,8 @@ from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.test_functions import MonotoneMixture1D
 
 D = 2
+# With its defaults L-BFGS-B ends where rounding in the objective decides.
+TO_THE_END: dict[str, Any] = {"options": {"ftol": 1e-13, "gtol": 1e-7}}
 BOUNDS = torch.tensor([[0.0] * D, [10.0] * D], dtype=torch.double)
 
 
@@ -376,11 +378,13 @@ class TestObservations:
 class TestLifeOfAModel:
     def test_fit_is_the_fit_of_each(self) -> None:
         model = DecomposedGP(*components(), GenericDeterministicModel(price))
-        fit_gpytorch_mll(SumMarginalLogLikelihood(model.likelihood, model))
+        mll = SumMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, optimizer_kwargs=TO_THE_END)
         assert not model.training
         alone = components()
         for one, fitted in zip(alone, model.models, strict=True):
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(one.likelihood, one))
+            mll = ExactMarginalLogLikelihood(one.likelihood, one)
+            fit_gpytorch_mll(mll, optimizer_kwargs=TO_THE_END)
             close(fitted.covar_module.lengthscale, one.covar_module.lengthscale, 1e-6)
 
     def test_state_pickle_and_copies(self) -> None:
@@ -560,3 +564,28 @@ def test_standardize_is_undone_per_component() -> None:
     mean = DecomposedGP(*models).posterior(X).mean
     assert (mean - parts.sum(-1, keepdim=True)).abs().max() < 200
     assert (mean - mean.mean()).abs().max() > 500
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_fit_is_that_of_a_list(known: bool) -> None:
+    """Of each component by itself, to rounding; arguments are passed on."""
+    ends, seen = [], []
+    for kind in (DecomposedGP, ModelListGP):
+        parts: list[Any] = [
+            SingleTaskGP(*data()[:1], Y) for Y in data()[1].split(1, -1)
+        ]
+        parts.append(MonotoneGP(data()[0] / 10.0, data()[1][:, :1], {0: 1}))
+        if known and kind is DecomposedGP:
+            parts.insert(1, GenericDeterministicModel(price))
+        model = kind(*parts)
+        mll = SumMarginalLogLikelihood(model.likelihood, model)
+        assert fit_gpytorch_mll(mll, optimizer_kwargs=TO_THE_END) is mll
+        assert not mll.training
+        ends.append([p.detach().clone() for p in model.models.parameters()])
+        model.models[0].likelihood.noise = 0.5
+        fit_gpytorch_mll(
+            mll, optimizer_kwargs={"callback": lambda p, r: seen.append(type(r))}
+        )
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert seen
