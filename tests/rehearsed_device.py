@@ -157,7 +157,12 @@ def _place(frame: FrameType | None) -> tuple[str, str]:
 
 
 def _shown(path: Path) -> str:
-    return "/".join(path.parts[-3:])
+    """From the name of the package or library on."""
+    parts = path.parts
+    for name, skipped in (("site-packages", 1), (_PACKAGE, 0)):
+        if name in parts:
+            return "/".join(parts[len(parts) - parts[::-1].index(name) - 1 + skipped :])
+    return parts[-1]
 
 
 class _OnDevice(Tensor):
@@ -213,11 +218,11 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor, torch.asarray):
-            device = kwargs.get("device")
-            if device is not None and torch.device(device) == _DEVICE:
-                if not isinstance(args[0], Tensor):
-                    kwargs["device"] = _CPU
-                    return func(*args, **kwargs).to(_DEVICE)
+            if not isinstance(args[0], Tensor):
+                args = (_read(args[0]), *args[1:])
+                if kwargs.get("device") is not None:
+                    device = torch.device(kwargs.pop("device"))
+                    return func(*args, **kwargs).to(device)
         if not (args and isinstance(args[0], _OnDevice)):
             return func(*args, **kwargs)
         tensor, *rest = args
@@ -234,6 +239,13 @@ class _Functions(TorchFunctionMode):
                 value = torch.tensor(value, dtype=tensor.dtype)
             rest = [_copied(index), value]
         return func(tensor, *rest, **kwargs)
+
+
+def _read(data: Any) -> Any:
+    """Numbers for a new tensor; those of the device are read one by one."""
+    if isinstance(data, (list, tuple)):
+        return [_read(part) for part in data]
+    return data.cpu().tolist() if isinstance(data, _OnDevice) else data
 
 
 def _copied(index: Any) -> Any:

@@ -87,6 +87,7 @@ READS: dict[str, Act] = {
     "nonzero": lambda x: x.mask.nonzero(),
     "unique": lambda x: x.ones.unique(),
     "bincount": lambda x: x.ones.bincount(),
+    "tensor of numbers": lambda x: torch.tensor([x.ones[0], 2]),
     "mask as an index": lambda x: x.ones[x.mask],
     "masked_select": lambda x: x.ones.masked_select(x.mask),
     "tensor under a mask": lambda x: x.ones.__setitem__(x.mask, x.eye[0].long()),
