@@ -25,6 +25,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from rehearsed_device import RehearsedDevice, Wait, summary
 from torch import Tensor
 
+from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.models import (
     ConditionalGP,
     DecomposedGP,
@@ -361,6 +362,21 @@ def test_waits_do_not_grow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_waits_of_many_candidates(name: str) -> None:
+    """On a device there are no chunks of the size of a CPU's cache."""
+    case = CASES[name]
+    found = []
+    with RehearsedDevice() as device:
+        model = case.make(case.points(case.size, case.rows, 0).to("meta"), case.size)
+        for candidates in (6, 6, 10_000):  # the first call fills caches
+            X = case.points(case.size, candidates, 1).to("meta")
+            with device.counting() as waits, torch.no_grad():
+                posterior(model)(X)
+            found.append(len(waits))
+    assert found[2] == found[1], summary(waits)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_the_cpu(name: str) -> None:
     """Of a model made there, and of one that is moved there."""
     case = CASES[name]
@@ -399,3 +415,19 @@ def test_data_are_not_moved_at_each_evaluation(name: str) -> None:
             assert len(waits) > len(large)
             moves.append(summary(large))
     assert moves[0] == moves[1]
+
+
+def test_slice_sampling_moves_data_once() -> None:
+    X = plane_points(2, 20, 0)
+    moves = []
+    with RehearsedDevice() as device:
+        for draws in (8, 32):
+            model = SingleTaskGP(X.to("meta"), wave(X).to("meta"))
+            model.mean_module.requires_grad_(False)  # else fitted by L-BFGS-B
+            with device.counting() as waits:
+                fit_slice_sampling(
+                    model, num_samples=2, warmup=2, thinning=draws, num_chains=1, seed=0
+                )
+            moves.append([str(w) for w in waits if w.numel >= 20])
+    assert moves[0] == moves[1]
+    assert 0 < len(moves[0]) < 10
