@@ -61,6 +61,15 @@ def leaf_points(leaves: int, n: int, seed: int) -> Tensor:
     return X
 
 
+def uneven_points(leaves: int, n: int, seed: int) -> Tensor:
+    """The same with leaves of four sizes, each size once in four leaves."""
+    X = leaf_points(leaves, n, seed)
+    shares = torch.tensor([1, 3, 6, 10]).repeat(leaves // 4)
+    leaf = torch.arange(leaves).repeat_interleave(shares)
+    X[:, 0] = leaf[torch.arange(n) % len(leaf)]
+    return X
+
+
 def task_points(tasks: int, n: int, seed: int) -> Tensor:
     X = uniform(n, 3, seed)
     X[:, 2] = torch.arange(n) % tasks
@@ -266,6 +275,10 @@ CASES = {
     "TreeStructuredGP": case(
         tree_gp, leaf_points, 4, 40,
         (7, 2), (9, 1), (9, 1), (9, 1), (9, 5),
+    ),
+    "TreeStructuredGP, uneven leaves": case(  # in three batches of similar size
+        tree_gp, uneven_points, 4, 40,
+        (7, 4), (9, 1), (9, 1), (9, 1), (9, 5),
     ),
     "TreeStructuredGP.as_published": case(
         published_tree_gp, leaf_points, 4, 40,
