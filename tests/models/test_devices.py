@@ -344,13 +344,7 @@ def test_waits_are_those_of_the_table(name: str) -> None:
         assert len(waits) <= expected[act], shown(found)
 
 
-GROWING = pytest.mark.xfail(reason="a wait for each leaf", strict=False)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=GROWING) if n.startswith("TreedGP") else n for n in CASES],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_waits_do_not_grow(name: str) -> None:
     """Neither with the leaves, tasks or virtual points, nor with the candidates."""
     few, many = waits_of(name), waits_of(name, 2, 24)
