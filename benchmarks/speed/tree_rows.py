@@ -1,10 +1,11 @@
-"""Rows of the tree models: fits, suggestions, evidence, posteriors, many points."""
+"""Rows of the tree models: fits, suggestions, evidence, many points."""
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "first_model", "fitted", "objective"]
 
 import statistics
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from inspect import signature
@@ -13,31 +14,28 @@ from typing import Any
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
-from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from botorch.optim.closures import get_loss_closure_with_grads
-from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from benchmarks.speed.contest import Contest, Row, check_equal
 from benchmarks.speed.memory import extra_mib
-from benchmarks.speed.peers import DenseGP, GPyTorchDense, Raw, TorchDense
+from benchmarks.speed.peers import GPyTorchDense, Raw, TorchDense
 from benchmarks.speed.problems import (
     binary_tree,
-    chain,
     flat_tree,
     make_data,
-    make_points,
     sizes,
 )
-from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.fast_inference import FIT_OPTIONS
-from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
+from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import ParameterTree
 
 _NOISE = 0.02  # where hyperparameters are not fitted
+_DENSE = "dense, plain torch"
 
 
 def objective(model: SingleTaskGP) -> ExactMarginalLogLikelihood:
@@ -178,7 +176,8 @@ def suggestion(paths: int, n: int, warm: bool) -> Contest:
 # -- evidence ---------------------------------------------------------------------
 
 
-def _model(paths: int, n: int, largest: int | None = None) -> TreeStructuredGP:
+def first_model(paths: int, n: int, largest: int | None = None) -> TreeStructuredGP:
+    """A model before its fit, with some noise."""
     tree = binary_tree(paths)
     model = TreeStructuredGP(*make_data(tree, sizes(paths, n, largest)), tree)
     model.likelihood.noise = _NOISE
@@ -199,7 +198,7 @@ def _graded(loss: Callable[[], Tensor], of: torch.nn.Module) -> tuple[Tensor, ..
 
 def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
     """The fit's objective and its gradient, at the model's first hyperparameters."""
-    model = _model(paths, n, largest)
+    model = first_model(paths, n, largest)
     mll = objective(model)
     evaluate = _evaluation(mll)
     dense, other, raw = TorchDense(mll), GPyTorchDense(model), Raw(mll)
@@ -218,12 +217,103 @@ def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
     return Contest(
         {
             "ours": lambda _: evaluate(),
-            "dense, plain torch": lambda _: _graded(dense.loss, mll),
+            _DENSE: lambda _: _graded(dense.loss, mll),
             "dense, GPyTorch": lambda _: _graded(other.loss, other),
             "raw": lambda _: raw(),
         },
-        [["dense, plain torch", "dense, GPyTorch"], ["raw"]],
+        [[_DENSE, "dense, GPyTorch"], ["raw"]],
         check=check,
+    )
+
+
+def whole_fit(
+    paths: int, n: int, largest: int | None = None, counted: bool = False
+) -> Contest:
+    """Construct and fit; dense with the same hyperparameters, priors and optimiser.
+
+    ``counted``: a dense fit takes too long, so one evaluation is timed, and multiplied
+    by the number of evaluations of a fit of the same objective by automatic
+    differentiation leaf by leaf, which are as many.
+    """
+    tree = binary_tree(paths)
+    rows = sizes(paths, n, largest)
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        return make_data(tree, rows, 0 if counted else seed)
+
+    def ours(seed: int) -> TreeStructuredGP:
+        return fitted(TreeStructuredGP(*data(seed), tree))
+
+    def by_closure(seed: int, dense: bool) -> tuple[TreeStructuredGP, int]:
+        """The model, and the number of evaluations."""
+        model = TreeStructuredGP(*data(seed), tree)
+        mll = objective(model)
+        loss = TorchDense(mll).loss if dense else partial(model.compute_custom_loss, mll)
+        count = 0
+
+        def counting() -> Tensor:
+            nonlocal count
+            count += 1
+            return loss()
+
+        fit_gpytorch_mll(mll, **_by_closure(mll, counting))
+        return model, count
+
+    other, evaluations = by_closure(0, dense=not counted)
+
+    def check() -> dict[str, Any]:
+        gap = n * (_loss(ours(0)) - _loss(other))
+        if gap > 1.0:
+            raise AssertionError(f"A worse optimum than the peer's, by {gap} nats.")
+        return {"nats_above_the_peer": gap, "evaluations_of_the_peer": evaluations}
+
+    if counted:
+        mll = objective(TreeStructuredGP(*data(0), tree))
+        dense = TorchDense(mll)
+        return Contest(
+            {"ours": ours, _DENSE: lambda _: _graded(dense.loss, mll)},
+            [[_DENSE]],
+            check=check,
+            times={_DENSE: evaluations},
+            note=f"dense: {evaluations} times one evaluation",
+        )
+    return Contest(
+        {"ours": ours, _DENSE: lambda seed: by_closure(seed, dense=True)},
+        [[_DENSE]],
+        check=check,
+        prepare=data,
+    )
+
+
+# -- many points ------------------------------------------------------------------
+
+
+def large(paths: int, n: int) -> Contest:
+    """Evidence and gradient; memory from construction to the gradient."""
+    tree = flat_tree(paths)
+    X, Y = make_data(tree, sizes(paths, n))
+    made: list[ExactMarginalLogLikelihood] = []
+
+    def first() -> None:
+        model = TreeStructuredGP(X, Y, tree)
+        model.likelihood.noise = _NOISE
+        made.append(objective(model))
+        _evaluation(made[0])()
+
+    start = time.process_time()
+    memory = extra_mib(first)
+    spent = time.process_time() - start
+    evaluate, raw = _evaluation(made[0]), Raw(made[0])
+
+    return Contest(
+        {"ours": lambda _: evaluate(), "raw": lambda _: raw()},
+        [["raw"]],
+        check=lambda: {
+            "mib_beyond_the_data": memory,
+            "data_mib": X.nbytes / 2**20,
+            "construction_and_first_evaluation_s": spent,
+        },
     )
 
 
@@ -256,4 +346,19 @@ ROWS = {
         _SMALL,
     ),
     "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL),
+    "whole-fit": Row(
+        "construct and fit",
+        whole_fit,
+        {
+            case: {**arguments, "counted": arguments["n"] >= 2000}
+            for case, arguments in _FOUR.items()
+        },
+        _SMALL,
+    ),
+    "large": Row(
+        "evidence and gradient",
+        large,
+        {"1,000 paths, 100,000 points": {"paths": 1000, "n": 100_000}},
+        {"paths": 5, "n": 40},
+    ),
 }
