@@ -123,9 +123,7 @@ def two_step(paths: int, n: int) -> Contest:
     of_path = PathLogExpectedImprovement(model, best_f=best)
 
     def ours(seed: int) -> tuple[Tensor, Tensor]:
-        return optimize_acqf_two_step(
-            of_path, acqf, bounds, tree, X_avoid=X, seed=seed
-        )
+        return optimize_acqf_two_step(of_path, acqf, bounds, tree, X_avoid=X, seed=seed)
 
     def everywhere(seed: int) -> tuple[Tensor, Tensor]:
         return optimize_acqf_paths(acqf, bounds, tree, X_avoid=X, seed=seed)
@@ -228,7 +226,9 @@ def more_data(paths: int, n: int, fantasies: int, points: int = 4) -> Contest:
     def predict(model: SingleTaskGP) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             if not fantasies:
-                return _moments(model.condition_on_observations(new, seen).posterior(test))
+                return _moments(
+                    model.condition_on_observations(new, seen).posterior(test)
+                )
             sampler = SobolQMCNormalSampler(torch.Size([fantasies]), seed=0)
             # a batch of candidates in front of that of the fantasies
             return _moments(model.fantasize(new, sampler).posterior(test.unsqueeze(1)))

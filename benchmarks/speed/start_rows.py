@@ -34,9 +34,7 @@ def construct(shape: Literal["chain", "flat"], size: int, n: int) -> Contest:
             raise AssertionError(f"paths: expected {expected}, got {tree.num_paths}.")
         return {}
 
-    return Contest(
-        {"ours": lambda _: TreeStructuredGP(X, Y, make())}, check=check
-    )
+    return Contest({"ours": lambda _: TreeStructuredGP(X, Y, make())}, check=check)
 
 
 def imports(ours: str, theirs: str) -> Contest:
@@ -46,7 +44,10 @@ def imports(ours: str, theirs: str) -> Contest:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+        user, system = (
+            after.ru_utime - before.ru_utime,
+            after.ru_stime - before.ru_stime,
+        )
         return Seconds(user + system)
 
     return Contest(

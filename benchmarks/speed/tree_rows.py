@@ -249,7 +249,9 @@ def whole_fit(
         """The model, and the number of evaluations."""
         model = TreeStructuredGP(*data(seed), tree)
         mll = objective(model)
-        loss = TorchDense(mll).loss if dense else partial(model.compute_custom_loss, mll)
+        loss = (
+            TorchDense(mll).loss if dense else partial(model.compute_custom_loss, mll)
+        )
         count = 0
 
         def counting() -> Tensor:
