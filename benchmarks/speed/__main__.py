@@ -11,7 +11,8 @@ ratios of the repetitions. Each case runs in a process of its own and is one lin
 and the versions. The same command again does only the cases that the file has not.
 
 ``--quick`` checks on small data that the sides of each row agree, and measures nothing.
-``--report`` prints the table of a file's results.
+``--report`` prints the table of a file's results: a line for each row and peer, with
+the medians of its cases and the quartiles between which the ratios' middle half is.
 """
 
 from __future__ import annotations
@@ -139,40 +140,72 @@ def run_all(names: Sequence[str], repeats: int, out: Path | None) -> list[Case]:
     return failed
 
 
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            value = seconds / size
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-    raise AssertionError
+def _number(value: float) -> str:
+    """Two digits, all of those before the point."""
+    if value >= 10.0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1.0 else f"{value:.2g}"
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+    return _number(ratio) if ratio >= 1.0 else f"1/{_number(1.0 / ratio)}"
 
 
-def table_rows(results: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """What, our time, the peer, its time, the ratio and its quartiles, as text.
+def _durations(seconds: Sequence[float]) -> str:
+    """In one unit: that of the shortest."""
+    shortest = min(seconds)
+    unit, size = ("s", 1.0) if shortest >= 1.0 else ("ms", 1e-3)
+    return " / ".join(_number(t / size) for t in seconds) + f" {unit}"
+
+
+def _distinct(names: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(names))
+
+
+def _together(cases: Sequence[str]) -> str:
+    """Names of cases; what they share is said once if they differ in one word."""
+    words = [case.split(" ") for case in cases]
+    shortest = min(map(len, words)) - 1
+
+    def common(parts: Sequence[Sequence[str]]) -> int:
+        first = enumerate(zip(*parts, strict=False))
+        return next((i for i, column in first if len({*column}) > 1), shortest)
+
+    start = min(common(words), shortest)
+    end = min(common([w[start:][::-1] for w in words]), shortest - start)
+    middle = [w[start : len(w) - end] for w in words]
+    if any(len(w) != 1 for w in middle):
+        return " / ".join(cases)
+    joined = " / ".join(" ".join(w) for w in middle)
+    return " ".join([*words[0][:start], joined, *words[0][len(words[0]) - end :]])
+
+
+def table_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Lines of the table, one for each row and each of its peers.
 
     Args:
-        results: From ``run_here``.
+        results: Of ``run_here``, cases of a row together.
     """
     lines = []
-    for result in results:
-        what = f"{ROWS[result['row']].what}; {result['case']}"
-        if result["note"]:
-            what += f" ({result['note']})"
-        ours = _duration(result["ours"])
-        for peer in result["peers"]:
-            low, high = (_times(q) for q in peer["quartiles"])
-            ratio = _times(peer["ratio"])
+    for name in dict.fromkeys(r["row"] for r in results):
+        mine = [r for r in results if r["row"] == name]
+        what = f"{ROWS[name].what}: {_together([r['case'] for r in mine])}"
+        ours = _durations([r["ours"] for r in mine])
+        for peers in zip(*(r["peers"] for r in mine), strict=True):
+            spread = [" to ".join(map(_times, p["quartiles"])) for p in peers]
             lines.append(
-                [what, ours, peer["name"], _duration(peer["seconds"]), ratio]
-                + [f"{low} to {high}"]
+                [
+                    what,
+                    ours,
+                    _distinct(p["name"] for p in peers),
+                    " / ".join(_times(p["ratio"]) for p in peers),
+                    " / ".join(spread),
+                ]
             )
-        if not result["peers"]:
-            low, high = (_duration(q) for q in result["quartiles"])
-            lines.append([what, ours, "", "", "", f"{low} to {high}"])
+            what = ours = ""  # once for all peers
+        if what:
+            spread = [_durations(r["quartiles"]).replace(" / ", " to ") for r in mine]
+            lines.append([what, ours, "", "", " / ".join(spread)])
     return lines
 
 
@@ -185,7 +218,7 @@ def report(path: Path) -> str:
     results = read_results(path)
     order = [(n, c) for n in ROWS for c in ROWS[n].cases]
     results.sort(key=lambda r: order.index((r["row"], r["case"])))
-    header = ["what", "ours", "against", "its time", "times faster", "quartiles"]
+    header = ["what", "time", "against", "times as fast", "middle half"]
     return markdown_table(header, table_rows(results))
 
 
