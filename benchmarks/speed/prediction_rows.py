@@ -50,15 +50,16 @@ def _check_moments(
         check_equal(name, gap, 0.0, 1e-7)
 
 
-def posterior(paths: int, n: int, candidates: int) -> Contest:
+def posterior(paths: int, n: int, candidates: int, device: str = "cpu") -> Contest:
     """Candidates of one leaf, one posterior for each, as acquisition functions ask.
 
     ``SingleTaskGP`` copies the data for each of them: so few are timed, and multiplied.
     One joint posterior of all is faster there, and is the other peer.
     """
     few = min(candidates, 20)
-    model = first_model(paths, n).eval()
-    X = make_points(model.tree, torch.zeros(candidates, dtype=torch.long), seed=1)
+    model = first_model(paths, n, device=device).eval()
+    path = torch.zeros(candidates, dtype=torch.long)
+    X = make_points(model.tree, path, seed=1).to(device)
     dense = DenseGP(objective(model))
     single = SingleTaskGP(
         model.train_inputs[0],
@@ -272,6 +273,7 @@ ROWS = {
         posterior,
         {"64 paths, 2,000 points": {**_LARGE, "candidates": 1000}},
         {**_SMALL, "candidates": 5},
+        on_devices=True,
     ),
     "one-posterior": Row(
         "posterior of one candidate",

@@ -180,10 +180,13 @@ def suggestion(paths: int, n: int, warm: bool) -> Contest:
 # -- evidence ---------------------------------------------------------------------
 
 
-def first_model(paths: int, n: int, largest: int | None = None) -> TreeStructuredGP:
+def first_model(
+    paths: int, n: int, largest: int | None = None, device: str = "cpu"
+) -> TreeStructuredGP:
     """A model before its fit, with some noise."""
     tree = binary_tree(paths)
-    model = TreeStructuredGP(*make_data(tree, sizes(paths, n, largest)), tree)
+    data = make_data(tree, sizes(paths, n, largest), device=device)
+    model = TreeStructuredGP(*data, tree)
     model.likelihood.noise = _NOISE
     return model
 
@@ -200,12 +203,25 @@ def _graded(loss: Callable[[], Tensor], of: torch.nn.Module) -> tuple[Tensor, ..
     return value, *torch.autograd.grad(value, parameters)
 
 
-def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
+def _raw(
+    mll: ExactMarginalLogLikelihood, device: str
+) -> dict[str, Callable[[int], None]]:
+    """The call of LAPACK alone, which only a CPU has."""
+    if device != "cpu":
+        return {}
+    raw = Raw(mll)
+    return {"raw": lambda _: raw()}
+
+
+def evidence(
+    paths: int, n: int, largest: int | None = None, device: str = "cpu"
+) -> Contest:
     """The fit's objective and its gradient, at the model's first hyperparameters."""
-    model = first_model(paths, n, largest)
+    model = first_model(paths, n, largest, device)
     mll = objective(model)
     evaluate = _evaluation(mll)
-    dense, other, raw = TorchDense(mll), GPyTorchDense(model), Raw(mll)
+    dense, other = TorchDense(mll), GPyTorchDense(model)
+    raw = _raw(mll, device)
 
     def check() -> dict[str, Any]:
         ours = _graded(partial(model.compute_custom_loss, mll), mll)
@@ -215,7 +231,7 @@ def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
             for a, b in zip(ours, theirs, strict=True)
         ]
         check_equal("value and gradient, plain torch", max(gaps), 0.0, 1e-8)
-        prior = mll._add_other_terms(torch.zeros((), dtype=torch.float64), ()) / n
+        prior = mll._add_other_terms(ours[0].new_zeros(()), ()) / n
         check_equal(
             "value, GPyTorch", float(ours[0] + prior), float(other.loss()), 1e-8
         )
@@ -226,9 +242,9 @@ def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
             "ours": lambda _: evaluate(),
             _DENSE: lambda _: _graded(dense.loss, mll),
             "dense, GPyTorch": lambda _: _graded(other.loss, other),
-            "raw": lambda _: raw(),
+            **raw,
         },
-        [[_DENSE, "dense, GPyTorch"], ["raw"]],
+        [[_DENSE, "dense, GPyTorch"], *([name] for name in raw)],
         check=check,
     )
 
@@ -298,10 +314,10 @@ def whole_fit(
 # -- many points ------------------------------------------------------------------
 
 
-def large(paths: int, n: int) -> Contest:
+def large(paths: int, n: int, device: str = "cpu") -> Contest:
     """Evidence and gradient; memory from construction to the gradient."""
     tree = flat_tree(paths)
-    X, Y = make_data(tree, sizes(paths, n))
+    X, Y = make_data(tree, sizes(paths, n), device=device)
     made: list[ExactMarginalLogLikelihood] = []
 
     def first() -> None:
@@ -311,13 +327,13 @@ def large(paths: int, n: int) -> Contest:
         _evaluation(made[0])()
 
     start = time.process_time()
-    memory = extra_mib(first)
+    memory = extra_mib(first, device)
     spent = time.process_time() - start
-    evaluate, raw = _evaluation(made[0]), Raw(made[0])
+    evaluate, raw = _evaluation(made[0]), _raw(made[0], device)
 
     return Contest(
-        {"ours": lambda _: evaluate(), "raw": lambda _: raw()},
-        [["raw"]],
+        {"ours": lambda _: evaluate(), **raw},
+        [[name] for name in raw],
         check=lambda: {
             "mib_beyond_the_data": memory,
             "data_mib": X.nbytes / 2**20,
@@ -354,7 +370,7 @@ ROWS = {
         {"8 paths, 60 points": {"paths": 8, "n": 60}},
         _SMALL,
     ),
-    "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL),
+    "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL, on_devices=True),
     "whole-fit": Row(
         "construct and fit",
         whole_fit,
@@ -369,5 +385,6 @@ ROWS = {
         large,
         {"1,000 paths, 100,000 points": {"paths": 1000, "n": 100_000}},
         {"paths": 5, "n": 40},
+        on_devices=True,
     ),
 }

@@ -95,7 +95,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[command.Case]:
     }
     run: list[command.Case] = []
 
-    def apart(case: command.Case, repeats: int) -> dict[str, Any]:
+    def apart(case: command.Case, repeats: int, device: str) -> dict[str, Any]:
         run.append(case)
         if case[1] == "3" and len(run) < 3:
             raise subprocess.CalledProcessError(1, "python")
@@ -163,10 +163,13 @@ def test_arguments_and_files_that_are_not_right(
         ["--rows", "nothing"],
         ["--repeats", "0"],
         ["--quick", "--out", "f"],
+        ["--device", "cuda", "--rows", "toy"],
     ):
         with pytest.raises(SystemExit):
             command.main(arguments)
-    assert "expected at least 1, got 0" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert "expected at least 1, got 0" in errors
+    assert "expected cpu for ['toy'], got cuda" in errors
     other = tmp_path / "other.jsonl"
     other.write_text('{"row": "elsewhere"}\n')
     with pytest.raises(ValueError, match="elsewhere"):
@@ -176,22 +179,9 @@ def test_arguments_and_files_that_are_not_right(
 def test_a_case_runs_in_a_process_of_its_own() -> None:
     """With one thread also where the libraries would take more."""
     case = ("one-posterior", "8 paths, 60 points")
-    done = subprocess.run(
-        [command.sys.executable, "-c", SHORT.format(case=case)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert (result["row"], result["case"]) == case
+    result = command._run_apart(case, 1, "cpu")
+    assert (result["row"], result["case"], result["device"]) == (*case, "cpu")
     assert result["samples"]["ours"][0] > 0.0
-
-
-SHORT = """
-import json
-from benchmarks.speed.__main__ import _run_apart
-print(json.dumps(_run_apart({case!r}, 1)))
-"""
 
 
 def test_a_figure_of_speed_has_its_machine_beside_it(
