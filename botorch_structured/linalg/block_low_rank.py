@@ -20,6 +20,7 @@ __all__ = [
     "BlockInputs",
     "Bucket",
     "Factorisation",
+    "LeafColumns",
     "LeafLayout",
     "factorise",
     "group_rows",
@@ -28,11 +29,14 @@ __all__ = [
     "positions",
 ]
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,36 @@ class Bucket:
 
     Attributes:
         leaves: Which leaves of the layout these are, ``B``.
-        index: Their rows, ``B x N``; ``n`` (one past the last row) where padded.
+        index: Their rows, ``B x N``; ``n`` (one past the last row) where padded, which
+            is at the end.
         real: ``B x N``, False where padded; None if nothing is padded.
+        least: Size of the smallest of the leaves.
     """
 
     leaves: Tensor
     index: Tensor
     real: Tensor | None
+    least: int
+
+    @property
+    def rows(self) -> Tensor:
+        """``index`` with a row of the same leaf where padded, ``B x N``."""
+        if self.real is None:
+            return self.index
+        return torch.where(self.real, self.index, self.index[:, :1])
+
+    def part(self, part: slice) -> Bucket:
+        """Some of the leaves."""
+        real = None if self.real is None else self.real[part]
+        return Bucket(self.leaves[part], self.index[part], real, self.least)
+
+    def mask_pairs(self, values: Tensor) -> Tensor:
+        """``B x N x N`` values, set to zero in place where row or column is padded."""
+        if self.real is not None:
+            tail = self.real[:, self.least :].to(values)
+            values[:, self.least :] *= tail.unsqueeze(-1)
+            values[:, :, self.least :] *= tail.unsqueeze(-2)
+        return values
 
 
 def group_rows(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +121,41 @@ def positions(mask: Tensor) -> Tensor:
     place = torch.arange(width, device=mask.device)
     padded = torch.where(mask, place, width).sort(-1).values
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
+
+
+class LeafColumns(NamedTuple):
+    """The columns of inputs that each leaf of a bucket uses.
+
+    Attributes:
+        rows: ``B x N x 1``; where padded, a row of the same leaf.
+        columns: ``B x 1 x e``.
+        used: ``B x 1 x e``, False for a place that a leaf does not use; None if all do.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    used: Tensor | None
+
+    @classmethod
+    def of(cls, bucket: Bucket, places: Tensor, columns: Tensor) -> LeafColumns:
+        """Those at some places of a list of columns.
+
+        Args:
+            bucket: The leaves.
+            places: ``B x e`` places in ``columns``; ``C`` for none.
+            columns: ``C``, or ``B x C`` if they depend on the leaf.
+        """
+        count = columns.shape[-1]
+        used = places < count
+        # any column will do for a place that is not used
+        columns = pad(columns, (0, 1)).expand(len(places), -1).gather(-1, places)
+        masked = None if bool(used.all()) else used.unsqueeze(-2)
+        return cls(bucket.rows.unsqueeze(-1), columns.unsqueeze(-2), masked)
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``n x d`` inputs to ``B x N x e``, zero where unused."""
+        mine = X[self.rows, self.columns]
+        return mine if self.used is None else torch.where(self.used, mine, 0.0)
 
 
 def _bucket_widths(sizes: list[int]) -> dict[int, int]:
@@ -147,9 +209,9 @@ class LeafLayout:
                 device=keys.device,
             )
             index = pad_groups(order, start[leaves], counts[leaves], width)
-            full = all(s == width for s in self.sizes if widths[s] == width)
-            real = None if full else index < self.num_rows
-            self.buckets.append(Bucket(leaves, index, real))
+            least = min(s for s in widths if widths[s] == width)
+            real = None if least == width else index < self.num_rows
+            self.buckets.append(Bucket(leaves, index, real, least))
 
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
@@ -210,6 +272,8 @@ class Factorisation:
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
     """Gather ``n`` (``x k``) values into ``B x N`` (``x k``)."""
+    if bucket.real is None:
+        return values[bucket.index]
     tail = values.new_full((1, *values.shape[1:]), fill)
     return torch.cat([values, tail])[bucket.index]
 
@@ -221,17 +285,16 @@ def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
 
 
 def factorise(
-    covariances: list[Tensor],
-    inputs: list[BlockInputs],
+    blocks: Iterable[tuple[Tensor, BlockInputs]],
     residual: Tensor,
     num_weights: int,
 ) -> Factorisation:
     """Factorise K and solve for the residual.
 
     Args:
-        covariances: A_p of each bucket, ``B x N x N``, noise included and the identity
-            where padded.
-        inputs: The buckets.
+        blocks: A_p of each bucket, ``B x N x N``, noise included and the identity where
+            padded, and the rest of the bucket. Each is factorised before the next is
+            asked for.
         residual: y - m, ``n``.
         num_weights: V.
 
@@ -243,7 +306,7 @@ def factorise(
     rhs_sum = residual.new_zeros(size)
     logdet = residual.new_zeros(())
     halves = []
-    for covariance, block in zip(covariances, inputs, strict=True):
+    for covariance, block in blocks:
         chol = psd_safe_cholesky(covariance)
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
         half = torch.linalg.solve_triangular(
@@ -255,7 +318,7 @@ def factorise(
             0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
         )
         rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
-        halves.append((chol, padded, half[..., 1:]))
+        halves.append((block, chol, padded, half[..., 1:]))
     precision = precision.view(size, size)[:num_weights, :num_weights]
     precision = precision + torch.eye(
         num_weights, dtype=residual.dtype, device=residual.device
@@ -268,12 +331,12 @@ def factorise(
     # from that mean. r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are equal to these, but
     # lose digits by cancellation when the noise is small
     quad = weight_mean.square().sum()
-    padded_mean = torch.nn.functional.pad(weight_mean, (0, 1))
-    blocks = []
-    for (chol, padded, half_features), block in zip(halves, inputs, strict=True):
+    padded_mean = pad(weight_mean, (0, 1))
+    factors = []
+    for block, chol, padded, half_features in halves:
         fit = block.features @ padded_mean[block.weights].unsqueeze(-1)
         half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
         half_residual = half_residual.squeeze(-1)
         quad = quad + half_residual.square().sum()
-        blocks.append(BlockFactor(chol, half_features, half_residual))
-    return Factorisation(blocks, precision_chol, weight_mean, quad, logdet)
+        factors.append(BlockFactor(chol, half_features, half_residual))
+    return Factorisation(factors, precision_chol, weight_mean, quad, logdet)
