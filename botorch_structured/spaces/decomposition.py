@@ -28,6 +28,7 @@ __all__ = [
     "all_of",
     "any_of",
     "atom",
+    "codes_in",
     "evaluate",
     "negated",
     "refers_to",
@@ -56,6 +57,15 @@ _MAX_LISTED = 1000
 def atom(k: int, mask: int) -> Expr:
     """The state of decision ``k`` is in the bit set ``mask``."""
     return ("atom", k, mask) if mask else False
+
+
+def codes_in(mask: int, size: int) -> Iterator[int]:
+    """The outcomes in a bit set, ascending."""
+    mask = mask >> 1 & (1 << size) - 1
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def _combine(kind: str, parts: Iterable[Expr]) -> Expr:
@@ -228,15 +238,6 @@ def _run(steps: Generator[Any, Any, _Result]) -> _Result:
     return value  # type: ignore[no-any-return]
 
 
-def _codes(mask: int, size: int) -> Iterator[int]:
-    """The outcomes in a bit set, ascending."""
-    mask = mask >> 1 & (1 << size) - 1
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
-
-
 def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
     """A key with a probability in proportion to its count, which may be huge."""
     keys, totals = list(counts), list(accumulate(counts.values()))
@@ -328,7 +329,7 @@ class Decomposition:
             here = times.get(id(node), 0)
             if not here:
                 continue
-            for factor in node.factors or ():
+            for factor in node.factors or () if node.count else ():
                 others = here * node.count // factor.count
                 times[id(factor)] = times.get(id(factor), 0) + others
             for code, branch in enumerate(node.branches or ()):
@@ -343,7 +344,7 @@ class Decomposition:
             return self._count(self.root, goal)
         _, k, mask = goal
         counts = self._outcome_counts[k]
-        found = sum(counts[code] for code in _codes(mask, len(counts)))
+        found = sum(counts[code] for code in codes_in(mask, len(counts)))
         return found + (self.num_paths - sum(counts) if mask & 1 else 0)
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
@@ -552,7 +553,7 @@ class Decomposition:
         masks |= _masks(goal, k).union(*(_masks(expr, k) for _, expr in state))
         effects: list[list[int]] = [[] for _ in range(self.sizes[k])]
         for mask in masks:
-            for code in _codes(mask, self.sizes[k]):
+            for code in codes_in(mask, self.sizes[k]):
                 effects[code].append(mask)
         cases: dict[tuple[int, ...], list[int]] = {}
         for code, effect in enumerate(effects):
@@ -612,4 +613,3 @@ class Decomposition:
             count += len(codes) * (yield self._count_steps(*after))
         self._counts[key] = factor * count
         return self._counts[key]
-

@@ -429,8 +429,9 @@ class TreeStructuredKernel(LeafKernel):
         if self.tree.num_paths > MAX_LISTED_PATHS:
             return None
         out = []
+        columns = set(free)
         for path in self.tree.paths:
-            active = [c for c in path.active.tolist() if c in free]
+            active = [c for c in path.active_columns if c in columns]
             if self.leaf_inputs == "own":
                 active = [c for c in active if c in own] or active
             out.append(active)
