@@ -235,7 +235,7 @@ def _run(steps: Generator[Any, Any, _Result]) -> _Result:
         except StopIteration as end:
             stack.pop()
             value = end.value
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
