@@ -31,7 +31,7 @@ __all__ = [
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -123,18 +123,21 @@ def positions(mask: Tensor) -> Tensor:
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
 
 
-class LeafColumns(NamedTuple):
+class LeafColumns:
     """The columns of inputs that each leaf of a bucket uses.
 
-    Attributes:
+    What is gathered is kept for as long as the inputs are the same tensor, since a fit
+    asks for that of the training data a hundred times.
+
+    Args:
         rows: ``B x N x 1``; where padded, a row of the same leaf.
         columns: ``B x 1 x e``.
         used: ``B x 1 x e``, False for a place that a leaf does not use; None if all do.
     """
 
-    rows: Tensor
-    columns: Tensor
-    used: Tensor | None
+    def __init__(self, rows: Tensor, columns: Tensor, used: Tensor | None) -> None:
+        self.rows, self.columns, self.used = rows, columns, used
+        self._last: tuple[ReferenceType[Tensor], int, Tensor] | None = None
 
     @classmethod
     def of(cls, bucket: Bucket, places: Tensor, columns: Tensor) -> LeafColumns:
@@ -154,8 +157,16 @@ class LeafColumns(NamedTuple):
 
     def __call__(self, X: Tensor) -> Tensor:
         """``n x d`` inputs to ``B x N x e``, zero where unused."""
+        last = self._last
+        plain = not (X.requires_grad or X.is_inference())
+        if plain and last is not None and last[0]() is X and last[1] == X._version:
+            return last[2]
         mine = X[self.rows, self.columns]
-        return mine if self.used is None else torch.where(self.used, mine, 0.0)
+        if self.used is not None:
+            mine = torch.where(self.used, mine, 0.0)
+        if plain:
+            self._last = (ref(X), X._version, mine)
+        return mine
 
 
 def _bucket_widths(sizes: list[int]) -> dict[int, int]:

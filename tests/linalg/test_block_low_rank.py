@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.linalg.block_low_rank import LeafColumns, LeafLayout
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=300))
@@ -46,3 +46,34 @@ def test_padding_stays_small() -> None:
         width = bucket.index.shape[-1]
         filled = (bucket.index < len(keys)).sum(-1)
         assert (1.25 * filled + 6 >= width).all()
+
+
+def test_columns_of_leaves_follow_the_inputs() -> None:
+    """What is gathered of inputs is kept, but not when they change."""
+    layout = LeafLayout(torch.tensor([0, 1, 0, 1, 1]))
+    (bucket,) = layout.buckets
+    places = torch.tensor([[0, 2], [1, 3]])  # the first leaf has two, the second one
+    columns = LeafColumns.of(bucket, places, torch.tensor([4, 2, 0]))
+    X = torch.rand(5, 6, dtype=torch.float64)
+    X[1::2, 0] = X[4, 0] = torch.nan  # column 0 is used by the first leaf only
+
+    def expected() -> torch.Tensor:
+        first, second = X[[0, 2]][:, [4, 0]], X[[1, 3, 4]][:, [2]]
+        return torch.cat([first.flatten(), second.flatten()])
+
+    def found(inputs: torch.Tensor) -> torch.Tensor:
+        one, other = columns(inputs)
+        assert (other[:, 1] == 0).all()
+        return torch.cat([one[:2].flatten(), other[:, 0]])
+
+    for _ in range(2):
+        assert torch.equal(found(X), expected())
+    X *= 2.0
+    assert torch.equal(found(X), expected())
+    with torch.inference_mode():
+        assert torch.equal(found(X + 0.0), expected())
+    leaf = X.clone().requires_grad_()
+    with torch.no_grad():
+        found(leaf)
+    (gradient,) = torch.autograd.grad(columns(leaf).sum(), leaf)
+    assert gradient[1, 2] == 1 and gradient[1, 0] == 0

@@ -65,7 +65,7 @@ _SMALL = 200
 # predictions by leaf are faster unless weights are more than rows and than this.
 _MANY_WEIGHTS = 512
 # Numbers whose scales are checked at a time.
-_CHECKED_NUMBERS = 2**20
+_CHECKED_NUMBERS = 2**18
 
 
 def read_arguments(

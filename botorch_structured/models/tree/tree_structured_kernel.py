@@ -131,6 +131,7 @@ class LeafBlock(NamedTuple):
     Attributes:
         inputs: Which of the encoded columns K_p of each leaf sees, ``B x e``; one past
             the last for an unused place.
+        lengths: Which lengthscales these have, in the same way.
         gather: The columns these are.
         codes: One-hot codes of categorical columns, ``B x N x e``; None without any.
         numeric: Which places are not categorical, ``B x 1 x e``.
@@ -138,6 +139,7 @@ class LeafBlock(NamedTuple):
     """
 
     inputs: Tensor
+    lengths: Tensor
     gather: LeafColumns
     codes: Tensor | None
     numeric: Tensor
@@ -491,7 +493,12 @@ class TreeStructuredKernel(LeafKernel):
         layout = self.layout(X)
         places = self.locate(X[layout.representative])
         seen = places.seen[:, self.encoded_columns]
-        columns = torch.tensor(self._encoded.columns, dtype=torch.long, device=X.device)
+        columns, lengths = torch.tensor(
+            [self._encoded.columns, self.encoded_columns],
+            dtype=torch.long,
+            device=X.device,
+        )
+        lengths = pad(lengths, (0, 1), value=len(self.columns))
         features = self.weights.by_leaf(X, places.active, places.nodes, layout)
         blocks = []
         for bucket, mine in zip(layout.buckets, features, strict=True):
@@ -501,7 +508,8 @@ class TreeStructuredKernel(LeafKernel):
                 codes = self._encoded.codes(X, bucket, inputs) / math.sqrt(2.0)
             numeric = (inputs < len(self._numeric)).unsqueeze(-2)
             gather = LeafColumns.of(bucket, inputs, columns)
-            blocks.append(LeafBlock(inputs, gather, codes, numeric, mine))
+            length = lengths[inputs]
+            blocks.append(LeafBlock(inputs, length, gather, codes, numeric, mine))
         undeclared = places.codes >= self.weights.num_outcomes
         return Structure(places, layout, blocks, bool(undeclared.any()))
 
@@ -509,8 +517,7 @@ class TreeStructuredKernel(LeafKernel):
         """See ``LeafKernel.block_tensors``."""
         places, layout = structure.places, structure.layout
         leaf = self.leaf_hyperparameters
-        inverse = leaf.inverse_lengthscale(places.path)[..., self.encoded_columns]
-        inverse = pad(inverse, (0, 1))
+        inverse = pad(leaf.inverse_lengthscale(places.path), (0, 1))
         variance = leaf.scale(places.path, places.nodes).expand(layout.num_leaves)
         constant = None
         if structure.undeclared:
@@ -530,7 +537,7 @@ class TreeStructuredKernel(LeafKernel):
             prior = StationaryBlocks(
                 bucket,
                 points,
-                inverse[row, block.inputs],
+                inverse[row, block.lengths],
                 variance[leaves],
                 None if constant is None else constant[leaves],
                 self.correlation,

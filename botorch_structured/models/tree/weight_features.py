@@ -386,9 +386,12 @@ class WeightFeatures(Module):
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
             if kind in ("smooth", "aligned"):
                 variance = variance / self.num_frequencies
-            variance = variance.expand(*variance.shape[:-1], len(counts))
-            times = getattr(self, f"{kind}_counts")
-            parts.append(variance.repeat_interleave(times, dim=-1).sqrt())
+            if variance.shape[-1] == 1:  # tied
+                variance = variance.expand(*variance.shape[:-1], sum(counts))
+            else:
+                times = getattr(self, f"{kind}_counts")
+                variance = variance.repeat_interleave(times, dim=-1)
+            parts.append(variance.sqrt())
         return torch.cat(parts[1:] or parts, dim=-1)
 
     def undeclared_variance(self, codes: Tensor) -> Tensor:
