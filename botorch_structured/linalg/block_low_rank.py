@@ -29,7 +29,7 @@ __all__ = [
     "positions",
 ]
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
@@ -296,29 +296,53 @@ def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
 
 
 def factorise(
-    blocks: Iterable[tuple[Tensor, BlockInputs]],
+    blocks: Callable[[], Iterable[tuple[Tensor, BlockInputs]]],
     residual: Tensor,
     num_weights: int,
 ) -> Factorisation:
     """Factorise K and solve for the residual.
 
     Args:
-        blocks: A_p of each bucket, ``B x N x N``, noise included and the identity where
-            padded, and the rest of the bucket. Each is factorised before the next is
-            asked for.
+        blocks: Returns A_p of each bucket, ``B x N x N``, noise included and the
+            identity where padded, and the rest of the bucket. Each is factorised before
+            the next is asked for. It is called again if a block needs jitter.
         residual: y - m, ``n``.
         num_weights: V.
 
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
+    # One look at all flags together: on a GPU the host waits for each.
+    factors, flags = _factorise(blocks(), residual, num_weights, _unsafe_cholesky)
+    if bool(torch.cat(flags).any()):
+        factors, _ = _factorise(blocks(), residual, num_weights, _safe_cholesky)
+    return factors
+
+
+def _unsafe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    chol, flag = torch.linalg.cholesky_ex(matrix)
+    return chol, flag.reshape(-1)
+
+
+def _safe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    return psd_safe_cholesky(matrix), matrix.new_zeros(0, dtype=torch.int32)
+
+
+def _factorise(
+    blocks: Iterable[tuple[Tensor, BlockInputs]],
+    residual: Tensor,
+    num_weights: int,
+    cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Factorisation, list[Tensor]]:
+    """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
     size = num_weights + 1  # one more weight, for padding
     precision = residual.new_zeros(size * size)
     rhs_sum = residual.new_zeros(size)
     logdet = residual.new_zeros(())
-    halves = []
+    halves, flags = [], []
     for covariance, block in blocks:
-        chol = psd_safe_cholesky(covariance)
+        chol, flag = cholesky(covariance)
+        flags.append(flag)
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
         half = torch.linalg.solve_triangular(
             chol, torch.cat([padded, block.features], dim=-1), upper=False
@@ -334,7 +358,8 @@ def factorise(
     precision = precision + torch.eye(
         num_weights, dtype=residual.dtype, device=residual.device
     )
-    precision_chol = psd_safe_cholesky(precision)
+    precision_chol, flag = cholesky(precision)
+    flags.append(flag)
     rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
     weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
     logdet = logdet + 2.0 * precision_chol.diagonal().log().sum()
@@ -350,4 +375,5 @@ def factorise(
         half_residual = half_residual.squeeze(-1)
         quad = quad + half_residual.square().sum()
         factors.append(BlockFactor(chol, half_features, half_residual))
-    return Factorisation(factors, precision_chol, weight_mean, quad, logdet)
+    result = Factorisation(factors, precision_chol, weight_mean, quad, logdet)
+    return result, flags

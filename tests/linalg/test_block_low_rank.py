@@ -4,8 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from linear_operator.utils.errors import NanError
+from linear_operator.utils.warnings import NumericalWarning
 
-from botorch_structured.linalg.block_low_rank import LeafColumns, LeafLayout
+from botorch_structured.linalg.block_low_rank import (
+    BlockInputs,
+    LeafColumns,
+    LeafLayout,
+    factorise,
+)
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=300))
@@ -77,3 +84,21 @@ def test_columns_of_leaves_follow_the_inputs() -> None:
         found(leaf)
     (gradient,) = torch.autograd.grad(columns(leaf).sum(), leaf)
     assert gradient[1, 2] == 1 and gradient[1, 0] == 0
+
+
+def test_a_block_that_needs_jitter() -> None:
+    """Two equal rows without noise: each block gets jitter as in GPyTorch."""
+    layout = LeafLayout(torch.tensor([0, 0, 1, 1]))
+    (bucket,) = layout.buckets
+    covariance = torch.ones(2, 2, 2, dtype=torch.float64)
+    covariance[1] += torch.eye(2)
+    features = torch.ones(2, 2, 1, dtype=torch.float64)
+    inputs = BlockInputs(bucket, features, torch.zeros(2, 1, dtype=torch.long))
+    residual = torch.arange(4.0, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="added jitter"):
+        factors = factorise(lambda: [(covariance.clone(), inputs)], residual, 1)
+    blocks = factors.blocks[0].chol @ factors.blocks[0].chol.mT
+    torch.testing.assert_close(blocks, covariance, rtol=0.0, atol=1e-6)
+    assert (blocks[0] - covariance[0]).diagonal().min() > 0
+    with pytest.raises(NanError):
+        factorise(lambda: [(covariance * torch.nan, inputs)], residual, 1)

@@ -335,9 +335,10 @@ class _LogEvidence(torch.autograd.Function):
         *tensors: Tensor | None,
     ) -> Tensor:
         blocks, num_weights, gradient = static
-        saved = []
+        saved: list[tuple[BlockTensors, BlockInputs, Any]] = []
 
         def parts() -> Iterator[tuple[Tensor, BlockInputs]]:
+            saved.clear()
             for block in blocks:
                 for part in _parts(block.bucket, residual.device):
                     inputs = BlockInputs(
@@ -349,7 +350,7 @@ class _LogEvidence(torch.autograd.Function):
                     saved.append((block, inputs, kept))
                     yield noisy_covariance(prior, inputs.bucket, noise), inputs
 
-        factors = factorise(parts(), residual, num_weights)
+        factors = factorise(parts, residual, num_weights)
         if gradient:
             ctx.saved = (saved, factors, residual.shape[0])
         log_two_pi = residual.shape[0] * math.log(2.0 * math.pi)
@@ -462,7 +463,7 @@ class LeafPredictor:
         self.layout, self.blocks, self.num_weights = layout, blocks, num_weights
         self.masked = residual.device.type != "cpu"
         factors = factorise(
-            (
+            lambda: (
                 (
                     noisy_covariance(b.covariance, b.bucket, noise),
                     BlockInputs(b.bucket, b.features, b.weights),

@@ -395,6 +395,14 @@ class TreeStructuredKernel(LeafKernel):
         self.encoded_columns = [position[c] for c in self._encoded.columns]
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         tables = {"own": torch.tensor([c in own for c in columns], dtype=torch.bool)}
+        # a list as an index would be copied to the device at each call
+        indices = {
+            "column_index": columns,
+            "numeric_index": self._numeric,
+            "encoded_index": self.encoded_columns,
+        }
+        for name, index in indices.items():
+            tables[name] = torch.tensor(index, dtype=torch.long)
         for column, values in self._categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
@@ -449,7 +457,7 @@ class TreeStructuredKernel(LeafKernel):
         # A model checks its training data. On a GPU, checking the values of points at
         # which it predicts would make the device wait in each acquisition call.
         codes, active, key = tree.locate(X, strict=X.device.type == "cpu")
-        seen = active[..., self.columns]
+        seen = active.index_select(-1, self.leaf_hyperparameters.column_index)
         if self.leaf_inputs == "own":
             own = self.leaf_hyperparameters.own
             seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
@@ -466,17 +474,18 @@ class TreeStructuredKernel(LeafKernel):
     def rows(self, X: Tensor, places: Places | None = None) -> Rows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         key, codes, active, nodes, seen, path = places or self.locate(X)
-        inverse = self.leaf_hyperparameters.inverse_lengthscale(path)
-        parts = [X[..., self._numeric]]
+        leaf = self.leaf_hyperparameters
+        parts = [X.index_select(-1, leaf.numeric_index)]
         for column in self._categorical:
-            known = getattr(self.leaf_hyperparameters, f"known_{column}")
+            known = getattr(leaf, f"known_{column}")
             parts.append(one_hot_code(X[..., column], known) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
-        encoded = torch.where(seen[..., self.encoded_columns], encoded, 0.0)
-        scaled = encoded * inverse[..., self.encoded_columns]
+        seen = seen.index_select(-1, leaf.encoded_index)
+        inverse = leaf.inverse_lengthscale(path).index_select(-1, leaf.encoded_index)
+        scaled = torch.where(seen, encoded, 0.0) * inverse
         # columns that a leaf does not use are taken from one more column, of zeros
         scaled = pad(scaled, (0, 1))
-        variance = self.leaf_hyperparameters.scale(path, nodes)
+        variance = leaf.scale(path, nodes)
         constant = self.weights.undeclared_variance(codes).to(X)
         features = self.weights(X, active, nodes, self.correlation)
         return Rows(key, scaled, variance, constant, features)

@@ -188,6 +188,12 @@ class WeightFeatures(Module):
             "num_outcomes": torch.tensor(sizes, dtype=torch.long),
             "edge_offsets": torch.tensor(tree.edge_offsets, dtype=torch.long),
         }
+        # a list as an index would be copied to the device at each call
+        indices = {"linear_index": linear_columns, "smooth_index": smooth_columns}
+        for i, group in enumerate(aligned_columns):
+            indices[f"aligned_index_{i}"] = group
+        for name, index in indices.items():
+            tables[name] = torch.tensor(index, dtype=torch.long)
         for kind, counts in self._counts.items():
             tables[f"{kind}_counts"] = torch.tensor(counts, dtype=torch.long)
         for column, values in onehot_columns.items():
@@ -239,7 +245,7 @@ class WeightFeatures(Module):
             outer = on_path[..., self.num_inner :]
             parts.append(outer * self.offset_variance.value.sqrt())
         if self.linear_columns:
-            value, _ = _active_values(X, active, self.linear_columns)
+            value, _ = _active_values(X, active, self.linear_index)
             parts.append(value * self.linear_variance.value.sqrt())
         for i, column in enumerate(self.onehot_columns):
             known = getattr(self, f"known_{column}")
@@ -249,10 +255,13 @@ class WeightFeatures(Module):
             parts.append(code * variance[..., i, None].sqrt())
         frequency = getattr(self, f"{correlation.name}_frequencies")
         if self.smooth_columns:
-            value, present = _active_values(X, active, self.smooth_columns)
+            value, present = _active_values(X, active, self.smooth_index)
             parts.append(self._fourier("smooth", value, present, frequency))
         if self.aligned_columns:
-            groups = [_active_values(X, active, g) for g in self.aligned_columns]
+            groups = [
+                _active_values(X, active, getattr(self, f"aligned_index_{i}"))
+                for i in range(len(self.aligned_columns))
+            ]
             value = torch.stack([v.sum(-1) for v, _ in groups], dim=-1)
             present = torch.stack([a.any(-1) for _, a in groups], dim=-1)
             parts.append(self._fourier("aligned", value, present, frequency))
@@ -283,7 +292,7 @@ class WeightFeatures(Module):
             nodes: ``num_leaves x (1 + num_edges)`` from ``node_indicators``.
             layout: The leaves.
         """
-        on_path, linear = nodes[:, self.node_columns], active[:, self.linear_columns]
+        on_path, linear = nodes[:, self.node_columns], active[:, self.linear_index]
         onehot = active[:, self._onehot.columns]
         groups = [[c] for c in self.smooth_columns] + self.aligned_columns
         # at most one column of a group is active
@@ -390,7 +399,9 @@ class WeightFeatures(Module):
                 variance = variance.expand(*variance.shape[:-1], sum(counts))
             else:
                 times = getattr(self, f"{kind}_counts")
-                variance = variance.repeat_interleave(times, dim=-1)
+                variance = variance.repeat_interleave(
+                    times, dim=-1, output_size=sum(counts)
+                )
             parts.append(variance.sqrt())
         return torch.cat(parts[1:] or parts, dim=-1)
 
@@ -412,12 +423,10 @@ class WeightFeatures(Module):
         return count * self.offset_variance.value.mean(-1)
 
 
-def _active_values(
-    X: Tensor, active: Tensor, columns: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+def _active_values(X: Tensor, active: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Values of some columns, zero where inactive, and where they are active."""
-    present = active[..., columns]
-    return torch.where(present, X[..., columns], 0.0), present
+    present = active.index_select(-1, columns)
+    return torch.where(present, X.index_select(-1, columns), 0.0), present
 
 
 def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
