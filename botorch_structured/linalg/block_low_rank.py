@@ -20,6 +20,7 @@ __all__ = [
     "BlockInputs",
     "Bucket",
     "Factorisation",
+    "LeafColumns",
     "LeafLayout",
     "factorise",
     "group_rows",
@@ -28,11 +29,14 @@ __all__ = [
     "positions",
 ]
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from weakref import ReferenceType, ref
 
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,36 @@ class Bucket:
 
     Attributes:
         leaves: Which leaves of the layout these are, ``B``.
-        index: Their rows, ``B x N``; ``n`` (one past the last row) where padded.
+        index: Their rows, ``B x N``; ``n`` (one past the last row) where padded, which
+            is at the end.
         real: ``B x N``, False where padded; None if nothing is padded.
+        least: Size of the smallest of the leaves.
     """
 
     leaves: Tensor
     index: Tensor
     real: Tensor | None
+    least: int
+
+    @property
+    def rows(self) -> Tensor:
+        """``index`` with a row of the same leaf where padded, ``B x N``."""
+        if self.real is None:
+            return self.index
+        return torch.where(self.real, self.index, self.index[:, :1])
+
+    def part(self, part: slice) -> Bucket:
+        """Some of the leaves."""
+        real = None if self.real is None else self.real[part]
+        return Bucket(self.leaves[part], self.index[part], real, self.least)
+
+    def mask_pairs(self, values: Tensor) -> Tensor:
+        """``B x N x N`` values, set to zero in place where row or column is padded."""
+        if self.real is not None:
+            tail = self.real[:, self.least :].to(values)
+            values[:, self.least :] *= tail.unsqueeze(-1)
+            values[:, :, self.least :] *= tail.unsqueeze(-2)
+        return values
 
 
 def group_rows(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +121,52 @@ def positions(mask: Tensor) -> Tensor:
     place = torch.arange(width, device=mask.device)
     padded = torch.where(mask, place, width).sort(-1).values
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
+
+
+class LeafColumns:
+    """The columns of inputs that each leaf of a bucket uses.
+
+    What is gathered is kept for as long as the inputs are the same tensor, since a fit
+    asks for that of the training data a hundred times.
+
+    Args:
+        rows: ``B x N x 1``; where padded, a row of the same leaf.
+        columns: ``B x 1 x e``.
+        used: ``B x 1 x e``, False for a place that a leaf does not use; None if all do.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor, used: Tensor | None) -> None:
+        self.rows, self.columns, self.used = rows, columns, used
+        self._last: tuple[ReferenceType[Tensor], int, Tensor] | None = None
+
+    @classmethod
+    def of(cls, bucket: Bucket, places: Tensor, columns: Tensor) -> LeafColumns:
+        """Those at some places of a list of columns.
+
+        Args:
+            bucket: The leaves.
+            places: ``B x e`` places in ``columns``; ``C`` for none.
+            columns: ``C``, or ``B x C`` if they depend on the leaf.
+        """
+        count = columns.shape[-1]
+        used = places < count
+        # any column will do for a place that is not used
+        columns = pad(columns, (0, 1)).expand(len(places), -1).gather(-1, places)
+        masked = None if bool(used.all()) else used.unsqueeze(-2)
+        return cls(bucket.rows.unsqueeze(-1), columns.unsqueeze(-2), masked)
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """``n x d`` inputs to ``B x N x e``, zero where unused."""
+        last = self._last
+        plain = not (X.requires_grad or X.is_inference())
+        if plain and last is not None and last[0]() is X and last[1] == X._version:
+            return last[2]
+        mine = X[self.rows, self.columns]
+        if self.used is not None:
+            mine = torch.where(self.used, mine, 0.0)
+        if plain:
+            self._last = (ref(X), X._version, mine)
+        return mine
 
 
 def _bucket_widths(sizes: list[int]) -> dict[int, int]:
@@ -147,9 +220,9 @@ class LeafLayout:
                 device=keys.device,
             )
             index = pad_groups(order, start[leaves], counts[leaves], width)
-            full = all(s == width for s in self.sizes if widths[s] == width)
-            real = None if full else index < self.num_rows
-            self.buckets.append(Bucket(leaves, index, real))
+            least = min(s for s in widths if widths[s] == width)
+            real = None if least == width else index < self.num_rows
+            self.buckets.append(Bucket(leaves, index, real, least))
 
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
@@ -210,6 +283,8 @@ class Factorisation:
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
     """Gather ``n`` (``x k``) values into ``B x N`` (``x k``)."""
+    if bucket.real is None:
+        return values[bucket.index]
     tail = values.new_full((1, *values.shape[1:]), fill)
     return torch.cat([values, tail])[bucket.index]
 
@@ -221,30 +296,53 @@ def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
 
 
 def factorise(
-    covariances: list[Tensor],
-    inputs: list[BlockInputs],
+    blocks: Callable[[], Iterable[tuple[Tensor, BlockInputs]]],
     residual: Tensor,
     num_weights: int,
 ) -> Factorisation:
     """Factorise K and solve for the residual.
 
     Args:
-        covariances: A_p of each bucket, ``B x N x N``, noise included and the identity
-            where padded.
-        inputs: The buckets.
+        blocks: Returns A_p of each bucket, ``B x N x N``, noise included and the
+            identity where padded, and the rest of the bucket. Each is factorised before
+            the next is asked for. It is called again if a block needs jitter.
         residual: y - m, ``n``.
         num_weights: V.
 
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
+    # One look at all flags together: on a GPU the host waits for each.
+    factors, flags = _factorise(blocks(), residual, num_weights, _unsafe_cholesky)
+    if bool(torch.cat(flags).any()):
+        factors, _ = _factorise(blocks(), residual, num_weights, _safe_cholesky)
+    return factors
+
+
+def _unsafe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    chol, flag = torch.linalg.cholesky_ex(matrix)
+    return chol, flag.reshape(-1)
+
+
+def _safe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    return psd_safe_cholesky(matrix), matrix.new_zeros(0, dtype=torch.int32)
+
+
+def _factorise(
+    blocks: Iterable[tuple[Tensor, BlockInputs]],
+    residual: Tensor,
+    num_weights: int,
+    cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Factorisation, list[Tensor]]:
+    """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
     size = num_weights + 1  # one more weight, for padding
     precision = residual.new_zeros(size * size)
     rhs_sum = residual.new_zeros(size)
     logdet = residual.new_zeros(())
-    halves = []
-    for covariance, block in zip(covariances, inputs, strict=True):
-        chol = psd_safe_cholesky(covariance)
+    halves, flags = [], []
+    for covariance, block in blocks:
+        chol, flag = cholesky(covariance)
+        flags.append(flag)
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
         half = torch.linalg.solve_triangular(
             chol, torch.cat([padded, block.features], dim=-1), upper=False
@@ -255,12 +353,13 @@ def factorise(
             0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
         )
         rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
-        halves.append((chol, padded, half[..., 1:]))
+        halves.append((block, chol, padded, half[..., 1:]))
     precision = precision.view(size, size)[:num_weights, :num_weights]
     precision = precision + torch.eye(
         num_weights, dtype=residual.dtype, device=residual.device
     )
-    precision_chol = psd_safe_cholesky(precision)
+    precision_chol, flag = cholesky(precision)
+    flags.append(flag)
     rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
     weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
     logdet = logdet + 2.0 * precision_chol.diagonal().log().sum()
@@ -268,12 +367,13 @@ def factorise(
     # from that mean. r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are equal to these, but
     # lose digits by cancellation when the noise is small
     quad = weight_mean.square().sum()
-    padded_mean = torch.nn.functional.pad(weight_mean, (0, 1))
-    blocks = []
-    for (chol, padded, half_features), block in zip(halves, inputs, strict=True):
+    padded_mean = pad(weight_mean, (0, 1))
+    factors = []
+    for block, chol, padded, half_features in halves:
         fit = block.features @ padded_mean[block.weights].unsqueeze(-1)
         half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
         half_residual = half_residual.squeeze(-1)
         quad = quad + half_residual.square().sum()
-        blocks.append(BlockFactor(chol, half_features, half_residual))
-    return Factorisation(blocks, precision_chol, weight_mean, quad, logdet)
+        factors.append(BlockFactor(chol, half_features, half_residual))
+    result = Factorisation(factors, precision_chol, weight_mean, quad, logdet)
+    return result, flags

@@ -25,15 +25,16 @@ __all__ = [
     "MATERN52",
     "RBF",
     "Correlation",
+    "StationaryBlocks",
     "StationaryForm",
     "squared_distance",
-    "stationary_covariance",
     "stationary_form",
 ]
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,8 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
+
+from botorch_structured.linalg.block_low_rank import Bucket
 
 Array = NDArray[np.float64]
 
@@ -72,7 +75,7 @@ class Correlation:
     Attributes:
         name: "matern" (5/2) or "rbf".
         value: s to k, differentiable.
-        value_and_slope: s to k and -dk/ds.
+        value_and_slope: s, which may be overwritten, to k and -dk/ds.
         slope_and_curvature: s to -dk/ds and d^2k/ds^2, differentiable.
         array_value: s to k, written into the second array.
         array_value_and_slope: s to k and -dk/ds.
@@ -100,10 +103,10 @@ def _matern52(squared: Tensor) -> Tensor:
 
 
 def _matern52_slope(squared: Tensor) -> tuple[Tensor, Tensor]:
-    u = squared.clamp_min(_TINY).sqrt().mul_(_SQRT5)
-    e = torch.exp(-u)
+    u = squared.clamp_min_(_TINY).sqrt_().mul_(_SQRT5)
+    e = u.neg().exp_()
     slope = e.addcmul(e, u)  # (1 + u) e
-    k = torch.addcmul(slope, e * u, u, value=1.0 / 3.0)
+    k = u.mul_(u).mul_(e).mul_(1.0 / 3.0).add_(slope)
     return k, slope.mul_(5.0 / 6.0)
 
 
@@ -275,67 +278,81 @@ ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
 # -- covariances with the gradient written out ------------------------------------
 
 
-class _StationaryCovariance(torch.autograd.Function):
-    """A_p = v k(s) + c of the squared distances s of scaled inputs S.
+@dataclass(frozen=True)
+class StationaryBlocks:
+    """A_p = v k(s) + c of a bucket of leaves, and its derivative.
 
-    With G the derivative of a scalar by A_p and H = v G * slope, its derivative by the
-    inputs is 4 (H S - rowsum(H) S): autograd need not differentiate distances.
-    """
+    s are the squared distances of the scaled inputs S = X / l. With G the symmetric
+    derivative of a scalar by A_p and H = v G * slope, its derivative by S is
+    4 (H S - rowsum(H) S): autograd need not differentiate distances.
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        static: tuple[Tensor | None, Correlation],
-        scaled: Tensor,
-        variance: Tensor,
-        constant: Tensor,
-    ) -> Tensor:
-        real, correlation = static
-        squares = scaled.square().sum(-1)
-        distance = squares.unsqueeze(-1) + squares.unsqueeze(-2)
-        distance = distance.sub_(scaled @ scaled.mT, alpha=2.0).clamp_min_(0.0)
-        # the distance of a point to itself is zero in spite of rounding
-        distance.diagonal(dim1=-1, dim2=-2).zero_()
-        pair = None
-        if real is not None:
-            pair = (real.unsqueeze(-1) & real.unsqueeze(-2)).to(distance)
-        if not any(ctx.needs_input_grad):
-            value, slope = correlation.value(distance), None
-        else:
-            value, slope = correlation.value_and_slope(distance)
-        if pair is not None:
-            value = value * pair
-        ctx.saved = (scaled, variance, value, slope, pair)
-        shift = constant[:, None, None]
-        covariance = variance[:, None, None] * value
-        return covariance + (shift if pair is None else shift * pair)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (g,) = grad_outputs
-        scaled, variance, value, slope, pair = ctx.saved
-        if pair is not None:
-            g = g * pair
-        h = g * slope * variance[:, None, None]
-        h = 0.5 * (h + h.mT)
-        d_scaled = 4.0 * (h @ scaled - h.sum(-1, True) * scaled)
-        return None, d_scaled, (g * value).sum((-1, -2)), g.sum((-1, -2))
-
-
-def stationary_covariance(
-    scaled: Tensor,
-    variance: Tensor,
-    constant: Tensor,
-    real: Tensor | None,
-    correlation: Correlation,
-) -> Tensor:
-    """Prior covariances of a bucket of leaves, ``B x N x N``, zero where padded.
-
-    Args:
-        scaled: Inputs over lengthscales, ``B x N x e``.
+    Attributes:
+        bucket: The leaves.
+        points: X, ``B x N x e``; finite, also where padded.
+        inverse: 1 / l of each leaf's columns, ``B x e``; zero for an unused place.
         variance: v, ``B``.
-        constant: c, ``B``: a constant of the leaf's own.
-        real: ``B x N``, False where padded; None if nothing is.
+        constant: c, ``B``: a constant of the leaf's own; None if there is none.
         correlation: k.
     """
-    return _StationaryCovariance.apply((real, correlation), scaled, variance, constant)
+
+    bucket: Bucket
+    points: Tensor
+    inverse: Tensor
+    variance: Tensor
+    constant: Tensor | None
+    correlation: Correlation
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What ``backward`` returns the derivatives by."""
+        return self.points, self.inverse, self.variance, self.constant
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """S, ``B x N x e``."""
+        return self.points * self.inverse.unsqueeze(-2)
+
+    def evaluate(self, part: slice, gradient: bool) -> tuple[Tensor, Any]:
+        """Covariances of some leaves, zero where padded, without a graph.
+
+        Args:
+            part: Which of the ``B`` leaves.
+            gradient: Whether ``backward`` will be called.
+
+        Returns:
+            A new tensor ``B' x N x N``, and what ``backward`` needs.
+        """
+        scaled = self.points[part] * self.inverse[part].unsqueeze(-2)
+        squares = scaled.square().sum(-1)
+        distance = squares.unsqueeze(-1) + squares.unsqueeze(-2)
+        distance = distance.baddbmm_(scaled, scaled.mT, alpha=-2.0).clamp_min_(0.0)
+        # the distance of a point to itself is zero in spite of rounding
+        distance.diagonal(dim1=-1, dim2=-2).zero_()
+        if gradient:
+            value, slope = self.correlation.value_and_slope(distance)
+        else:
+            value, slope = self.correlation.value(distance), None
+        covariance = value * self.variance[part, None, None]
+        if self.constant is not None:
+            covariance += self.constant[part, None, None]
+        saved = (part, scaled, value, slope) if gradient else None
+        return self.bucket.part(part).mask_pairs(covariance), saved
+
+    def backward(self, saved: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """The derivatives by ``tensors[...][part]``.
+
+        Args:
+            saved: From ``evaluate``.
+            g: G, symmetric, zero where padded, ``B' x N x N``. It is overwritten.
+        """
+        part, scaled, value, slope = saved
+        flat = g.flatten(1).unsqueeze(1)
+        d_variance = (flat @ value.flatten(1).unsqueeze(-1)).flatten()
+        d_constant = None if self.constant is None else flat.sum((-1, -2))
+        h = g.mul_(slope)
+        pull = h @ scaled - h.sum(-1, True) * scaled
+        pull *= 4.0 * self.variance[part, None, None]
+        d_points = None
+        if self.points.requires_grad:
+            d_points = pull * self.inverse[part].unsqueeze(-2)
+        return d_points, (pull * self.points[part]).sum(-2), d_variance, d_constant

@@ -210,7 +210,8 @@ def check_spread(low: Tensor, high: Tensor) -> None:
 def _check_inputs(name: str, X: Tensor, tree: bool = False) -> None:
     _check_finite(name, X, _INACTIVE if tree else "")
     most = torch.finfo(X.dtype).max ** 0.5 / _MARGIN
-    if X.numel() and (size := float(X.detach().abs().max())) > most:
+    size = max(map(abs, _extremes(X)), default=0.0)
+    if size > most:
         raise DataError(
             f"{name}: expected inputs whose squares, and so distances, are numbers (up "
             f"to about {most:.0e} in {X.dtype}), got magnitudes up to {size:.1e}. "
@@ -389,11 +390,18 @@ def check_tensor(name: str, values: object, dtype: torch.dtype | None = None) ->
 
 
 def _check_finite(name: str, values: Tensor, advice: str = "") -> None:
-    finite = values.isfinite()
-    if not finite.all():
+    if not all(math.isfinite(x) for x in _extremes(values)):
+        bad = ~values.isfinite()
         raise DataError(
-            f"{name}: expected finite numbers, got {_where(values, ~finite)}.{advice}"
+            f"{name}: expected finite numbers, got {_where(values, bad)}.{advice}"
         )
+
+
+def _extremes(values: Tensor) -> list[float]:
+    """The smallest and the largest number (NaN if one is), without a copy of all."""
+    if not values.numel():
+        return []
+    return torch.stack(values.detach().aminmax()).tolist()
 
 
 def _check_outcomes(name: str, Y: Tensor, missing: bool) -> None:

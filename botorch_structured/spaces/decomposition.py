@@ -8,6 +8,12 @@ smaller condition. What is left falls into groups that do not refer to each othe
 the counts of independent groups multiply. Equal remainders are met again and again and
 are stored, so 20 independent on/off decisions take 20 steps and not 2^20.
 
+A decision that activates others by plain "its outcome is one of these", and they others
+in the same way, is the root of a plain tree. What is left of it once it is active is
+known in advance: a state names such a tree by its root alone, so that a step takes as
+long in a deep tree as in a small one. Recursions are generators (see `_run`), because
+trees may be deeper than Python's stack.
+
 Conditions are written as `Expr`: ``True``, ``False``, ``("atom", k, mask)`` for
 "the bit of decision k's state is set in mask" (bit 0: inactive, bit c + 1: outcome c),
 ``("and", parts)`` and ``("or", parts)`` with a frozenset of parts. They are canonical,
@@ -22,6 +28,7 @@ __all__ = [
     "all_of",
     "any_of",
     "atom",
+    "codes_in",
     "evaluate",
     "negated",
     "refers_to",
@@ -29,11 +36,12 @@ __all__ = [
 
 import math
 import random
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from graphlib import TopologicalSorter
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +57,15 @@ _MAX_LISTED = 1000
 def atom(k: int, mask: int) -> Expr:
     """The state of decision ``k`` is in the bit set ``mask``."""
     return ("atom", k, mask) if mask else False
+
+
+def codes_in(mask: int, size: int) -> Iterator[int]:
+    """The outcomes in a bit set, ascending."""
+    mask = mask >> 1 & (1 << size) - 1
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def _combine(kind: str, parts: Iterable[Expr]) -> Expr:
@@ -161,34 +178,64 @@ class _Node:
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
         """``n x D`` outcomes -> ``n`` path numbers."""
-        if self.branches is None:
-            number = np.zeros(len(codes), dtype=np.int64)
-            for factor in self.factors or ():
-                number = number * factor.count + factor.rank(codes)
-            return number
-        code = codes[:, self.decision]
-        number = np.asarray(self.starts, dtype=np.int64)[code]
-        # Outcomes that lead to the same remainder are followed together.
-        below: dict[int, tuple[_Node, list[int]]] = {}
-        for c, branch in enumerate(self.branches):
-            if branch.count > 1:
-                below.setdefault(id(branch), (branch, []))[1].append(c)
-        for branch, outcomes in below.values():
-            rows = np.isin(code, outcomes)
-            if rows.any():
-                number[rows] += branch.rank(codes[rows])
-        return number
+        numbers = np.zeros(len(codes), dtype=np.int64)
+        # nodes, the rows that get there, and what one path below counts for
+        todo: list[tuple[_Node, np.ndarray, int]] = [
+            (self, np.arange(len(codes)), 1),
+        ]
+        while todo:
+            node, rows, unit = todo.pop()
+            if node.branches is None:
+                for factor in reversed(node.factors or ()):
+                    if factor.count > 1:
+                        todo.append((factor, rows, unit))
+                    unit *= factor.count
+                continue
+            code = codes[rows, node.decision]
+            numbers[rows] += unit * np.asarray(node.starts, dtype=np.int64)[code]
+            # Outcomes that lead to the same remainder are followed together.
+            below: dict[int, tuple[_Node, list[int]]] = {}
+            for c, branch in enumerate(node.branches):
+                if branch.count > 1:
+                    below.setdefault(id(branch), (branch, []))[1].append(c)
+            for branch, outcomes in below.values():
+                there = rows[np.isin(code, outcomes)]
+                if len(there):
+                    todo.append((branch, there, unit))
+        return numbers
 
-    def unrank(self, number: int, codes: dict[int, int]) -> None:
-        """Write the outcomes of path ``number`` into ``codes``."""
-        if self.branches is None:
-            for factor in reversed(self.factors or ()):
-                number, rest = divmod(number, factor.count)
-                factor.unrank(rest, codes)
-            return
-        code = bisect_right(self.starts, number) - 1
-        codes[self.decision] = code
-        self.branches[code].unrank(number - self.starts[code], codes)
+    def unrank(self, number: int) -> dict[int, int]:
+        """The outcomes of path ``number``."""
+        codes: dict[int, int] = {}
+        todo = [(self, number)]
+        while todo:
+            node, number = todo.pop()
+            if node.branches is None:
+                for factor in reversed(node.factors or ()):
+                    number, rest = divmod(number, factor.count)
+                    todo.append((factor, rest))
+                continue
+            code = bisect_right(node.starts, number) - 1
+            codes[node.decision] = code
+            todo.append((node.branches[code], number - node.starts[code]))
+        return codes
+
+
+_Result = TypeVar("_Result")
+
+
+def _run(steps: Generator[Any, Any, _Result]) -> _Result:
+    """The result of a recursive generator, which yields the calls of itself."""
+    stack: list[Generator[Any, Any, Any]] = [steps]
+    value: Any = None
+    while stack:
+        try:
+            stack.append(stack[-1].send(value))
+            value = None
+        except StopIteration as end:
+            stack.pop()
+            value = end.value
+    return value
 
 
 def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
@@ -210,20 +257,95 @@ class Decomposition:
         self.sizes = sizes
         self._nodes: dict[State, _Node] = {}
         self._counts: dict[tuple[State, Expr], int] = {}
+        self._waiting: list[list[int]] = [[] for _ in sizes]
+        for j, expr in enumerate(conditions):
+            for k in refers_to(expr):
+                self._waiting[k].append(j)
         items = {k: e for k, e in enumerate(conditions) if e is not False}
         for k, expr in enumerate(conditions):
             if expr is False:
                 self._assign(items, k, -1)
-        self.root = tuple(sorted(items.items()))
+        self._possible = set(items)
+        self._read_trees(items)
+        tops = {k: e for k, e in items.items() if self._top[k] == k}
+        self.root = tuple(sorted(tops.items()))
+
+    def _read_trees(self, items: dict[int, Expr]) -> None:
+        """Find the plain trees: what they activate, and which decisions they have."""
+        # Root of a plain tree -> the decisions that it activates, with their masks.
+        self._children: dict[int, list[tuple[int, int]]] = {}
+        above = {k: refers_to(expr) for k, expr in items.items()}
+        order = list(TopologicalSorter(above).static_order())
+        # The smallest decision of the tree; independent groups are ordered by it.
+        self._least: dict[int, int] = {}
+        for k in reversed(order):
+            children = []
+            for j in self._waiting[k]:
+                if j in items and k in above[j]:
+                    children.append(j)
+            exprs = [items[j] for j in children]
+            plain = all(e[0] == "atom" and not e[2] & 1 for e in exprs)
+            self._least[k] = k
+            if plain and all(j in self._children for j in children):
+                pairs = zip(children, exprs, strict=True)
+                self._children[k] = [(j, expr[2]) for j, expr in pairs]
+                least = (self._least[j] for j in children)
+                self._least[k] = min(k, *least) if children else k
+        # The root of the tree that names each decision, and places in depth-first
+        # order: a tree has those from ``first`` up to ``last``.
+        self._top: dict[int, int] = {}
+        for k in order:
+            self._top.setdefault(k, k)
+            for j, _ in self._children.get(k, ()):
+                self._top[j] = self._top[k]
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        for k in order:
+            if self._top[k] != k:
+                continue
+            stack = [k]
+            while stack:
+                k = stack.pop()
+                if k in self._first:
+                    self._last[k] = len(self._first) - 1
+                    continue
+                self._first[k] = len(self._first)
+                below = self._children.get(k, ())
+                stack += [k, *(j for j, _ in reversed(below))]
 
     @property
     def num_paths(self) -> int:
         """The number of paths."""
         return self._node(self.root).count
 
+    @cached_property
+    def _outcome_counts(self) -> list[list[int]]:
+        """On how many paths each decision is active with each of its outcomes."""
+        root = self._node(self.root)
+        counts = [[0] * size for size in self.sizes]
+        # How often the paths of a node occur; nodes are stored after those below them.
+        times = {id(root): 1}
+        for node in reversed(self._nodes.values()):
+            here = times.get(id(node), 0)
+            if not here:
+                continue
+            for factor in node.factors or () if node.count else ():
+                others = here * node.count // factor.count
+                times[id(factor)] = times.get(id(factor), 0) + others
+            for code, branch in enumerate(node.branches or ()):
+                counts[node.decision][code] += here * branch.count
+                times[id(branch)] = times.get(id(branch), 0) + here
+        return counts
+
     def count_where(self, goal: Expr) -> int:
         """The number of paths on which ``goal`` holds."""
-        return self._count(self.root, self._at_root(goal))
+        goal = self._at_root(goal)
+        if isinstance(goal, bool) or goal[0] != "atom":
+            return self._count(self.root, goal)
+        _, k, mask = goal
+        counts = self._outcome_counts[k]
+        found = sum(counts[code] for code in codes_in(mask, len(counts)))
+        return found + (self.num_paths - sum(counts) if mask & 1 else 0)
 
     def rank(self, codes: np.ndarray) -> np.ndarray:
         """Number paths.
@@ -238,9 +360,7 @@ class Decomposition:
 
     def unrank(self, number: int) -> dict[int, int]:
         """The active decisions of path ``number`` with their outcomes."""
-        codes: dict[int, int] = {}
-        self._node(self.root).unrank(number, codes)
-        return dict(sorted(codes.items()))
+        return dict(sorted(self._node(self.root).unrank(number).items()))
 
     def spread(
         self,
@@ -299,23 +419,28 @@ class Decomposition:
         missing = sorted((g for g in counts if counts[g]), key=lambda g: -counts[g])
 
         def choose(k: int, counts: dict[int, int]) -> int:
-            new = [c for c in counts if atom(k, 2 << c) in missing]
+            new = [c for c in counts if atom(k, 2 << c) in wanted]
             return rng.choice(new) if new else _draw(counts, rng)
 
+        new = found
         while True:
-            missing = [g for g in missing if not any(evaluate(g, p) for p in found)]
+            missing = [g for g in missing if not any(evaluate(g, p) for p in new)]
             if not missing or len(found) == n:
                 return found
-            found.append(self._walk(all_of([missing[0], where]), choose))
+            wanted = set(missing)
+            new = [self._walk(all_of([missing[0], where]), choose)]
+            found += new
 
     def _fill(
         self, found: list[dict[int, int]], n: int, where: Expr, rng: random.Random
     ) -> list[dict[int, int]]:
         """``found``, and other random paths until there are ``n``."""
         found = list(found)
+        known = {tuple(path.items()) for path in found}
         while len(found) < n:
             path = self._walk(where, lambda k, counts: _draw(counts, rng))
-            if path not in found:
+            if tuple(path.items()) not in known:
+                known.add(tuple(path.items()))
                 found.append(path)
         return found
 
@@ -347,18 +472,30 @@ class Decomposition:
 
     def _at_root(self, goal: Expr) -> Expr:
         """``goal`` once the decisions that are never active are."""
-        state = dict(self.root)
-        for k in refers_to(goal):
-            if k not in state:
-                goal = _substitute(goal, k, -1)
+        for k in refers_to(goal) - self._possible:
+            goal = _substitute(goal, k, -1)
         return goal
 
     def _after(self, state: State, goal: Expr, k: int, code: int) -> tuple[State, Expr]:
         """What is left of both once decision ``k`` has an outcome."""
         items = dict(state)
         del items[k]
-        for j, c in self._assign(items, k, code):
-            goal = _substitute(goal, j, c)
+        goal = _substitute(goal, k, code)
+        if k in self._children:
+            active = [j for j, mask in self._children[k] if mask >> code + 1 & 1]
+            items |= dict.fromkeys(active, True)
+            inside = [self._first[j] for j in active]
+            for j in refers_to(goal):
+                place = self._first[j]
+                if self._first[k] < place <= self._last[k]:
+                    at = bisect_right(inside, place) - 1
+                    if at < 0 or place > self._last[active[at]]:
+                        goal = _substitute(goal, j, -1)
+        else:
+            dropped = {j for j, _ in self._assign(items, k, code)}
+            for j in refers_to(goal):
+                if self._top[j] in dropped:
+                    goal = _substitute(goal, j, -1)
         return tuple(sorted(items.items())), goal
 
     def _assign(
@@ -367,12 +504,14 @@ class Decomposition:
         """Decide ``k`` in ``items``; returns all that is decided thereby."""
         todo = [(k, code)]
         for k, code in todo:
-            for j, expr in list(items.items()):
-                rest = _substitute(expr, k, code)
+            for j in self._waiting[k]:
+                if j not in items:
+                    continue
+                rest = _substitute(items[j], k, code)
                 if rest is False:
                     del items[j]
                     todo.append((j, -1))
-                elif rest is not expr:
+                else:
                     items[j] = rest
         return todo
 
@@ -392,11 +531,16 @@ class Decomposition:
         groups: dict[int, list[tuple[int, Expr]]] = {}
         for item in state:
             groups.setdefault(find(item[0]), []).append(item)
-        return [tuple(group) for group in groups.values()]
+        ordered = sorted(
+            groups.values(), key=lambda group: min(self._least[k] for k, _ in group)
+        )
+        return [tuple(group) for group in ordered]
 
     def _pick(self, state: State, goal: Expr = False) -> int:
         """The active decision that most of the others (and the goal) wait for."""
-        waiting = {k: 0 for k, expr in state if expr is True}
+        waiting = {
+            k: len(self._children.get(k, ())) for k, expr in state if expr is True
+        }
         for expr in (goal, *(expr for _, expr in state)):
             for k in refers_to(expr):
                 if k in waiting:
@@ -405,32 +549,45 @@ class Decomposition:
 
     def _cases(self, state: State, k: int, goal: Expr) -> list[tuple[int, list[int]]]:
         """Outcomes of ``k`` grouped by effect: (one of them, all of them)."""
-        exprs = [goal, *(expr for _, expr in state)]
-        masks = sorted(set().union(*(_masks(expr, k) for expr in exprs)))
+        masks = {mask for _, mask in self._children.get(k, ())}
+        masks |= _masks(goal, k).union(*(_masks(expr, k) for _, expr in state))
+        effects: list[list[int]] = [[] for _ in range(self.sizes[k])]
+        for mask in masks:
+            for code in codes_in(mask, self.sizes[k]):
+                effects[code].append(mask)
         cases: dict[tuple[int, ...], list[int]] = {}
-        for code in range(self.sizes[k]):
-            cases.setdefault(tuple(m >> code + 1 & 1 for m in masks), []).append(code)
+        for code, effect in enumerate(effects):
+            cases.setdefault(tuple(effect), []).append(code)
         return [(codes[0], codes) for codes in cases.values()]
 
     def _node(self, state: State) -> _Node:
+        return _run(self._node_steps(state))
+
+    def _node_steps(self, state: State) -> Generator[Any, Any, _Node]:
         node = self._nodes.get(state)
         if node is not None:
             return node
         groups = self._groups(state)
         if len(groups) != 1:
-            node = _Node(factors=[self._node(group) for group in groups])
+            factors = []
+            for group in groups:
+                factors.append((yield self._node_steps(group)))
+            node = _Node(factors=factors)
         else:
             k = self._pick(state)
             below: dict[int, _Node] = {}
             for first, codes in self._cases(state, k, False):
                 after, _ = self._after(state, False, k, first)
-                below |= dict.fromkeys(codes, self._node(after))
+                below |= dict.fromkeys(codes, (yield self._node_steps(after)))
             branches = [below[code] for code in range(self.sizes[k])]
             node = _Node(decision=k, branches=branches)
         self._nodes[state] = node
         return node
 
     def _count(self, state: State, goal: Expr) -> int:
+        return _run(self._count_steps(state, goal))
+
+    def _count_steps(self, state: State, goal: Expr) -> Generator[Any, Any, int]:
         if isinstance(goal, bool):
             return self._node(state).count if goal else 0
         key = (state, goal)
@@ -438,14 +595,21 @@ class Decomposition:
             return self._counts[key]
         factor = 1
         linked: State = ()
+        places = sorted(self._first[j] for j in refers_to(goal))
+
+        def concerns_goal(k: int) -> bool:
+            at = bisect_left(places, self._first[k])
+            return at < len(places) and places[at] <= self._last[k]
+
         for group in self._groups(state):
-            if refers_to(goal).isdisjoint(dict(group)):
+            if not any(concerns_goal(k) for k, _ in group):
                 factor *= self._node(group).count
             else:
                 linked += group
         k = self._pick(linked, goal)
-        self._counts[key] = factor * sum(
-            len(codes) * self._count(*self._after(linked, goal, k, first))
-            for first, codes in self._cases(linked, k, goal)
-        )
+        count = 0
+        for first, codes in self._cases(linked, k, goal):
+            after = self._after(linked, goal, k, first)
+            count += len(codes) * (yield self._count_steps(*after))
+        self._counts[key] = factor * count
         return self._counts[key]

@@ -16,6 +16,7 @@ from __future__ import annotations
 __all__ = ["Lookup", "Outcomes", "cut_intervals", "mix"]
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -110,9 +111,11 @@ class Outcomes:
         if isinstance(atom, Inactive):
             return 1
         bits = 0
-        for code, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
-            if any(lo <= low and high <= hi for lo, hi in atom.intervals):
-                bits |= 2 << code
+        for lo, hi in atom.intervals:
+            # both ends ascend: the outcomes inside follow each other
+            start, stop = bisect_left(self.lows, lo), bisect_right(self.highs, hi)
+            if start < stop:
+                bits |= (2 << stop) - (2 << start)
         return bits
 
 
@@ -206,7 +209,9 @@ class Lookup:
         offsets = []
         for _, k, mask in self.atoms:
             offsets.append(len(truth))
-            truth += [bool(mask >> c + 1 & 1) for c in range(len(outcomes[k]))]
+            size = len(outcomes[k])
+            digits = f"{mask >> 1:0{size}b}"[:size]  # the highest bit first
+            truth += [digit == "1" for digit in reversed(digits)]
             truth.append(False)
         self.truth = torch.tensor(truth, dtype=torch.bool, device=device)
         self.atom_offset = index(offsets)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from botorch_structured.spaces.decomposition import (
     all_of,
     any_of,
     atom,
+    codes_in,
     evaluate,
 )
 from botorch_structured.spaces.drawing import draw
@@ -299,7 +301,7 @@ class ParameterTree:
     def edge_offsets(self) -> list[int]:
         """Where the edges of every decision start; see `num_edges`."""
         sizes = [len(o) for o in self._outcomes]
-        return [sum(sizes[:k]) for k in range(len(sizes))]
+        return list(accumulate(sizes, initial=0))[:-1]
 
     @cached_property
     def num_edges(self) -> int:
@@ -317,10 +319,8 @@ class ParameterTree:
         for col in self.decision_columns:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
-                mask = self._outcomes[k].mask(a)
-                for code in range(len(self._outcomes[k])):
-                    if mask >> code + 1 & 1:
-                        leaf[self.edge_offsets[k] + code] = False
+                for code in codes_in(self._outcomes[k].mask(a), len(self._outcomes[k])):
+                    leaf[self.edge_offsets[k] + code] = False
         return leaf
 
     @cached_property
@@ -348,20 +348,19 @@ class ParameterTree:
         counts = {e: self._decomposition.count_where(e) for e in set(self._exprs)}
         return [counts[expr] for expr in self._exprs]
 
-    def _is_free(self, col: int) -> bool:
-        return col not in self.decisions_by_value
-
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""
-        counts = self._path_counts
-        return [c for c in range(self.dim) if counts[c] == 1 and self._is_free(c)]
+        by_value = set(self.decisions_by_value)
+        counts = enumerate(self._path_counts)
+        return [c for c, count in counts if count == 1 and c not in by_value]
 
     @cached_property
     def shared_columns(self) -> list[int]:
         """The columns, other than decisions by value, active on more than one path."""
-        counts = self._path_counts
-        return [c for c in range(self.dim) if counts[c] > 1 and self._is_free(c)]
+        by_value = set(self.decisions_by_value)
+        counts = enumerate(self._path_counts)
+        return [c for c, count in counts if count > 1 and c not in by_value]
 
     def leaf_columns(self, path: Path | int) -> list[int]:
         """The columns that are active on this path and on no other.
@@ -370,21 +369,47 @@ class ParameterTree:
             path: One of `paths`, or its number.
         """
         found = path if isinstance(path, Path) else self.paths[path]
-        return [c for c in found.active_columns if c in self.own_columns]
+        own = set(self.own_columns)
+        return [c for c in found.active_columns if c in own]
+
+    @cached_property
+    def _activated(
+        self,
+    ) -> tuple[dict[tuple[int, int], list[int]], dict[Expr, list[int]]]:
+        """Columns by the outcome of a decision that activates them; the others.
+
+        The others by their condition: those that are always active, that several
+        decisions activate, or one where it is inactive.
+        """
+        by_outcome: dict[tuple[int, int], list[int]] = {}
+        others: dict[Expr, list[int]] = {}
+        for column, expr in enumerate(self._exprs):
+            if isinstance(expr, bool) or expr[0] != "atom" or expr[2] & 1:
+                others.setdefault(expr, []).append(column)
+                continue
+            _, k, mask = expr
+            for code in codes_in(mask, len(self._outcomes[k])):
+                by_outcome.setdefault((k, code), []).append(column)
+        return by_outcome, others
 
     def _path(
         self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
     ) -> Path:
         """The path of these outcomes; ``undeclared``: decisions with other values."""
-        decisions: dict[int, Any] = {
-            self._outcomes[k].col: self._outcomes[k].values[code]
-            for k, code in codes.items()
-            if code < len(self._outcomes[k])
-        }
+        decisions: dict[int, Any] = {}
+        active: list[int] = []
+        by_outcome, others = self._activated
+        for k, code in codes.items():
+            column = self.decision_columns[k]
+            values = self.decision_values[column]
+            if code < len(values):
+                decisions[column] = values[code]
+                active += by_outcome.get((k, code), ())
+        for expr, columns in others.items():
+            if evaluate(expr, codes):
+                active += columns
         decisions |= undeclared or {}
-        truth = {expr: evaluate(expr, codes) for expr in set(self._exprs)}
-        active = tuple(c for c, expr in enumerate(self._exprs) if truth[expr])
-        return Path(dict(sorted(decisions.items())), active)
+        return Path(dict(sorted(decisions.items())), tuple(sorted(active)))
 
     def _identity(self) -> tuple[Any, ...]:
         return (self.dim, tuple(self._outcomes), tuple(self._exprs))

@@ -4,8 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from linear_operator.utils.errors import NanError
+from linear_operator.utils.warnings import NumericalWarning
 
-from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.linalg.block_low_rank import (
+    BlockInputs,
+    LeafColumns,
+    LeafLayout,
+    factorise,
+)
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=300))
@@ -46,3 +53,52 @@ def test_padding_stays_small() -> None:
         width = bucket.index.shape[-1]
         filled = (bucket.index < len(keys)).sum(-1)
         assert (1.25 * filled + 6 >= width).all()
+
+
+def test_columns_of_leaves_follow_the_inputs() -> None:
+    """What is gathered of inputs is kept, but not when they change."""
+    layout = LeafLayout(torch.tensor([0, 1, 0, 1, 1]))
+    (bucket,) = layout.buckets
+    places = torch.tensor([[0, 2], [1, 3]])  # the first leaf has two, the second one
+    columns = LeafColumns.of(bucket, places, torch.tensor([4, 2, 0]))
+    X = torch.rand(5, 6, dtype=torch.float64)
+    X[1::2, 0] = X[4, 0] = torch.nan  # column 0 is used by the first leaf only
+
+    def expected() -> torch.Tensor:
+        first, second = X[[0, 2]][:, [4, 0]], X[[1, 3, 4]][:, [2]]
+        return torch.cat([first.flatten(), second.flatten()])
+
+    def found(inputs: torch.Tensor) -> torch.Tensor:
+        one, other = columns(inputs)
+        assert (other[:, 1] == 0).all()
+        return torch.cat([one[:2].flatten(), other[:, 0]])
+
+    for _ in range(2):
+        assert torch.equal(found(X), expected())
+    X *= 2.0
+    assert torch.equal(found(X), expected())
+    with torch.inference_mode():
+        assert torch.equal(found(X + 0.0), expected())
+    leaf = X.clone().requires_grad_()
+    with torch.no_grad():
+        found(leaf)
+    (gradient,) = torch.autograd.grad(columns(leaf).sum(), leaf)
+    assert gradient[1, 2] == 1 and gradient[1, 0] == 0
+
+
+def test_a_block_that_needs_jitter() -> None:
+    """Two equal rows without noise: each block gets jitter as in GPyTorch."""
+    layout = LeafLayout(torch.tensor([0, 0, 1, 1]))
+    (bucket,) = layout.buckets
+    covariance = torch.ones(2, 2, 2, dtype=torch.float64)
+    covariance[1] += torch.eye(2)
+    features = torch.ones(2, 2, 1, dtype=torch.float64)
+    inputs = BlockInputs(bucket, features, torch.zeros(2, 1, dtype=torch.long))
+    residual = torch.arange(4.0, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="added jitter"):
+        factors = factorise(lambda: [(covariance.clone(), inputs)], residual, 1)
+    blocks = factors.blocks[0].chol @ factors.blocks[0].chol.mT
+    torch.testing.assert_close(blocks, covariance, rtol=0.0, atol=1e-6)
+    assert (blocks[0] - covariance[0]).diagonal().min() > 0
+    with pytest.raises(NanError):
+        factorise(lambda: [(covariance * torch.nan, inputs)], residual, 1)

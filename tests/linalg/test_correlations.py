@@ -32,7 +32,7 @@ class TestCorrelations:
         d = torch.tensor([1e-12, 1e-4, 0.3, 2.0, 40.0], dtype=torch.float64)
         d.requires_grad_(True)
         (gradient,) = torch.autograd.grad(correlation.value(d).sum(), d)
-        value, slope = correlation.value_and_slope(d.detach())
+        value, slope = correlation.value_and_slope(d.detach().clone())
         torch.testing.assert_close(value, correlation.value(d).detach())
         torch.testing.assert_close(slope, -gradient, rtol=1e-6, atol=1e-12)
 
@@ -43,7 +43,7 @@ class TestCorrelations:
         d.requires_grad_(True)
         slope, curvature = correlation.slope_and_curvature(d)
         (gradient,) = torch.autograd.grad(slope.sum(), d)
-        _, expected = correlation.value_and_slope(d.detach())
+        _, expected = correlation.value_and_slope(d.detach().clone())
         torch.testing.assert_close(slope, expected)
         torch.testing.assert_close(curvature, -gradient, rtol=1e-6, atol=1e-12)
 
@@ -51,7 +51,7 @@ class TestCorrelations:
         """What is for NumPy says the same, and leaves its argument alone."""
         d = torch.tensor([0.0, 1e-12, 1e-4, 0.3, 2.0, 40.0], dtype=torch.float64)
         array = d.numpy().copy()
-        value, slope = correlation.value_and_slope(d)
+        value, slope = correlation.value_and_slope(d.clone())
         found = correlation.array_value_and_slope(array)
         np.testing.assert_allclose(found[0], value, rtol=1e-12)
         np.testing.assert_allclose(found[1], slope, rtol=1e-12)

@@ -73,9 +73,10 @@ def brute_paths(tree: ParameterTree, X: Tensor) -> list[tuple]:
     return keys
 
 
-@given(seeds)
-def test_random_trees_agree_with_enumeration(seed: int) -> None:
-    tree = random_tree(seed)
+@pytest.mark.parametrize("depth", [3, 6])
+@given(seed=seeds)
+def test_random_trees_agree_with_enumeration(depth: int, seed: int) -> None:
+    tree = random_tree(seed, max_depth=depth, max_decisions=depth + 1)
     X = representatives(tree)
     active = brute_active(tree, X)
     paths = brute_paths(tree, X)
@@ -351,6 +352,47 @@ def test_deep_chains() -> None:
     X[2, 0] = 0
     assert tree.active_mask(X).sum(-1).tolist() == [n, 8, 1]
     assert len(set(tree.path_index(X).tolist())) == 3
+
+
+def test_a_thousand_decisions_above_each_other() -> None:
+    n = 1024
+    columns = {i: {0: [n + i], 1: [i + 1] if i + 1 < n else []} for i in range(n)}
+    tree = ParameterTree(2 * n, columns)
+    assert tree.num_paths == n + 1
+    assert tree.own_columns == list(range(n, 2 * n))
+    assert tree.shared_columns == []
+    X = torch.ones(3, 2 * n)
+    X[0, 0] = X[1, 700] = 0
+    active = [[0, n], [*range(701), n + 700], [*range(n)]]
+    for x, index, on, expected in zip(
+        X, tree.path_index(X).tolist(), tree.active_mask(X), active, strict=True
+    ):
+        path = tree.paths[index]
+        assert path == tree.path_of(x)
+        assert list(path.active_columns) == expected
+        assert on.nonzero().flatten().tolist() == expected
+
+
+def test_a_thousand_values_of_one_decision() -> None:
+    n = 1000
+    columns = {float(i): [1 + i, 1 + n] for i in range(n)}
+    tree = ParameterTree(2 + n, {0: columns}, values={0: list(columns)})
+    assert tree.num_paths == len(tree.paths) == n
+    assert tree.own_columns == list(range(1, 1 + n))
+    assert tree.shared_columns == [1 + n]
+    X = torch.zeros(n, 2 + n)
+    X[:, 0] = torch.arange(n)
+    assert tree.path_index(X).tolist() == list(range(n))
+    for i in (0, 999):
+        assert tree.paths[i].active_columns == (0, 1 + i, 1 + n)
+        assert tree.active_mask(X)[i].nonzero().flatten().tolist() == [0, 1 + i, 1 + n]
+
+
+def test_a_decision_without_values() -> None:
+    tree = ParameterTree(2, conditions={1: Inactive(0)})
+    assert tree.decision_values == {0: []}
+    assert tree.num_paths == 0
+    assert tree.own_columns == tree.shared_columns == []
 
 
 def test_leaf_edges() -> None:

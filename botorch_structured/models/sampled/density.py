@@ -185,7 +185,7 @@ def _find_form(model: SingleTaskGP) -> _Form | None:
         points = model.transform_inputs(model.train_inputs[0])
         kernel, key = model.covar_module, None
         if type(kernel) is ConditionalKernel:
-            places = kernel.structure(points).places
+            places = kernel.locate(points)
             points = torch.where(places.active, points, kernel.fill.to(points))
             key, kernel = places.key.cpu().numpy(), kernel.base_kernel
         scale = None

@@ -21,7 +21,7 @@ p(c | y), 2.2       ``linalg.block_low_rank.factorise`` (Lambda_c in units of th
 p(g | c, y), 2.2    ``leaf_inference.LeafPredictor``, with c integrated out as in 3.2
 (3), 2.3            ``leaf_inference.log_evidence``, with its gradient
 (4), 2.3            ``tree_structured_kernel.TreeStructuredKernel.forward``
-z_p with r_v, 2.4   ``tree_structured_kernel.WeightFeatures.forward``
+z_p with r_v, 2.4   ``weight_features.WeightFeatures.forward``
 naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
 two steps, 3.1      ``optim.optimize_acqf_two_step``
 (5), 3.2            ``botorch.acquisition.ExpectedImprovement`` of the model
@@ -35,7 +35,7 @@ independent, 4      options in the docstring of ``TreeStructuredGP``
 marginal, 4         ``TreeStructuredKernel`` in a ``SingleTaskGP``
 Figure 1, 4.1       ``test_functions.JenattonTree``
 basis, 4.3          ``shared_features="fourier"``: stratified frequencies
-                    (``tree_structured_kernel.WeightFeatures``) in place of random ones
+                    (``weight_features.WeightFeatures``) in place of random ones
 subsampling, 5      not implemented: the paper suggests it as future work only
 ==================  ====================================================================
 

@@ -19,18 +19,21 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
+from torch.nn.functional import pad
 
 from botorch_structured.linalg.batch_kernel import same_points
-from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout
+from botorch_structured.linalg.block_low_rank import Bucket, LeafColumns, positions
 from botorch_structured.linalg.correlations import (
+    StationaryBlocks,
     StationaryForm,
     squared_distance,
-    stationary_covariance,
     stationary_form,
 )
 from botorch_structured.models.tree.leaf_inference import (
+    BlockPrior,
     BlockTensors,
     CrossCovariance,
+    GivenBlocks,
     LeafKernel,
     Structure,
     stationary_cross,
@@ -197,33 +200,58 @@ class ConditionalKernel(LeafKernel):
 
     def structure(self, X: Tensor) -> Structure:
         """See ``LeafKernel.structure``."""
-        places = self.locate(X)
-        layout = LeafLayout(places.key)
-        none = [b.index.new_zeros(len(b.leaves), 0) for b in layout.buckets]
-        return Structure(places, layout, none, none)
+        layout = self.layout(X)
+        places = self.locate(X[layout.representative])
+        seen = self.select(places.active)
+        columns = self.select(torch.arange(X.shape[-1], device=X.device))
+        blocks = []
+        for bucket in layout.buckets:
+            inputs = positions(seen[bucket.leaves])
+            blocks.append((inputs, LeafColumns.of(bucket, inputs, columns)))
+        return Structure(places, layout, blocks)
 
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
         """The blocks K_cond of equation (9), see ``LeafKernel.block_tensors``."""
-        points = self.rows(X, structure.places).points
-        # padding with copies of the last row, since it has to be a valid input
-        points = torch.cat([points, points[-1:]])
         form = stationary_form(self.base_kernel)
         out = []
-        for bucket, weights in zip(
-            structure.layout.buckets, structure.weights, strict=True
+        for bucket, (inputs, columns) in zip(
+            structure.layout.buckets, structure.blocks, strict=True
         ):
-            mine = points[bucket.index]
             if form is None:
-                covariance, cross = self._base_block(mine, bucket)
+                active = structure.places.active[bucket.leaves].unsqueeze(-2)
+                imputed = torch.where(active, X[bucket.rows], self.fill.to(X))
+                block = self._base_block(self.select(imputed), bucket)
             else:
-                covariance, cross = _stationary_block(form, mine, bucket)
-            features = mine.new_zeros(*mine.shape[:-1], 0)
-            out.append(BlockTensors(bucket, covariance, features, weights, cross))
+                block = self._stationary_block(form, columns(X), inputs, bucket)
+            none = X.new_zeros(*bucket.index.shape, 0)
+            out.append(BlockTensors(bucket, block[0], none, inputs[:, :0], block[1]))
         return out
+
+    def _stationary_block(
+        self, form: StationaryForm, points: Tensor, inputs: Tensor, bucket: Bucket
+    ) -> tuple[BlockPrior, CrossCovariance]:
+        columns = self.base_kernel.active_dims
+        count = self.tree.dim if columns is None else len(columns)
+        inverse = form.lengthscale.reciprocal().squeeze(-2).expand(count)
+        prior = StationaryBlocks(
+            bucket,
+            points,
+            pad(inverse, (0, 1))[inputs],
+            form.variance.expand(len(inputs)),
+            None,
+            form.correlation,
+        )
+        own = stationary_cross(prior, inputs)
+
+        def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
+            # columns that a leaf does not use are one more column, of zeros
+            return own(places, pad(points, (0, 1)), index)
+
+        return prior, cross
 
     def _base_block(
         self, mine: Tensor, bucket: Bucket
-    ) -> tuple[Tensor, CrossCovariance]:
+    ) -> tuple[BlockPrior, CrossCovariance]:
         base = self.base_kernel
         covariance = to_dense(base.forward(mine, mine))
         if bucket.real is not None:
@@ -233,7 +261,7 @@ class ConditionalKernel(LeafKernel):
         def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
             return to_dense(base.forward(points[index], mine[places]))
 
-        return covariance, cross
+        return GivenBlocks(covariance), cross
 
 
 def _on_the_same_path(
@@ -241,22 +269,3 @@ def _on_the_same_path(
 ) -> Tensor:
     same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
     return torch.where(same, covariance, 0.0)
-
-
-def _stationary_block(
-    form: StationaryForm, mine: Tensor, bucket: Bucket
-) -> tuple[Tensor, CrossCovariance]:
-    variance = form.variance.expand(len(bucket.leaves))
-    constant = torch.zeros_like(variance)
-    covariance = stationary_covariance(
-        mine, variance, constant, bucket.real, form.correlation
-    )
-    columns = torch.arange(mine.shape[-1], device=mine.device)
-    cross = stationary_cross(
-        mine,
-        variance,
-        constant,
-        columns.expand(len(bucket.leaves), -1),
-        form.correlation,
-    )
-    return covariance, cross

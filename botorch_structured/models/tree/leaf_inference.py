@@ -29,8 +29,10 @@ from __future__ import annotations
 
 __all__ = [
     "MAX_LISTED_PATHS",
+    "BlockPrior",
     "BlockTensors",
     "CrossCovariance",
+    "GivenBlocks",
     "LeafKernel",
     "LeafPredictor",
     "LeafRows",
@@ -42,7 +44,7 @@ __all__ = [
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -61,11 +63,16 @@ from botorch_structured.linalg.block_low_rank import (
     pad_groups,
     pad_rows,
 )
-from botorch_structured.linalg.correlations import Correlation, squared_distance
+from botorch_structured.linalg.correlations import StationaryBlocks, squared_distance
 from botorch_structured.spaces import ParameterTree
 
 #: Options with a parameter for each path are refused for more paths than this.
 MAX_LISTED_PATHS = 4096
+
+# Entries of the covariance matrices that an evidence works on at a time on a CPU.
+_CACHE_ENTRIES = 2**17
+# Rows whose places in the tree are looked up at a time.
+_LOCATED_ROWS = 4096
 
 #: A function of ``(places U, points, index U x t)``: the prior covariances
 #: ``U x t x N`` of ``points[index]`` with the data of the leaves at these places of a
@@ -100,18 +107,72 @@ class Structure(NamedTuple):
     """The leaves of a data set.
 
     Attributes:
-        places: The places of its rows, of a type that the kernel defines.
+        places: The places of one row of each leaf, of a type that the kernel defines.
         layout: The rows grouped by leaf.
-        inputs: Per bucket the columns of the scaled inputs that its leaves use,
-            ``B x d``; one past the last column where unused.
-        weights: Per bucket the weights that its leaves use, ``B x D``; one past the
-            last weight where unused.
+        blocks: What the kernel gathers for each bucket, of a type that it defines.
+        undeclared: Whether a decision has an undeclared value in a row.
     """
 
     places: Any
     layout: LeafLayout
-    inputs: list[Tensor]
-    weights: list[Tensor]
+    blocks: list[Any]
+    undeclared: bool = False
+
+
+class BlockPrior(Protocol):
+    """Prior covariances of a bucket without noise, ``B x N x N``, zero where padded.
+
+    Their gradient is written out, so that an evidence can go through the leaves in
+    parts, and no more than a few matrices of each leaf exist at any time.
+    """
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What they are functions of; each leads with ``B``."""
+
+    def evaluate(self, part: slice, gradient: bool) -> tuple[Tensor, Any]:
+        """Covariances of some leaves, and what ``backward`` needs.
+
+        Args:
+            part: Which of the ``B`` leaves.
+            gradient: Whether ``backward`` will be called.
+
+        Returns:
+            A new tensor, ``B' x N x N``, without a graph; and anything.
+        """
+
+    def backward(self, saved: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Derivatives by ``tensors`` of these leaves.
+
+        Args:
+            saved: From ``evaluate``.
+            g: Derivative by the covariances, symmetric, zero where padded, ``B' x N x
+                N``. It may be overwritten.
+        """
+
+
+@dataclass(frozen=True)
+class GivenBlocks:
+    """Covariances that autograd differentiates, see ``BlockPrior``.
+
+    Attributes:
+        covariance: ``B x N x N``.
+    """
+
+    covariance: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """See ``BlockPrior``."""
+        return (self.covariance,)
+
+    def evaluate(self, part: slice, gradient: bool) -> tuple[Tensor, Any]:
+        """See ``BlockPrior``."""
+        return self.covariance[part].detach().clone(), None
+
+    def backward(self, saved: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """See ``BlockPrior``."""
+        return (g,)
 
 
 @dataclass(frozen=True)
@@ -120,17 +181,23 @@ class BlockTensors:
 
     Attributes:
         bucket: Rows and leaves.
-        covariance: Prior covariances without noise, ``B x N x N``, zero where padded.
+        prior: Prior covariances without noise.
         features: Scaled weight features, ``B x N x D``, zero where padded.
         weights: Index of each feature's weight, ``B x D``; ``num_weights`` if unused.
         cross: Prior covariances of other points with the data.
     """
 
     bucket: Bucket
-    covariance: Tensor
+    prior: BlockPrior
     features: Tensor
     weights: Tensor
     cross: CrossCovariance
+
+    @property
+    def covariance(self) -> Tensor:
+        """All prior covariances, ``B x N x N``, without a graph."""
+        with torch.no_grad():
+            return self.prior.evaluate(slice(None), False)[0]
 
 
 class LeafKernel(BatchKernel):
@@ -176,6 +243,18 @@ class LeafKernel(BatchKernel):
     def leaf_covariance(self, a: Any, b: Any) -> Tensor:
         """1[p = p'] K_p of rows: the covariance without the weights' part."""
 
+    def layout(self, X: Tensor) -> LeafLayout:
+        """The rows of a data set grouped by leaf.
+
+        Args:
+            X: ``n x d``.
+        """
+        # A model checks its training data; on a GPU looking at the values would make
+        # the device wait.
+        strict = X.device.type == "cpu"
+        keys = [self.tree.locate(x, strict)[2] for x in X.split(_LOCATED_ROWS)]
+        return LeafLayout(torch.cat(keys))
+
     @abstractmethod
     def structure(self, X: Tensor) -> Structure:
         """The leaves of a data set.
@@ -202,29 +281,21 @@ class LeafKernel(BatchKernel):
         return self.leaf_covariance(a, b) + a.features @ b.features.mT
 
 
-def stationary_cross(
-    scaled: Tensor,
-    variance: Tensor,
-    constant: Tensor,
-    inputs: Tensor,
-    correlation: Correlation,
-) -> CrossCovariance:
-    """Covariances of points with a bucket's data, as in ``stationary_covariance``.
+def stationary_cross(prior: StationaryBlocks, inputs: Tensor) -> CrossCovariance:
+    """Covariances of points with a bucket's data.
 
     Args:
-        scaled: Inputs over lengthscales, ``B x N x e``.
-        variance: v, ``B``.
-        constant: c, ``B``.
+        prior: Of the data.
         inputs: Which columns of a point these are, ``B x e``.
-        correlation: k.
     """
 
     def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
         x = points[index.unsqueeze(-1), inputs[places].unsqueeze(-2)]
-        data = scaled[places]
-        k = correlation.value(squared_distance(x, data))
-        k = k * variance[places, None, None]
-        return k + constant[places, None, None]
+        k = prior.correlation.value(squared_distance(x, prior.scaled[places]))
+        k = k * prior.variance[places, None, None]
+        if prior.constant is not None:
+            k = k + prior.constant[places, None, None]
+        return k
 
     return cross
 
@@ -233,71 +304,91 @@ def stationary_cross(
 
 
 def noisy_covariance(covariance: Tensor, bucket: Bucket, noise: Tensor) -> Tensor:
-    """A_p of a bucket: the identity where padded, ``B x N x N``.
+    """Turn prior covariances into A_p, in place: the identity where padded.
 
     Args:
         covariance: Prior covariances, ``B x N x N``.
         bucket: Rows and leaves.
         noise: Noise variances of all rows, ``n``.
     """
-    noisy = covariance.clone()
-    noisy.diagonal(dim1=-1, dim2=-2).add_(pad_rows(noise, bucket, fill=1.0))
-    return noisy
+    covariance.diagonal(dim1=-1, dim2=-2).add_(pad_rows(noise, bucket, fill=1.0))
+    return covariance
+
+
+def _parts(bucket: Bucket, device: torch.device) -> Iterator[slice]:
+    """The leaves of a bucket in parts whose matrices fit into a processor's cache."""
+    count, width = bucket.index.shape
+    step = count
+    if device.type == "cpu":
+        step = max(_CACHE_ENTRIES // width**2, 1)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
 
 
 class _LogEvidence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        static: tuple[list[Bucket], list[Tensor], int],
+        static: tuple[list[BlockTensors], int, bool],
         noise: Tensor,
         residual: Tensor,
-        *tensors: Tensor,
+        *tensors: Tensor | None,
     ) -> Tensor:
-        buckets, weights, num_weights = static
-        covariances, inputs = [], []
-        for i, (bucket, index) in enumerate(zip(buckets, weights, strict=True)):
-            covariance, features = tensors[2 * i : 2 * i + 2]
-            covariances.append(noisy_covariance(covariance, bucket, noise))
-            inputs.append(BlockInputs(bucket, features, index))
-        factors = factorise(covariances, inputs, residual, num_weights)
-        ctx.saved = (buckets, weights, factors, residual.shape[0])
+        blocks, num_weights, gradient = static
+        saved: list[tuple[BlockTensors, BlockInputs, Any]] = []
+
+        def parts() -> Iterator[tuple[Tensor, BlockInputs]]:
+            saved.clear()
+            for block in blocks:
+                for part in _parts(block.bucket, residual.device):
+                    inputs = BlockInputs(
+                        block.bucket.part(part),
+                        block.features[part],
+                        block.weights[part],
+                    )
+                    prior, kept = block.prior.evaluate(part, gradient)
+                    saved.append((block, inputs, kept))
+                    yield noisy_covariance(prior, inputs.bucket, noise), inputs
+
+        factors = factorise(parts, residual, num_weights)
+        if gradient:
+            ctx.saved = (saved, factors, residual.shape[0])
         log_two_pi = residual.shape[0] * math.log(2.0 * math.pi)
         return -0.5 * (factors.quad + factors.logdet + log_two_pi)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        buckets, all_weights, factors, n = ctx.saved
+        saved, factors, n = ctx.saved
         weight_cov, weight_mean = _padded_weight_posterior(factors)
-        # padding is scattered into one more row
+        # padding is written into one more row
         d_noise, d_residual = grad.new_zeros(n + 1), grad.new_zeros(n + 1)
-        d_tensors: list[Tensor | None] = []
-        for bucket, weights, factor in zip(
-            buckets, all_weights, factors.blocks, strict=True
-        ):
-            index = bucket.index
+        d_blocks: dict[int, list[tuple[Tensor | None, ...]]] = {}
+        for (block, inputs, kept), factor in zip(saved, factors.blocks, strict=True):
+            index, weights = inputs.bucket.index, inputs.weights
             cov = weight_cov[weights.unsqueeze(-1), weights.unsqueeze(-2)]
             mean = weight_mean[weights]
             half = torch.cat(
                 [factor.half_residual.unsqueeze(-1), factor.half_features], dim=-1
             )
-            both = torch.linalg.solve_triangular(factor.chol.mT, half, upper=True)
-            alpha, solved = both[..., 0], both[..., 1:]
-            solved_cov = solved @ cov
-            left = torch.cat([alpha.unsqueeze(-1), solved_cov], dim=-1)
-            right = torch.cat([alpha.unsqueeze(-1), solved], dim=-1)
-            inverse = torch.cholesky_inverse(factor.chol)
-            g = torch.baddbmm(inverse, left, right.mT, beta=-0.5, alpha=0.5)
-            d_noise.index_add_(
-                0, index.reshape(-1), g.diagonal(dim1=-1, dim2=-2).reshape(-1)
-            )
-            d_residual.index_add_(0, index.reshape(-1), -alpha.reshape(-1))
-            if bucket.real is not None:  # padding is the identity, a constant
-                real = bucket.real.to(g)
-                g = g * real.unsqueeze(-1) * real.unsqueeze(-2)
-            d_features = alpha.unsqueeze(-1) * mean.unsqueeze(-2) - solved_cov
-            d_tensors += [grad * g, grad * d_features]
+            right = torch.linalg.solve_triangular(factor.chol.mT, half, upper=True)
+            alpha = right[..., :1]
+            solved_cov = right[..., 1:] @ cov
+            left = torch.cat([alpha, solved_cov], dim=-1)
+            # symmetric, and stored by columns
+            g = torch.cholesky_inverse(factor.chol).mT
+            g = g.baddbmm_(left, right.mT, beta=-0.5, alpha=0.5)
+            d_noise[index] = g.diagonal(dim1=-1, dim2=-2)
+            d_residual[index] = -alpha.squeeze(-1)
+            d_features = alpha * mean.unsqueeze(-2) - solved_cov
+            # padding is the identity, a constant
+            d_prior = block.prior.backward(kept, inputs.bucket.mask_pairs(g))
+            d_blocks.setdefault(id(block), []).append((d_features, *d_prior))
+        d_tensors: list[Tensor | None] = []
+        for parts in d_blocks.values():
+            for d in zip(*parts, strict=True):
+                given = d[0] is not None
+                d_tensors.append(grad * torch.cat(d) if given else None)
         return (None, grad * d_noise[:n], grad * d_residual[:n], *d_tensors)
 
 
@@ -322,9 +413,13 @@ def log_evidence(
     Raises:
         NotPSDError: If a block is not positive definite even with jitter.
     """
-    static = ([b.bucket for b in blocks], [b.weights for b in blocks], num_weights)
-    tensors = [t for b in blocks for t in (b.covariance, b.features)]
-    return _LogEvidence.apply(static, noise, residual, *tensors)
+    tensors = [t for b in blocks for t in (b.features, *b.prior.tensors)]
+    gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (noise, residual, *tensors)
+    )
+    return _LogEvidence.apply(
+        (blocks, num_weights, gradient), noise, residual, *tensors
+    )
 
 
 # -- prediction -------------------------------------------------------------------
@@ -368,8 +463,13 @@ class LeafPredictor:
         self.layout, self.blocks, self.num_weights = layout, blocks, num_weights
         self.masked = residual.device.type != "cpu"
         factors = factorise(
-            [noisy_covariance(b.covariance, b.bucket, noise) for b in blocks],
-            [BlockInputs(b.bucket, b.features, b.weights) for b in blocks],
+            lambda: (
+                (
+                    noisy_covariance(b.covariance, b.bucket, noise),
+                    BlockInputs(b.bucket, b.features, b.weights),
+                )
+                for b in blocks
+            ),
             residual,
             num_weights,
         )

@@ -64,6 +64,8 @@ _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
 # predictions by leaf are faster unless weights are more than rows and than this.
 _MANY_WEIGHTS = 512
+# Numbers whose scales are checked at a time.
+_CHECKED_NUMBERS = 2**18
 
 
 def read_arguments(
@@ -169,8 +171,14 @@ class LeafModel(FastSingleTaskGP):
         if validate_input_scaling.on():
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
+            # the extremes of each column, without a second copy of the data
+            extremes = []
+            count = max(_CHECKED_NUMBERS // X[..., :1, :].numel(), 1)
+            for rows in X.detach().split(count, dim=-2):
+                active = tree.impute(rows)
+                extremes += [active.amin(-2), active.amax(-2)]
             named = [*tree.decision_columns, *categorical]
-            check_min_max_scaling(tree.impute(X), ignore_dims=named)
+            check_min_max_scaling(torch.stack(extremes, dim=-2), ignore_dims=named)
 
     # -- what can be used ---------------------------------------------------------
 

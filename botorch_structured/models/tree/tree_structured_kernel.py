@@ -33,12 +33,12 @@ from gpytorch import Module
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from botorch_structured.linalg.block_low_rank import LeafLayout, positions
+from botorch_structured.linalg.block_low_rank import LeafColumns, positions
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    StationaryBlocks,
     squared_distance,
-    stationary_covariance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models.tree.leaf_inference import (
@@ -47,6 +47,12 @@ from botorch_structured.models.tree.leaf_inference import (
     LeafKernel,
     Structure,
     stationary_cross,
+)
+from botorch_structured.models.tree.weight_features import (
+    BlockFeatures,
+    OneHotColumns,
+    WeightFeatures,
+    one_hot_code,
 )
 from botorch_structured.spaces import ParameterTree
 
@@ -119,255 +125,25 @@ class Rows(NamedTuple):
         return self.variance + self.constant
 
 
-class WeightFeatures(Module):
-    r"""Scaled features F of the weights c, so that z' Sigma_c z' = F F'.
+class LeafBlock(NamedTuple):
+    """Where the inputs and features of a bucket of leaves come from.
 
-    z_p(x) has, in this order (sections 2.1, 2.4 and 4.3),
-
-    * a one for every node on the path: the root, every value of a decision, and the
-      last of these once more, as an offset of the leaf itself;
-    * the value of every active numeric shared column ("linear");
-    * a one-hot code of every active categorical shared column;
-    * sqrt(v / m) [cos(w_i x / l), sin(w_i x / l)] of every active numeric shared column
-      ("smooth"): a stationary function in a finite Fourier basis;
-    * the same for groups of leaf columns that were declared comparable ("aligned").
-
-    Args:
-        tree: The parameter tree.
-        linear_columns: Numeric shared columns with a linear term.
-        smooth_columns: Numeric shared columns with a smooth term.
-        onehot_columns: Categorical shared columns and their known values; an unknown
-            value has a feature of its own, common to all unknown values.
-        aligned_columns: Groups of leaf columns declared comparable.
-        node_weights: Whether root and inner nodes carry weights.
-        leaf_offset: Whether the last decision of a path carries one.
-        tied_variances: Whether all weights of one kind share their prior variance.
-        num_frequencies: Frequencies m of each smooth term (two weights each).
-        batch_shape: Batch shape of the model.
+    Attributes:
+        inputs: Which of the encoded columns K_p of each leaf sees, ``B x e``; one past
+            the last for an unused place.
+        lengths: Which lengthscales these have, in the same way.
+        gather: The columns these are.
+        codes: One-hot codes of categorical columns, ``B x N x e``; None without any.
+        numeric: Which places are not categorical, ``B x 1 x e``.
+        features: Those of the weights.
     """
 
-    def __init__(
-        self,
-        tree: ParameterTree,
-        linear_columns: list[int],
-        smooth_columns: list[int],
-        onehot_columns: dict[int, list[float]],
-        aligned_columns: list[list[int]],
-        node_weights: bool = True,
-        leaf_offset: bool = True,
-        tied_variances: bool = True,
-        num_frequencies: int = 8,
-        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
-    ) -> None:
-        super().__init__()
-        self.tree = tree
-        self.linear_columns = linear_columns
-        self.smooth_columns = smooth_columns
-        self.onehot_columns = onehot_columns
-        self.aligned_columns = aligned_columns
-        self.num_frequencies = num_frequencies
-        leaf_edges = tree.leaf_edges
-        inner = (~leaf_edges).nonzero().flatten().tolist() if node_weights else []
-        outer = leaf_edges.nonzero().flatten().tolist() if leaf_offset else []
-        # node 0 is the root, which exists if there are decisions
-        has_root = node_weights and tree.num_edges > 0
-        nodes = ([0] if has_root else []) + [1 + e for e in inner + outer]
-        self.num_offsets = len(outer)
-        self.num_inner = len(nodes) - len(outer)
-
-        # kind of weight: number of priors, and of weights with each of them
-        waves = 2 * num_frequencies
-        self._counts = {
-            "node": [1] * self.num_inner,
-            "offset": [1] * len(outer),
-            "linear": [1] * len(linear_columns),
-            "onehot": [len(values) + 1 for values in onehot_columns.values()],
-            "smooth": [waves] * len(smooth_columns),
-            "aligned": [waves] * len(aligned_columns),
-        }
-        self.num_weights = sum(map(sum, self._counts.values()))
-        for kind, counts in self._counts.items():
-            if not counts:
-                continue
-            shape = (1, 1 if tied_variances else len(counts))
-            mode = 1.0 if kind == "linear" else 0.5
-            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
-            self.add_module(f"{kind}_variance", variance)
-            if kind in ("smooth", "aligned"):
-                shape = (1, len(counts))
-                length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
-                self.add_module(f"{kind}_lengthscale", length)
-
-        tables = {
-            "node_columns": torch.tensor(nodes, dtype=torch.long),
-            "num_outcomes": torch.tensor(
-                [len(tree.decision_values[c]) for c in tree.decision_columns],
-                dtype=torch.long,
-            ),
-        }
-        for column, values in onehot_columns.items():
-            tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
-        for correlation in CORRELATIONS:
-            name = f"{correlation.name}_frequencies"
-            tables[name] = _frequencies(correlation, num_frequencies)
-        for name, table in tables.items():
-            self.register_buffer(name, table, persistent=False)
-
-    def node_indicators(self, codes: Tensor) -> Tensor:
-        """Which nodes are on each row's path: the root, then every edge of the tree.
-
-        Args:
-            codes: Outcomes of the decisions, ``batch_shape x n x num_decisions``.
-
-        Returns:
-            Booleans, ``batch_shape x n x (1 + num_edges)``.
-        """
-        num_edges = self.tree.num_edges
-        shape = (*codes.shape[:-1], num_edges + 2)
-        out = torch.zeros(shape, dtype=torch.bool, device=codes.device)
-        out[..., 0] = True
-        for k, column in enumerate(self.tree.decision_columns):
-            code = codes[..., k]
-            declared = (code >= 0) & (code < len(self.tree.decision_values[column]))
-            edge = torch.where(
-                declared, 1 + self.tree.edge_offsets[k] + code, num_edges + 1
-            )
-            out.scatter_(-1, edge.unsqueeze(-1), True)
-        return out[..., : num_edges + 1]
-
-    def forward(
-        self, X: Tensor, active: Tensor, nodes: Tensor, correlation: Correlation
-    ) -> Tensor:
-        """Scaled features.
-
-        Args:
-            X: ``batch_shape x n x d``.
-            active: Active columns, ``batch_shape x n x d``.
-            nodes: ``batch_shape x n x (1 + num_edges)`` from ``node_indicators``.
-            correlation: The correlation function of the smooth terms.
-
-        Returns:
-            ``batch_shape x n x num_weights``.
-        """
-        parts = []
-        on_path = nodes[..., self.node_columns].to(X)
-        if self.num_inner:
-            inner = on_path[..., : self.num_inner]
-            parts.append(inner * self.node_variance.value.sqrt())
-        if self.num_offsets:
-            outer = on_path[..., self.num_inner :]
-            parts.append(outer * self.offset_variance.value.sqrt())
-        if self.linear_columns:
-            value, _ = _active_values(X, active, self.linear_columns)
-            parts.append(value * self.linear_variance.value.sqrt())
-        for i, column in enumerate(self.onehot_columns):
-            known = getattr(self, f"known_{column}")
-            code = one_hot_code(X[..., column], known) * active[..., column, None]
-            variance = self.onehot_variance.value
-            i = i if variance.shape[-1] > 1 else 0  # tied
-            parts.append(code * variance[..., i, None].sqrt())
-        frequency = getattr(self, f"{correlation.name}_frequencies")
-        if self.smooth_columns:
-            value, present = _active_values(X, active, self.smooth_columns)
-            parts.append(self._fourier("smooth", value, present, frequency))
-        if self.aligned_columns:
-            groups = [_active_values(X, active, g) for g in self.aligned_columns]
-            value = torch.stack([v.sum(-1) for v, _ in groups], dim=-1)
-            present = torch.stack([a.any(-1) for _, a in groups], dim=-1)
-            parts.append(self._fourier("aligned", value, present, frequency))
-        if not parts:
-            return X.new_zeros(*X.shape[:-1], 0)
-        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
-        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1)
-
-    def _fourier(
-        self, kind: str, value: Tensor, present: Tensor, frequency: Tensor
-    ) -> Tensor:
-        variance = getattr(self, f"{kind}_variance").value
-        lengthscale = getattr(self, f"{kind}_lengthscale").value
-        scale = (variance / self.num_frequencies).sqrt().expand_as(lengthscale)
-        phase = (value / lengthscale).unsqueeze(-1) * frequency
-        waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
-        waves = waves * (scale * present).unsqueeze(-1)
-        return waves.flatten(-2)
-
-    def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
-        """Which weights can differ from zero for each row.
-
-        Args:
-            active: ``n x d``.
-            nodes: ``n x (1 + num_edges)``.
-
-        Returns:
-            Booleans, ``n x num_weights``, in the order of ``forward``.
-        """
-        parts = [nodes[:, self.node_columns], active[:, self.linear_columns]]
-        for column, count in zip(
-            self.onehot_columns, self._counts["onehot"], strict=True
-        ):
-            parts.append(active[:, column, None].expand(-1, count))
-        repeat = 2 * self.num_frequencies
-        parts.append(active[:, self.smooth_columns].repeat_interleave(repeat, dim=1))
-        for group in self.aligned_columns:
-            present = active[:, group].any(-1, keepdim=True)
-            parts.append(present.expand(-1, repeat))
-        return torch.cat(parts, dim=-1)
-
-    def prior_scale(self) -> Tensor:
-        """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
-        parts = [self.matern_frequencies.new_zeros(0)]
-        for kind, counts in self._counts.items():
-            if not counts:
-                continue
-            variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
-            if kind in ("smooth", "aligned"):
-                variance = variance / self.num_frequencies
-            variance = variance.expand(*variance.shape[:-1], len(counts))
-            times = torch.tensor(counts, device=variance.device)
-            parts.append(variance.repeat_interleave(times, dim=-1).sqrt())
-        return torch.cat(parts[1:] or parts, dim=-1)
-
-    def undeclared_variance(self, codes: Tensor) -> Tensor:
-        """Prior variance of the offsets of undeclared decision values.
-
-        An undeclared value has no weight, as weights depend on the tree and not on the
-        data; its offset is part of the covariance within its path.
-
-        Args:
-            codes: ``batch_shape x n x num_decisions``.
-
-        Returns:
-            ``batch_shape x n``.
-        """
-        count = (codes >= self.num_outcomes).sum(-1)
-        if not self.num_offsets:
-            return torch.zeros(count.shape, device=codes.device)
-        return count * self.offset_variance.value.mean(-1)
-
-
-def _active_values(
-    X: Tensor, active: Tensor, columns: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Values of some columns, zero where inactive, and where they are active."""
-    present = active[..., columns]
-    return torch.where(present, X[..., columns], 0.0), present
-
-
-def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
-    """One-hot code with a last place for unknown values, ``... x (len(known) + 1)``."""
-    code = (values.unsqueeze(-1) == known).to(values)
-    return torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
-
-
-def _frequencies(correlation: Correlation, count: int) -> Tensor:
-    """Stratified frequencies of a one-dimensional spectrum.
-
-    The quantiles at the middles of ``count`` equal strata of its positive half, in
-    place of random Fourier features.
-    """
-    levels = [0.5 + (i + 0.5) / (2 * count) for i in range(count)]
-    quantiles = [correlation.spectral_quantile(p) for p in levels]
-    return torch.tensor(quantiles, dtype=torch.float64)
+    inputs: Tensor
+    lengths: Tensor
+    gather: LeafColumns
+    codes: Tensor | None
+    numeric: Tensor
+    features: BlockFeatures
 
 
 class LeafHyperparameters(Module):
@@ -486,7 +262,7 @@ class LeafHyperparameters(Module):
         if hasattr(self, "relative_outputscale"):
             log_ratio = self.relative_outputscale.value.log()
             # a product over the decisions on the path
-            ratio = (nodes[..., 1:].to(log_ratio) * log_ratio).sum(-1).exp()
+            ratio = (nodes[..., 1:].to(log_ratio) @ log_ratio.mT).squeeze(-1).exp()
             return scale * ratio
         return scale.expand(torch.broadcast_shapes(scale.shape, nodes.shape[:-1]))
 
@@ -615,12 +391,18 @@ class TreeStructuredKernel(LeafKernel):
         )
         self._numeric = [c for c in columns if c not in categorical]
         self._categorical = {c: categorical[c] for c in columns if c in categorical}
-        encoded = [position[c] for c in self._numeric]
-        for column, values in self._categorical.items():
-            encoded += [position[column]] * (len(values) + 1)
-        self.encoded_columns = encoded
+        self._encoded = OneHotColumns(self._numeric, self._categorical)
+        self.encoded_columns = [position[c] for c in self._encoded.columns]
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         tables = {"own": torch.tensor([c in own for c in columns], dtype=torch.bool)}
+        # a list as an index would be copied to the device at each call
+        indices = {
+            "column_index": columns,
+            "numeric_index": self._numeric,
+            "encoded_index": self.encoded_columns,
+        }
+        for name, index in indices.items():
+            tables[name] = torch.tensor(index, dtype=torch.long)
         for column, values in self._categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
@@ -657,8 +439,9 @@ class TreeStructuredKernel(LeafKernel):
         if self.tree.num_paths > MAX_LISTED_PATHS:
             return None
         out = []
+        columns = set(free)
         for path in self.tree.paths:
-            active = [c for c in path.active.tolist() if c in free]
+            active = [c for c in path.active_columns if c in columns]
             if self.leaf_inputs == "own":
                 active = [c for c in active if c in own] or active
             out.append(active)
@@ -674,7 +457,7 @@ class TreeStructuredKernel(LeafKernel):
         # A model checks its training data. On a GPU, checking the values of points at
         # which it predicts would make the device wait in each acquisition call.
         codes, active, key = tree.locate(X, strict=X.device.type == "cpu")
-        seen = active[..., self.columns]
+        seen = active.index_select(-1, self.leaf_hyperparameters.column_index)
         if self.leaf_inputs == "own":
             own = self.leaf_hyperparameters.own
             seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
@@ -691,17 +474,18 @@ class TreeStructuredKernel(LeafKernel):
     def rows(self, X: Tensor, places: Places | None = None) -> Rows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         key, codes, active, nodes, seen, path = places or self.locate(X)
-        inverse = self.leaf_hyperparameters.inverse_lengthscale(path)
-        parts = [X[..., self._numeric]]
+        leaf = self.leaf_hyperparameters
+        parts = [X.index_select(-1, leaf.numeric_index)]
         for column in self._categorical:
-            known = getattr(self.leaf_hyperparameters, f"known_{column}")
+            known = getattr(leaf, f"known_{column}")
             parts.append(one_hot_code(X[..., column], known) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
-        encoded = torch.where(seen[..., self.encoded_columns], encoded, 0.0)
-        scaled = encoded * inverse[..., self.encoded_columns]
+        seen = seen.index_select(-1, leaf.encoded_index)
+        inverse = leaf.inverse_lengthscale(path).index_select(-1, leaf.encoded_index)
+        scaled = torch.where(seen, encoded, 0.0) * inverse
         # columns that a leaf does not use are taken from one more column, of zeros
         scaled = pad(scaled, (0, 1))
-        variance = self.leaf_hyperparameters.scale(path, nodes)
+        variance = leaf.scale(path, nodes)
         constant = self.weights.undeclared_variance(codes).to(X)
         features = self.weights(X, active, nodes, self.correlation)
         return Rows(key, scaled, variance, constant, features)
@@ -715,44 +499,61 @@ class TreeStructuredKernel(LeafKernel):
 
     def structure(self, X: Tensor) -> Structure:
         """See ``LeafKernel.structure``."""
-        places = self.locate(X)
-        layout = LeafLayout(places.key)
-        first = layout.representative
-        seen = places.seen[first][:, self.encoded_columns]
-        used = self.weights.active_weights(places.active[first], places.nodes[first])
-        return Structure(
-            places,
-            layout,
-            [positions(seen[bucket.leaves]) for bucket in layout.buckets],
-            [positions(used[bucket.leaves]) for bucket in layout.buckets],
+        layout = self.layout(X)
+        places = self.locate(X[layout.representative])
+        seen = places.seen[:, self.encoded_columns]
+        columns, lengths = torch.tensor(
+            [self._encoded.columns, self.encoded_columns],
+            dtype=torch.long,
+            device=X.device,
         )
+        lengths = pad(lengths, (0, 1), value=len(self.columns))
+        features = self.weights.by_leaf(X, places.active, places.nodes, layout)
+        blocks = []
+        for bucket, mine in zip(layout.buckets, features, strict=True):
+            inputs = positions(seen[bucket.leaves])
+            codes = None
+            if self._categorical:
+                codes = self._encoded.codes(X, bucket, inputs) / math.sqrt(2.0)
+            numeric = (inputs < len(self._numeric)).unsqueeze(-2)
+            gather = LeafColumns.of(bucket, inputs, columns)
+            length = lengths[inputs]
+            blocks.append(LeafBlock(inputs, length, gather, codes, numeric, mine))
+        undeclared = places.codes >= self.weights.num_outcomes
+        return Structure(places, layout, blocks, bool(undeclared.any()))
 
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
         """See ``LeafKernel.block_tensors``."""
-        layout = structure.layout
-        rows = self.rows(X, structure.places)
-        scaled = pad(rows.points, (0, 0, 0, 1))
-        features = pad(rows.features, (0, 1, 0, 1))
-        variance = rows.variance.expand(layout.num_rows)[layout.representative]
-        constant = rows.constant.expand(layout.num_rows)[layout.representative]
+        places, layout = structure.places, structure.layout
+        leaf = self.leaf_hyperparameters
+        inverse = pad(leaf.inverse_lengthscale(places.path), (0, 1))
+        variance = leaf.scale(places.path, places.nodes).expand(layout.num_leaves)
+        constant = None
+        if structure.undeclared:
+            constant = self.weights.undeclared_variance(places.codes).to(X)
+        features = self.weights.block_features(
+            X, [block.features for block in structure.blocks], self.correlation
+        )
         out = []
-        parts = zip(layout.buckets, structure.inputs, structure.weights, strict=True)
-        for bucket, inputs, weights in parts:
-            row = bucket.index.unsqueeze(-1)
-            mine = (
-                scaled[row, inputs.unsqueeze(-2)],
-                variance[bucket.leaves],
-                constant[bucket.leaves],
+        for bucket, block, mine in zip(
+            layout.buckets, structure.blocks, features, strict=True
+        ):
+            leaves = bucket.leaves
+            row = leaves.unsqueeze(-1) if len(inverse) > 1 else 0
+            points = block.gather(X)
+            if block.codes is not None:
+                points = torch.where(block.numeric, points, block.codes)
+            prior = StationaryBlocks(
+                bucket,
+                points,
+                inverse[row, block.lengths],
+                variance[leaves],
+                None if constant is None else constant[leaves],
+                self.correlation,
             )
-            out.append(
-                BlockTensors(
-                    bucket,
-                    stationary_covariance(*mine, bucket.real, self.correlation),
-                    features[row, weights.unsqueeze(-2)],
-                    weights,
-                    stationary_cross(*mine, inputs, self.correlation),
-                )
-            )
+            cross = stationary_cross(prior, block.inputs)
+            weights = block.features.weights
+            out.append(BlockTensors(bucket, prior, mine, weights, cross))
         return out
 
 

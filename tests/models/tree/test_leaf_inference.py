@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,10 +15,16 @@ from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
+    StationaryBlocks,
     squared_distance,
-    stationary_covariance,
 )
-from botorch_structured.models.tree.leaf_inference import BlockTensors, log_evidence
+from botorch_structured.models.tree import leaf_inference
+from botorch_structured.models.tree.leaf_inference import (
+    BlockPrior,
+    BlockTensors,
+    GivenBlocks,
+    log_evidence,
+)
 
 NUM_WEIGHTS = 6
 
@@ -36,6 +43,7 @@ def make(
 
     tensors = {
         "x": normal(n, 2),
+        "inverse": normal(P, 2).exp(),
         "variance": normal(P).exp(),
         "constant": 0.1 * normal(P).exp(),
         "features": normal(n, NUM_WEIGHTS),
@@ -53,23 +61,32 @@ def structured(
     t: dict[str, Tensor],
     weights: list[Tensor],
     correlation: Correlation,
+    given: bool = False,
 ) -> Tensor:
+    """The fast evidence; ``given``: autograd differentiates the covariances."""
     blocks = []
-    x = torch.nn.functional.pad(t["x"], (0, 0, 0, 1))
     features = torch.nn.functional.pad(t["features"], (0, 0, 0, 1))
     for bucket in layout.buckets:
         index = torch.stack([weights[p] for p in bucket.leaves])
         rows = bucket.index.unsqueeze(-1)
+        prior: BlockPrior = StationaryBlocks(
+            bucket,
+            t["x"][bucket.rows],
+            t["inverse"][bucket.leaves],
+            t["variance"][bucket.leaves],
+            t["constant"][bucket.leaves],
+            correlation,
+        )
+        if given:
+            scaled = prior.scaled
+            value = correlation.value(squared_distance(scaled, scaled))
+            value = value * prior.variance[:, None, None]
+            value = value + prior.constant[:, None, None]
+            prior = GivenBlocks(bucket.mask_pairs(value))
         blocks.append(
             BlockTensors(
                 bucket,
-                stationary_covariance(
-                    x[bucket.index],
-                    t["variance"][bucket.leaves],
-                    t["constant"][bucket.leaves],
-                    bucket.real,
-                    correlation,
-                ),
+                prior,
                 features[rows, index.unsqueeze(-2)],
                 index,
                 no_predictions,
@@ -94,7 +111,13 @@ def dense(
     for p, index in enumerate(weights):
         uses[p, index] = 1.0
     F = t["features"] * uses[leaf]
-    K = correlation.value(squared_distance(t["x"], t["x"])) * t["variance"][leaf]
+    x = [(t["x"] * inverse)[leaf == p] for p, inverse in enumerate(t["inverse"])]
+    K = torch.zeros(len(leaf), len(leaf), dtype=torch.float64)
+    for p, mine in enumerate(x):
+        rows = (leaf == p).nonzero().squeeze(-1)
+        pairs = (rows[:, None].expand(-1, len(rows)), rows.expand(len(rows), -1))
+        K = K.index_put(pairs, correlation.value(squared_distance(mine, mine)))
+    K = K * t["variance"][leaf]
     K = same * (K + t["constant"][leaf]) + F @ F.mT + torch.diag(t["noise"])
     r = t["residual"]
     n = len(r)
@@ -107,10 +130,21 @@ def dense(
 @given(
     seed=st.integers(0, 10_000),
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=8),
+    autograd=st.booleans(),
+    in_parts=st.booleans(),
 )
-def test_equals_dense(correlation: Correlation, seed: int, sizes: list[int]) -> None:
+def test_equals_dense(
+    correlation: Correlation,
+    seed: int,
+    sizes: list[int],
+    autograd: bool,
+    in_parts: bool,
+) -> None:
     layout, t, weights = make(seed, sizes)
-    a, b = (f(layout, t, weights, correlation) for f in (structured, dense))
+    entries = 1000 if in_parts else leaf_inference._CACHE_ENTRIES
+    with patch.object(leaf_inference, "_CACHE_ENTRIES", entries):
+        a = structured(layout, t, weights, correlation, autograd)
+    b = dense(layout, t, weights, correlation)
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     grads = [torch.autograd.grad(3.0 * v, list(t.values())) for v in (a, b)]
     for name, x, y in zip(t, *grads, strict=True):

@@ -160,6 +160,43 @@ def test_structured_is_dense(seed: int) -> None:
         close(masked.covariance_matrix, expected.covariance_matrix)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("leaf_inputs", ["own", "active"])
+def test_structured_is_dense_with_categories(leaf_inputs: str, learned: bool) -> None:
+    """Categories on leaves and shared, aligned columns, a transform that is fitted."""
+    g = torch.Generator().manual_seed(0)
+    X = random_points(TREE, 40, g)
+    categorical = {0: [0.0, 1.0, 2.0], 4: [0.0, 1.0], 6: [0.0, 1.0, 2.0]}
+    for column, values in categorical.items():
+        X[:, column] = torch.randint(len(values), (len(X),), generator=g).to(X)
+    unit = torch.tensor([[0.0], [1.0]]).expand(2, 9)
+    warp = Warp(d=9, indices=[1, 3, 7], bounds=unit) if learned else None
+    model = TreeStructuredGP(
+        X,
+        torch.randn(len(X), 1, generator=g),
+        TREE,
+        categorical_features=categorical,
+        aligned_columns=[[1, 3, 5]],
+        leaf_inputs=leaf_inputs,
+        input_transform=warp,
+    )
+    mll = ExactMarginalLogLikelihood(model.likelihood, randomised(model, 0)).train()
+    losses, gradients = [], []
+    for structured in (True, False):
+        if not structured:
+            model._is_structured = lambda: False
+        mll.zero_grad()
+        loss = model.compute_custom_loss(mll)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    close(*losses, tolerance=1e-10)
+    for a, b in zip(*gradients, strict=True):
+        close(a, b)
+    if learned:
+        assert model.input_transform.concentration0.grad.abs().min() > 0
+
+
 @given(seeds)
 def test_inactive_columns_have_no_influence(seed: int) -> None:
     """Bit-identical posterior under any change of inactive columns, train and test."""

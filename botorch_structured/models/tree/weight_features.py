@@ -1,0 +1,446 @@
+r"""The features z_p(x) of the weights that couple the leaves of a tree.
+
+References:
+
+.. [Jenatton2017tree]
+    R. Jenatton, C. Archambeau, J. Gonzalez and M. Seeger. Bayesian Optimization with
+    Tree-structured Dependencies. ICML 2017.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BlockFeatures",
+    "OneHotColumns",
+    "WeightFeatures",
+    "one_hot_code",
+]
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from gpytorch import Module
+from torch import Tensor
+from torch.nn.functional import pad
+
+from botorch_structured.linalg.block_low_rank import (
+    Bucket,
+    LeafColumns,
+    LeafLayout,
+    positions,
+)
+from botorch_structured.linalg.correlations import CORRELATIONS, Correlation
+from botorch_structured.linalg.hyperparameter import Hyperparameter
+from botorch_structured.spaces import ParameterTree
+
+_VARIANCES = (1e-4, 1e4)
+_LENGTHSCALES = (2e-2, 2e1)
+
+
+class BlockFeatures(NamedTuple):
+    """Where the features of a bucket of leaves come from, weights in this order.
+
+    Attributes:
+        weights: Which weights its leaves have, ``B x D``; ``V`` for an unused place.
+        num_nodes: The first so many are of nodes: ones.
+        ones: ``B x N x 1``, zero where padded.
+        linear: Columns of the next ones.
+        codes: One-hot codes, the next ones, ``B x N x D'``.
+        waves: Columns of the Fourier terms, the last ones.
+        terms: Which terms these are, ``B x T``; one past the last for an unused place.
+    """
+
+    weights: Tensor
+    num_nodes: int
+    ones: Tensor
+    linear: LeafColumns | None
+    codes: Tensor | None
+    waves: LeafColumns | None
+    terms: Tensor | None
+
+
+class OneHotColumns:
+    """Places in a row of encoded columns, some of them one-hot codes.
+
+    Args:
+        numeric: Columns that stand for themselves.
+        onehot: Categorical columns and their known values; behind these each has a
+            place for all others.
+
+    Attributes:
+        columns: The column of each place.
+    """
+
+    def __init__(
+        self, numeric: Sequence[int], onehot: Mapping[int, Sequence[float]]
+    ) -> None:
+        self.columns = list(numeric)
+        self._known = [float("nan")] * len(self.columns)
+        self._is_rest = [False] * len(self.columns)
+        for column, values in onehot.items():
+            self.columns += [column] * (len(values) + 1)
+            self._known += [*values, float("nan")]
+            self._is_rest += [False] * len(values) + [True]
+
+    def codes(self, X: Tensor, bucket: Bucket, places: Tensor) -> Tensor:
+        """``n x d`` inputs to codes ``B x N x e``, zero where numeric or unused.
+
+        Args:
+            X: ``n x d``.
+            bucket: The leaves.
+            places: ``B x e``; one past the last where unused. Either all places of a
+                column are used by a leaf, or none.
+        """
+        columns = torch.tensor(self.columns, dtype=torch.long, device=X.device)
+        mine = LeafColumns.of(bucket, places, columns)
+        known = torch.tensor([*self._known, float("nan")]).to(X)[places]
+        rest = torch.tensor([*self._is_rest, False], device=X.device)[places]
+        code = (mine(X) == known.unsqueeze(-2)).to(X)
+        column = mine.columns.squeeze(-2)
+        same = column.unsqueeze(-1) == column.unsqueeze(-2)
+        return torch.where(rest.unsqueeze(-2), 1.0 - code @ same.to(X), code)
+
+
+class WeightFeatures(Module):
+    r"""Scaled features F of the weights c, so that z' Sigma_c z' = F F'.
+
+    z_p(x) has, in this order (sections 2.1, 2.4 and 4.3),
+
+    * a one for every node on the path: the root, every value of a decision, and the
+      last of these once more, as an offset of the leaf itself;
+    * the value of every active numeric shared column ("linear");
+    * a one-hot code of every active categorical shared column;
+    * sqrt(v / m) [cos(w_i x / l), sin(w_i x / l)] of every active numeric shared column
+      ("smooth"): a stationary function in a finite Fourier basis;
+    * the same for groups of leaf columns that were declared comparable ("aligned").
+
+    Args:
+        tree: The parameter tree.
+        linear_columns: Numeric shared columns with a linear term.
+        smooth_columns: Numeric shared columns with a smooth term.
+        onehot_columns: Categorical shared columns and their known values; an unknown
+            value has a feature of its own, common to all unknown values.
+        aligned_columns: Groups of leaf columns declared comparable.
+        node_weights: Whether root and inner nodes carry weights.
+        leaf_offset: Whether the last decision of a path carries one.
+        tied_variances: Whether all weights of one kind share their prior variance.
+        num_frequencies: Frequencies m of each smooth term (two weights each).
+        batch_shape: Batch shape of the model.
+    """
+
+    def __init__(
+        self,
+        tree: ParameterTree,
+        linear_columns: list[int],
+        smooth_columns: list[int],
+        onehot_columns: dict[int, list[float]],
+        aligned_columns: list[list[int]],
+        node_weights: bool = True,
+        leaf_offset: bool = True,
+        tied_variances: bool = True,
+        num_frequencies: int = 8,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        super().__init__()
+        self.tree = tree
+        self.linear_columns = linear_columns
+        self.smooth_columns = smooth_columns
+        self.onehot_columns = onehot_columns
+        self.aligned_columns = aligned_columns
+        self.num_frequencies = num_frequencies
+        leaf_edges = tree.leaf_edges
+        inner = (~leaf_edges).nonzero().flatten().tolist() if node_weights else []
+        outer = leaf_edges.nonzero().flatten().tolist() if leaf_offset else []
+        # node 0 is the root, which exists if there are decisions
+        has_root = node_weights and tree.num_edges > 0
+        nodes = ([0] if has_root else []) + [1 + e for e in inner + outer]
+        self.num_offsets = len(outer)
+        self.num_inner = len(nodes) - len(outer)
+
+        # kind of weight: number of priors, and of weights with each of them
+        waves = 2 * num_frequencies
+        self._counts = {
+            "node": [1] * self.num_inner,
+            "offset": [1] * len(outer),
+            "linear": [1] * len(linear_columns),
+            "onehot": [len(values) + 1 for values in onehot_columns.values()],
+            "smooth": [waves] * len(smooth_columns),
+            "aligned": [waves] * len(aligned_columns),
+        }
+        self.num_weights = sum(map(sum, self._counts.values()))
+        for kind, counts in self._counts.items():
+            if not counts:
+                continue
+            shape = (1, 1 if tied_variances else len(counts))
+            mode = 1.0 if kind == "linear" else 0.5
+            variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
+            self.add_module(f"{kind}_variance", variance)
+            if kind in ("smooth", "aligned"):
+                shape = (1, len(counts))
+                length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
+                self.add_module(f"{kind}_lengthscale", length)
+
+        self._onehot = OneHotColumns([], onehot_columns)
+        sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
+        tables = {
+            "node_columns": torch.tensor(nodes, dtype=torch.long),
+            "num_outcomes": torch.tensor(sizes, dtype=torch.long),
+            "edge_offsets": torch.tensor(tree.edge_offsets, dtype=torch.long),
+        }
+        # a list as an index would be copied to the device at each call
+        indices = {"linear_index": linear_columns, "smooth_index": smooth_columns}
+        for i, group in enumerate(aligned_columns):
+            indices[f"aligned_index_{i}"] = group
+        for name, index in indices.items():
+            tables[name] = torch.tensor(index, dtype=torch.long)
+        for kind, counts in self._counts.items():
+            tables[f"{kind}_counts"] = torch.tensor(counts, dtype=torch.long)
+        for column, values in onehot_columns.items():
+            tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
+        for correlation in CORRELATIONS:
+            name = f"{correlation.name}_frequencies"
+            tables[name] = _frequencies(correlation, num_frequencies)
+        for name, table in tables.items():
+            self.register_buffer(name, table, persistent=False)
+
+    def node_indicators(self, codes: Tensor) -> Tensor:
+        """Which nodes are on each row's path: the root, then every edge of the tree.
+
+        Args:
+            codes: Outcomes of the decisions, ``batch_shape x n x num_decisions``.
+
+        Returns:
+            Booleans, ``batch_shape x n x (1 + num_edges)``.
+        """
+        num_edges = self.tree.num_edges
+        shape = (*codes.shape[:-1], num_edges + 2)
+        out = torch.zeros(shape, dtype=torch.bool, device=codes.device)
+        out[..., 0] = True
+        declared = (codes >= 0) & (codes < self.num_outcomes)
+        edge = torch.where(declared, codes + (1 + self.edge_offsets), num_edges + 1)
+        out.scatter_(-1, edge, True)
+        return out[..., : num_edges + 1]
+
+    def forward(
+        self, X: Tensor, active: Tensor, nodes: Tensor, correlation: Correlation
+    ) -> Tensor:
+        """Scaled features.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            active: Active columns, ``batch_shape x n x d``.
+            nodes: ``batch_shape x n x (1 + num_edges)`` from ``node_indicators``.
+            correlation: The correlation function of the smooth terms.
+
+        Returns:
+            ``batch_shape x n x num_weights``.
+        """
+        parts = []
+        on_path = nodes[..., self.node_columns].to(X)
+        if self.num_inner:
+            inner = on_path[..., : self.num_inner]
+            parts.append(inner * self.node_variance.value.sqrt())
+        if self.num_offsets:
+            outer = on_path[..., self.num_inner :]
+            parts.append(outer * self.offset_variance.value.sqrt())
+        if self.linear_columns:
+            value, _ = _active_values(X, active, self.linear_index)
+            parts.append(value * self.linear_variance.value.sqrt())
+        for i, column in enumerate(self.onehot_columns):
+            known = getattr(self, f"known_{column}")
+            code = one_hot_code(X[..., column], known) * active[..., column, None]
+            variance = self.onehot_variance.value
+            i = i if variance.shape[-1] > 1 else 0  # tied
+            parts.append(code * variance[..., i, None].sqrt())
+        frequency = getattr(self, f"{correlation.name}_frequencies")
+        if self.smooth_columns:
+            value, present = _active_values(X, active, self.smooth_index)
+            parts.append(self._fourier("smooth", value, present, frequency))
+        if self.aligned_columns:
+            groups = [
+                _active_values(X, active, getattr(self, f"aligned_index_{i}"))
+                for i in range(len(self.aligned_columns))
+            ]
+            value = torch.stack([v.sum(-1) for v, _ in groups], dim=-1)
+            present = torch.stack([a.any(-1) for _, a in groups], dim=-1)
+            parts.append(self._fourier("aligned", value, present, frequency))
+        if not parts:
+            return X.new_zeros(*X.shape[:-1], 0)
+        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
+        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1)
+
+    def _fourier(
+        self, kind: str, value: Tensor, present: Tensor, frequency: Tensor
+    ) -> Tensor:
+        variance = getattr(self, f"{kind}_variance").value
+        lengthscale = getattr(self, f"{kind}_lengthscale").value
+        scale = (variance / self.num_frequencies).sqrt().expand_as(lengthscale)
+        phase = (value / lengthscale).unsqueeze(-1) * frequency
+        waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
+        waves = waves * (scale * present).unsqueeze(-1)
+        return waves.flatten(-2)
+
+    def by_leaf(
+        self, X: Tensor, active: Tensor, nodes: Tensor, layout: LeafLayout
+    ) -> list[BlockFeatures]:
+        """What ``block_features`` gathers: it does not depend on hyperparameters.
+
+        Args:
+            X: ``n x d``.
+            active: Active columns of each leaf, ``num_leaves x d``.
+            nodes: ``num_leaves x (1 + num_edges)`` from ``node_indicators``.
+            layout: The leaves.
+        """
+        on_path, linear = nodes[:, self.node_columns], active[:, self.linear_index]
+        onehot = active[:, self._onehot.columns]
+        groups = [[c] for c in self.smooth_columns] + self.aligned_columns
+        # at most one column of a group is active
+        present = [active[:, group] for group in groups]
+        empty = active[:, :0]
+        terms = torch.stack([p.any(-1) for p in present], -1) if groups else empty
+        columns = terms.long()
+        for t, (group, mine) in enumerate(zip(groups, present, strict=True)):
+            group_columns = torch.tensor(group, device=X.device)
+            columns[:, t] = group_columns[mine.long().argmax(-1)]
+        first_linear = on_path.shape[-1]
+        first_onehot = first_linear + linear.shape[-1]
+        first_wave = first_onehot + onehot.shape[-1]
+        repeat = 2 * self.num_frequencies
+        wave = torch.arange(repeat, device=X.device)
+        linear_columns = torch.tensor(
+            self.linear_columns, dtype=torch.long, device=X.device
+        )
+        out = []
+        for bucket in layout.buckets:
+            at = [positions(mask[bucket.leaves]) for mask in (on_path, linear, onehot)]
+            term = positions(terms[bucket.leaves])
+            weights = [
+                self._weights(places, first, width)
+                for places, first, width in zip(
+                    at,
+                    (0, first_linear, first_onehot),
+                    (first_linear, linear.shape[-1], onehot.shape[-1]),
+                    strict=True,
+                )
+            ]
+            waves = (first_wave + repeat * term).unsqueeze(-1) + wave
+            weights.append(waves.clamp_max(self.num_weights).flatten(-2))
+            ones = torch.ones_like(bucket.index) if bucket.real is None else bucket.real
+            mine = columns[bucket.leaves]
+            out.append(
+                BlockFeatures(
+                    torch.cat(weights, dim=-1),
+                    at[0].shape[-1],
+                    ones.to(X).unsqueeze(-1),
+                    LeafColumns.of(bucket, at[1], linear_columns)
+                    if at[1].numel()
+                    else None,
+                    self._onehot.codes(X, bucket, at[2]) if at[2].numel() else None,
+                    LeafColumns.of(bucket, term, mine) if term.numel() else None,
+                    term if term.numel() else None,
+                )
+            )
+        return out
+
+    def _weights(self, places: Tensor, first: int, width: int) -> Tensor:
+        return torch.where(places < width, first + places, self.num_weights)
+
+    def block_features(
+        self, X: Tensor, structure: list[BlockFeatures], correlation: Correlation
+    ) -> list[Tensor]:
+        """``forward`` leaf by leaf, without the features that are zero on a leaf.
+
+        Args:
+            X: ``n x d``.
+            structure: From ``by_leaf``.
+            correlation: The correlation function of the smooth terms.
+
+        Returns:
+            ``B x N x D`` of each bucket.
+        """
+        scale = pad(self.prior_scale(), (0, 1))
+        lengthscale = None
+        if self.smooth_columns or self.aligned_columns:
+            lengths = [
+                getattr(self, f"{kind}_lengthscale").value.squeeze(-2)
+                for kind in ("smooth", "aligned")
+                if self._counts[kind]
+            ]
+            lengthscale = pad(torch.cat(lengths, dim=-1), (0, 1), value=1.0)
+        frequency = getattr(self, f"{correlation.name}_frequencies")
+        out = []
+        for block in structure:
+            mine = scale[block.weights].unsqueeze(-2)
+            parts = [block.ones.expand(-1, -1, block.num_nodes)]
+            if block.linear is not None:
+                parts.append(block.linear(X) * block.ones)
+            if block.codes is not None:
+                parts.append(block.codes * block.ones)
+            if block.waves is not None and lengthscale is not None:
+                phase = block.waves(X) / lengthscale[block.terms].unsqueeze(-2)
+                phase = phase.unsqueeze(-1) * frequency
+                waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
+                parts.append(waves.flatten(-2) * block.ones)
+            base = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+            out.append(base * mine)
+        return out
+
+    def prior_scale(self) -> Tensor:
+        """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
+        parts = [self.matern_frequencies.new_zeros(0)]
+        for kind, counts in self._counts.items():
+            if not counts:
+                continue
+            variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
+            if kind in ("smooth", "aligned"):
+                variance = variance / self.num_frequencies
+            if variance.shape[-1] == 1:  # tied
+                variance = variance.expand(*variance.shape[:-1], sum(counts))
+            else:
+                times = getattr(self, f"{kind}_counts")
+                variance = variance.repeat_interleave(
+                    times, dim=-1, output_size=sum(counts)
+                )
+            parts.append(variance.sqrt())
+        return torch.cat(parts[1:] or parts, dim=-1)
+
+    def undeclared_variance(self, codes: Tensor) -> Tensor:
+        """Prior variance of the offsets of undeclared decision values.
+
+        An undeclared value has no weight, as weights depend on the tree and not on the
+        data; its offset is part of the covariance within its path.
+
+        Args:
+            codes: ``batch_shape x n x num_decisions``.
+
+        Returns:
+            ``batch_shape x n``.
+        """
+        count = (codes >= self.num_outcomes).sum(-1)
+        if not self.num_offsets:
+            return torch.zeros(count.shape, device=codes.device)
+        return count * self.offset_variance.value.mean(-1)
+
+
+def _active_values(X: Tensor, active: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of some columns, zero where inactive, and where they are active."""
+    present = active.index_select(-1, columns)
+    return torch.where(present, X.index_select(-1, columns), 0.0), present
+
+
+def one_hot_code(values: Tensor, known: Tensor) -> Tensor:
+    """One-hot code with a last place for unknown values, ``... x (len(known) + 1)``."""
+    code = (values.unsqueeze(-1) == known).to(values)
+    return torch.cat([code, 1.0 - code.sum(-1, keepdim=True)], dim=-1)
+
+
+def _frequencies(correlation: Correlation, count: int) -> Tensor:
+    """Stratified frequencies of a one-dimensional spectrum.
+
+    The quantiles at the middles of ``count`` equal strata of its positive half, in
+    place of random Fourier features.
+    """
+    levels = [0.5 + (i + 0.5) / (2 * count) for i in range(count)]
+    quantiles = [correlation.spectral_quantile(p) for p in levels]
+    return torch.tensor(quantiles, dtype=torch.float64)
