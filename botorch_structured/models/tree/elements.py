@@ -20,10 +20,12 @@ from __future__ import annotations
 
 __all__ = [
     "EVENT_DIMENSIONS",
+    "batch_shape_of",
     "conditioned",
     "element_of",
     "elements_of",
     "fantasy_shapes",
+    "parameters_of",
     "quick_copy",
     "whole",
 ]
@@ -152,12 +154,21 @@ def parameters_of(model: nn.Module, index: Sequence[int]) -> dict[str, Tensor] |
     """
     out = {}
     for name, value in model.named_parameters():
-        path = name.split(".")
-        if path[0] not in _PARTS or path[-1] not in EVENT_DIMENSIONS:
+        shape = batch_shape_of(name, value)
+        if shape is None:
             return None
-        event = EVENT_DIMENSIONS[path[-1]]
+        event = value.ndim - len(shape)
         out[name] = _first(element_of(value, index, event), event)
     return out
+
+
+def batch_shape_of(name: str, parameter: Tensor) -> torch.Size | None:
+    """The batch shape of a model's parameter; None if that is not known."""
+    path = name.split(".")
+    event = EVENT_DIMENSIONS.get(path[-1])
+    if path[0] not in _PARTS or event is None:
+        return None
+    return parameter.shape[: parameter.ndim - event]
 
 
 def elements_of(model: Any, lead: int, num_rows: int) -> list[Any] | None:

@@ -50,6 +50,7 @@ from botorch_structured.models.fast_inference import (
 from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
+    batch_shape_of,
     conditioned,
     element_of,
     elements_of,
@@ -461,8 +462,52 @@ class LeafModel(FastSingleTaskGP):
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return fit_map(mll, **kwargs)
         kwargs.setdefault("warning_handler", accept_rounding)
-        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
-        return fit_map(mll, None if batched else FIT_OPTIONS, **kwargs)
+        if self._aug_batch_shape.numel() > 1:
+            # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
+            return self._fit_elements(mll, kwargs) or fit_map(mll, None, **kwargs)
+        return fit_map(mll, FIT_OPTIONS, **kwargs)
+
+    def _fit_elements(
+        self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> MarginalLogLikelihood | None:
+        """Fit each output and data set by itself; None if that is not the same.
+
+        Args:
+            mll: The objective.
+            kwargs: See ``fit_gpytorch_mll``.
+        """
+        options = kwargs.get("optimizer_kwargs") or {}
+        if (
+            any(kwargs.get(name) for name in ("closure", "closure_kwargs", "optimizer"))
+            or options.keys() - {"options", "method"}
+            or type(mll) is not ExactMarginalLogLikelihood
+            or mll.likelihood is not self.likelihood
+            or any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors())
+        ):
+            return None
+        mll.train()
+        shape, elements = self.train_targets.shape[:-1], self._elements()
+        free = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        if elements is None or any(
+            batch_shape_of(name, p) != shape for name, p in free.items()
+        ):
+            return None
+        X = self.transform_inputs(self.train_inputs[0])
+        for index, element in zip(np.ndindex(shape), elements, strict=True):
+            own = ExactMarginalLogLikelihood(element.likelihood, element)
+            for name, p in element.named_parameters():
+                p.requires_grad_(name in free)
+            structure = element._structure(element.train_inputs[0])
+            inputs = element_of(X, index, 2)
+            element.train_inputs = (inputs,)
+            element._structure_cache = (inputs, element.covar_module, structure)
+            LeafModel.custom_fit(element, own, **kwargs)
+        with torch.no_grad():
+            for index, element in zip(np.ndindex(shape), elements, strict=True):
+                for name, p in (parameters_of(self, index) or {}).items():
+                    p.copy_(element.get_parameter(name))
+        self._clear_cache()
+        return mll.eval()
 
     @classmethod
     def construct_inputs(

@@ -13,10 +13,11 @@ import torch
 from botorch import fit_gpytorch_mll
 from botorch.acquisition import qKnowledgeGradient, qLogNoisyExpectedImprovement
 from botorch.models import ModelListGP
-from botorch.models.transforms import Normalize, Warp
+from botorch.models.transforms import Normalize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -94,19 +95,20 @@ def make(
     batch: tuple[int, ...] = (),
     n: int = 14,
     noise: bool = False,
+    **kwargs: Any,
 ) -> Any:
     """Random data and hyperparameters, other ones for each element of the batch."""
     g = torch.Generator().manual_seed(seed)
     X = random_points(tree, n * math.prod(batch), g).view(*batch, n, tree.dim)
     Y = torch.randn(*batch, n, outputs, generator=g)
     Yvar = 0.01 + 0.1 * torch.rand(Y.shape, generator=g) if noise else None
-    model = model_class(X, Y, tree, train_Yvar=Yvar)
+    model = model_class(X, Y, tree, train_Yvar=Yvar, **kwargs)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=g))
             if "raw_noise" in name:
                 p.fill_(math.log(1e-2)).add_(0.3 * torch.randn(p.shape, generator=g))
-    return model
+    return model.eval()
 
 
 shapes = st.sampled_from([(2, ()), (3, ()), (1, (2,)), (1, (1,)), (2, (3,)), (1, (2, 1))])
@@ -158,7 +160,7 @@ def test_fantasies_are_dense(
     def points(*lead: int) -> Tensor:
         return random_points(tree, math.prod(lead), g).view(*lead, tree.dim)
 
-    X, X2, test = points(3, *batch, 2), points(3, *batch, 1), points(5)
+    X, X2, test = points(3, *batch, 2), points(4, 3, *batch, 1), points(5)
     conditioned = []
     for other in (model, dense(model)):
         new = other.fantasize(X, SobolQMCNormalSampler(torch.Size([4]), seed=0))
@@ -191,19 +193,37 @@ def test_fantasies_are_dense(
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_gradients_through_fantasies(model_class: type, outputs: int) -> None:
     """In the points, in those of the fantasies and in their outcomes."""
-    model = make(model_class, TREE, 0, outputs)
+    model = make(model_class, TREE, 0, outputs, outcome_transform=None)
     g = torch.Generator().manual_seed(1)
     new, test = random_points(TREE, 6, g).view(3, 2, 6), random_points(TREE, 4, g)
     Y = torch.randn(2, 3, 2, outputs, generator=g)
-    gradients = []
-    for other in (model, dense(model)):
-        leaves = [t.clone().requires_grad_(True) for t in (new, Y, test)]
+
+    def by_definition(new: Tensor, Y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        old = model.train_inputs[0].reshape(-1, 14, 6)[0]
+        old_Y = model.train_targets.reshape(outputs, 14).mT.expand(2, 3, -1, -1)
+        rows = [t.expand(2, 3, -1, -1) for t in (old, new, test)]
+        X = torch.cat(rows, dim=-2).unsqueeze(-3)
+        K = model.covar_module(X).to_dense().expand(2, 3, outputs, -1, -1)
+        mean = model.mean_module(X).expand(2, 3, outputs, -1)
+        noise = model.likelihood.noise.reshape(outputs, 1).expand(outputs, 16)
+        noisy = K[..., :16, :16] + torch.diag_embed(noise)
+        residual = torch.cat([old_Y, Y], dim=-2).mT - mean[..., :16]
+        weights = torch.linalg.solve(noisy, K[..., :16, 16:])
+        covariance = K[..., 16:, 16:] - K[..., 16:, :16] @ weights
+        mean = mean[..., 16:] + (weights.mT @ residual.unsqueeze(-1)).squeeze(-1)
+        return mean.mT, covariance.diagonal(dim1=-1, dim2=-2).mT
+
+    def found(new: Tensor, Y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
         with propagate_grads(True):
-            posterior = other.condition_on_observations(*leaves[:2]).posterior(
-                leaves[2]
-            )
-            value = posterior.mean.sin().sum() + posterior.variance.log().sum()
-        gradients.append(torch.autograd.grad(value, leaves))
+            posterior = model.condition_on_observations(new, Y).posterior(test)
+        return posterior.mean, posterior.variance
+
+    gradients = []
+    for function in (by_definition, found):
+        leaves = [t.clone().requires_grad_(True) for t in (new, Y, test)]
+        mean, variance = function(*leaves)
+        value = mean.sin().sum() + variance.log().sum()
+        gradients.append([mean, variance, *torch.autograd.grad(value, leaves)])
     for a, b in zip(*gradients, strict=True):
         close(a, b)
 
@@ -245,7 +265,8 @@ def test_nothing_is_dense(model_class: type, counted: list[int]) -> None:
         X = random_points(TREE, 2 * math.prod(batch), g).view(*batch, 2, 6)
         new = model.fantasize(X, SobolQMCNormalSampler(torch.Size([4])))
         new.posterior(test)
-        new.fantasize(X, SobolQMCNormalSampler(torch.Size([2]))).posterior(test)
+        more = X.expand(4, *batch, 2, 6)
+        new.fantasize(more, SobolQMCNormalSampler(torch.Size([2]))).posterior(test)
     assert not counted
     dense_model = make(model_class, TREE, 0, 2)
     dense_model.covar_module.__class__.forward(dense_model.covar_module, test, test)
@@ -279,7 +300,7 @@ def test_outputs_are_fitted_each_by_itself(model_class: type) -> None:
 
 
 def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
-    """A closure, an optimiser, and parameters that the outputs share."""
+    """A closure, an optimiser, and held parameters that the outputs share."""
     g = torch.Generator().manual_seed(0)
     X = random_points(TREE, 30, g)
     Y = torch.randn(30, 2, generator=g)
@@ -292,15 +313,30 @@ def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
         optimizer_kwargs={"step_limit": 2, "callback": lambda p, r: seen.append(p)},
     )
     assert all(p.shape[0] == 2 for p in seen[0].values())
-    warped = TreeStructuredGP(
-        X, Y, DEPENDENCIES, leaf_kernel="rbf",
-        input_transform=Warp(6, indices=[1, 2, 3, 4, 5]),
-    )  # fmt: skip
-    before = warped.input_transform.concentration0.clone()
-    mll = ExactMarginalLogLikelihood(warped.likelihood, warped)
-    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
-    assert not torch.equal(before, warped.input_transform.concentration0)
-    same(warped, dense(warped), X[:4])
+    before = model.mean_module.raw_constant.clone()
+    closed = []
+
+    def closure() -> Any:
+        closed.append(1)
+        loss = model.compute_custom_loss(mll).sum()
+        return loss, torch.autograd.grad(loss, list(mll.parameters()))
+
+    fit_gpytorch_mll(
+        mll, closure=closure, optimizer_kwargs={"options": {"maxiter": 3}}
+    )
+    assert closed and not torch.equal(before, model.mean_module.raw_constant)
+    # a mean that the outputs share, held
+    mean = ConstantMean().requires_grad_(False)
+    mean.constant = 0.1
+    model = TreeStructuredGP(
+        X, Y, DEPENDENCIES, leaf_kernel="rbf", mean_module=mean
+    )
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    start = model.likelihood.noise.clone()
+    fit_gpytorch_mll(mll)
+    assert model.mean_module.constant == 0.1 and not mean.raw_constant.requires_grad
+    assert (model.likelihood.noise != start).all()
+    same(model, dense(model), X[:4])
 
 
 @pytest.mark.parametrize("model_class", MODELS)
