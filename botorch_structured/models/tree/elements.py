@@ -30,6 +30,7 @@ __all__ = [
     "whole",
 ]
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, TypeVar
@@ -128,17 +129,22 @@ def fantasy_shapes(
 
 
 def quick_copy(module: ModuleT, *kept: object) -> ModuleT:
-    """``deepcopy`` without its detours for tensors.
+    """``deepcopy`` without its detours for tensors and for empty dictionaries.
 
     Args:
         module: Any module.
         kept: Objects that the copy holds, too, instead of copies of them.
     """
-    memo: dict[int, Any] = {id(thing): thing for thing in kept}
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if type(value) in (dict, OrderedDict) and not value:  # hooks, mostly
+                memo[id(value)] = type(value)()
     for p in module.parameters():
         memo[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad)
     for b in module.buffers():
-        memo.setdefault(id(b), b.detach().clone())
+        memo[id(b)] = b.detach().clone()
+    memo.update((id(thing), thing) for thing in kept)
     return deepcopy(module, memo)
 
 
