@@ -51,12 +51,15 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 #: Dimensions of a parameter behind the batch shape, by the last part of its name.
 EVENT_DIMENSIONS = {
+    "raw_alpha": 1,
     "raw_constant": 0,
     "raw_lengthscale": 2,
     "raw_noise": 1,
     "raw_offset": 1,
     "raw_outputscale": 0,
+    "raw_period_length": 2,
     "raw_value": 2,
+    "raw_variance": 2,
 }
 _PARTS = ("likelihood", "mean_module", "covar_module")
 _TRANSFORMS = {"input_transform", "outcome_transform"}
@@ -222,10 +225,9 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
         prediction_strategy=None,
     )
     for part in parts.modules():
-        if isinstance(part, Kernel):
-            part.batch_shape = torch.Size()
-        elif "batch_shape" in vars(part):
-            part.batch_shape = torch.Size()
+        # a distribution (each prior is one) has a batch shape that cannot be set
+        if isinstance(part, Kernel) or "batch_shape" in vars(part):
+            setattr(part, "batch_shape", torch.Size())  # noqa: B010 (for mypy)
 
     def rows(values: Tensor, event: int) -> Tensor:
         values = _first(element_of(values, index, event), event)

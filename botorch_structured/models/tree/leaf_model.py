@@ -227,6 +227,7 @@ class LeafModel(FastSingleTaskGP):
             self.training
             or settings.prior_mode.on()
             or (settings.detach_test_caches.off() and propagate_grads.off())
+            or not self._is_by_leaf()
         ):
             return False
         if self._fantasies is not None or not self._is_single():
@@ -252,29 +253,30 @@ class LeafModel(FastSingleTaskGP):
 
         None where the dense algebra is to be used.
         """
-        if not self._is_by_leaf():
-            return None
         X, kernel = self.train_inputs[0], self.covar_module
         cache = self._elements_cache
         if cache is None or any(
             a is not b for a, b in zip(cache, (X, kernel, kernel.variant), strict=False)
         ):
-            lead, num_rows = self._fantasies or (0, X.shape[-2])
-            elements = None
-            if self._fantasies is not None or not (
-                X.requires_grad or self.train_targets.requires_grad
-            ):
-                elements = elements_of(self, lead, num_rows)
-            if elements and not all(e._use_predictor() for e in elements):
-                elements = None
-            for element in elements or ():
-                first = elements[0]
-                mine, other = element.train_inputs[0], first.train_inputs[0]
-                if element is not first and torch.equal(mine, other):
-                    structure = first._structure(other)
-                    element._structure_cache = (mine, element.covar_module, structure)
+            elements = self._new_elements()
             self._elements_cache = cache = (X, kernel, kernel.variant, elements)
         return cache[3]
+
+    def _new_elements(self) -> list[Any] | None:
+        X, targets = self.train_inputs[0], self.train_targets
+        # rows of fantasies may have a gradient, those before them have none
+        if self._fantasies is None and (X.requires_grad or targets.requires_grad):
+            return None
+        elements = elements_of(self, *(self._fantasies or (0, X.shape[-2])))
+        if not elements or not all(e._use_predictor() for e in elements):
+            return None
+        first = elements[0]
+        for other in elements[1:]:  # outputs have the same inputs
+            X = other.train_inputs[0]
+            if torch.equal(X, first.train_inputs[0]):
+                structure = first._structure(first.train_inputs[0])
+                other._structure_cache = (X, other.covar_module, structure)
+        return elements
 
     # -- evidence -----------------------------------------------------------------
 
@@ -291,7 +293,9 @@ class LeafModel(FastSingleTaskGP):
                 return None
             return log_evidence(*self._system(self.transform_inputs(X), structure))
         shape = self.train_targets.shape[:-1]
-        if self._fantasies is not None or (elements := self._elements()) is None:
+        if X.shape[-2] < _SMALL or self._fantasies is not None:
+            return None  # one dense batch is faster, and nobody fits fantasies
+        if not self._is_by_leaf() or (elements := self._elements()) is None:
             return None
         X, values = self.transform_inputs(X), []
         for index, element in zip(np.ndindex(shape), elements, strict=True):
@@ -486,7 +490,8 @@ class LeafModel(FastSingleTaskGP):
         ):
             return None
         mll.train()
-        shape, elements = self.train_targets.shape[:-1], self._elements()
+        shape = self.train_targets.shape[:-1]
+        elements = self._elements() if self._is_by_leaf() else None
         free = {name: p for name, p in self.named_parameters() if p.requires_grad}
         if elements is None or any(
             batch_shape_of(name, p) != shape for name, p in free.items()

@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,16 +18,17 @@ from botorch.models.transforms import Normalize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
+from gpytorch.kernels import PeriodicKernel, RQKernel, ScaleKernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.tree import elements
+from botorch_structured.models.tree import elements, leaf_model
 from botorch_structured.spaces import ParameterTree
 
 MODELS = [TreeStructuredGP, ConditionalGP]
@@ -66,9 +68,7 @@ def same(one: Any, other: Any, X: Tensor, **kwargs: Any) -> None:
     first, second = (m.posterior(X, **kwargs) for m in (one, other))
     assert first.mean.shape == second.mean.shape
     close(first.mean, second.mean)
-    close(
-        first.distribution.covariance_matrix, second.distribution.covariance_matrix
-    )
+    close(first.distribution.covariance_matrix, second.distribution.covariance_matrix)
 
 
 @pytest.fixture
@@ -111,11 +111,14 @@ def make(
     return model.eval()
 
 
-shapes = st.sampled_from([(2, ()), (3, ()), (1, (2,)), (1, (1,)), (2, (3,)), (1, (2, 1))])
+shapes = st.sampled_from(
+    [(2, ()), (3, ()), (1, (2,)), (1, (1,)), (2, (3,)), (1, (2, 1))]
+)
 
 
 @pytest.mark.parametrize("model_class", MODELS)
 @given(seed=seeds, shape=shapes, noise=st.booleans())
+@settings(max_examples=15)
 def test_batches_are_dense(
     model_class: type, seed: int, shape: tuple[int, tuple[int, ...]], noise: bool
 ) -> None:
@@ -127,7 +130,8 @@ def test_batches_are_dense(
     values, gradients = [], []
     for other in (model, dense(model)):
         mll = ExactMarginalLogLikelihood(other.likelihood, other).train()
-        loss = other.compute_custom_loss(mll)
+        with mock.patch.object(leaf_model, "_SMALL", 0):
+            loss = other.compute_custom_loss(mll)
         parameters = [p for p in other.parameters() if p.requires_grad]
         weights = torch.arange(1.0, 1 + loss.numel()).view(loss.shape)
         values.append(loss)
@@ -253,8 +257,11 @@ def test_acquisitions_of_fantasies(model_class: type) -> None:
 
 
 @pytest.mark.parametrize("model_class", MODELS)
-def test_nothing_is_dense(model_class: type, counted: list[int]) -> None:
+def test_nothing_is_dense(
+    model_class: type, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fits, posteriors and fantasies of outputs, batches and single models."""
+    monkeypatch.setattr(leaf_model, "_SMALL", 0)
     g = torch.Generator().manual_seed(1)
     test = random_points(TREE, 4, g)
     for outputs, batch in ((1, ()), (2, ()), (1, (2,)), (2, (2,))):
@@ -321,16 +328,12 @@ def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
         loss = model.compute_custom_loss(mll).sum()
         return loss, torch.autograd.grad(loss, list(mll.parameters()))
 
-    fit_gpytorch_mll(
-        mll, closure=closure, optimizer_kwargs={"options": {"maxiter": 3}}
-    )
+    fit_gpytorch_mll(mll, closure=closure, optimizer_kwargs={"options": {"maxiter": 3}})
     assert closed and not torch.equal(before, model.mean_module.raw_constant)
     # a mean that the outputs share, held
     mean = ConstantMean().requires_grad_(False)
     mean.constant = 0.1
-    model = TreeStructuredGP(
-        X, Y, DEPENDENCIES, leaf_kernel="rbf", mean_module=mean
-    )
+    model = TreeStructuredGP(X, Y, DEPENDENCIES, leaf_kernel="rbf", mean_module=mean)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     start = model.likelihood.noise.clone()
     fit_gpytorch_mll(mll)
@@ -377,11 +380,28 @@ def test_many_observations_become_data() -> None:
     test = random_points(TREE, 4, g)
     for n in (2, 40, 3):
         X, Y = random_points(TREE, n, g), torch.randn(n, 1, generator=g)
-        model, expected = (
-            m.condition_on_observations(X, Y) for m in (model, expected)
-        )
+        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
         same(model, expected, test)
     assert len(model.train_targets) == 65
+
+
+@pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])
+def test_other_base_kernels(base: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    X, Y = random_points(TREE, 20, g), torch.randn(20, 2, generator=g)
+    two = torch.Size([2])
+    kernel = ScaleKernel(base(ard_num_dims=6, batch_shape=two), batch_shape=two)
+    model = ConditionalGP(X, Y, TREE, covar_module=kernel)
+    with torch.no_grad():
+        for p in kernel.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+    test = random_points(TREE, 4, g)
+    same(model, dense(model), test)
+    assert model._elements()
+    Y = torch.randn(2, 2, generator=g)
+    same(
+        *(m.condition_on_observations(test[:2], Y) for m in (model, dense(model))), test
+    )
 
 
 def test_unknown_parameters_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
