@@ -151,6 +151,7 @@ def test_batches_are_dense(
 @pytest.mark.parametrize("model_class", MODELS)
 @given(seed=seeds, shape=st.sampled_from([(1, ()), (2, ()), (1, (2,)), (2, (2,))]),
        noise=st.booleans())  # fmt: skip
+@settings(max_examples=8)
 def test_fantasies_are_dense(
     model_class: type, seed: int, shape: tuple[int, tuple[int, ...]], noise: bool
 ) -> None:
