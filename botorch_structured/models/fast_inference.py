@@ -197,10 +197,14 @@ class FastInference(ExactGP):
                 return fast
         return super().__call__(*args, **kwargs)
 
-    def _fill_gpytorch_caches(self) -> None:
-        """Fill GPyTorch's caches: its fantasies need them, fast posteriors do not."""
+    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+        """A model with more data and the same hyperparameters, see ``ExactGP``.
+
+        GPyTorch's fantasies need caches that a fast posterior leaves empty.
+        """
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
+        return super().get_fantasy_model(inputs, targets, **kwargs)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
