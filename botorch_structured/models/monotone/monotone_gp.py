@@ -44,6 +44,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.transforms.input import InputTransform
@@ -60,12 +61,20 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import AddedLossTerm, MarginalLogLikelihood
+from gpytorch.mlls import (
+    AddedLossTerm,
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+)
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.models.array_objective import (
+    ArrayObjective,
+    array_optimizer,
+)
 from botorch_structured.models.checks import (
     check_modules,
     check_points,
@@ -83,10 +92,17 @@ from botorch_structured.models.input_transforms import (
     refuse_categories,
     refuse_dependencies,
 )
+from botorch_structured.models.monotone.array_evidence import (
+    ArrayGP,
+    EvidenceObjective,
+    SlopesGivenData,
+)
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
+    ArrayEP,
     EPResult,
-    expectation_propagation,
+    array_expectation_propagation,
+    ep_result,
 )
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
@@ -97,6 +113,8 @@ from botorch_structured.models.monotone.site_kernel import (
 )
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
+    DenseSlopes,
+    Slopes,
     check_bounds,
     check_monotone,
     check_probability,
@@ -671,24 +689,39 @@ class MonotoneGP(FastSingleTaskGP):
     def _run_ep(self) -> EPResult:
         """At the points as they are."""
         sites = self.covar_module.sites
-        sign, old = self.site_signs.double(), sites.gaussian
-        start = GaussianSites(old.precision, sign * old.shift, old.log_scale)
-        moments = self._signed_slopes(sites.points)
-        result = expectation_propagation(*moments, self.nu, start=start)
-        return self._accept_ep(result, sites.points)
+        slopes = self._slopes_at(sites.points)
+        starts = self._array_sites().reshape(len(slopes.mean), -1)
+        among = slopes.rows(range(len(sites.points)))
+        runs = [
+            array_expectation_propagation(mean, covariance, self.nu, start)
+            for mean, covariance, start in zip(slopes.mean, among, starts, strict=True)
+        ]
+        return self._accept_ep(runs, sites.points)
+
+    def _array_sites(self) -> np.ndarray:
+        """Sites on derivatives times their signs, ``aug_batch_shape x 2 x s``."""
+        old = self.covar_module.sites.gaussian
+        both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
+        return both.cpu().numpy()
 
     def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
         """Keep that many points and ``choose_points`` of which signs are improbable."""
-        old = self.covar_module.sites.points[:kept]
-        points, result = choose_points(
-            self._signed_slopes, self.nu, old, self._box.to(old), limit, probability
+        sites = self.covar_module.sites
+        points, runs = choose_points(
+            self._slopes_at,
+            len(sites.columns),
+            self.nu,
+            sites.points[:kept],
+            self._box.to(sites.points),
+            limit,
+            probability,
         )
-        return self._accept_ep(result, points)
+        return self._accept_ep(runs, points)
 
-    def _accept_ep(self, result: EPResult, points: Tensor) -> EPResult:
+    def _accept_ep(self, runs: Sequence[ArrayEP], points: Tensor) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""
-        s = result.sites
-        sign = self._signs_at(points).double()
+        result = ep_result(runs, self._aug_batch_shape, points.device)
+        s, sign = result.sites, self._signs_at(points).double()
         sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
         self.covar_module.sites.set(sites, points)
         self.ep_result = result._replace(sites=sites)
@@ -697,12 +730,29 @@ class MonotoneGP(FastSingleTaskGP):
         return self.ep_result
 
     @torch.no_grad()
-    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def _slopes_at(self, points: Tensor) -> Slopes:
         """Moments of derivatives at points, each times its sign, given data alone."""
+        columns, gp = self.covar_module.sites.columns, self._array_gp()
+        if gp is None or not gp.fits(len(points), len(columns)):
+            return DenseSlopes(*self._signed_slopes(points), len(columns))
+        signs = self._signs_at(points).numpy()
+        return SlopesGivenData(gp, gp.seen(points), gp.places(columns), signs)
+
+    @torch.no_grad()
+    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as tensors, of any process."""
         columns = self.covar_module.sites.columns
         mean, covariance = self._derivatives(points, columns, given_sites=False)
         sign = self._signs_at(points).double()
         return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
+
+    def _array_gp(self) -> ArrayGP | None:
+        """The process and its data on arrays, without sites; None if not possible."""
+        X = self.train_inputs[0]
+        if self.training:
+            X = self.transform_inputs(X)
+        kernel, mean = self.covar_module.base_kernel, self.mean_module.base_mean
+        return ArrayGP.of(mean, kernel, self.likelihood, X, self.train_targets)
 
     def _warn_unless_converged(self) -> None:
         result = self.ep_result
@@ -827,6 +877,8 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
+        if self.has_sites:
+            kwargs.setdefault("optimizer", array_optimizer(_array_objective))
         mll = fit_map(mll, None, **kwargs)
         again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
@@ -899,3 +951,29 @@ def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     model._keep_current()
+
+
+def _array_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
+    """The objective of a fit on arrays; None where it is that of tensors."""
+    model: Any = mll.model
+    own = type(model)
+    points, columns = model.virtual_points, model.covar_module.sites.columns
+    if (
+        type(mll) is not ExactMarginalLogLikelihood
+        or mll.likelihood is not model.likelihood
+        or own.forward is not MonotoneGP.forward
+        or own.__call__ is not MonotoneGP.__call__
+        or own.compute_custom_loss is not FastSingleTaskGP.compute_custom_loss
+        or own._fast_evidence is not FastSingleTaskGP._fast_evidence
+        or not all(type(t) is _SiteEvidence for t in model.added_loss_terms())
+    ):
+        return None
+    gp = model._array_gp()
+    if gp is None or not gp.fits(len(points), len(columns)):
+        return None
+    if not model.signs_in_fit:
+        return EvidenceObjective.of(model, gp)
+    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
+    places = gp.places(columns)
+    given = gp.seen(points), places, signs, sites, model.nu
+    return EvidenceObjective.of(model, gp, *given)
