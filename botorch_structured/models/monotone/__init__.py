@@ -72,7 +72,8 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> ``sites.log_site_evidence``, plus GPyTorch's evidence of the data under the prior
   given the sites; ``array_evidence.EvidenceObjective`` with its gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
-  -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``
+  -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``;
+  ``prediction.SitePredictor`` from factors that are kept
 * section 3, classification
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable

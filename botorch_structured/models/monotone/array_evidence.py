@@ -57,6 +57,8 @@ from botorch_structured.models.monotone.expectation_propagation import (
 
 # Jitter as in linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+# Of EP in a fit: the evidence is stationary in the sites, so it has twice the digits.
+_TOLERANCE = 1e-8
 # Numbers in the largest array. Above, torch's overhead no longer matters.
 _MOST = 2**22
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -374,7 +376,7 @@ class EvidenceObjective:
             S = self.S.at(c, length, variance) * signs * signs[:, None]
             H = dpotrs(L, C, lower=1)[0]
             ep = array_expectation_propagation(
-                C.T @ alpha, S - C.T @ H, self.nu, self.sites
+                C.T @ alpha, S - C.T @ H, self.nu, self.sites, _TOLERANCE
             )
             if math.isfinite(ep.residual):
                 self.sites = ep.sites

@@ -40,6 +40,7 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods.gaussian_likelihood import FixedNoiseGaussianLikelihood
+from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import ModuleList
@@ -173,8 +174,9 @@ class DecomposedGP(ModelListGP):
         for value in self._known_values(X, mean):
             mean = mean + value
         covariance = learned[0].lazy_covariance_matrix
-        for mvn in learned[1:]:
-            covariance = covariance + mvn.lazy_covariance_matrix
+        if len(learned) > 1:
+            dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
+            covariance = to_linear_operator(dense)
         least: Any = sum(self._least(X))
         total = MultivariateNormal(mean, at_unit_scale(covariance))
         return self._as_posterior(total, least)

@@ -45,7 +45,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dpotrf, dtrtri
+from scipy.linalg.lapack import dposv, dpotrf, dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
@@ -279,8 +279,8 @@ class _AndersonAcceleration:
 
     def __init__(self) -> None:
         self._last: tuple[np.ndarray, np.ndarray, float] | None = None
-        self._dx: list[np.ndarray] = []
-        self._df: list[np.ndarray] = []
+        self._count = 0
+        self._dx = self._df = np.empty((0, 0))
 
     def next_point(
         self,
@@ -302,27 +302,36 @@ class _AndersonAcceleration:
         Returns:
             ``k``.
         """
-        if self._last is not None:
+        if self._last is None:
+            self._dx, self._df = np.empty((2, _WINDOW, len(x)))
+        else:
             old_x, old_f, old_residual = self._last
             if residual > 2.0 * old_residual:
-                self._dx, self._df = [], []
+                self._count = 0
             else:
-                self._dx = [*self._dx, x - old_x][-_WINDOW:]
-                self._df = [*self._df, f - old_f][-_WINDOW:]
+                place = self._count % _WINDOW
+                np.subtract(x, old_x, out=self._dx[place])
+                np.subtract(f, old_f, out=self._df[place])
+                self._count += 1
         self._last = (x, f, residual)
         damped = x + step * f
-        if residual > _NEAR or not self._dx:
+        if residual > _NEAR or not self._count:
             return damped
-        dx, df = np.stack(self._dx), np.stack(self._df)
+        known = min(self._count, _WINDOW)
+        dx, df = self._dx[:known], self._df[:known]
         A = df * weight
-        size = np.sqrt((A * A).sum(1, keepdims=True))
-        if not (size > 0.0).all():
-            return damped
-        A /= size
         gram = A @ A.T
-        gram.flat[:: len(gram) + 1] += _RIDGE
-        gamma = np.linalg.solve(gram, A @ (weight * f))
-        return damped - (gamma / size[:, 0]) @ (dx + step * df)
+        square = gram.diagonal().copy()
+        if not (square > 0.0).all():
+            return damped
+        size = np.sqrt(square)
+        gram /= np.multiply.outer(size, size)
+        gram.flat[:: known + 1] += _RIDGE
+        _, gamma, info = dposv(gram, (A @ (weight * f)) / size)
+        if info:
+            return damped
+        gamma /= size
+        return damped - gamma @ dx - step * (gamma @ df)
 
 
 class _Marginals(NamedTuple):

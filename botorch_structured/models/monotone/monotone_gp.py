@@ -53,6 +53,7 @@ from botorch.models.utils import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
+from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
@@ -104,6 +105,7 @@ from botorch_structured.models.monotone.expectation_propagation import (
     array_expectation_propagation,
     ep_result,
 )
+from botorch_structured.models.monotone.prediction import SitePredictor
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
@@ -266,6 +268,8 @@ class MonotoneGP(FastSingleTaskGP):
         >>> model.probability_monotone(train_X, column=0)
     """
 
+    _fit_caches = ("_predictor",)
+    _predictor: SitePredictor | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
     mean_module: Any
@@ -274,7 +278,7 @@ class MonotoneGP(FastSingleTaskGP):
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
     # The hyperparameters and data that the sites belong to; None without sites.
-    _sites_at: list[Tensor] | None = None
+    _sites_at: tuple[Tensor, float, float] | None = None
     # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
     _sites_held = False
     # True while ``__call__`` asks ``forward`` for the prior that is fitted to data.
@@ -767,18 +771,21 @@ class MonotoneGP(FastSingleTaskGP):
                 stacklevel=3,
             )
 
-    def _state(self) -> list[Tensor]:
-        """What the sites depend on."""
-        settings = self._column_signs.new_tensor([self.nu, self.min_probability])
-        return [*self.parameters(), raw_inputs(self), self.train_targets, settings]
+    def _state(self) -> tuple[Tensor, float, float]:
+        """What the sites depend on: one tensor, compared at once, and settings."""
+        parts = [*self.parameters(), raw_inputs(self), self.train_targets]
+        flat = torch.cat([t.detach().reshape(-1) for t in parts])
+        return flat, self.nu, self.min_probability
 
     def _accept_sites(self) -> None:
         """Take the sites as those of the present state."""
-        self._sites_at = [t.detach().clone() for t in self._state()]
+        self._sites_at = self._state()
 
     def _sites_are_current(self) -> bool:
-        at = self._sites_at
-        return at is not None and same_tensors(at, self._state())
+        if self._sites_at is None:
+            return False
+        (old, *settings), (new, *others) = self._sites_at, self._state()
+        return settings == others and same_tensors(old, new)
 
     def _keep_current(self) -> None:
         held = self._sites_held or not self.has_sites
@@ -835,6 +842,25 @@ class MonotoneGP(FastSingleTaskGP):
         covariance = kernel.remaining(x, x, explained, explained)
         shifted = mean.shifted(x, explained, system)
         return MultivariateNormal(shifted, to_linear_operator(covariance))
+
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """Of one process; for batches and several outputs GPyTorch's."""
+        data = self.train_inputs[0], self.train_targets
+        if (
+            not self.has_sites
+            or data[0].ndim != 2
+            or data[1].ndim != 1
+            or settings.detach_test_caches.off()
+            or any(t.requires_grad for t in data)
+        ):
+            return None
+        if self._predictor is None:
+            kernel, mean = self.covar_module, self.mean_module
+            if kernel.batch_shape:
+                return None
+            noise = noise_at(self.likelihood, data[0], data[1].shape).detach()
+            self._predictor = SitePredictor(kernel, mean, *data, noise)
+        return self._predictor(X)
 
     def _get_test_prior_mean_and_covariances(
         self,
@@ -902,6 +928,7 @@ class MonotoneGP(FastSingleTaskGP):
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """A model with more data, and the same hyperparameters and sites."""
+        self._fill_gpytorch_caches()
         fantasy = super().get_fantasy_model(*args, **kwargs)
         fantasy._sites_held = True
         return fantasy
@@ -936,16 +963,17 @@ class MonotoneGP(FastSingleTaskGP):
 
     def _apply(self, fn: Any) -> Any:
         before = self.train_targets
-        current = self._sites_are_current()
         result = super()._apply(fn)
-        if current and self.train_targets is not before:  # another dtype or device
-            self._accept_sites()
+        if self._sites_at is not None and self.train_targets is not before:
+            at, *settings = self._sites_at  # in another dtype or on another device
+            self._sites_at = (fn(at), *settings)
         return result
 
 
 def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
     """Hook for a state that is loaded into a module which contains the model."""
     model._accept_sites()
+    model._clear_cache()
 
 
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
