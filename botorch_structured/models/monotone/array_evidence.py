@@ -25,7 +25,12 @@ D_p = (x_p - y_p) / l_p^2 and q_j = (x_j - y_j)^2 / l_j^3,
 
 from __future__ import annotations
 
-__all__ = ["ArrayGP", "EvidenceObjective", "SlopesGivenData"]
+__all__ = [
+    "ArrayGP",
+    "EvidenceObjective",
+    "SlopesGivenData",
+    "single_task_objective",
+]
 
 import math
 from collections.abc import Sequence
@@ -34,15 +39,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from botorch.models import SingleTaskGP
 from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtrs
 from torch import Tensor
 from torch.nn import Parameter
 
-from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.correlations import Correlation, stationary_form
 from botorch_structured.models.array_objective import (
     ArrayHyperparameters,
     ArrayObjective,
@@ -132,7 +139,7 @@ class ArrayGP:
             active,
         )
 
-    def fits(self, points: int, columns: int) -> bool:
+    def fits(self, points: int = 0, columns: int = 0) -> bool:
         """Whether arrays of data and derivatives at some points are not too large."""
         n, e = self.X.shape
         return max(e * n * n, e * n * points, columns**2 * points**2) <= _MOST
@@ -401,6 +408,24 @@ class EvidenceObjective:
             G.diagonal(),
             np.array([of_constant]),
         )
+
+
+def single_task_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
+    """That of a ``SingleTaskGP`` itself, in training mode; None for another model."""
+    model: Any = mll.model
+    plain = (
+        type(mll) is ExactMarginalLogLikelihood
+        and type(model) is SingleTaskGP
+        and mll.likelihood is model.likelihood
+        and stationary_form(model.covar_module) is not None
+        and not any(True for _ in model.added_loss_terms())
+    )
+    if not plain:
+        return None
+    parts = model.mean_module, model.covar_module, model.likelihood
+    X = model.transform_inputs(model.train_inputs[0])
+    gp = ArrayGP.of(*parts, X, model.train_targets)
+    return EvidenceObjective.of(model, gp) if gp is not None and gp.fits() else None
 
 
 # -- derivatives given the data ---------------------------------------------------

@@ -173,7 +173,7 @@ class MonotoneGP(FastSingleTaskGP):
     sites, as they keep the hyperparameters.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
-    those of the ``SingleTaskGP`` without signs bit for bit. Then virtual points are
+    those of the ``SingleTaskGP`` without signs up to rounding. Then virtual points are
     placed one at a time, each where the posterior gives a sign its lowest probability,
     until no sign is less probable than ``min_probability``. They are placed again
     whenever hyperparameters or data have changed. No point is placed where the data
@@ -247,7 +247,7 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: Whether hyperparameters are fitted to the approximate evidence of
             data and signs, log Z_EP, as in the paper, instead of that of the data. The
             gradient is exact at the fixed point of EP, which runs at each evaluation: a
-            fit takes ten times as long. Adaptive points are then added once, between
+            fit takes four times as long. Adaptive points are then added once, between
             two rounds of the fit.
         min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
             is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
