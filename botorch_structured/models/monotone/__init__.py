@@ -53,6 +53,8 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   -> ``derivatives.StationaryDerivatives`` (``cross``, ``gram``; Matern-5/2 as well)
 * section 2, posterior of a derivative
   -> ``monotone_gp.MonotoneGP.derivative_posterior``
+* section 2, all three of one process, on arrays
+  -> ``array_evidence.SlopesGivenData``
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives
@@ -68,9 +70,10 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
   ``expectation_propagation.truncated_moments``
 * after (10), log Z_EP
   -> ``sites.log_site_evidence``, plus GPyTorch's evidence of the data under the prior
-  given the sites
+  given the sites; ``array_evidence.EvidenceObjective`` with its gradient, on arrays
 * after (10), E[f*] and Var[f*] given data and signs
-  -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``
+  -> ``site_kernel.SiteConditionedMean``, ``site_kernel.SiteConditionedKernel``;
+  ``prediction.SitePredictor`` from factors that are kept
 * section 3, classification
   -> not implemented: outcomes are real numbers
 * section 3.1, virtual points on a grid, or where a sign is improbable

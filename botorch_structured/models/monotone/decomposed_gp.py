@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 from botorch import settings as botorch_settings
-from botorch.models import ModelListGP
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.deterministic import DeterministicModel
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import Model, ModelList
@@ -40,10 +41,13 @@ from botorch.utils.transforms import is_ensemble
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods.gaussian_likelihood import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
+from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import ModuleList
 
+from botorch_structured.models.array_objective import array_optimizer
 from botorch_structured.models.checks import (
     check_finite_points,
     check_new_data,
@@ -51,6 +55,8 @@ from botorch_structured.models.checks import (
     check_tensor,
     columns_of,
 )
+from botorch_structured.models.fast_inference import fit_map
+from botorch_structured.models.monotone.array_evidence import single_task_objective
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
     least_variance,
@@ -173,8 +179,9 @@ class DecomposedGP(ModelListGP):
         for value in self._known_values(X, mean):
             mean = mean + value
         covariance = learned[0].lazy_covariance_matrix
-        for mvn in learned[1:]:
-            covariance = covariance + mvn.lazy_covariance_matrix
+        if len(learned) > 1:
+            dense = sum(mvn.lazy_covariance_matrix.to_dense() for mvn in learned)
+            covariance = to_linear_operator(dense)
         least: Any = sum(self._least(X))
         total = MultivariateNormal(mean, at_unit_scale(covariance))
         return self._as_posterior(total, least)
@@ -212,6 +219,25 @@ class DecomposedGP(ModelListGP):
             least = [least[i] for i in output_indices]
         together = torch.cat(torch.broadcast_tensors(*least), dim=-1)
         return self._as_posterior(_independent(parts), together)
+
+    def custom_fit(
+        self, mll: MarginalLogLikelihood, **kwargs: Any
+    ) -> MarginalLogLikelihood:
+        """Fit one component after the other, as those of a ``ModelListGP``.
+
+        ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
+        use. The evidence of a ``SingleTaskGP`` is computed on arrays.
+        """
+        if not isinstance(mll, SumMarginalLogLikelihood):
+            return fit_map(mll, **kwargs)
+        mll.train()
+        for part in mll.mlls:
+            if type(part.model) is SingleTaskGP:
+                own = {"optimizer": array_optimizer(single_task_objective)}
+                fit_map(part, **(own | kwargs))
+            else:
+                fit_gpytorch_mll(part, **kwargs)
+        return mll if any(part.training for part in mll.mlls) else mll.eval()
 
     def condition_on_observations(
         self,

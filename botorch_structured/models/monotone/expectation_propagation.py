@@ -28,7 +28,10 @@ References:
 from __future__ import annotations
 
 __all__ = [
+    "ArrayEP",
     "EPResult",
+    "array_expectation_propagation",
+    "ep_result",
     "expectation_propagation",
     "probit_log_mass",
     "probit_site",
@@ -36,17 +39,22 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dpotrf, dtrtri
+from scipy.linalg.lapack import dposv, dpotrf, dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.surroundings import few_threads
+
+#: The largest residual of a fixed point, and the largest number of sweeps.
+TOLERANCE = 1e-10
+MAX_SWEEPS = 1000
 
 # Damping: the first share of a step, its factor after a step that reverses the last and
 # after any other step, and its range.
@@ -89,13 +97,35 @@ class EPResult(NamedTuple):
     residual: Tensor
 
 
+class ArrayEP(NamedTuple):
+    """The same of one vector of ``m`` latent values, on arrays.
+
+    Attributes:
+        sites: Precisions, then shifts, ``2 m``.
+        log_scale: See ``GaussianSites``.
+        sweeps: See ``EPResult``.
+        residual: See ``EPResult``.
+        log_evidence: log Z_EP without the part of the data.
+        weight: Its gradient in the mean, (S + P^-1)^-1 (P^-1 shift - mean), ``m``.
+        root: L^-1 P^1/2, ``m x m``: root' root = (S + P^-1)^-1.
+    """
+
+    sites: np.ndarray
+    log_scale: float
+    sweeps: int
+    residual: float
+    log_evidence: float
+    weight: np.ndarray
+    root: np.ndarray
+
+
 def expectation_propagation(
     mean: Tensor,
     covariance: Tensor,
     nu: float,
     start: GaussianSites | None = None,
-    tolerance: float = 1e-10,
-    max_sweeps: int = 1000,
+    tolerance: float = TOLERANCE,
+    max_sweeps: int = MAX_SWEEPS,
 ) -> EPResult:
     r"""Run EP to its fixed point.
 
@@ -137,34 +167,77 @@ def expectation_propagation(
     if start is not None:
         for i, values in enumerate((start.precision, start.shift)):
             x[:, i] = _array(values.expand(mean.shape)).reshape(count, m)
-    runs = []
+    runs = [
+        array_expectation_propagation(
+            means[i],
+            covariances[i],
+            nu,
+            None if start is None else x[i].ravel(),
+            tolerance,
+            max_sweeps,
+        )
+        for i in range(count)
+    ]
+    return ep_result(runs, batch_shape, mean.device, tolerance)
+
+
+def array_expectation_propagation(
+    mean: np.ndarray,
+    covariance: np.ndarray,
+    nu: float,
+    start: np.ndarray | None = None,
+    tolerance: float = TOLERANCE,
+    max_sweeps: int = MAX_SWEEPS,
+) -> ArrayEP:
+    """``expectation_propagation`` of one vector, on arrays, which are not checked.
+
+    Args:
+        mean: ``m``.
+        covariance: ``m x m``.
+        nu: See there.
+        start: Precisions and shifts, ``2 m``.
+        tolerance: See there.
+        max_sweeps: See there.
+    """
+    m = len(mean)
     with few_threads(m):
-        for mean_i, covariance_i, x_i in zip(means, covariances, x, strict=True):
-            problem = _Problem(mean_i, covariance_i, nu)
-            run = _run(problem, x_i.ravel(), tolerance, max_sweeps)
-            if start is not None and not run[-1] <= tolerance:  # perhaps because of it
-                again = _run(problem, np.zeros(2 * m), tolerance, max_sweeps)
-                run = again if again[-1] <= tolerance else run
-            runs.append(run)
-    ends, log_scales, sweeps, residuals = zip(*runs, strict=True)
+        problem = _Problem(mean, covariance, nu)
+        zero = np.zeros(2 * m)
+        run = _run(problem, zero if start is None else start, tolerance, max_sweeps)
+        if start is not None and not run.residual <= tolerance:  # perhaps because of it
+            again = _run(problem, zero, tolerance, max_sweeps)
+            run = again if again.residual <= tolerance else run
+    return run
+
+
+def ep_result(
+    runs: Sequence[ArrayEP],
+    batch_shape: torch.Size,
+    device: torch.device,
+    tolerance: float = TOLERANCE,
+) -> EPResult:
+    """Runs on the elements of a batch, in order, as tensors."""
 
     def tensor(values: object, *shape: int) -> Tensor:
         array = np.asarray(values).reshape((*batch_shape, *shape))
-        return torch.from_numpy(array).to(mean.device)
+        return torch.from_numpy(array).to(device)
 
-    end = tensor(ends, 2, m)
-    sites = GaussianSites(end[..., 0, :], end[..., 1, :], tensor(log_scales))
-    residual = tensor(residuals)
-    return EPResult(sites, residual <= tolerance, tensor(sweeps), residual)
+    m = len(runs[0].weight)
+    end = tensor([run.sites for run in runs], 2, m)
+    log_scale = tensor([run.log_scale for run in runs])
+    sites = GaussianSites(end[..., 0, :], end[..., 1, :], log_scale)
+    residual = tensor([run.residual for run in runs])
+    sweeps = tensor([run.sweeps for run in runs])
+    return EPResult(sites, residual <= tolerance, sweeps, residual)
 
 
 def _run(
     problem: _Problem, x: np.ndarray, tolerance: float, max_sweeps: int
-) -> tuple[np.ndarray, float, int, float]:
-    """One element of a batch: sites (precisions, then shifts) and a report."""
+) -> ArrayEP:
+    """EP from some sites (precisions, then shifts)."""
     m = len(x) // 2
     if m == 0:
-        return x, 0.0, 0, 0.0
+        return ArrayEP(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
     step = _FIRST_STEP
     memory = _AndersonAcceleration()
     last: np.ndarray | None = None
@@ -188,7 +261,11 @@ def _run(
         else:
             new = x + step * f
         x = new
-    return x, problem.log_scale(now, x[:m], x[m:]), sweep, residual
+    log_scale = problem.log_scale(now, x[:m], x[m:])
+    half_log_det = -np.log(now.inverse.diagonal()).sum()
+    evidence = log_scale - 0.5 * float(now.white @ now.white) - half_log_det
+    root = now.inverse * np.sqrt(x[:m])
+    return ArrayEP(x, log_scale, sweep, residual, evidence, now.weight, root)
 
 
 class _AndersonAcceleration:
@@ -202,8 +279,8 @@ class _AndersonAcceleration:
 
     def __init__(self) -> None:
         self._last: tuple[np.ndarray, np.ndarray, float] | None = None
-        self._dx: list[np.ndarray] = []
-        self._df: list[np.ndarray] = []
+        self._count = 0
+        self._dx = self._df = np.empty((0, 0))
 
     def next_point(
         self,
@@ -225,35 +302,51 @@ class _AndersonAcceleration:
         Returns:
             ``k``.
         """
-        if self._last is not None:
+        if self._last is None:
+            self._dx, self._df = np.empty((2, _WINDOW, len(x)))
+        else:
             old_x, old_f, old_residual = self._last
             if residual > 2.0 * old_residual:
-                self._dx, self._df = [], []
+                self._count = 0
             else:
-                self._dx = [*self._dx, x - old_x][-_WINDOW:]
-                self._df = [*self._df, f - old_f][-_WINDOW:]
+                place = self._count % _WINDOW
+                np.subtract(x, old_x, out=self._dx[place])
+                np.subtract(f, old_f, out=self._df[place])
+                self._count += 1
         self._last = (x, f, residual)
         damped = x + step * f
-        if residual > _NEAR or not self._dx:
+        if residual > _NEAR or not self._count:
             return damped
-        dx, df = np.stack(self._dx), np.stack(self._df)
+        known = min(self._count, _WINDOW)
+        dx, df = self._dx[:known], self._df[:known]
         A = df * weight
-        size = np.sqrt((A * A).sum(1, keepdims=True))
-        if not (size > 0.0).all():
-            return damped
-        A /= size
         gram = A @ A.T
-        gram.flat[:: len(gram) + 1] += _RIDGE
-        gamma = np.linalg.solve(gram, A @ (weight * f))
-        return damped - (gamma / size[:, 0]) @ (dx + step * df)
+        square = gram.diagonal().copy()
+        if not (square > 0.0).all():
+            return damped
+        size = np.sqrt(square)
+        gram /= np.multiply.outer(size, size)
+        gram.flat[:: known + 1] += _RIDGE
+        _, gamma, info = dposv(gram, (A @ (weight * f)) / size)
+        if info:
+            return damped
+        gamma /= size
+        return damped - gamma @ dx - step * (gamma @ df)
 
 
 class _Marginals(NamedTuple):
-    """Of each latent value: posterior variance, and the cavity without its own site."""
+    """Of each latent value: posterior variance, and the cavity without its own site.
+
+    With L^-1, white = L^-1 (P^-1/2 shift - P^1/2 mean), and (S + P^-1)^-1 (P^-1 shift -
+    mean).
+    """
 
     variance: np.ndarray
     cavity_mean: np.ndarray
     cavity_variance: np.ndarray
+    inverse: np.ndarray
+    white: np.ndarray
+    weight: np.ndarray
 
 
 class _Problem:
@@ -279,7 +372,8 @@ class _Problem:
         pull = shift - precision * self.mean
         said = root > 0.0
         inner = np.divide(pull, root, out=np.zeros_like(pull), where=said)
-        weight = np.where(said, root * (inverse.T @ (inverse @ inner)), pull)
+        white = inverse @ inner
+        weight = np.where(said, root * (inverse.T @ white), pull)
         strong = precision * self.prior > 0.5
         safe = np.where(strong, precision, 1.0)
         moved = self.mean + self.covariance @ weight
@@ -291,7 +385,9 @@ class _Problem:
             variance[~strong] = self.prior[~strong] - gone
         cavity_variance = variance / share
         cavity_mean = posterior - cavity_variance * weight
-        return _Marginals(variance, cavity_mean, cavity_variance)
+        return _Marginals(
+            variance, cavity_mean, cavity_variance, inverse, white, weight
+        )
 
     def log_scale(
         self, now: _Marginals, precision: np.ndarray, shift: np.ndarray

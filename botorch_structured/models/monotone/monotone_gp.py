@@ -44,6 +44,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.transforms.input import InputTransform
@@ -52,6 +53,7 @@ from botorch.models.utils import add_output_dim
 from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
+from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
@@ -60,12 +62,20 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import AddedLossTerm, MarginalLogLikelihood
+from gpytorch.mlls import (
+    AddedLossTerm,
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+)
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.models.array_objective import (
+    ArrayObjective,
+    array_optimizer,
+)
 from botorch_structured.models.checks import (
     check_modules,
     check_points,
@@ -83,11 +93,19 @@ from botorch_structured.models.input_transforms import (
     refuse_categories,
     refuse_dependencies,
 )
+from botorch_structured.models.monotone.array_evidence import (
+    ArrayGP,
+    EvidenceObjective,
+    SlopesGivenData,
+)
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
+    ArrayEP,
     EPResult,
-    expectation_propagation,
+    array_expectation_propagation,
+    ep_result,
 )
+from botorch_structured.models.monotone.prediction import SitePredictor
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
@@ -97,6 +115,8 @@ from botorch_structured.models.monotone.site_kernel import (
 )
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
+    DenseSlopes,
+    Slopes,
     check_bounds,
     check_monotone,
     check_probability,
@@ -153,7 +173,7 @@ class MonotoneGP(FastSingleTaskGP):
     sites, as they keep the hyperparameters.
 
     **Fit.** ``fit_gpytorch_mll`` fits hyperparameters to the data alone; they equal
-    those of the ``SingleTaskGP`` without signs bit for bit. Then virtual points are
+    those of the ``SingleTaskGP`` without signs up to rounding. Then virtual points are
     placed one at a time, each where the posterior gives a sign its lowest probability,
     until no sign is less probable than ``min_probability``. They are placed again
     whenever hyperparameters or data have changed. No point is placed where the data
@@ -227,7 +247,7 @@ class MonotoneGP(FastSingleTaskGP):
         signs_in_fit: Whether hyperparameters are fitted to the approximate evidence of
             data and signs, log Z_EP, as in the paper, instead of that of the data. The
             gradient is exact at the fixed point of EP, which runs at each evaluation: a
-            fit takes ten times as long. Adaptive points are then added once, between
+            fit takes four times as long. Adaptive points are then added once, between
             two rounds of the fit.
         min_probability: In (0, 1); "adaptive" imposes a sign only where its probability
             is lower. Default: 0.5 / k for k monotone columns. Below 0.5 the posterior
@@ -248,6 +268,8 @@ class MonotoneGP(FastSingleTaskGP):
         >>> model.probability_monotone(train_X, column=0)
     """
 
+    _fit_caches = ("_predictor",)
+    _predictor: SitePredictor | None = None
     #: What the last run of expectation propagation reported.
     ep_result: EPResult | None = None
     mean_module: Any
@@ -256,7 +278,7 @@ class MonotoneGP(FastSingleTaskGP):
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
     # The hyperparameters and data that the sites belong to; None without sites.
-    _sites_at: list[Tensor] | None = None
+    _sites_at: tuple[Tensor, float, float] | None = None
     # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
     _sites_held = False
     # True while ``__call__`` asks ``forward`` for the prior that is fitted to data.
@@ -671,24 +693,39 @@ class MonotoneGP(FastSingleTaskGP):
     def _run_ep(self) -> EPResult:
         """At the points as they are."""
         sites = self.covar_module.sites
-        sign, old = self.site_signs.double(), sites.gaussian
-        start = GaussianSites(old.precision, sign * old.shift, old.log_scale)
-        moments = self._signed_slopes(sites.points)
-        result = expectation_propagation(*moments, self.nu, start=start)
-        return self._accept_ep(result, sites.points)
+        slopes = self._slopes_at(sites.points)
+        starts = self._array_sites().reshape(len(slopes.mean), -1)
+        among = slopes.rows(range(len(sites.points)))
+        runs = [
+            array_expectation_propagation(mean, covariance, self.nu, start)
+            for mean, covariance, start in zip(slopes.mean, among, starts, strict=True)
+        ]
+        return self._accept_ep(runs, sites.points)
+
+    def _array_sites(self) -> np.ndarray:
+        """Sites on derivatives times their signs, ``aug_batch_shape x 2 x s``."""
+        old = self.covar_module.sites.gaussian
+        both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
+        return both.cpu().numpy()
 
     def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
         """Keep that many points and ``choose_points`` of which signs are improbable."""
-        old = self.covar_module.sites.points[:kept]
-        points, result = choose_points(
-            self._signed_slopes, self.nu, old, self._box.to(old), limit, probability
+        sites = self.covar_module.sites
+        points, runs = choose_points(
+            self._slopes_at,
+            len(sites.columns),
+            self.nu,
+            sites.points[:kept],
+            self._box.to(sites.points),
+            limit,
+            probability,
         )
-        return self._accept_ep(result, points)
+        return self._accept_ep(runs, points)
 
-    def _accept_ep(self, result: EPResult, points: Tensor) -> EPResult:
+    def _accept_ep(self, runs: Sequence[ArrayEP], points: Tensor) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""
-        s = result.sites
-        sign = self._signs_at(points).double()
+        result = ep_result(runs, self._aug_batch_shape, points.device)
+        s, sign = result.sites, self._signs_at(points).double()
         sites = GaussianSites(s.precision, sign * s.shift, s.log_scale)
         self.covar_module.sites.set(sites, points)
         self.ep_result = result._replace(sites=sites)
@@ -697,12 +734,29 @@ class MonotoneGP(FastSingleTaskGP):
         return self.ep_result
 
     @torch.no_grad()
-    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def _slopes_at(self, points: Tensor) -> Slopes:
         """Moments of derivatives at points, each times its sign, given data alone."""
+        columns, gp = self.covar_module.sites.columns, self._array_gp()
+        if gp is None or not gp.fits(len(points), len(columns)):
+            return DenseSlopes(*self._signed_slopes(points), len(columns))
+        signs = self._signs_at(points).numpy()
+        return SlopesGivenData(gp, gp.seen(points), gp.places(columns), signs)
+
+    @torch.no_grad()
+    def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The same as tensors, of any process."""
         columns = self.covar_module.sites.columns
         mean, covariance = self._derivatives(points, columns, given_sites=False)
         sign = self._signs_at(points).double()
         return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
+
+    def _array_gp(self) -> ArrayGP | None:
+        """The process and its data on arrays, without sites; None if not possible."""
+        X = self.train_inputs[0]
+        if self.training:
+            X = self.transform_inputs(X)
+        kernel, mean = self.covar_module.base_kernel, self.mean_module.base_mean
+        return ArrayGP.of(mean, kernel, self.likelihood, X, self.train_targets)
 
     def _warn_unless_converged(self) -> None:
         result = self.ep_result
@@ -717,18 +771,21 @@ class MonotoneGP(FastSingleTaskGP):
                 stacklevel=3,
             )
 
-    def _state(self) -> list[Tensor]:
-        """What the sites depend on."""
-        settings = self._column_signs.new_tensor([self.nu, self.min_probability])
-        return [*self.parameters(), raw_inputs(self), self.train_targets, settings]
+    def _state(self) -> tuple[Tensor, float, float]:
+        """What the sites depend on: one tensor, compared at once, and settings."""
+        parts = [*self.parameters(), raw_inputs(self), self.train_targets]
+        flat = torch.cat([t.detach().reshape(-1) for t in parts])
+        return flat, self.nu, self.min_probability
 
     def _accept_sites(self) -> None:
         """Take the sites as those of the present state."""
-        self._sites_at = [t.detach().clone() for t in self._state()]
+        self._sites_at = self._state()
 
     def _sites_are_current(self) -> bool:
-        at = self._sites_at
-        return at is not None and same_tensors(at, self._state())
+        if self._sites_at is None:
+            return False
+        (old, *settings), (new, *others) = self._sites_at, self._state()
+        return settings == others and same_tensors(old, new)
 
     def _keep_current(self) -> None:
         held = self._sites_held or not self.has_sites
@@ -786,6 +843,25 @@ class MonotoneGP(FastSingleTaskGP):
         shifted = mean.shifted(x, explained, system)
         return MultivariateNormal(shifted, to_linear_operator(covariance))
 
+    def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
+        """Of one process; for batches and several outputs GPyTorch's."""
+        data = self.train_inputs[0], self.train_targets
+        if (
+            not self.has_sites
+            or data[0].ndim != 2
+            or data[1].ndim != 1
+            or settings.detach_test_caches.off()
+            or any(t.requires_grad for t in data)
+        ):
+            return None
+        if self._predictor is None:
+            kernel, mean = self.covar_module, self.mean_module
+            if kernel.batch_shape:
+                return None
+            noise = noise_at(self.likelihood, data[0], data[1].shape).detach()
+            self._predictor = SitePredictor(kernel, mean, *data, noise)
+        return self._predictor(X)
+
     def _get_test_prior_mean_and_covariances(
         self,
         train_inputs: Sequence[Tensor],
@@ -827,6 +903,8 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
+        if self.has_sites:
+            kwargs.setdefault("optimizer", array_optimizer(_array_objective))
         mll = fit_map(mll, None, **kwargs)
         again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
@@ -850,6 +928,7 @@ class MonotoneGP(FastSingleTaskGP):
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """A model with more data, and the same hyperparameters and sites."""
+        self._fill_gpytorch_caches()
         fantasy = super().get_fantasy_model(*args, **kwargs)
         fantasy._sites_held = True
         return fantasy
@@ -884,18 +963,45 @@ class MonotoneGP(FastSingleTaskGP):
 
     def _apply(self, fn: Any) -> Any:
         before = self.train_targets
-        current = self._sites_are_current()
         result = super()._apply(fn)
-        if current and self.train_targets is not before:  # another dtype or device
-            self._accept_sites()
+        if self._sites_at is not None and self.train_targets is not before:
+            at, *settings = self._sites_at  # in another dtype or on another device
+            self._sites_at = (fn(at), *settings)
         return result
 
 
 def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
     """Hook for a state that is loaded into a module which contains the model."""
     model._accept_sites()
+    model._clear_cache()
 
 
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     model._keep_current()
+
+
+def _array_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
+    """The objective of a fit on arrays; None where it is that of tensors."""
+    model: Any = mll.model
+    own = type(model)
+    points, columns = model.virtual_points, model.covar_module.sites.columns
+    if (
+        type(mll) is not ExactMarginalLogLikelihood
+        or mll.likelihood is not model.likelihood
+        or own.forward is not MonotoneGP.forward
+        or own.__call__ is not MonotoneGP.__call__
+        or own.compute_custom_loss is not FastSingleTaskGP.compute_custom_loss
+        or own._fast_evidence is not FastSingleTaskGP._fast_evidence
+        or not all(type(t) is _SiteEvidence for t in model.added_loss_terms())
+    ):
+        return None
+    gp = model._array_gp()
+    if gp is None or not gp.fits(len(points), len(columns)):
+        return None
+    if not model.signs_in_fit:
+        return EvidenceObjective.of(model, gp)
+    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
+    places = gp.places(columns)
+    given = gp.seen(points), places, signs, sites, model.nu
+    return EvidenceObjective.of(model, gp, *given)

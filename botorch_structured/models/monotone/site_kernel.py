@@ -156,7 +156,7 @@ class SiteConditionedKernel(BatchKernel):
         ValueError: For another kernel.
     """
 
-    _solved: tuple[list[Tensor], SiteSystem] | None = None
+    _solved: tuple[Tensor, SiteSystem] | None = None
 
     def __init__(self, base_kernel: Kernel, sites: DerivativeSites) -> None:
         derivatives = StationaryDerivatives.of(base_kernel)
@@ -186,11 +186,12 @@ class SiteConditionedKernel(BatchKernel):
         """
         if self.training or settings.detach_test_caches.off():
             return self._solve()
-        key = [*self.base_kernel.parameters(), self.sites.points]
-        key += [self.sites.precision, self.sites.shift]
+        parts = [*self.base_kernel.parameters(), self.sites.points]
+        parts += [self.sites.precision, self.sites.shift]
+        key = torch.cat([t.detach().reshape(-1) for t in parts])
         if self._solved is None or not same_tensors(self._solved[0], key):
             with torch.no_grad():
-                self._solved = ([t.detach().clone() for t in key], self._solve())
+                self._solved = (key, self._solve())
         return self._solved[1]
 
     def _solve(self) -> SiteSystem:
@@ -310,12 +311,9 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
     return torch.cat([slope[..., j] for j in columns], dim=-1)
 
 
-def same_tensors(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
-    """Whether both are the same values, dtypes and devices."""
-    return len(a) == len(b) and all(
-        s.device == t.device and s.dtype == t.dtype and torch.equal(s, t)
-        for s, t in zip(a, b, strict=True)
-    )
+def same_tensors(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same values, dtype and device."""
+    return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
 
 
 class _Reweighted(TensorTransform):

@@ -81,7 +81,9 @@ def site_system(covariance: Tensor, sites: GaussianSites) -> SiteSystem:
     """
     half = sites.precision.detach().sqrt()
     inner = half.unsqueeze(-1) * covariance * half.unsqueeze(-2)
-    factor = psd_safe_cholesky(inner + torch.eye(half.shape[-1]).to(inner))
+    factor = psd_safe_cholesky(
+        inner + torch.eye(half.shape[-1], dtype=inner.dtype, device=inner.device)
+    )
     target = torch.where(half > 0.0, sites.shift / half, 0.0)
     right = torch.cat([torch.diag_embed(half), target.unsqueeze(-1)], dim=-1)
     solved = torch.linalg.solve_triangular(factor, right, upper=False)

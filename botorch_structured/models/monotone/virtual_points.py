@@ -20,6 +20,8 @@ References:
 from __future__ import annotations
 
 __all__ = [
+    "DenseSlopes",
+    "Slopes",
     "check_bounds",
     "check_monotone",
     "check_probability",
@@ -33,20 +35,23 @@ __all__ = [
     "transformed_points",
 ]
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from numbers import Real
+from typing import Protocol
 
+import numpy as np
 import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from scipy.special import ndtr
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.models.monotone.expectation_propagation import (
-    EPResult,
-    expectation_propagation,
+    ArrayEP,
+    array_expectation_propagation,
 )
-from botorch_structured.models.monotone.sites import site_system
 from botorch_structured.spaces.arguments import check_column
 
 _GRID_SIDE = {1: 10, 2: 10, 3: 4}
@@ -57,6 +62,7 @@ _CANDIDATES = 256
 _SAME = 1e-6
 # Data are in [0, 1] if they are outside by no more than this.
 _ROUNDING = 1e-6
+_TINY = float(np.finfo(np.float64).tiny)
 # Of 1 + |outcome|: the step by which the direction of a transform is found.
 _STEP = 1e-2
 
@@ -76,27 +82,75 @@ def default_virtual_points(box: Tensor, count: int | None = None) -> Tensor:
         side = torch.linspace(0.0, 1.0, _GRID_SIDE[d], dtype=torch.float64)
         unit = torch.cartesian_prod(*[side] * d).reshape(-1, d)
     else:
-        engine = SobolEngine(d, scramble=True, seed=0)
-        unit = engine.draw(count or _SOBOL_POINTS, dtype=torch.float64)
+        unit = _sobol_points(d, count or _SOBOL_POINTS)
     return box[0] + unit.to(box) * (box[1] - box[0])
 
 
+@cache
+def _sobol_points(d: int, count: int) -> Tensor:
+    engine = SobolEngine(d, scramble=True, seed=0)
+    return engine.draw(count, dtype=torch.float64)
+
+
+class Slopes(Protocol):
+    """Moments of derivatives times their signs, given data, at ``v`` points.
+
+    Attributes:
+        mean: ``b x (k v)`` for ``k`` columns, which are slowest; ``b`` processes.
+        variance: ``b x (k v)``.
+    """
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+    def rows(self, points: Sequence[int]) -> np.ndarray:
+        """Covariances of the derivatives at some points, by index, with all of them.
+
+        Returns:
+            ``b x (k len(points)) x (k v)``.
+        """
+
+
+class DenseSlopes:
+    """``Slopes`` whose covariances are known, all of them.
+
+    Args:
+        mean: ``batch_shape x (k v)``.
+        covariance: ``batch_shape x (k v) x (k v)``.
+        columns: ``k``.
+    """
+
+    def __init__(self, mean: Tensor, covariance: Tensor, columns: int) -> None:
+        m = mean.shape[-1]
+        self.mean = mean.detach().cpu().double().reshape(-1, m).numpy()
+        covariance = covariance.detach().cpu().double().reshape(-1, m, m)
+        self._covariance = covariance.numpy()
+        self.variance = self._covariance.diagonal(axis1=-2, axis2=-1)
+        self._columns = columns
+
+    def rows(self, points: Sequence[int]) -> np.ndarray:
+        """See ``Slopes``."""
+        first = np.arange(self._columns) * (self.mean.shape[-1] // self._columns)
+        at = np.add.outer(first, np.array(points, dtype=int)).ravel()
+        return self._covariance[:, at]
+
+
 def choose_points(
-    slopes: Callable[[Tensor], tuple[Tensor, Tensor]],
+    slopes: Callable[[Tensor], Slopes],
+    columns: int,
     nu: float,
     points: Tensor,
     box: Tensor,
     limit: int,
     probability: float,
-) -> tuple[Tensor, EPResult]:
+) -> tuple[Tensor, list[ArrayEP]]:
     """Impose signs where one is least probable, at one more point after the other.
 
     Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
 
     Args:
-        slopes: Mean and covariance, given the data, of derivatives times their signs
-            at ``v x d`` points: ``batch_shape x (k v)`` for ``k`` columns, columns
-            slowest, and ``batch_shape x (k v) x (k v)``.
+        slopes: Moments of derivatives at ``v x d`` points.
+        columns: With respect to how many columns.
         nu: Width of the probit sites.
         points: Those at which signs are imposed already.
         box: ``2 x d``, which the points to choose from fill.
@@ -104,36 +158,49 @@ def choose_points(
         probability: Stop where no sign is less probable.
 
     Returns:
-        All points, and the result of expectation propagation with the signs there.
+        All points, and expectation propagation with the signs there, for each process.
     """
     chosen = list(range(len(points)))
     new = default_virtual_points(box, _CANDIDATES)
     away = (new.unsqueeze(-2) - points).abs()
     near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
     points = torch.cat([points, new[~near]])
-    mean, covariance = slopes(points)
-    count = len(points)
-    first = torch.arange(0, mean.shape[-1], count).unsqueeze(-1)
+    given, v = slopes(points), len(points)
+    batch = len(given.mean)
+    # ``b x k x v_chosen x (k v)``; more columns are appended as points are chosen
+    rows = given.rows(chosen).reshape(batch, columns, len(chosen), columns * v)
+    starts: list[np.ndarray | None] = [None] * batch
     while True:
-        at = (first + torch.tensor(chosen, dtype=first.dtype)).flatten()
-        among = covariance[..., at, :]
-        result = expectation_propagation(mean[..., at], among[..., at], nu)
-        if len(chosen) >= min(limit, count):
+        at = (v * np.arange(columns)[:, None] + np.array(chosen, dtype=int)).ravel()
+        among = rows.reshape(batch, len(at), columns * v)
+        runs, lowest = [], np.full(v, np.inf)
+        for mean, M, start in zip(given.mean, among, starts, strict=True):
+            runs.append(array_expectation_propagation(mean[at], M[:, at], nu, start))
+        if len(chosen) >= min(limit, v):
             break
-        system = site_system(among[..., at], result.sites)
-        explained = among.mT @ system.root.mT
-        said = system.residual(mean[..., at]).unsqueeze(-1)
-        p = probability_positive(
-            mean + (explained @ said).squeeze(-1),
-            covariance.diagonal(dim1=-2, dim2=-1) - explained.square().sum(-1),
-        )
-        lowest = p.reshape(-1, count).amin(0)
-        lowest[chosen] = torch.inf
+        for mean, variance, M, ep in zip(
+            given.mean, given.variance, among, runs, strict=True
+        ):
+            gone = np.square(ep.root @ M).sum(axis=0)
+            sd = np.sqrt(np.maximum(variance - gone, _TINY))
+            p = ndtr((mean + ep.weight @ M) / sd)
+            lowest = np.minimum(lowest, p.reshape(columns, v).min(axis=0))
+        lowest[chosen] = np.inf
         index = int(lowest.argmin())
         if lowest[index] >= probability:
             break
+        # the fixed point is near that without the new sites
+        starts = [_with_new_sites(ep.sites, columns) for ep in runs]
         chosen.append(index)
-    return points[chosen], result
+        more = given.rows([index]).reshape(batch, columns, 1, columns * v)
+        rows = np.concatenate([rows, more], axis=2)
+    return points[chosen], runs
+
+
+def _with_new_sites(sites: np.ndarray, columns: int) -> np.ndarray:
+    """Precisions and shifts of sites, with those of one more point, which are zero."""
+    old = sites.reshape(2, columns, -1)
+    return np.concatenate([old, np.zeros((2, columns, 1))], axis=-1).ravel()
 
 
 def probability_positive(mean: Tensor, variance: Tensor) -> Tensor:

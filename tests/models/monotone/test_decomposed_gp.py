@@ -560,3 +560,26 @@ def test_standardize_is_undone_per_component() -> None:
     mean = DecomposedGP(*models).posterior(X).mean
     assert (mean - parts.sum(-1, keepdim=True)).abs().max() < 200
     assert (mean - mean.mean()).abs().max() > 500
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_fit_is_that_of_a_list(known: bool) -> None:
+    """Of each component by itself, to rounding; arguments are passed on."""
+    ends, seen = [], []
+    for kind in (DecomposedGP, ModelListGP):
+        parts: list[Any] = [
+            SingleTaskGP(*data()[:1], Y) for Y in data()[1].split(1, -1)
+        ]
+        parts.append(MonotoneGP(data()[0] / 10.0, data()[1][:, :1], {0: 1}))
+        if known and kind is DecomposedGP:
+            parts.insert(1, GenericDeterministicModel(price))
+        model = kind(*parts)
+        mll = SumMarginalLogLikelihood(model.likelihood, model)
+        assert fit_gpytorch_mll(mll) is mll and not mll.training
+        ends.append([p.detach().clone() for p in model.models.parameters()])
+        fit_gpytorch_mll(
+            mll, optimizer_kwargs={"callback": lambda p, r: seen.append(type(r))}
+        )
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    assert seen

@@ -1,0 +1,298 @@
+"""Evidence and moments on arrays: those of the model's tensors, and the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms import Normalize
+from botorch.models.transforms.input import Warp
+from botorch.optim.closures import get_loss_closure_with_grads
+from botorch.optim.closures.core import NdarrayOptimizationClosure
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean, ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.priors import (
+    GammaPrior,
+    HalfCauchyPrior,
+    LogNormalPrior,
+    NormalPrior,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_operator.utils.errors import NotPSDError
+from strategies import seeds
+from torch import Tensor
+
+from botorch_structured.models import MonotoneGP
+from botorch_structured.models.monotone import array_evidence, monotone_gp
+from botorch_structured.models.monotone.virtual_points import choose_points
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_data(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = torch.rand(n, d, generator=g, dtype=torch.float64)
+    noise = torch.randn(n, 1, generator=g, dtype=torch.float64)
+    return X, torch.tanh(2.0 * X[:, :1]) + torch.sin(5.0 * X[:, -1:]) + 0.1 * noise
+
+
+def peer_of(mll: ExactMarginalLogLikelihood) -> NdarrayOptimizationClosure:
+    """What BoTorch minimises otherwise."""
+    free = {n: p for n, p in mll.named_parameters() if p.requires_grad}
+    return NdarrayOptimizationClosure(get_loss_closure_with_grads(mll, free), free)
+
+
+def objective_of(model: Any) -> tuple[ExactMarginalLogLikelihood, Any]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    return mll, monotone_gp._array_objective(mll)
+
+
+def check(model: Any, tolerance: float = 1e-10, seed: int = 0) -> None:
+    """Value and gradient at the start and at points around it."""
+    mll, objective = objective_of(model)
+    assert objective is not None
+    peer = peer_of(mll)
+    start = peer.state
+    rng = np.random.default_rng(seed)
+    for width in (0.0, 0.3, 0.3):
+        step = width * rng.standard_normal(start.shape)
+        x = np.where(start == 0.0, step, start * np.exp(step))
+        value, gradient = peer(x)
+        actual = objective(x)
+        assert actual[0] == pytest.approx(float(value), rel=tolerance, abs=tolerance)
+        scale = max(1.0, float(np.abs(gradient).max()))
+        np.testing.assert_allclose(
+            actual[1], gradient, rtol=tolerance, atol=tolerance * scale
+        )
+
+
+def scaled(inner: Kernel) -> Kernel:
+    return ScaleKernel(inner, outputscale_prior=GammaPrior(2.0, 0.15))
+
+
+KERNELS: dict[str, Callable[[int], Kernel | None]] = {
+    "default": lambda d: None,
+    "rbf": lambda d: scaled(RBFKernel()),
+    "matern": lambda d: scaled(MaternKernel(2.5, ard_num_dims=d)),
+    "unscaled": lambda d: MaternKernel(
+        2.5, lengthscale_prior=GammaPrior(3.0, 6.0), ard_num_dims=d
+    ),
+    "some columns": lambda d: ScaleKernel(
+        RBFKernel(ard_num_dims=1 + (d > 1), active_dims=(0, d - 1)[: 1 + (d > 1)])
+    ),
+}
+
+
+@given(
+    seeds,
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.sampled_from(sorted(KERNELS)),
+    st.sampled_from(["data", "signs"]),
+)
+def test_it_is_the_objective_of_autograd(
+    seed: int, n: int, d: int, kind: str, told: str
+) -> None:
+    X, Y = make_data(n + 1, d, seed)
+    rng = np.random.default_rng(seed)
+    monotone = {0: 1} if d == 1 or rng.random() < 0.5 else {0: -1, d - 1: 1}
+    points = make_data(1 + int(rng.integers(12)), d, seed + 1)[0]
+    Yvar = torch.full_like(Y, 0.01) if rng.random() < 0.3 else None
+    model = MonotoneGP(
+        X,
+        Y,
+        monotone,
+        train_Yvar=Yvar,
+        covar_module=KERNELS[kind](d),
+        mean_module=ZeroMean() if rng.random() < 0.3 else None,
+        virtual_X=points,
+        signs_in_fit=told == "signs",
+        nu=float(10.0 ** rng.uniform(-3.0, 0.0)),
+    )
+    # with signs EP's fixed point is found to 1e-10, from another start in each
+    check(model, 1e-8 if told == "signs" else 1e-10, seed)
+
+
+def test_as_published() -> None:
+    """Softplus constraints and no priors."""
+    check(MonotoneGP.as_published(*make_data(9, 2), {0: 1, 1: -1}), 1e-8)
+
+
+def test_priors_constraints_and_held_parameters() -> None:
+    X, Y = make_data(8, 2)
+    kernel = ScaleKernel(
+        RBFKernel(
+            ard_num_dims=2,
+            lengthscale_prior=LogNormalPrior(
+                torch.tensor([0.1, 0.2]), torch.tensor([1.0, 0.5])
+            ),
+            lengthscale_constraint=GreaterThan(0.01),
+        ),
+        outputscale_prior=NormalPrior(1.0, 2.0),
+    )
+    likelihood = GaussianLikelihood(
+        noise_prior=GammaPrior(1.1, 0.5),
+        noise_constraint=GreaterThan(1e-3, transform=None, initial_value=0.2),
+    )
+    mean = ConstantMean(constant_prior=NormalPrior(0.3, 0.7))
+    data: dict[str, Any] = {
+        "covar_module": kernel,
+        "mean_module": mean,
+        "likelihood": likelihood,
+        "input_transform": Normalize(2),
+        "virtual_X": X[:4],
+    }
+    model = MonotoneGP(X, Y, {0: 1}, **data)
+    check(model)
+    likelihood.noise_covar.raw_noise.requires_grad_(False)
+    check(model)
+    kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    mean.raw_constant.requires_grad_(False)
+    check(model)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"mean_module": LinearMean(2)},
+        {"covar_module": RBFKernel(lengthscale_prior=HalfCauchyPrior(1.0))},
+        {"covar_module": RBFKernel(lengthscale_constraint=Interval(0.1, 9.0))},
+        {"input_transform": Warp(2, [0], bounds=torch.tensor([[0.0, 0], [1, 1]]))},
+        {"two outputs": True},
+    ],
+    ids=["mean", "prior", "constraint", "transform", "outputs"],
+)
+def test_anything_else_is_left_to_tensors(kwargs: dict[str, Any]) -> None:
+    X, Y = make_data(8, 2)
+    if kwargs.pop("two outputs", False):
+        Y = Y.repeat(1, 2)
+    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4], **kwargs)
+    mll, objective = objective_of(model)
+    assert objective is None
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    assert model.posterior(X).mean.isfinite().all()
+
+
+def test_a_prior_on_a_function_of_a_parameter() -> None:
+    X, Y = make_data(8, 2)
+    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
+    base = model.covar_module.base_kernel
+    base.register_prior(
+        "root_prior", GammaPrior(2.0, 2.0), lambda m: m.lengthscale.sqrt()
+    )
+    assert objective_of(model)[1] is None
+
+
+def test_other_objectives_and_callers() -> None:
+    X, Y = make_data(8, 2)
+    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
+    other = LeaveOneOutPseudoLikelihood(model.likelihood, model).train()
+    assert monotone_gp._array_objective(other) is None
+    single = MonotoneGP(X.float(), Y.float(), {0: 1}, virtual_X=X[:4].float())
+    assert objective_of(single)[1] is None
+
+
+def test_a_callback_sees_parameters_move() -> None:
+    """They are written at the end only, unless somebody looks."""
+    model = MonotoneGP(*make_data(8, 2), {0: 1})
+    seen = []
+
+    def look(parameters: dict[str, Tensor], result: Any) -> None:
+        seen.append(torch.cat([p.detach().reshape(-1) for p in parameters.values()]))
+
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"callback": look})
+    assert len(seen) > 2 and not torch.equal(seen[0], seen[1])
+
+
+def test_a_caller_may_bring_a_closure() -> None:
+    model = MonotoneGP(*make_data(8, 2), {0: 1})
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    free = {n: p for n, p in mll.named_parameters() if p.requires_grad}
+    calls = []
+    own = get_loss_closure_with_grads(mll, free)
+
+    def closure() -> Any:
+        calls.append(1)
+        return own()
+
+    fit_gpytorch_mll(mll, closure=closure)
+    assert calls
+
+
+@pytest.mark.parametrize("signs_in_fit", [False, True])
+def test_a_fit_ends_where_that_of_tensors_ends(
+    signs_in_fit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+    for own in (True, False):
+        if not own:
+            monkeypatch.setattr(monotone_gp, "_array_objective", lambda mll: None)
+        model = MonotoneGP(*make_data(12, 2), {0: 1, 1: -1}, signs_in_fit=signs_in_fit)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_covariances_that_have_no_factor() -> None:
+    """Jitter, as for tensors; where it does not help, BoTorch's retries are told."""
+    X, Y = make_data(6, 2)
+    model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
+    _, objective = objective_of(model)
+    x = objective.state
+    nothing = objective(np.full_like(x, np.nan))
+    assert np.isnan(nothing[0]) and np.isnan(nothing[1]).all()
+    ones = np.ones((3, 3))
+    factor = array_evidence._factor(ones, np.zeros(1))
+    np.testing.assert_allclose(factor @ factor.T, ones, atol=1e-6)
+    with pytest.raises(NotPSDError, match="not positive definite"):
+        array_evidence._factor(ones, np.full(1, -0.5))
+
+
+@given(seeds, st.integers(1, 3), st.sampled_from(sorted(KERNELS)))
+def test_slopes_given_data(seed: int, d: int, kind: str) -> None:
+    """Moments, and the points that are chosen, are those of tensors."""
+    X, Y = make_data(7, d, seed)
+    monotone = {0: 1} if d == 1 else {0: -1, d - 1: 1}
+    model = MonotoneGP(X, Y, monotone, covar_module=KERNELS[kind](d))
+    points = make_data(9, d, seed + 1)[0]
+    slopes = model._slopes_at(points)
+    assert isinstance(slopes, array_evidence.SlopesGivenData)
+    mean, covariance = model._signed_slopes(points)
+    scale = float(covariance.diagonal().max())
+    np.testing.assert_allclose(slopes.mean[0], mean, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        slopes.variance[0], covariance.diagonal(), rtol=1e-9, atol=1e-9 * scale
+    )
+    np.testing.assert_allclose(
+        slopes.rows(range(9))[0], covariance, rtol=1e-9, atol=1e-9 * scale
+    )
+    at = torch.arange(len(mean)).reshape(len(monotone), -1)[:, [4, 2]].flatten()
+    np.testing.assert_allclose(
+        slopes.rows([4, 2])[0], covariance[at], rtol=1e-9, atol=1e-9 * scale
+    )
+    dense = monotone_gp.DenseSlopes(mean, covariance, len(monotone))
+    assert np.array_equal(dense.rows([4, 2])[0], covariance[at])
+
+    def tensors(points: Tensor) -> Any:
+        return monotone_gp.DenseSlopes(*model._signed_slopes(points), len(monotone))
+
+    arguments = len(monotone), 0.1, points[:2], model._box, 8, 0.6
+    a, b = (choose_points(f, *arguments) for f in (model._slopes_at, tensors))
+    torch.testing.assert_close(a[0], b[0])
+    np.testing.assert_allclose(a[1][0].sites, b[1][0].sites, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,171 @@
+"""Kept factors predict what GPyTorch predicts from the same kernel, mean and data."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from botorch.models.transforms import Normalize
+from gpytorch import settings
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.means import LinearMean
+from hypothesis import given
+from hypothesis import strategies as st
+from model_test_case import sampler
+from strategies import seeds
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from botorch_structured.models import DecomposedGP, MonotoneGP
+from botorch_structured.models.fast_inference import FastInference
+
+KERNELS: dict[str, Callable[[int], Kernel | None]] = {
+    "default": lambda d: None,
+    "rbf": lambda d: ScaleKernel(RBFKernel()),
+    "matern": lambda d: ScaleKernel(MaternKernel(2.5, ard_num_dims=d)),
+    "some columns": lambda d: ScaleKernel(MaternKernel(2.5, active_dims=(0, d - 1))),
+}
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_model(seed: int, kind: str, d: int = 2, **kwargs: Any) -> MonotoneGP:
+    g = torch.Generator().manual_seed(seed)
+    n = int(torch.randint(1, 15, (), generator=g))
+    X = torch.rand(n, d, generator=g, dtype=torch.float64)
+    Y = torch.randn(n, 1, generator=g, dtype=torch.float64) + 3.0 * X[:, :1]
+    points = torch.rand(6, d, generator=g, dtype=torch.float64)
+    signs = {0: 1, d - 1: -1} if seed % 2 else {0: 1}
+    data: dict[str, Any] = {"covar_module": KERNELS[kind](d), "virtual_X": points}
+    return MonotoneGP(X, Y, signs, **(data | kwargs))
+
+
+def moments(model: Any, points: Tensor) -> list[Tensor]:
+    """Mean, covariance, and the gradient of a function of both."""
+    x = points.clone().requires_grad_(True)
+    posterior = model.posterior(x)
+    covariance = posterior.distribution.covariance_matrix
+    total = posterior.mean.sum() + covariance.sin().sum()
+    (gradient,) = torch.autograd.grad(total, x)
+    return [posterior.mean, covariance, gradient]
+
+
+def check(model: Any, points: Tensor, tolerance: float = 1e-8) -> None:
+    fast = moments(model, points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MonotoneGP, "_fast_posterior", lambda self, X: None)
+        for a, b in zip(fast, moments(model, points), strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@given(seeds, st.sampled_from(sorted(KERNELS)), st.sampled_from([(3,), (1,), (2, 1)]))
+def test_they_are_those_of_gpytorch(seed: int, kind: str, shape: Any) -> None:
+    d = 2 + seed % 3
+    mean = LinearMean(d) if seed % 5 == 0 else None
+    model = make_model(seed, kind, d, mean_module=mean)
+    points = torch.rand(*shape, 3, d) if seed % 2 else torch.rand(*shape, 1, d)
+    check(model, points)
+    check(model, points[0] if points.ndim == 4 else points.squeeze(0))
+
+
+def test_single_precision() -> None:
+    model, points = make_model(3, "matern"), torch.rand(5, 2, 2)
+    expected = moments(model, points)
+    model.float()
+    for a, b in zip(moments(model, points.float()), expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_conditioned_models_and_fantasies() -> None:
+    """With and without a prediction before."""
+    points = torch.rand(4, 2, 2)
+    for ask in (True, False):
+        model = make_model(5, "default").eval()
+        if ask:
+            model.posterior(points)
+        X, Y = torch.rand(3, 2), torch.rand(3, 1)
+        conditioned = model.condition_on_observations(X, Y)
+        assert torch.equal(conditioned.virtual_points, model.virtual_points)
+        check(conditioned, points)
+        fantasy = model.fantasize(X, sampler(4))
+        assert fantasy.posterior(points[:1]).mean.shape == (4, 2, 1)
+
+
+def test_what_is_kept_follows_the_model() -> None:
+    model, points = make_model(7, "rbf"), torch.rand(4, 2)
+    before = model.posterior(points).mean
+    model.covar_module.base_kernel.base_kernel.lengthscale = 0.2
+    assert not torch.allclose(model.posterior(points).mean, before)
+    check(model, points)
+    X, y = model.train_inputs[0], model.train_targets
+    model.set_train_data(X.clone(), y + X[:, 0], strict=False)
+    check(model, points)
+    model.train().eval()
+    check(model, points)
+    for same in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(same.posterior(points).mean, model.posterior(points).mean)
+    other = make_model(7, "rbf")
+    other.posterior(points)
+    other.load_state_dict(model.state_dict())
+    check(other, points)
+
+
+def test_gradients_in_hyperparameters_are_gpytorch_s() -> None:
+    model, points = make_model(9, "default"), torch.rand(3, 2)
+    with settings.detach_test_caches(False):
+        mean = model.eval()(points).mean
+    lengthscale = model.covar_module.base_kernel.raw_lengthscale
+    (gradient,) = torch.autograd.grad(mean.sum(), lengthscale)
+    assert gradient.abs().max() > 0.0
+    # BoTorch detaches what is kept; a posterior has gradients in the points only
+    model = make_model(9, "default")
+    assert not model.posterior(points).mean.requires_grad
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what would make a GPU wait for the host."""
+
+    names = ("_local_scalar_dense", "equal", "nonzero", "_unique2", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.count += func._schema.name.removeprefix("aten::") in self.names
+        return func(*args, **(kwargs or {}))
+
+
+def test_values_are_read_a_constant_number_of_times() -> None:
+    """State, and whether points are finite: however many points and sites there are."""
+    counts = []
+    for many in (1, 4):
+        points = torch.rand(6 * many, 2)
+        a = make_model(1, "default", virtual_X=points)
+        b = make_model(2, "default", virtual_X=points)
+        for model in (a, DecomposedGP(a, b)):
+            model.posterior(points.unsqueeze(-2))
+            with _Reads() as reads:
+                model.posterior(points.unsqueeze(-2)).mean.sum()
+            counts.append(reads.count)
+    assert counts[:2] == counts[2:]
+    assert counts[0] <= 4 and counts[1] <= 2 * counts[0] + 1
+
+
+def test_without_signs_gpytorch_predicts() -> None:
+    X = torch.rand(5, 2)
+    model = MonotoneGP(X, X[:, :1], {}, input_transform=Normalize(2))
+    assert isinstance(model, FastInference)
+    assert model.eval()._fast_posterior(X) is None
