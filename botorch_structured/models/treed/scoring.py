@@ -19,6 +19,7 @@ __all__ = [
     "NodePrior",
     "Point",
     "climb",
+    "likelihood",
     "thinned",
 ]
 
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.linalg.correlations import MATERN52, RBF
+from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 from botorch_structured.models.treed.tree import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -228,83 +229,110 @@ class NodeEvidence:
         """Log posterior of theta, its gradient and the Fisher information."""
         if np.abs(theta).max() > _LARGEST:
             return None
-        n, k, prior = len(y), self.num_lengthscales, self.prior
-        variance, mean = math.exp(theta[k]), float(theta[k + 1])
-        free_noise = math.exp(theta[k + 2])
-        v: Array | float
-        v = free_noise + prior.noise_floor if noise is None else noise
-        parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+        prior, free = self.prior, self.free
         correlation = RBF if self.rbf else MATERN52
-        covariance, slope = correlation.array_value_and_slope(
-            parts[0] if k == 1 else parts.sum(0)
-        )
-        slope *= 2.0 * variance
-        parts *= slope  # derivatives by log l_j
-        covariance *= variance
-        covariance.ravel()[:: n + 1] += v
-        # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
-        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
-        if info != 0:
+        found = likelihood(theta, squared, y, correlation, prior.noise_floor, noise)
+        if found is None:
             return None
-        logdet = float(np.log(chol.diagonal()).sum())
-        inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
-        if info != 0:
-            return None
-        inverse = inverse.T  # in rows; the upper triangle is there, the lower was zero
-        inverse += inverse.T.copy()
-        diagonal = inverse.ravel()[:: n + 1]
-        diagonal *= 0.5
-        r = y - mean
-        alpha = inverse @ r
-        products = inverse @ parts
-        traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
-        column = inverse.ravel()
-        if noise is None:
-            mixed = products.reshape(k, -1) @ column  # tr(K^-1 dK_j K^-1)
-            mixed_v = v * mixed
-            squares = float(column @ column)
-            total = float(diagonal.sum())
-            total_v, squares_v, squares_vv = v * total, v * squares, v**2 * squares
-        else:  # log v is not a parameter: its row is left out below
-            mixed = np.zeros(k)
-            mixed_v = np.einsum("jab,ba,a->j", products, inverse, v)
-            total, squares_v = 0.0, 0.0
-            total_v = float(diagonal @ v)
-            squares = 1.0
-            squares_vv = float(v @ (inverse * inverse) @ v)
-        square = float(alpha @ alpha)
-        value = -0.5 * float(r @ alpha) - 0.5 * n * _LOG_TWO_PI - logdet
-        gradient = np.empty(k + 3)
-        gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
-        gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + total_v)
-        gradient[k + 1] = float(alpha.sum())
-        gradient[k + 2] = 0.5 * free_noise * (square - total)
-        # zero between the mean and the rest
-        information = np.zeros((k + 3, k + 3))
-        if k == 1:
-            products = products[0]
-            information[0, 0] = 0.5 * float(products.ravel() @ products.T.ravel())
-        else:
-            turned = products.transpose(0, 2, 1).reshape(k, -1)
-            information[:k, :k] = 0.5 * (products.reshape(k, -1) @ turned.T)
-        information[k, :k] = information[:k, k] = 0.5 * (traces - mixed_v)
-        information[k, k] = 0.5 * (n - 2.0 * total_v + squares_vv)
-        information[k + 1, k + 1] = float(inverse.sum())
-        half = 0.5 * free_noise
-        information[k + 2, :k] = information[:k, k + 2] = half * mixed
-        information[k + 2, k] = information[k, k + 2] = half * (total - squares_v)
-        information[k + 2, k + 2] = half * free_noise * squares
+        value, gradient, information = found
         z = (theta - prior.mode) / prior.scale
         gradient -= z / prior.scale
-        information.ravel()[:: k + 4] += self._precision
+        information.ravel()[:: len(z) + 1] += self._precision
         if noise is not None:
-            free = self.free
             z, gradient = z[free], gradient[free]
             information = information[np.ix_(free, free)]
         value -= 0.5 * float(z @ z) + self._normaliser
-        if not math.isfinite(value):
-            return None
-        return Point(value, gradient, information)
+        return Point(value, gradient, information) if math.isfinite(value) else None
+
+
+def likelihood(
+    theta: Array,
+    squared: Array,
+    y: Array,
+    correlation: Correlation,
+    floor: float = 0.0,
+    noise: Array | None = None,
+) -> tuple[float, Array, Array] | None:
+    """Log density of outcomes given theta, its gradient and the Fisher information.
+
+    Args:
+        theta: (log l_1, .., log l_k, log s^2, m, log v).
+        squared: Squared distances that go with each lengthscale, ``k x n x n``.
+        y: ``n``.
+        correlation: Of the kernel.
+        floor: Smallest noise variance, to which v is added.
+        noise: Known noise variances, ``n``, instead; the components of log v then mean
+            nothing.
+
+    Returns:
+        None if the covariance cannot be factorised.
+    """
+    n, k = len(y), len(squared)
+    variance, mean = math.exp(theta[k]), float(theta[k + 1])
+    free_noise = math.exp(theta[k + 2])
+    v: Array | float
+    v = free_noise + floor if noise is None else noise
+    parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+    covariance, slope = correlation.array_value_and_slope(
+        parts[0] if k == 1 else parts.sum(0)
+    )
+    slope *= 2.0 * variance
+    parts *= slope  # derivatives by log l_j
+    covariance *= variance
+    covariance.ravel()[:: n + 1] += v
+    # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
+    chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+    if info != 0:
+        return None
+    logdet = float(np.log(chol.diagonal()).sum())
+    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
+    if info != 0:
+        return None
+    inverse = inverse.T  # in rows; the upper triangle is there, the lower was zero
+    inverse += inverse.T.copy()
+    diagonal = inverse.ravel()[:: n + 1]
+    diagonal *= 0.5
+    r = y - mean
+    alpha = inverse @ r
+    products = inverse @ parts
+    traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
+    column = inverse.ravel()
+    if noise is None:
+        mixed = products.reshape(k, -1) @ column  # tr(K^-1 dK_j K^-1)
+        mixed_v = v * mixed
+        squares = float(column @ column)
+        total = float(diagonal.sum())
+        total_v, squares_v, squares_vv = v * total, v * squares, v**2 * squares
+    else:  # log v is not a parameter: its row is left out below
+        mixed = np.zeros(k)
+        mixed_v = np.einsum("jab,ba,a->j", products, inverse, v)
+        total, squares_v = 0.0, 0.0
+        total_v = float(diagonal @ v)
+        squares = 1.0
+        squares_vv = float(v @ (inverse * inverse) @ v)
+    square = float(alpha @ alpha)
+    value = -0.5 * float(r @ alpha) - 0.5 * n * _LOG_TWO_PI - logdet
+    gradient = np.empty(k + 3)
+    gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
+    gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + total_v)
+    gradient[k + 1] = float(alpha.sum())
+    gradient[k + 2] = 0.5 * free_noise * (square - total)
+    # zero between the mean and the rest
+    information = np.zeros((k + 3, k + 3))
+    if k == 1:
+        products = products[0]
+        information[0, 0] = 0.5 * float(products.ravel() @ products.T.ravel())
+    else:
+        turned = products.transpose(0, 2, 1).reshape(k, -1)
+        information[:k, :k] = 0.5 * (products.reshape(k, -1) @ turned.T)
+    information[k, :k] = information[:k, k] = 0.5 * (traces - mixed_v)
+    information[k, k] = 0.5 * (n - 2.0 * total_v + squares_vv)
+    information[k + 1, k + 1] = float(inverse.sum())
+    half = 0.5 * free_noise
+    information[k + 2, :k] = information[:k, k + 2] = half * mixed
+    information[k + 2, k] = information[k, k + 2] = half * (total - squares_v)
+    information[k + 2, k + 2] = half * free_noise * squares
+    return value, gradient, information
 
 
 def thinned(rows: Rows) -> Rows:

@@ -1,0 +1,582 @@
+r"""The maximum of equation (2), leaf by leaf, on NumPy arrays.
+
+The hyperparameters of a leaf are ``theta = (log l_1, .., log l_d, log s^2, m, log v)``.
+What equation (2) asks of them is a function of the leaf alone (``LeafDensity``), except
+that all leaves may have one v. So a quasi-Newton method learns the curvature of each
+leaf by itself (a partially separable problem, Griewank and Toint 1982): after the same
+number of evaluations it is nearer the maximum than L-BFGS on all of them together. It
+begins with the Fisher information of the nodes, one factorisation for each node where
+all leaves start alike.
+
+With the rows of the leaf first, then what its parent has besides, and so on, one
+factorisation serves the terms that share hyperparameters: see ``objective``, which has
+the same sum and gradient in torch, for any kernel, batch and device.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LeafDensity",
+    "LeafProblem",
+    "LeafTerm",
+    "Maximum",
+    "leaf_terms",
+    "maximise",
+    "start_point",
+]
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from gpytorch.constraints import Interval
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.priors import NormalPrior
+from linear_operator.utils.errors import NotPSDError
+from numpy.typing import NDArray
+from scipy.linalg import blas, lapack
+from torch.nn import Parameter
+
+from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.hyperparameter import QuickLogNormalPrior
+from botorch_structured.models.treed.objective import path_weight
+from botorch_structured.models.treed.scoring import likelihood
+from botorch_structured.models.treed.tree import Array, Rows, TreeNode
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+# What is added to the diagonal of a matrix without a factor, as by GPyTorch.
+_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+_LARGEST_STEP = 2.0  # of a component of theta
+_LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
+_LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
+_SHRINK = 0.4
+# Per data point: the least gain that a step has to promise.
+_TOLERANCE = 1e-6
+_MOST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class LeafTerm:
+    """Nodes on the path of a leaf that have the same hyperparameters.
+
+    Attributes:
+        X: Their data, those of nested nodes one after the other, ``m x d``.
+        y: ``m``.
+        noise: Known noise variances, ``m``; None if they are not.
+        sizes: How many of the rows each node has.
+        weights: Of the nodes.
+        level: Amplitude, mean and noise variance of a node that does not share those of
+            the leaf; None if it does.
+        nodes: Names of the nodes.
+    """
+
+    X: Array
+    y: Array
+    noise: Array | None
+    sizes: tuple[int, ...]
+    weights: Array
+    level: tuple[float, float, float] | None
+    nodes: tuple[int, ...]
+
+
+def leaf_terms(
+    root: TreeNode,
+    data: Callable[[TreeNode], Rows],
+    X: Array,
+    y: Array,
+    noise: Array | None = None,
+    levels: Array | None = None,
+) -> list[list[LeafTerm]]:
+    """The terms of each leaf; of leaves without data none.
+
+    Args:
+        root: The tree.
+        data: The rows of a node that count, nested along each path.
+        X: ``n x d``.
+        y: ``n``.
+        noise: Known noise variances, ``n``; None if they are not.
+        levels: Amplitude, mean and noise variance of each node, which it has above the
+            leaves; None if it has those of the leaf there.
+    """
+    place = {id(node): k for k, node in enumerate(root.walk())}
+
+    def term(nodes: Sequence[TreeNode], leaf: TreeNode) -> LeafTerm:
+        rows, seen = data(nodes[0]), np.zeros(len(X), dtype=bool)
+        parts = [rows]
+        for node in nodes[1:]:
+            seen[rows] = True
+            rows = data(node)
+            parts.append(rows[~seen[rows]])
+        rows = np.concatenate(parts)
+        first = place[id(nodes[0])]
+        own = levels is None or nodes[0] is leaf
+        return LeafTerm(
+            X[rows],
+            y[rows],
+            None if noise is None else noise[rows],
+            tuple(np.cumsum([len(part) for part in parts]).tolist()),
+            np.array([path_weight(leaf, v, lambda u: len(data(u))) for v in nodes]),
+            None if own else tuple(levels[first].tolist()),  # type: ignore[index]
+            tuple(place[id(node)] for node in nodes),
+        )
+
+    found = []
+    for leaf in root.leaves():
+        path = leaf.path() if len(data(leaf)) else []
+        groups = [path] if levels is None and path else [[node] for node in path]
+        found.append([term(group, leaf) for group in groups])
+    return found
+
+
+class LeafDensity:
+    """The log posterior density of the hyperparameters of a leaf, up to a constant.
+
+    Args:
+        terms: Of the leaf.
+        correlation: Of its kernel.
+        mode: Of the Gaussian prior of theta.
+        precision: Inverse variances; zero for what has no prior.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[LeafTerm],
+        correlation: Correlation,
+        mode: Array,
+        precision: Array,
+    ) -> None:
+        self.terms, self.correlation = terms, correlation
+        self.mode, self.precision = mode, precision
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient; ``-inf`` where a covariance has no factor."""
+        value, gradient = self._prior(theta)
+        for term in self.terms:
+            part = _term_evidence(term, theta, self.correlation)
+            if part is None:
+                return -math.inf, gradient
+            value += part[0]
+            gradient[: len(part[1])] += part[1]
+        return value, gradient
+
+    def _prior(self, theta: Array) -> tuple[float, Array]:
+        z = theta - self.mode
+        slope = -self.precision * z
+        return 0.5 * float(slope @ z), slope
+
+
+def _term_evidence(
+    term: LeafTerm, theta: Array, correlation: Correlation
+) -> tuple[float, Array] | None:
+    """Weighted log evidence of a term, and its derivatives by theta.
+
+    By the log lengthscales alone if the term does not have the leaf's amplitude.
+    """
+    X, y, weights = term.X, term.y, term.weights
+    m, d = X.shape
+    if term.level is None:
+        amplitude, mean, v = math.exp(theta[d]), theta[d + 1], math.exp(theta[d + 2])
+    else:
+        amplitude, mean, v = term.level
+    s = X * np.exp(-theta[:d])
+    ones = np.ones((m, 1))
+    squares = np.einsum("ij,ij->i", s, s)[:, None]
+    # |s - s'|^2 in one product, zero between a point and itself in spite of rounding
+    squared = np.hstack([-2.0 * s, squares, ones]) @ np.hstack([s, ones, squares]).T
+    np.maximum(squared, 0.0, out=squared)
+    squared.ravel()[:: m + 1] = 0.0
+    k, slope = correlation.array_value_and_slope(squared)
+    noise = v if term.noise is None else term.noise
+    for jitter in _JITTERS:
+        np.multiply(k, amplitude, out=squared)
+        squared.ravel()[:: m + 1] += noise + jitter
+        # in the order of Fortran; what is symmetric is its own transpose
+        chol, info = lapack.dpotrf(squared.T, lower=1, clean=1, overwrite_a=1)
+        if info == 0:
+            break
+    else:
+        return None
+    half = lapack.dtrtrs(chol, y - mean, lower=1)[0]
+    logs = np.log(chol.diagonal())
+    if len(weights) == 1:
+        (row_weights,) = weights
+        parts = half[:, None]
+        total = row_weights * (float(half @ half) + 2.0 * logs.sum() + m * _LOG_TWO_PI)
+    else:
+        inside = (np.arange(m)[:, None] < term.sizes).astype(float)
+        row_weights = inside @ weights
+        parts = inside * half[:, None]
+        total = float(row_weights @ (half * half + 2.0 * logs + _LOG_TWO_PI))
+    alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
+    # G of ``objective``, its lower triangle
+    chol /= np.sqrt(row_weights)
+    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
+    if info != 0:
+        return None
+    g = blas.dsyrk(
+        0.5, alpha * np.sqrt(weights), beta=-0.5, c=inverse, lower=1, overwrite_c=1
+    )
+    own = term.level is None
+    gradient = np.empty(d + 3 if own else d)
+    if own:
+        diagonal = g.diagonal().copy()
+        trace = float(diagonal.sum())
+        by_amplitude = 2.0 * float(g.T.ravel() @ k.ravel()) - trace
+        gradient[d] = amplitude * by_amplitude
+        gradient[d + 1] = float((alpha @ weights).sum())
+        gradient[d + 2] = v * trace if term.noise is None else 0.0
+    g *= slope.T
+    sums = blas.dsymm(1.0, g, np.asfortranarray(np.hstack([s, ones])), lower=1)
+    inner = sums[:, d:] * s - sums[:, :d]
+    gradient[:d] = 4.0 * amplitude * np.einsum("ij,ij->j", inner, s)
+    return -0.5 * total, gradient
+
+
+def start_point(
+    densities: Sequence[LeafDensity], theta: Array
+) -> tuple[Array, Array, Array]:
+    """Values, gradients and Fisher informations of the leaves.
+
+    A node that several leaves have is worked on once where they are at the same theta.
+
+    Args:
+        densities: Of the leaves, ``L``.
+        theta: ``L x p``.
+
+    Returns:
+        ``L``, ``L x p`` and ``L x p x p``. Where a covariance has no factor the value
+        is ``-inf``.
+    """
+    known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
+
+    def of_node(
+        term: LeafTerm, k: int, at: Array, correlation: Correlation
+    ) -> tuple[float, Array, Array] | None:
+        name = term.nodes[k], at.tobytes()
+        if name not in known:
+            X = term.X[: term.sizes[k]].T
+            squared = (X[:, :, None] - X[:, None, :]) ** 2
+            noise = None if term.noise is None else term.noise[: term.sizes[k]]
+            known[name] = None
+            for jitter in _JITTERS:
+                found = likelihood(
+                    at,
+                    squared,
+                    term.y[: term.sizes[k]],
+                    correlation,
+                    jitter,
+                    noise if noise is None else noise + jitter,
+                )
+                if found is not None:
+                    known[name] = found
+                    break
+        return known[name]
+
+    values, gradients = np.empty(len(theta)), np.empty(theta.shape)
+    curvatures = np.empty((*theta.shape, theta.shape[1]))
+    for j, (density, at) in enumerate(zip(densities, theta, strict=True)):
+        d = len(at) - 3
+        value, gradient = density._prior(at)
+        curvature = np.diag(density.precision)
+        for term in density.terms:
+            here, last = at, len(at) if term.noise is None else len(at) - 1
+            if term.level is not None:
+                amplitude, mean, v = term.level
+                here = np.array([*at[:d], math.log(amplitude), mean, math.log(v)])
+                last = d
+            for k, weight in enumerate(term.weights):
+                found = of_node(term, k, here, density.correlation)
+                if found is None:
+                    value = -math.inf
+                    continue
+                value += weight * found[0]
+                gradient[:last] += weight * found[1][:last]
+                curvature[:last, :last] += weight * found[2][:last, :last]
+        values[j], gradients[j], curvatures[j] = value, gradient, curvature
+    return values, gradients, curvatures
+
+
+class Maximum(NamedTuple):
+    """Where ``maximise`` ended.
+
+    Attributes:
+        theta: ``L x p``.
+        value: The sum over the leaves.
+        steps: Steps, all leaves at once.
+        evaluations: Of leaves.
+        converged: Whether it ended before its last step.
+    """
+
+    theta: Array
+    value: float
+    steps: int
+    evaluations: int
+    converged: bool
+
+
+def maximise(
+    densities: Sequence[LeafDensity],
+    theta: Array,
+    lower: Array,
+    upper: Array,
+    free: NDArray[np.bool_],
+    shared: bool,
+    tolerance: float,
+    max_steps: int,
+) -> Maximum:
+    """Maximise the sum of log densities by quasi-Newton steps between bounds.
+
+    A step that does not lead up is tried again, shorter; what was seen there has
+    improved the curvature by then.
+
+    Args:
+        densities: Of the leaves, ``L``.
+        theta: Where to begin, ``L x p``, within the bounds.
+        lower: Bounds, ``p``.
+        upper: Bounds, ``p``.
+        free: What may change, ``L x p``.
+        shared: Whether all leaves have the same last component.
+        tolerance: The least gain that a step has to promise.
+        max_steps: Most steps.
+
+    Raises:
+        NotPSDError: If a covariance has no factor at the start.
+    """
+    L, p = theta.shape
+    value, gradient, curvature = start_point(densities, theta)
+    if not np.isfinite(value).all():
+        raise NotPSDError("theta: expected covariances that are positive definite.")
+    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_STEP
+    own = slice(p - 1) if shared else slice(p)
+    evaluations = 0
+    for step in range(max_steps):
+        slope = gradient.copy()
+        if shared:
+            slope[:, -1] = gradient[:, -1].sum()
+        held = ~free | ((theta <= lower) & (slope < 0))
+        held |= (theta >= upper) & (slope > 0)
+        moves, common = _newton_steps(gradient, curvature, held, shared)
+        common = min(max(common, -common_reach), common_reach)
+        if abs(common * slope[0, -1]) < 0.25 * tolerance:
+            common = 0.0
+        if shared:
+            way = moves[:, :-1, 0] - common * moves[:, :-1, 1]
+        else:
+            way = moves[..., 0]
+        longest = np.abs(way).max(-1)
+        way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
+        trial = theta.copy()
+        trial[:, own] += way
+        if shared:
+            trial[:, -1] += common
+        np.clip(trial, lower, upper, out=trial)
+        moved = trial - theta
+        promised = (gradient * moved).sum(-1)
+        chosen = np.full(L, common != 0.0) | (promised > 0.5 * tolerance / L)
+        moved[~chosen] = 0.0
+        if not chosen.any() or promised.sum() < 2.0 * tolerance and not common:
+            return Maximum(theta, float(value.sum()), step, evaluations, True)
+        # -- evaluate
+        new_value, new_gradient = value.copy(), gradient.copy()
+        for j in np.flatnonzero(chosen):
+            new_value[j], new_gradient[j] = densities[j](trial[j])
+        evaluations += int(chosen.sum())
+        finite = np.isfinite(new_value)
+        expected = promised - 0.5 * np.einsum("li,lij,lj->l", moved, curvature, moved)
+        curvature = _updated(curvature, moved, gradient - new_gradient, chosen & finite)
+        # -- accept
+        gain = new_value - value
+        if common:
+            by_itself = (gradient[:, own] * moved[:, own]).sum(-1)
+            bad = ~(gain - expected >= -np.maximum(by_itself, 0.5 * tolerance / L))
+            accepted = gain.sum() > _LEAST_DESCENT * promised.sum()
+            good = np.full(L, bool(accepted))
+            if not accepted and not bad.any():
+                common_reach = _SHRINK * abs(common)
+        else:
+            good = gain >= _LEAST_DESCENT * promised
+            bad = ~good
+        bad &= chosen
+        length = np.abs(moved[:, own]).max(-1)
+        reach = np.where(bad, _SHRINK * length, np.maximum(reach, 2.0 * length))
+        np.minimum(reach, _LARGEST_STEP, out=reach)
+        good &= chosen
+        theta = np.where(good[:, None], trial, theta)
+        value = np.where(good, new_value, value)
+        gradient = np.where(good[:, None], new_gradient, gradient)
+        if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
+            return Maximum(theta, float(value.sum()), step, evaluations, True)
+    return Maximum(theta, float(value.sum()), max_steps, evaluations, False)
+
+
+def _newton_steps(
+    gradient: Array, curvature: Array, held: NDArray[np.bool_], shared: bool
+) -> tuple[Array, float]:
+    """Solutions of ``curvature x = gradient`` among what is not held.
+
+    Returns:
+        ``L x p x 1`` steps; if the last component is shared, those of the others for a
+        given one, ``L x p x 2``: what is left without it, and per unit of it. And its
+        step.
+    """
+    p = gradient.shape[1]
+    free = ~held
+    A = curvature * (free[:, :, None] & free[:, None, :])
+    A.reshape(len(A), -1)[:, :: p + 1] += held
+    g = gradient * free
+    if not shared:
+        return np.linalg.solve(A, g[..., None]), 0.0
+    cross = A[:, :-1, -1].copy()
+    A[:, :-1, -1] = A[:, -1, :-1] = 0.0
+    sides = np.zeros((*g.shape, 2))
+    sides[:, :-1, 0], sides[:, :-1, 1] = g[:, :-1], cross
+    found = np.linalg.solve(A, sides)
+    if held[0, -1]:
+        return found, 0.0
+    rest = g[:, -1] - (cross * found[:, :-1, 0]).sum(-1)
+    bend = A[:, -1, -1] - (cross * found[:, :-1, 1]).sum(-1)
+    return found, float(rest.sum() / bend.sum())
+
+
+def _updated(
+    curvature: Array, moved: Array, fall: Array, seen: NDArray[np.bool_]
+) -> Array:
+    """BFGS, damped (Powell) where the density is not concave along the step.
+
+    Args:
+        curvature: ``L x p x p``.
+        moved: Steps, ``L x p``.
+        fall: By how much the gradient fell, ``L x p``.
+        seen: Leaves that have made a step.
+    """
+    bent = np.einsum("lij,lj->li", curvature, moved)
+    expected = (bent * moved).sum(-1)
+    found = (fall * moved).sum(-1)
+    seen = seen & (expected > 1e-14)
+    expected = np.where(seen, expected, 1.0)
+    least = _LEAST_CURVATURE * expected
+    lacking = found < least
+    lack = np.where(lacking, expected - found, 1.0)
+    share = np.where(lacking, (expected - least) / lack, 1.0)
+    r = share[:, None] * fall + (1.0 - share)[:, None] * bent
+    rs = np.where(seen, (r * moved).sum(-1), 1.0)
+    update = r[:, :, None] * r[:, None, :] / rs[:, None, None]
+    update -= bent[:, :, None] * bent[:, None, :] / expected[:, None, None]
+    return np.where(seen[:, None, None], curvature + update, curvature)
+
+
+# -- the hyperparameters of a model ----------------------------------------------------
+
+
+class LeafProblem:
+    """What a fit of a treed GP maximises, as a function of arrays.
+
+    Args:
+        parameters: Logarithms of lengthscales ``L x d`` and amplitudes ``L``, means
+            ``L``, and logarithms of noise variances, ``L`` or one for all; without the
+            last if the noise is known.
+        priors: Of what these are the logarithms, and of the means.
+        bounds: Of the parameters; None without.
+        terms: Of the leaves.
+        correlation: Of their kernel.
+        rows: n, by which the objective is divided.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        priors: Sequence[QuickLogNormalPrior | NormalPrior],
+        bounds: Sequence[Interval | None],
+        terms: Sequence[Sequence[LeafTerm]],
+        correlation: Correlation,
+        rows: int,
+    ) -> None:
+        self.parameters, self.rows = parameters, rows
+        L, d = parameters[0].shape
+        self.shape = L, d + 3
+        self.shared = len(parameters) == 4 and parameters[3].numel() < L
+        lengths = (d, 1, 1, 1)
+        mode, precision = np.zeros(d + 3), np.zeros(d + 3)
+        self.lower, self.upper = np.full(d + 3, -np.inf), np.full(d + 3, np.inf)
+        self.free = np.zeros(self.shape, dtype=bool)
+        constant, start = 0.0, 0
+        for parameter, prior, interval, length in zip(
+            parameters, priors, bounds, lengths, strict=False
+        ):
+            place = slice(start, start + length)
+            top = prior.mode
+            constant += parameter.numel() * float(prior.log_prob(top))
+            mode[place] = float(top if isinstance(prior, NormalPrior) else top.log())
+            precision[place] = float(prior.scale) ** -2.0
+            if interval is not None:
+                self.lower[place] = float(interval.lower_bound.log())
+                self.upper[place] = float(interval.upper_bound.log())
+            self.free[:, place] = parameter.requires_grad
+            start += length
+        if self.shared:  # each leaf has its part of the prior
+            precision[-1] /= L
+        self.constant = constant
+        self.densities = [
+            LeafDensity(part, correlation, mode, precision) for part in terms
+        ]
+
+    def theta(self) -> Array:
+        """The parameters as they are, ``L x (d + 3)``, within their bounds."""
+        L = self.shape[0]
+        columns = [
+            p.detach().double().reshape(-1 if p.numel() > 1 else 1).numpy()
+            for p in self.parameters
+        ]
+        found = np.zeros(self.shape)
+        found[:, : self.shape[1] - 3] = columns[0].reshape(L, -1)
+        for k, column in enumerate(columns[1:]):
+            found[:, self.shape[1] - 3 + k] = column
+        return np.clip(found, self.lower, self.upper)
+
+    def write(self, theta: Array) -> None:
+        """Set the parameters that may change."""
+        d = self.shape[1] - 3
+        columns = [theta[:, :d], *theta[:, d:].T]
+        with torch.no_grad():
+            for parameter, column in zip(self.parameters, columns, strict=False):
+                if parameter.requires_grad:
+                    values = torch.as_tensor(column.reshape(-1)[: parameter.numel()])
+                    parameter.copy_(values.view_as(parameter))
+
+    def loss_and_gradient(self, theta: Array) -> tuple[float, Array]:
+        """``compute_custom_loss`` and its derivatives, ``L x (d + 3)``."""
+        found = [density(at) for density, at in zip(self.densities, theta, strict=True)]
+        total = sum(value for value, _ in found) + self.constant
+        return -total / self.rows, -np.stack([slope for _, slope in found]) / self.rows
+
+    def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+        """An ``optimizer`` of ``fit_gpytorch_mll``.
+
+        Args:
+            mll: The objective that the parameters are of.
+            kwargs: Not used: BoTorch's closure.
+        """
+        start = time.monotonic()
+        found = maximise(
+            self.densities,
+            self.theta(),
+            self.lower,
+            self.upper,
+            self.free,
+            self.shared,
+            _TOLERANCE * self.rows,
+            _MOST_STEPS,
+        )
+        self.write(found.theta)
+        status = OptimizationStatus
+        return OptimizationResult(
+            step=found.steps,
+            fval=-(found.value + self.constant) / self.rows,
+            status=status.SUCCESS if found.converged else status.STOPPED,
+            runtime=time.monotonic() - start,
+        )
