@@ -20,9 +20,9 @@ __all__ = [
     "LeafProblem",
     "LeafTerm",
     "Maximum",
+    "NodePoints",
     "leaf_terms",
     "maximise",
-    "start_point",
 ]
 
 import math
@@ -45,19 +45,24 @@ from torch.nn import Parameter
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.linalg.hyperparameter import QuickLogNormalPrior
 from botorch_structured.models.treed.objective import path_weight
-from botorch_structured.models.treed.scoring import likelihood
+from botorch_structured.models.treed.scoring import Point, climb, likelihood
 from botorch_structured.models.treed.tree import Array, Rows, TreeNode
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 # What is added to the diagonal of a matrix without a factor, as by GPyTorch.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+_BLOCK = 128
 _LARGEST_STEP = 2.0  # of a component of theta
+_LARGEST_COMMON = 1.0  # of one that all leaves share
 _LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
 _LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 _SHRINK = 0.4
 # Per data point: the least gain that a step has to promise.
-_TOLERANCE = 1e-6
+_TOLERANCE = 1e-5
 _MOST_STEPS = 100
+_HOLD = 0.3
+# Most steps that all leaves make together.
+_COMMON_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,8 @@ class LeafDensity:
         correlation: Of its kernel.
         mode: Of the Gaussian prior of theta.
         precision: Inverse variances; zero for what has no prior.
+        scratch: Where matrices are worked on, by size; shared with other leaves, as
+            fresh memory takes longer than what is computed in it.
     """
 
     def __init__(
@@ -149,29 +156,34 @@ class LeafDensity:
         correlation: Correlation,
         mode: Array,
         precision: Array,
+        scratch: dict[int, Array],
     ) -> None:
-        self.terms, self.correlation = terms, correlation
+        self.terms, self.correlation, self.scratch = terms, correlation, scratch
         self.mode, self.precision = mode, precision
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient; ``-inf`` where a covariance has no factor."""
-        value, gradient = self._prior(theta)
+        value, gradient = self.prior(theta)
         for term in self.terms:
-            part = _term_evidence(term, theta, self.correlation)
+            part = _term_evidence(term, theta, self.correlation, self.scratch)
             if part is None:
                 return -math.inf, gradient
             value += part[0]
             gradient[: len(part[1])] += part[1]
         return value, gradient
 
-    def _prior(self, theta: Array) -> tuple[float, Array]:
+    def prior(self, theta: Array) -> tuple[float, Array]:
+        """That of the prior alone."""
         z = theta - self.mode
         slope = -self.precision * z
         return 0.5 * float(slope @ z), slope
 
 
 def _term_evidence(
-    term: LeafTerm, theta: Array, correlation: Correlation
+    term: LeafTerm,
+    theta: Array,
+    correlation: Correlation,
+    scratch: dict[int, Array],
 ) -> tuple[float, Array] | None:
     """Weighted log evidence of a term, and its derivatives by theta.
 
@@ -186,17 +198,26 @@ def _term_evidence(
     s = X * np.exp(-theta[:d])
     ones = np.ones((m, 1))
     squares = np.einsum("ij,ij->i", s, s)[:, None]
-    # |s - s'|^2 in one product, zero between a point and itself in spite of rounding
-    squared = np.hstack([-2.0 * s, squares, ones]) @ np.hstack([s, ones, squares]).T
-    np.maximum(squared, 0.0, out=squared)
-    squared.ravel()[:: m + 1] = 0.0
-    k, slope = correlation.array_value_and_slope(squared)
+    # |s - s'|^2 in one product; of symmetric matrices one triangle, in blocks of rows
+    # that stay in the cache
+    left, right = np.hstack([-2.0 * s, squares, ones]), np.hstack([s, ones, squares])
+    if m not in scratch:
+        scratch[m] = np.zeros((3, m, m))
+    covariance, k, slope = scratch[m]
+    step = m if m <= _BLOCK else _BLOCK // 2
+    for first in range(0, m, step):
+        block = slice(first, first + step), slice(first, m)
+        squared = left[block[0]] @ right[block[1]].T
+        np.maximum(squared, 0.0, out=squared)
+        # a point is at no distance from itself in spite of rounding
+        squared.ravel()[:: squared.shape[1] + 1] = 0.0
+        k[block], slope[block] = correlation.array_value_and_slope(squared)
     noise = v if term.noise is None else term.noise
     for jitter in _JITTERS:
-        np.multiply(k, amplitude, out=squared)
-        squared.ravel()[:: m + 1] += noise + jitter
-        # in the order of Fortran; what is symmetric is its own transpose
-        chol, info = lapack.dpotrf(squared.T, lower=1, clean=1, overwrite_a=1)
+        np.multiply(k, amplitude, out=covariance)
+        covariance.ravel()[:: m + 1] += noise + jitter
+        # what is symmetric is in the order of Fortran its own transpose
+        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
         if info == 0:
             break
     else:
@@ -237,68 +258,100 @@ def _term_evidence(
     return -0.5 * total, gradient
 
 
-def start_point(
-    densities: Sequence[LeafDensity], theta: Array
-) -> tuple[Array, Array, Array]:
-    """Values, gradients and Fisher informations of the leaves.
+class NodePoints:
+    """Log densities of the data of nodes, without priors, by name of the node.
 
-    A node that several leaves have is worked on once where they are at the same theta.
+    With the gradients and Fisher informations, and remembered: all leaves may begin
+    at the same hyperparameters.
 
     Args:
-        densities: Of the leaves, ``L``.
-        theta: ``L x p``.
-
-    Returns:
-        ``L``, ``L x p`` and ``L x p x p``. Where a covariance has no factor the value
-        is ``-inf``.
+        densities: Of the leaves.
     """
-    known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
 
-    def of_node(
-        term: LeafTerm, k: int, at: Array, correlation: Correlation
-    ) -> tuple[float, Array, Array] | None:
-        name = term.nodes[k], at.tobytes()
-        if name not in known:
-            X = term.X[: term.sizes[k]].T
-            squared = (X[:, :, None] - X[:, None, :]) ** 2
-            noise = None if term.noise is None else term.noise[: term.sizes[k]]
-            known[name] = None
-            for jitter in _JITTERS:
-                found = likelihood(
-                    at,
-                    squared,
-                    term.y[: term.sizes[k]],
-                    correlation,
-                    jitter,
-                    noise if noise is None else noise + jitter,
-                )
-                if found is not None:
-                    known[name] = found
-                    break
-        return known[name]
+    def __init__(self, densities: Sequence[LeafDensity]) -> None:
+        self.densities = densities
+        self.uses: dict[int, list[tuple[int, LeafTerm, int]]] = {}
+        for j, density in enumerate(densities):
+            for term in density.terms:
+                for k, node in enumerate(term.nodes):
+                    self.uses.setdefault(node, []).append((j, term, k))
+        self._squared: dict[int, Array] = {}
+        self._known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
 
-    values, gradients = np.empty(len(theta)), np.empty(theta.shape)
-    curvatures = np.empty((*theta.shape, theta.shape[1]))
-    for j, (density, at) in enumerate(zip(densities, theta, strict=True)):
-        d = len(at) - 3
-        value, gradient = density._prior(at)
-        curvature = np.diag(density.precision)
-        for term in density.terms:
-            here, last = at, len(at) if term.noise is None else len(at) - 1
-            if term.level is not None:
-                amplitude, mean, v = term.level
-                here = np.array([*at[:d], math.log(amplitude), mean, math.log(v)])
-                last = d
-            for k, weight in enumerate(term.weights):
-                found = of_node(term, k, here, density.correlation)
-                if found is None:
-                    value = -math.inf
-                    continue
-                value += weight * found[0]
-                gradient[:last] += weight * found[1][:last]
-                curvature[:last, :last] += weight * found[2][:last, :last]
-        values[j], gradients[j], curvatures[j] = value, gradient, curvature
-    return values, gradients, curvatures
+    def __call__(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
+        """Value, gradient and information; None if there is no factor.
+
+        Args:
+            node: Its name.
+            at: Of its leaves.
+        """
+        _, term, k = self.uses[node][0]
+        size = term.sizes[k]
+        if term.level is not None:
+            amplitude, mean, v = term.level
+            at = np.array([*at[:-3], math.log(amplitude), mean, math.log(v)])
+        name = node, at.tobytes()
+        if name not in self._known:
+            if node not in self._squared:
+                X = term.X[:size].T
+                self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
+            self._known[name] = likelihood(
+                at,
+                self._squared[node],
+                term.y[:size],
+                self.densities[0].correlation,
+                noise=None if term.noise is None else term.noise[:size],
+            )
+        return self._known[name]
+
+    def informations(self, theta: Array) -> Array:
+        """Minus the expected second derivatives for each leaf, ``L x p x p``.
+
+        Those of a node at the mean of the hyperparameters of its leaves.
+        """
+        L, p = theta.shape
+        found = np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            np.fill_diagonal(found[j], density.precision)
+        for node, places in self.uses.items():
+            own = [theta[j] for j, *_ in places]
+            at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
+            point = self(node, at)
+            for j, term, k in places:
+                last = slice(p if term.level is None else p - 3)
+                if point is not None:
+                    found[j, last, last] += term.weights[k] * point[2][last, last]
+                else:  # a rough guess: updates will tell
+                    found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
+        return found
+
+    def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
+        """The sum of the log densities of all leaves at the same hyperparameters.
+
+        Args:
+            theta: ``p``; beyond the bounds it is as at the bounds.
+            lower: ``p``.
+            upper: ``p``.
+        """
+        at = np.clip(theta, lower, upper)
+        value, slope, bend = 0.0, np.zeros_like(at), np.zeros((len(at), len(at)))
+        for density in self.densities:
+            prior, by_prior = density.prior(at)
+            value += prior
+            slope += by_prior
+            bend[np.diag_indices(len(at))] += density.precision
+        for node, places in self.uses.items():
+            point = self(node, at)
+            if point is None:
+                return None
+            weight = sum(float(term.weights[k]) for _, term, k in places)
+            value += weight * point[0]
+            slope += weight * point[1]
+            bend += weight * point[2]
+        outwards = ((at <= lower) & (slope < 0)) | ((at >= upper) & (slope > 0))
+        bend[outwards] = bend[:, outwards] = 0.0
+        bend[outwards, outwards] = 1.0
+        return Point(value, np.where(outwards, 0.0, slope), bend)
 
 
 class Maximum(NamedTuple):
@@ -308,12 +361,14 @@ class Maximum(NamedTuple):
         theta: ``L x p``.
         value: The sum over the leaves.
         steps: Steps, all leaves at once.
+        curvature: ``L x p x p``.
         evaluations: Of leaves.
         converged: Whether it ended before its last step.
     """
 
     theta: Array
     value: float
+    curvature: Array
     steps: int
     evaluations: int
     converged: bool
@@ -322,6 +377,7 @@ class Maximum(NamedTuple):
 def maximise(
     densities: Sequence[LeafDensity],
     theta: Array,
+    curvature: Array,
     lower: Array,
     upper: Array,
     free: NDArray[np.bool_],
@@ -337,6 +393,8 @@ def maximise(
     Args:
         densities: Of the leaves, ``L``.
         theta: Where to begin, ``L x p``, within the bounds.
+        curvature: Minus the second derivatives there, roughly; positive definite,
+            ``L x p x p``.
         lower: Bounds, ``p``.
         upper: Bounds, ``p``.
         free: What may change, ``L x p``.
@@ -348,12 +406,14 @@ def maximise(
         NotPSDError: If a covariance has no factor at the start.
     """
     L, p = theta.shape
-    value, gradient, curvature = start_point(densities, theta)
+    points = [density(at) for density, at in zip(densities, theta, strict=True)]
+    value = np.array([point[0] for point in points])
+    gradient = np.stack([point[1] for point in points])
     if not np.isfinite(value).all():
         raise NotPSDError("theta: expected covariances that are positive definite.")
-    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_STEP
+    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
-    evaluations = 0
+    evaluations = L
     for step in range(max_steps):
         slope = gradient.copy()
         if shared:
@@ -362,7 +422,8 @@ def maximise(
         held |= (theta >= upper) & (slope > 0)
         moves, common = _newton_steps(gradient, curvature, held, shared)
         common = min(max(common, -common_reach), common_reach)
-        if abs(common * slope[0, -1]) < 0.25 * tolerance:
+        apart = float((gradient[:, own] * moves[:, own, 0]).sum())
+        if abs(common * slope[0, -1]) < max(0.25 * tolerance, _HOLD * apart):
             common = 0.0
         if shared:
             way = moves[:, :-1, 0] - common * moves[:, :-1, 1]
@@ -377,10 +438,12 @@ def maximise(
         np.clip(trial, lower, upper, out=trial)
         moved = trial - theta
         promised = (gradient * moved).sum(-1)
-        chosen = np.full(L, common != 0.0) | (promised > 0.5 * tolerance / L)
+        chosen = np.full(L, common != 0.0) | (promised > tolerance / L)
         moved[~chosen] = 0.0
         if not chosen.any() or promised.sum() < 2.0 * tolerance and not common:
-            return Maximum(theta, float(value.sum()), step, evaluations, True)
+            return Maximum(
+                theta, float(value.sum()), curvature, step, evaluations, True
+            )
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
         for j in np.flatnonzero(chosen):
@@ -391,17 +454,24 @@ def maximise(
         curvature = _updated(curvature, moved, gradient - new_gradient, chosen & finite)
         # -- accept
         gain = new_value - value
+        good = gain >= _LEAST_DESCENT * promised
         if common:
+            # whether what the leaf did by itself was good, the common step apart
             by_itself = (gradient[:, own] * moved[:, own]).sum(-1)
-            bad = ~(gain - expected >= -np.maximum(by_itself, 0.5 * tolerance / L))
-            accepted = gain.sum() > _LEAST_DESCENT * promised.sum()
-            good = np.full(L, bool(accepted))
-            if not accepted and not bad.any():
+            good = gain - expected >= -np.maximum(by_itself, tolerance / L)
+            for j in np.flatnonzero(~good):
+                trial[j, own] = theta[j, own]
+                new_value[j], new_gradient[j] = densities[j](trial[j])
+            evaluations += int((~good).sum())
+        bad = chosen & ~good
+        if common:
+            good[:] = (new_value - value).sum() > 0.0
+            if not good.any():
                 common_reach = _SHRINK * abs(common)
-        else:
-            good = gain >= _LEAST_DESCENT * promised
-            bad = ~good
-        bad &= chosen
+            else:
+                common_reach = min(
+                    max(common_reach, 2.0 * abs(common)), _LARGEST_COMMON
+                )
         length = np.abs(moved[:, own]).max(-1)
         reach = np.where(bad, _SHRINK * length, np.maximum(reach, 2.0 * length))
         np.minimum(reach, _LARGEST_STEP, out=reach)
@@ -410,8 +480,10 @@ def maximise(
         value = np.where(good, new_value, value)
         gradient = np.where(good[:, None], new_gradient, gradient)
         if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
-            return Maximum(theta, float(value.sum()), step, evaluations, True)
-    return Maximum(theta, float(value.sum()), max_steps, evaluations, False)
+            return Maximum(
+                theta, float(value.sum()), curvature, step, evaluations, True
+            )
+    return Maximum(theta, float(value.sum()), curvature, max_steps, evaluations, False)
 
 
 def _newton_steps(
@@ -499,6 +571,8 @@ class LeafProblem:
         self.parameters, self.rows = parameters, rows
         L, d = parameters[0].shape
         self.shape = L, d + 3
+        # whether the nodes above a leaf have its hyperparameters
+        self.alike = all(term.level is None for part in terms for term in part)
         self.shared = len(parameters) == 4 and parameters[3].numel() < L
         lengths = (d, 1, 1, 1)
         mode, precision = np.zeros(d + 3), np.zeros(d + 3)
@@ -521,8 +595,9 @@ class LeafProblem:
         if self.shared:  # each leaf has its part of the prior
             precision[-1] /= L
         self.constant = constant
+        scratch: dict[int, Array] = {}
         self.densities = [
-            LeafDensity(part, correlation, mode, precision) for part in terms
+            LeafDensity(part, correlation, mode, precision, scratch) for part in terms
         ]
 
     def theta(self) -> Array:
@@ -554,6 +629,33 @@ class LeafProblem:
         total = sum(value for value, _ in found) + self.constant
         return -total / self.rows, -np.stack([slope for _, slope in found]) / self.rows
 
+    def maximum(self, tolerance: float, max_steps: int) -> Maximum:
+        """Maximise, first over what all leaves have in common if they begin alike.
+
+        Args:
+            tolerance: The least gain that a step has to promise.
+            max_steps: Most steps.
+        """
+        theta, points = self.theta(), NodePoints(self.densities)
+        bounds = self.lower, self.upper
+        free = self.free[0]
+        if self.alike and len(theta) > 1 and (theta == theta[0]).all() and free.all():
+            found = climb(
+                lambda at: points.common(at, *bounds), theta[0], _COMMON_STEPS, free
+            )
+            if found is not None:
+                theta = np.tile(np.clip(found[0], *bounds), (len(theta), 1))
+        return maximise(
+            self.densities,
+            theta,
+            points.informations(theta),
+            *bounds,
+            self.free,
+            self.shared,
+            tolerance,
+            max_steps,
+        )
+
     def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
         """An ``optimizer`` of ``fit_gpytorch_mll``.
 
@@ -562,16 +664,7 @@ class LeafProblem:
             kwargs: Not used: BoTorch's closure.
         """
         start = time.monotonic()
-        found = maximise(
-            self.densities,
-            self.theta(),
-            self.lower,
-            self.upper,
-            self.free,
-            self.shared,
-            _TOLERANCE * self.rows,
-            _MOST_STEPS,
-        )
+        found = self.maximum(_TOLERANCE * self.rows, _MOST_STEPS)
         self.write(found.theta)
         status = OptimizationStatus
         return OptimizationResult(
