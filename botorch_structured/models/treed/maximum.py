@@ -21,29 +21,34 @@ __all__ = [
     "LeafTerm",
     "Maximum",
     "NodePoints",
+    "Quantity",
     "leaf_terms",
     "maximise",
 ]
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.optim.core import OptimizationResult, OptimizationStatus
-from gpytorch.constraints import Interval
+from gpytorch import Module
+from gpytorch.constraints import GreaterThan
 from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.priors import NormalPrior
+from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
+from scipy.optimize import Bounds, minimize
 from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.hyperparameter import QuickLogNormalPrior
+from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
 from botorch_structured.models.treed.objective import path_weight
 from botorch_structured.models.treed.scoring import Point, climb, likelihood
 from botorch_structured.models.treed.tree import Array, Rows, TreeNode
@@ -545,15 +550,70 @@ def _updated(
 # -- the hyperparameters of a model ----------------------------------------------------
 
 
+class Quantity(NamedTuple):
+    """A parameter of a module, and what a fit has to know of it.
+
+    Attributes:
+        parameter: A value, or its logarithm.
+        of_value: Whether it is a positive value, of which theta has the logarithm.
+        mode: Of the Gaussian prior of what theta has.
+        precision: Inverse variance of that; zero without a prior.
+        highest: Log density of the prior at its mode.
+        bounds: Of what theta has.
+    """
+
+    parameter: Parameter
+    of_value: bool
+    mode: float
+    precision: float
+    highest: float
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, module: Module, priors: Sequence[Prior]) -> Quantity | None:
+        """That of a module, or None if a Gaussian between bounds is not all it is.
+
+        Args:
+            module: With one parameter.
+            priors: That are registered on it.
+        """
+        named = list(module.named_parameters(recurse=False))
+        if len(named) != 1 or len(priors) > 1:
+            return None
+        ((name, parameter),) = named
+        interval = module.constraint_for_parameter_name(name)
+        kinds = [type(prior) for prior in priors]
+        mode = precision = highest = 0.0
+        bounds = -math.inf, math.inf
+        if interval is None:
+            positive = False
+            if kinds not in ([], [NormalPrior]):
+                return None
+        else:
+            positive = type(interval) is LogInterval or (
+                type(interval) is GreaterThan and not interval.enforced
+            )
+            if not positive or kinds not in ([LogNormalPrior], [QuickLogNormalPrior]):
+                return None
+            lower, upper = interval.lower_bound, interval.upper_bound
+            bounds = float(lower.log()), float(upper.log())
+        for prior in priors:
+            top: Any = prior.mode
+            if prior.batch_shape.numel() != 1:
+                return None
+            mode = float(top.log() if positive else top)
+            precision = float(prior.scale) ** -2.0  # type: ignore[arg-type]
+            highest = float(prior.log_prob(top))
+        of_value = positive and type(interval) is not LogInterval
+        return cls(parameter, of_value, mode, precision, highest, bounds)
+
+
 class LeafProblem:
     """What a fit of a treed GP maximises, as a function of arrays.
 
     Args:
-        parameters: Logarithms of lengthscales ``L x d`` and amplitudes ``L``, means
-            ``L``, and logarithms of noise variances, ``L`` or one for all; without the
-            last if the noise is known.
-        priors: Of what these are the logarithms, and of the means.
-        bounds: Of the parameters; None without.
+        quantities: Lengthscales ``L x d``, amplitudes ``L`` (None if they are one),
+            means ``L`` and noise variances, ``L`` or one for all (None if known).
         terms: Of the leaves.
         correlation: Of their kernel.
         rows: n, by which the objective is divided.
@@ -561,40 +621,37 @@ class LeafProblem:
 
     def __init__(
         self,
-        parameters: Sequence[Parameter],
-        priors: Sequence[QuickLogNormalPrior | NormalPrior],
-        bounds: Sequence[Interval | None],
+        quantities: Sequence[Quantity | None],
         terms: Sequence[Sequence[LeafTerm]],
         correlation: Correlation,
         rows: int,
     ) -> None:
-        self.parameters, self.rows = parameters, rows
-        L, d = parameters[0].shape
+        self.rows = rows
+        lengths = quantities[0]
+        assert lengths is not None
+        L, d = lengths.parameter.shape
         self.shape = L, d + 3
         # whether the nodes above a leaf have its hyperparameters
         self.alike = all(term.level is None for part in terms for term in part)
-        self.shared = len(parameters) == 4 and parameters[3].numel() < L
-        lengths = (d, 1, 1, 1)
+        places = [slice(d), *(slice(d + k, d + k + 1) for k in range(3))]
+        self.columns = [
+            (place, quantity)
+            for place, quantity in zip(places, quantities, strict=True)
+            if quantity is not None
+        ]
+        noise = quantities[3]
+        self.shared = noise is not None and noise.parameter.numel() < L
         mode, precision = np.zeros(d + 3), np.zeros(d + 3)
         self.lower, self.upper = np.full(d + 3, -np.inf), np.full(d + 3, np.inf)
         self.free = np.zeros(self.shape, dtype=bool)
-        constant, start = 0.0, 0
-        for parameter, prior, interval, length in zip(
-            parameters, priors, bounds, lengths, strict=False
-        ):
-            place = slice(start, start + length)
-            top = prior.mode
-            constant += parameter.numel() * float(prior.log_prob(top))
-            mode[place] = float(top if isinstance(prior, NormalPrior) else top.log())
-            precision[place] = float(prior.scale) ** -2.0
-            if interval is not None:
-                self.lower[place] = float(interval.lower_bound.log())
-                self.upper[place] = float(interval.upper_bound.log())
-            self.free[:, place] = parameter.requires_grad
-            start += length
+        self.constant = 0.0
+        for place, quantity in self.columns:
+            mode[place], precision[place] = quantity.mode, quantity.precision
+            self.lower[place], self.upper[place] = quantity.bounds
+            self.free[:, place] = quantity.parameter.requires_grad
+            self.constant += quantity.highest * quantity.parameter.numel()
         if self.shared:  # each leaf has its part of the prior
             precision[-1] /= L
-        self.constant = constant
         scratch: dict[int, Array] = {}
         self.densities = [
             LeafDensity(part, correlation, mode, precision, scratch) for part in terms
@@ -602,26 +659,24 @@ class LeafProblem:
 
     def theta(self) -> Array:
         """The parameters as they are, ``L x (d + 3)``, within their bounds."""
-        L = self.shape[0]
-        columns = [
-            p.detach().double().reshape(-1 if p.numel() > 1 else 1).numpy()
-            for p in self.parameters
-        ]
         found = np.zeros(self.shape)
-        found[:, : self.shape[1] - 3] = columns[0].reshape(L, -1)
-        for k, column in enumerate(columns[1:]):
-            found[:, self.shape[1] - 3 + k] = column
+        for place, quantity in self.columns:
+            values = quantity.parameter.detach().double().numpy()
+            if quantity.of_value:
+                values = np.log(values)
+            found[:, place] = values.reshape(-1, place.stop - (place.start or 0))
         return np.clip(found, self.lower, self.upper)
 
     def write(self, theta: Array) -> None:
         """Set the parameters that may change."""
-        d = self.shape[1] - 3
-        columns = [theta[:, :d], *theta[:, d:].T]
-        with torch.no_grad():
-            for parameter, column in zip(self.parameters, columns, strict=False):
-                if parameter.requires_grad:
-                    values = torch.as_tensor(column.reshape(-1)[: parameter.numel()])
-                    parameter.copy_(values.view_as(parameter))
+        for place, quantity in self.columns:
+            parameter = quantity.parameter
+            if parameter.requires_grad:
+                values = theta[:, place].reshape(-1)[: parameter.numel()]
+                if quantity.of_value:
+                    values = np.exp(values)
+                with torch.no_grad():
+                    parameter.copy_(torch.as_tensor(values).view_as(parameter))
 
     def loss_and_gradient(self, theta: Array) -> tuple[float, Array]:
         """``compute_custom_loss`` and its derivatives, ``L x (d + 3)``."""
@@ -664,6 +719,8 @@ class LeafProblem:
             kwargs: Not used: BoTorch's closure.
         """
         start = time.monotonic()
+        if any(quantity.of_value for _, quantity in self.columns):
+            return self._minimise(start)
         found = self.maximum(_TOLERANCE * self.rows, _MOST_STEPS)
         self.write(found.theta)
         status = OptimizationStatus
@@ -671,5 +728,51 @@ class LeafProblem:
             step=found.steps,
             fval=-(found.value + self.constant) / self.rows,
             status=status.SUCCESS if found.converged else status.STOPPED,
+            runtime=time.monotonic() - start,
+        )
+
+    def _minimise(self, start: float) -> OptimizationResult:
+        """By SciPy's L-BFGS-B from values, not logarithms, as BoTorch's own fit goes.
+
+        A step in another scale may lead to another of several optima.
+        """
+        theta, free = self.theta(), self.free
+        positive = np.zeros(self.shape, dtype=bool)
+        for place, quantity in self.columns:
+            positive[:, place] = quantity.of_value
+        raised = positive[free]
+
+        def loss(x: Array) -> tuple[float, Array]:
+            theta[free] = np.where(raised, np.log(np.where(raised, x, 1.0)), x)
+            value, gradient = self.loss_and_gradient(theta)
+            if not math.isfinite(value):
+                raise NotPSDError("theta: expected a positive definite covariance.")
+            return value, gradient[free] / np.where(raised, x, 1.0)
+
+        lower, upper, first = (
+            np.where(raised, np.exp(np.where(raised, values, 0.0)), values)
+            for values in (
+                np.broadcast_to(self.lower, self.shape)[free],
+                np.broadcast_to(self.upper, self.shape)[free],
+                theta[free],
+            )
+        )
+        found = minimize(
+            loss, first, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper)
+        )
+        loss(found.x)
+        self.write(theta)
+        status = OptimizationStatus
+        if not found.success:
+            warnings.warn(
+                f"L-BFGS-B: expected to converge, got {found.message}.",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+        return OptimizationResult(
+            step=found.nit,
+            fval=float(found.fun),
+            status=status.SUCCESS if found.success else status.FAILURE,
+            message=str(found.message),
             runtime=time.monotonic() - start,
         )

@@ -42,12 +42,11 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from gpytorch.priors import NormalPrior
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
+from botorch_structured.linalg.correlations import RBF
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
@@ -78,7 +77,11 @@ from botorch_structured.models.treed.leaf_modules import (
     TreedMeanCopies,
     shared_noise_likelihood,
 )
-from botorch_structured.models.treed.maximum import LeafProblem, leaf_terms
+from botorch_structured.models.treed.maximum import (
+    LeafProblem,
+    Quantity,
+    leaf_terms,
+)
 from botorch_structured.models.treed.objective import (
     TreeData,
     batch_elements,
@@ -545,8 +548,8 @@ class TreedGP(FastSingleTaskGP):
         direct use.
         """
         own = self._is_treed and not self.partition.tree_shape
-        if own and not any(kwargs.values()):  # None is what was not given
-            problem = self._leaf_problem(mll)
+        if not any(kwargs.values()):  # None is what was not given
+            problem = self._leaf_problem(mll.train())
             if problem is not None:
                 kwargs["optimizer"] = problem.optimize
         with few_threads(self.train_targets.shape[-1]):
@@ -555,64 +558,63 @@ class TreedGP(FastSingleTaskGP):
     def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
         """The objective as a sum of functions of the leaves' hyperparameters.
 
-        None unless the kernel, the mean, the noise and all priors are the default ones.
+        None for a batch, and unless the kernel, the mean, the noise and all priors are
+        the default ones.
         """
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
         if (
             type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
-            or type(kernel) is not TreedStationary
-            or type(mean) is not TreedMean
-            or kernel.warp
-            or kernel.categorical
+            or self.partition.tree_shape
+            or self.train_targets.ndim > 1
             or self.train_targets.device.type != "cpu"
         ):
             return None
-        owners = [kernel.lengthscale_of_leaf, kernel.variance_of_leaf, mean]
+        owners: list[Any]
+        if type(kernel) is TreedStationary and type(mean) is TreedMean:
+            if kernel.warp or kernel.categorical:
+                return None
+            owners = [kernel.lengthscale_of_leaf, kernel.variance_of_leaf, mean]
+            correlation = kernel.correlation(0)
+        elif self._given == (None, None) and not self._is_treed:
+            owners, correlation = [kernel, None, mean], RBF
+        else:
+            return None
         noise = None
         if type(likelihood) is LeafNoiseLikelihood:
             owners.append(likelihood.noise_covar.noise_of_leaf)
         elif type(likelihood) is GaussianLikelihood:
             owners.append(likelihood.noise_covar)
         elif type(likelihood) is FixedNoiseGaussianLikelihood:
+            owners.append(None)
             noise = self._known_noise().detach().double().numpy()
         else:
             return None
-        found = [list(module.named_parameters()) for module in owners]
-        priors = {module: prior for _, module, prior, *_ in mll.named_priors()}
-        own = [priors.get(module) for module in owners]
-        kinds = [QuickLogNormalPrior, QuickLogNormalPrior, NormalPrior]
-        kinds = [*kinds, QuickLogNormalPrior][: len(owners)]
-        constraints = [
-            None if module is mean else module.constraint_for_parameter_name(name)
-            for module, ((name, _),) in zip(owners, found, strict=True)
+        priors: dict[Any, set[Any]] = {}
+        for _, module, prior, *_ in mll.named_priors():
+            priors.setdefault(module, set()).add(prior)
+        quantities = [
+            None if owner is None else Quantity.of(owner, [*priors.pop(owner, ())])
+            for owner in owners
         ]
-        parameters = [parameter for ((_, parameter),) in found]
         free = {p for p in mll.parameters() if p.requires_grad}
         if (
-            len(priors) != len(owners)
-            or [type(prior) for prior in own] != kinds
-            or {type(c) for c in constraints} != {LogInterval, type(None)}
-            or not free <= set(parameters)
+            priors
+            or sum(q is None for q in quantities) > owners.count(None)
+            or not free <= {q.parameter for q in quantities if q is not None}
         ):
             return None
         (data,) = self._plan()
+        levels = self.levels.double().numpy() if self._is_treed else None
         terms = leaf_terms(
             data.root,
             self._data_of,
             data.X.double().numpy(),
             data.y.double().numpy(),
             noise,
-            None if self._share_all else self.levels.double().numpy(),
+            None if self._share_all else levels,
         )
-        return LeafProblem(
-            parameters,
-            own,
-            constraints,
-            terms,
-            kernel.correlation(0),
-            self._num_observed,
-        )
+        return LeafProblem(quantities, terms, correlation, self._num_observed)
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""
