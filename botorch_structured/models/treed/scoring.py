@@ -18,6 +18,7 @@ __all__ = [
     "NodeFit",
     "NodePrior",
     "Point",
+    "SCORED_ROWS",
     "climb",
     "likelihood",
     "thinned",
@@ -39,8 +40,8 @@ _LARGEST_STEP = 2.0  # of a component of theta
 _CONVERGED = 1e-4  # nats: the least gain that a step has to predict
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
-# of a node with more rows, so many are used
-_SCORED_ROWS = 150
+#: Of a node with more rows, so many are used.
+SCORED_ROWS = 150
 #: Most steps of a fit whose evidence decides on a split.
 FULL_STEPS = 12
 
@@ -335,13 +336,14 @@ def likelihood(
     return value, gradient, information
 
 
-def thinned(rows: Rows) -> Rows:
+def thinned(rows: Rows, most: int = SCORED_ROWS) -> Rows:
     """At most so many rows, the same ones each time: what decisions are made on.
 
     Args:
         rows: Any number of them.
+        most: How many.
     """
-    if len(rows) <= _SCORED_ROWS:
+    if len(rows) <= most:
         return rows
-    chosen = np.random.default_rng(0).permutation(len(rows))[:_SCORED_ROWS]
+    chosen = np.random.default_rng(0).permutation(len(rows))[:most]
     return rows[np.sort(chosen)]

@@ -304,6 +304,8 @@ class TreedGP(FastSingleTaskGP):
                 max_leaves=max_leaves,
                 categorical=categorical,
                 kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
+                nodes_too=not self._share_all or leaf_kernel == "evidence",
+                one_leaf=warp or bool(categorical),
             )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
