@@ -59,9 +59,16 @@ _REFINE_ROUNDS = 2
 # P(a node at depth k is split) = alpha (1 + k)^-beta
 _ALPHA, _BETA = 0.5, 2.0
 _FINALISTS = 4
+_SCALE_ROWS = 75  # that a fit of lengthscales begins with
+# of a fit on all rows of a large node, from the fit on some of them
+_LAST_STEPS = 3
+# Rows that find out which modes there are, and how near those of one mode are.
+_MODE_ROWS, _SAME_MODE = 60, 0.1
 # the change point may be at so many thresholds, the best one in the middle
 _CHANGES = 13
-_QUICK = 3  # steps of a fit that finds out whether it may be the best
+# Steps of a fit that finds out whether it may be the best, from where the parent is and
+# from where the same child of a neighbouring threshold is.
+_FIRST, _QUICK = 3, 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class GrownTrees:
     """The trees of a batch of data sets.
 
     Attributes:
-        roots: One for each element of the flattened batch; each node has been fitted.
+        roots: One for each element of the flattened batch; each node has a fit.
         inputs: Its data, ``n x d`` each.
         scales: Relative lengthscales of its columns, ``d`` each.
         rbf: Whether its nodes were fitted with an RBF kernel.
@@ -109,6 +116,8 @@ def grow_trees(
     max_leaves: int | None,
     categorical: Sequence[int],
     kernel: str,
+    nodes_too: bool,
+    one_leaf: bool,
 ) -> GrownTrees:
     """Grow a tree for each element of a batch, and fit each of its nodes.
 
@@ -122,12 +131,15 @@ def grow_trees(
         categorical: Columns without an order.
         kernel: "matern", "rbf", or "evidence" for the one that explains the leaves of a
             tree better (which is grown with the first).
+        nodes_too: Whether nodes below the root get fits of their own; if not, and they
+            were not needed to grow the tree, they have the root's.
+        one_leaf: Whether the kernel of a tree without splits matters.
     """
     n, d = X.shape[-2:]
     inputs = X.detach().expand(*y.shape[:-1], n, d).reshape(-1, n, d).cpu().double()
     targets = y.detach().reshape(-1, n).cpu().double()
     known = None if noise is None else noise.detach().expand(y.shape).reshape(-1, n)
-    roots, data, scales, rbf = [], [], [], []
+    roots, data, scales, evidences = [], [], [], []
     for e, (points, values) in enumerate(zip(inputs, targets, strict=True)):
         x, t = points.numpy(), values.numpy()
         noise_rows = None if known is None else known[e].cpu().double().numpy()
@@ -144,13 +156,23 @@ def grow_trees(
             root = grow_by_evidence(x, evidence, min_leaf_size, max_leaves, categorical)
         else:
             root = grow_by_variance(x, t, min_leaf_size, max_leaves, categorical)
-        fit_nodes(root, evidence)
-        if kernel == "evidence":
-            try_rbf(root, evidence)
-        rbf.append(evidence.rbf)
         roots.append(root)
         data.append(x)
         scales.append(scale)
+        evidences.append(evidence)
+    single = all(root.split is None for root in roots)
+    for root, evidence in zip(roots, evidences, strict=True):
+        if not nodes_too:
+            fit = root.fit or _fit_root(evidence, root.home)
+            for node in root.walk():
+                node.fit = node.fit or fit
+        elif kernel != "evidence":
+            fit_nodes(root, evidence)
+        else:
+            fit_nodes(root, evidence)
+            if one_leaf or not single:
+                try_rbf(root, evidence)
+    rbf = [evidence.rbf for evidence in evidences]
     return GrownTrees(roots, data, scales, rbf)
 
 
@@ -185,7 +207,11 @@ def relative_lengthscales(
         prior,
         None if noise is None else noise[rows],
     )
-    found = evidence.fit(np.arange(len(rows)), [prior.mode], FULL_STEPS)
+    everything = np.arange(len(rows))
+    few = thinned(everything, _SCALE_ROWS)
+    found = evidence.fit(few, [prior.mode], FULL_STEPS)
+    if len(few) < len(rows):
+        found = evidence.fit(everything, [found.theta], _LAST_STEPS)
     log_length = found.theta[:count]
     scale[numeric] = np.exp(log_length - log_length.mean())
     return scale
@@ -264,8 +290,7 @@ def fit_nodes(root: TreeNode, evidence: NodeEvidence) -> None:
         if node.parent is None:
             node.fit = _fit_root(evidence, node.home)
         else:
-            starts = [node.parent.fit.theta]
-            node.fit = evidence.fit(node.home, starts, FULL_STEPS)
+            node.fit = _fit(evidence, node.home, [node.parent.fit.theta])
 
 
 def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
@@ -277,25 +302,45 @@ def try_rbf(root: TreeNode, evidence: NodeEvidence) -> None:
     """
     before = {id(node): node.fit for node in root.walk()}
     evidence.rbf = True
-    for node in root.walk():
+    for node in root.leaves():
         starts = [node.fit.theta, evidence.prior.mode]
-        node.fit = evidence.fit(node.home, starts, FULL_STEPS)
+        node.fit = _fit(evidence, node.home, starts)
     leaves = root.leaves()
     gain = sum(leaf.fit.log_evidence - before[id(leaf)].log_evidence for leaf in leaves)
-    if not gain > 0:
-        evidence.rbf = False
-        for node in root.walk():
+    evidence.rbf = gain > 0
+    for node in root.walk():
+        if not evidence.rbf:
             node.fit = before[id(node)]
+        elif node.split is not None:
+            starts = [node.fit.theta, evidence.prior.mode]
+            node.fit = _fit(evidence, node.home, starts)
+
+
+def _fit(
+    evidence: NodeEvidence,
+    rows: Rows,
+    starts: Sequence[Array],
+    steps: int = FULL_STEPS,
+) -> NodeFit:
+    """Fit a node, of many rows first to some of them."""
+    few = thinned(rows)
+    if len(few) == len(rows):
+        return evidence.fit(rows, starts, steps)
+    return evidence.fit(rows, [evidence.fit(few, starts, steps).theta], _LAST_STEPS)
 
 
 def _fit_root(evidence: NodeEvidence, rows: Rows) -> NodeFit:
     """Fit all data, from several starts: noise or wiggles is a choice of modes."""
-    mode = evidence.prior.mode
-    starts = [mode + np.array(s) for s in _ROOT_STARTS]
-    few = thinned(rows)
-    if len(few) == len(rows):
-        return evidence.fit(rows, starts)
-    return evidence.fit(rows, [evidence.fit(few, starts).theta], FULL_STEPS)
+    starts = [evidence.prior.mode + np.array(s) for s in _ROOT_STARTS]
+    few = thinned(rows, _MODE_ROWS)
+    if len(few) < len(rows):
+        modes: list[Array] = []
+        for start in starts:
+            theta = evidence.fit(few, [start]).theta
+            if all(np.abs(theta - mode).max() > _SAME_MODE for mode in modes):
+                modes.append(theta)
+        starts = modes
+    return _fit(evidence, rows, starts, 30)
 
 
 _ROOT_STARTS = (
@@ -309,8 +354,8 @@ _ROOT_STARTS = (
 # -- the best split of a node ----------------------------------------------------------
 #
 # Two GPs are fitted for each threshold that is tried. To save fits, a few thresholds
-# are tried in each column by fits of ``_QUICK`` steps, the best ``_FINALISTS`` again by
-# ``FULL_STEPS``, and then the neighbours of the best one.
+# are tried in each column by fits of few steps, each from where the last one ended; the
+# best ``_FINALISTS`` again by ``FULL_STEPS``, and then the neighbours of the best one.
 
 
 def _log_prior_gain(depth: int, columns: int) -> float:
@@ -370,7 +415,11 @@ def best_split_by_evidence(
     def best_of(count: int) -> list[Split]:
         return sorted(trials, key=lambda split: -trials[split].value)[:count]
 
-    attempt(_candidates(node, X, evidence.y, min_leaf_size, categorical), None, _QUICK)
+    for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
+        last = None
+        for split in chain:
+            attempt([split], last, _FIRST if last is None else _QUICK)
+            last = trials.get(split, last)
     attempt(best_of(_FINALISTS), None, FULL_STEPS)
     if not trials:
         return None
@@ -411,7 +460,7 @@ def best_split_by_evidence(
     for child, fit in zip(trial.children, trial.fits, strict=True):
         child.fit = fit
         if len(scored) < len(node.home):
-            child.fit = evidence.fit(child.home, [fit.theta], FULL_STEPS)
+            child.fit = evidence.fit(child.home, [fit.theta], _LAST_STEPS)
     return Proposal(gain, best, trial.children, change)
 
 
@@ -454,19 +503,22 @@ def _candidates(
     y: Array,
     min_leaf_size: int,
     categorical: Sequence[int],
-) -> list[Split]:
-    found: list[Split] = []
+) -> list[list[Split]]:
+    """Splits that are tried first, in chains from the middle of a column outwards."""
+    found: list[list[Split]] = []
     for column in range(X.shape[1]):
         values = np.unique(X[node.home, column])
         if column in categorical:
-            found += [Split(column, float(v), True) for v in values]
+            found += [[Split(column, float(v), True)] for v in values]
             continue
         places = np.linspace(0, len(values) - 1, _QUANTILES + 2)[1:-1]
         chosen = values[np.unique(np.round(places).astype(int))]
-        found += [Split(column, float(v)) for v in chosen]
+        splits = [Split(column, float(v)) for v in chosen]
+        middle = len(splits) // 2
+        found += [splits[middle:], splits[:middle][::-1]]
     cart = split_by_variance(X[node.home], y[node.home], min_leaf_size, categorical)
-    if cart is not None and cart[1] not in found:
-        found.append(cart[1])
+    if cart is not None and not any(cart[1] in chain for chain in found):
+        found.append([cart[1]])
     return found
 
 

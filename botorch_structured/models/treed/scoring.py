@@ -18,7 +18,9 @@ __all__ = [
     "NodeFit",
     "NodePrior",
     "Point",
+    "SCORED_ROWS",
     "climb",
+    "likelihood",
     "thinned",
 ]
 
@@ -30,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.linalg.correlations import MATERN52, RBF
+from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 from botorch_structured.models.treed.tree import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -38,8 +40,8 @@ _LARGEST_STEP = 2.0  # of a component of theta
 _CONVERGED = 1e-4  # nats: the least gain that a step has to predict
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
-# of a node with more rows, so many are used
-_SCORED_ROWS = 150
+#: Of a node with more rows, so many are used.
+SCORED_ROWS = 150
 #: Most steps of a fit whose evidence decides on a split.
 FULL_STEPS = 12
 
@@ -125,8 +127,10 @@ def climb(
     damping = 1e-2
     for _ in range(max_steps):
         damped = here.information.copy()
-        damped.flat[:: len(damped) + 1] *= 1.0 + damping
-        step = np.linalg.solve(damped, here.gradient)
+        damped.ravel()[:: len(damped) + 1] *= 1.0 + damping
+        _, step, info = lapack.dposv(damped, here.gradient)
+        if info != 0:
+            break
         largest = float(np.abs(step).max())
         if largest > _LARGEST_STEP:
             step *= _LARGEST_STEP / largest
@@ -181,6 +185,9 @@ class NodeEvidence:
         # known noise: log v is not a parameter
         self.free = np.ones(len(prior.mode), dtype=bool)
         self.free[-1] = noise is None
+        self._precision = prior.scale**-2.0
+        scales = np.log(prior.scale[self.free])
+        self._normaliser = float(scales.sum()) + 0.5 * len(scales) * _LOG_TWO_PI
 
     def fit(self, rows: Rows, starts: Sequence[Array], max_steps: int = 30) -> NodeFit:
         """The posterior mode of theta given some of the data, the best of several.
@@ -192,25 +199,30 @@ class NodeEvidence:
         """
         if len(rows) == 0:  # nothing was observed: the prior
             return NodeFit(self.prior.mode, 0.0)
-        squared = np.stack([part[rows[:, None], rows] for part in self.squared])
-        noise = None if self.known_noise is None else self.known_noise[rows]
-        y = self.y[rows]
+        evaluate = self._density(rows)
         best: tuple[Array, Point] | None = None
         for start in starts:
-            found = climb(
-                lambda theta: self._evaluate(theta, squared, y, noise),
-                start,
-                max_steps,
-                self.free,
-            )
+            found = climb(evaluate, start, max_steps, self.free)
             if found is not None and (best is None or found[1].value > best[1].value):
                 best = found
         if best is None:  # not even the prior mode can be factorised
             return NodeFit(self.prior.mode, -math.inf)
         theta, point = best
-        p = int(self.free.sum())
-        logdet = np.linalg.slogdet(point.information)[1]
-        return NodeFit(theta, point.value + 0.5 * p * _LOG_TWO_PI - 0.5 * logdet)
+        return NodeFit(theta, self._laplace(point))
+
+    def _laplace(self, point: Point) -> float:
+        chol, info = lapack.dpotrf(point.information, lower=1)
+        if info != 0:
+            return -math.inf
+        half = float(np.log(chol.diagonal()).sum())
+        return point.value + 0.5 * len(chol) * _LOG_TWO_PI - half
+
+    def _density(self, rows: Rows) -> Callable[[Array], Point | None]:
+        """Log posterior of theta given some of the data."""
+        squared = self.squared[:, rows[:, None], rows]
+        y = self.y[rows]
+        noise = None if self.known_noise is None else self.known_noise[rows]
+        return lambda theta: self._evaluate(theta, squared, y, noise)
 
     def _evaluate(
         self, theta: Array, squared: Array, y: Array, noise: Array | None
@@ -218,81 +230,120 @@ class NodeEvidence:
         """Log posterior of theta, its gradient and the Fisher information."""
         if np.abs(theta).max() > _LARGEST:
             return None
-        n, k = len(y), self.num_lengthscales
-        prior = self.prior
-        variance, mean = math.exp(theta[k]), theta[k + 1]
-        free_noise = math.exp(theta[k + 2])
-        v: Array | float
-        v = free_noise + prior.noise_floor if noise is None else noise
-        parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+        prior, free = self.prior, self.free
         correlation = RBF if self.rbf else MATERN52
-        covariance, slope = correlation.array_value_and_slope(
-            parts[0] if k == 1 else parts.sum(0)
-        )
-        covariance *= variance
-        slope *= 2.0 * variance
-        parts *= slope  # derivatives by log l_j
-        covariance.flat[:: n + 1] += v
-        chol, info = lapack.dpotrf(covariance, lower=1, clean=1, overwrite_a=1)
-        if info != 0:
+        found = likelihood(theta, squared, y, correlation, prior.noise_floor, noise)
+        if found is None:
             return None
-        r = y - mean
-        alpha = lapack.dpotrs(chol, r, lower=1)[0]
-        value = -0.5 * float(r @ alpha) - 0.5 * n * _LOG_TWO_PI
-        value -= float(np.log(chol.diagonal()).sum())
-        inverse, info = lapack.dpotri(chol, lower=1)
-        if info != 0:
-            return None
-        inverse += inverse.T  # the upper triangle was zero
-        inverse.flat[:: n + 1] *= 0.5
-        trace = inverse.diagonal()
-        if k == 1:
-            products = (inverse @ parts[0])[None]
-        else:
-            products = np.stack([inverse @ part for part in parts])
-        traces = products.trace(axis1=1, axis2=2)
-        # einsum, as allocating the products takes longer than summing them
-        mixed = np.einsum("jab,ab->ja", products, inverse)
-        squares = np.einsum("ab,ab->a", inverse, inverse)
-        weighted = v * squares if noise is None else (inverse * inverse) @ v
-        trace_v = float((trace * v).sum())
-        total = float(trace.sum())
-        gradient = np.empty(k + 3)
-        gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
-        gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + trace_v)
-        gradient[k + 1] = float(alpha.sum())
-        gradient[k + 2] = 0.5 * free_noise * (float(alpha @ alpha) - total)
-        # zero between the mean and the rest
-        information = np.zeros((k + 3, k + 3))
-        information[:k, :k] = 0.5 * np.einsum("iab,jba->ij", products, products)
-        information[k, :k] = 0.5 * (traces - (v * mixed).sum(-1))
-        information[k, k] = 0.5 * (n - 2.0 * trace_v + float((v * weighted).sum()))
-        information[k + 1, k + 1] = float(inverse.sum())
-        information[k + 2, :k] = 0.5 * free_noise * mixed.sum(-1)
-        information[k + 2, k] = 0.5 * free_noise * (total - float(weighted.sum()))
-        information[k + 2, k + 2] = 0.5 * free_noise**2 * float(squares.sum())
-        information[:k, k:] = information[k:, :k].T
-        information[k, k + 2] = information[k + 2, k]
+        value, gradient, information = found
         z = (theta - prior.mode) / prior.scale
-        free = self.free
-        value -= 0.5 * float((z[free] ** 2).sum())
-        value -= float(np.log(prior.scale[free]).sum()) + 0.5 * free.sum() * _LOG_TWO_PI
         gradient -= z / prior.scale
-        information.flat[:: k + 4] += prior.scale**-2.0
-        if not math.isfinite(value):
-            return None
+        information.ravel()[:: len(z) + 1] += self._precision
         if noise is not None:
-            gradient, information = gradient[free], information[np.ix_(free, free)]
-        return Point(value, gradient, information)
+            z, gradient = z[free], gradient[free]
+            information = information[np.ix_(free, free)]
+        value -= 0.5 * float(z @ z) + self._normaliser
+        return Point(value, gradient, information) if math.isfinite(value) else None
 
 
-def thinned(rows: Rows) -> Rows:
+def likelihood(
+    theta: Array,
+    squared: Array,
+    y: Array,
+    correlation: Correlation,
+    floor: float = 0.0,
+    noise: Array | None = None,
+) -> tuple[float, Array, Array] | None:
+    """Log density of outcomes given theta, its gradient and the Fisher information.
+
+    Args:
+        theta: (log l_1, .., log l_k, log s^2, m, log v).
+        squared: Squared distances that go with each lengthscale, ``k x n x n``.
+        y: ``n``.
+        correlation: Of the kernel.
+        floor: Smallest noise variance, to which v is added.
+        noise: Known noise variances, ``n``, instead; the components of log v then mean
+            nothing.
+
+    Returns:
+        None if the covariance cannot be factorised.
+    """
+    n, k = len(y), len(squared)
+    variance, mean = math.exp(theta[k]), float(theta[k + 1])
+    free_noise = math.exp(theta[k + 2])
+    v: Array | float
+    v = free_noise + floor if noise is None else noise
+    parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+    covariance, slope = correlation.array_value_and_slope(
+        parts[0] if k == 1 else parts.sum(0)
+    )
+    slope *= 2.0 * variance
+    parts *= slope  # derivatives by log l_j
+    covariance *= variance
+    covariance.ravel()[:: n + 1] += v
+    # symmetric: in the order of Fortran the transpose is the same matrix, uncopied
+    chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+    if info != 0:
+        return None
+    logdet = float(np.log(chol.diagonal()).sum())
+    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
+    if info != 0:
+        return None
+    inverse = inverse.T  # in rows; the upper triangle is there, the lower was zero
+    inverse += inverse.T.copy()
+    diagonal = inverse.ravel()[:: n + 1]
+    diagonal *= 0.5
+    r = y - mean
+    alpha = inverse @ r
+    products = inverse @ parts
+    traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
+    column = inverse.ravel()
+    if noise is None:
+        mixed = products.reshape(k, -1) @ column  # tr(K^-1 dK_j K^-1)
+        mixed_v = v * mixed
+        squares = float(column @ column)
+        total = float(diagonal.sum())
+        total_v, squares_v, squares_vv = v * total, v * squares, v**2 * squares
+    else:  # log v is not a parameter: its row is left out below
+        mixed = np.zeros(k)
+        mixed_v = np.einsum("jab,ba,a->j", products, inverse, v)
+        total, squares_v = 0.0, 0.0
+        total_v = float(diagonal @ v)
+        squares = 1.0
+        squares_vv = float(v @ (inverse * inverse) @ v)
+    square = float(alpha @ alpha)
+    value = -0.5 * float(r @ alpha) - 0.5 * n * _LOG_TWO_PI - logdet
+    gradient = np.empty(k + 3)
+    gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
+    gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + total_v)
+    gradient[k + 1] = float(alpha.sum())
+    gradient[k + 2] = 0.5 * free_noise * (square - total)
+    # zero between the mean and the rest
+    information = np.zeros((k + 3, k + 3))
+    if k == 1:
+        products = products[0]
+        information[0, 0] = 0.5 * float(products.ravel() @ products.T.ravel())
+    else:
+        turned = products.transpose(0, 2, 1).reshape(k, -1)
+        information[:k, :k] = 0.5 * (products.reshape(k, -1) @ turned.T)
+    information[k, :k] = information[:k, k] = 0.5 * (traces - mixed_v)
+    information[k, k] = 0.5 * (n - 2.0 * total_v + squares_vv)
+    information[k + 1, k + 1] = float(inverse.sum())
+    half = 0.5 * free_noise
+    information[k + 2, :k] = information[:k, k + 2] = half * mixed
+    information[k + 2, k] = information[k, k + 2] = half * (total - squares_v)
+    information[k + 2, k + 2] = half * free_noise * squares
+    return value, gradient, information
+
+
+def thinned(rows: Rows, most: int = SCORED_ROWS) -> Rows:
     """At most so many rows, the same ones each time: what decisions are made on.
 
     Args:
         rows: Any number of them.
+        most: How many.
     """
-    if len(rows) <= _SCORED_ROWS:
+    if len(rows) <= most:
         return rows
-    chosen = np.random.default_rng(0).permutation(len(rows))[:_SCORED_ROWS]
+    chosen = np.random.default_rng(0).permutation(len(rows))[:most]
     return rows[np.sort(chosen)]

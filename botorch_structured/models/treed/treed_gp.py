@@ -42,12 +42,11 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from gpytorch.priors import NormalPrior
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.linalg.hyperparameter import QuickLogNormalPrior
+from botorch_structured.linalg.correlations import RBF
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
@@ -78,12 +77,15 @@ from botorch_structured.models.treed.leaf_modules import (
     TreedMeanCopies,
     shared_noise_likelihood,
 )
+from botorch_structured.models.treed.maximum import (
+    LeafProblem,
+    Quantity,
+    leaf_terms,
+)
 from botorch_structured.models.treed.objective import (
-    StationaryCovariances,
     TreeData,
     batch_elements,
     covariances_of,
-    evidence_and_slopes,
     nested_groups,
     node_groups,
     path_evidence,
@@ -95,7 +97,6 @@ from botorch_structured.models.treed.tree import Rows, TreeNode
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
 # curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
-_DEFAULT_MODULES = [TreedStationary, TreedMean, LeafNoiseLikelihood]
 
 
 class TreedGP(FastSingleTaskGP):
@@ -303,6 +304,8 @@ class TreedGP(FastSingleTaskGP):
                 max_leaves=max_leaves,
                 categorical=categorical,
                 kernel=leaf_kernel or (split_criterion if by_evidence else "matern"),
+                nodes_too=not self._share_all or leaf_kernel == "evidence",
+                one_leaf=warp or bool(categorical),
             )
         self.partition = TreePartition(grown.roots, grown.inputs, self._aug_batch_shape)
         if self.partition.num_leaves > 1 or warp or categorical:
@@ -547,80 +550,73 @@ class TreedGP(FastSingleTaskGP):
         direct use.
         """
         own = self._is_treed and not self.partition.tree_shape
-        if own and not any(kwargs.values()):  # None is what was not given
-            kwargs["closure"] = self._loss_and_gradient(mll.train())
-            kwargs["optimizer_kwargs"] = {"options": _FIT_OPTIONS}
+        if not any(kwargs.values()):  # None is what was not given
+            problem = self._leaf_problem(mll.train())
+            if problem is not None:
+                kwargs["optimizer"] = problem.optimize
         with few_threads(self.train_targets.shape[-1]):
             return fit_map(mll, _FIT_OPTIONS if own else None, **kwargs)
 
-    def _loss_and_gradient(
-        self, mll: MarginalLogLikelihood
-    ) -> Callable[[], tuple[Tensor, list[Tensor]]] | None:
-        """``compute_custom_loss`` and its gradient, in half the time of autograd.
+    def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
+        """The objective as a sum of functions of the leaves' hyperparameters.
 
-        None unless the kernel, the mean, the noise and all priors are the default ones.
+        None for a batch, and unless the kernel, the mean, the noise and all priors are
+        the default ones.
         """
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
-        kinds: list[type] = [type(m) for m in (mll, kernel, mean, likelihood)]
         if (
-            kinds != [ExactMarginalLogLikelihood, *_DEFAULT_MODULES]
+            type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
-            or kernel.warp
-            or kernel.categorical
+            or self.partition.tree_shape
+            or self.train_targets.ndim > 1
+            or self.train_targets.device.type != "cpu"
         ):
             return None
-        logs = (
-            kernel.lengthscale_of_leaf,
-            kernel.variance_of_leaf,
-            likelihood.noise_covar.noise_of_leaf,
-        )
-        parameters = [*(module.raw_value for module in logs), mean.constant]
-        place = {p: k for k, p in enumerate(parameters)}
-        order = [place.get(p, -1) for p in mll.parameters() if p.requires_grad]
-        named = {module: prior for _, module, prior, *_ in mll.named_priors()}
-        priors: list[Any] = [named.get(module) for module in (*logs, mean)]
-        kinds = [QuickLogNormalPrior] * 3 + [NormalPrior]
-        if len(named) != 4 or [type(p) for p in priors] != kinds or -1 in order:
+        owners: list[Any]
+        if type(kernel) is TreedStationary and type(mean) is TreedMean:
+            if kernel.warp or kernel.categorical:
+                return None
+            owners = [kernel.lengthscale_of_leaf, kernel.variance_of_leaf, mean]
+            correlation = kernel.correlation(0)
+        elif self._given == (None, None) and not self._is_treed:
+            owners, correlation = [kernel, None, mean], RBF
+        else:
             return None
-        sizes = [p.numel() for p in parameters]
-        # of the logarithms and the mean, the priors are Gaussian up to a constant
-        tops = [p.mode if p is priors[3] else p.mode.log() for p in priors]
-        top, scale = (
-            torch.cat([t.expand(k) for t, k in zip(values, sizes, strict=True)])
-            for values in (tops, [p.scale for p in priors])
+        noise = None
+        if type(likelihood) is LeafNoiseLikelihood:
+            owners.append(likelihood.noise_covar.noise_of_leaf)
+        elif type(likelihood) is GaussianLikelihood:
+            owners.append(likelihood.noise_covar)
+        elif type(likelihood) is FixedNoiseGaussianLikelihood:
+            owners.append(None)
+            noise = self._known_noise().detach().double().numpy()
+        else:
+            return None
+        priors: dict[Any, set[Any]] = {}
+        for _, module, prior, *_ in mll.named_priors():
+            priors.setdefault(module, set()).add(prior)
+        quantities = [
+            None if owner is None else Quantity.of(owner, [*priors.pop(owner, ())])
+            for owner in owners
+        ]
+        free = {p for p in mll.parameters() if p.requires_grad}
+        if (
+            priors
+            or sum(q is None for q in quantities) > owners.count(None)
+            or not free <= {q.parameter for q in quantities if q is not None}
+        ):
+            return None
+        (data,) = self._plan()
+        levels = self.levels.double().numpy() if self._is_treed else None
+        terms = leaf_terms(
+            data.root,
+            self._data_of,
+            data.X.double().numpy(),
+            data.y.double().numpy(),
+            noise,
+            None if self._share_all else levels,
         )
-        highest = sum(
-            k * p.log_prob(p.mode) for k, p in zip(sizes, priors, strict=True)
-        )
-        (data,), levels, n = self._plan(), self.levels, self._num_observed
-        leaves, correlation = len(mean.constant), kernel.correlation(0)
-
-        @torch.no_grad()
-        def loss_and_gradient() -> tuple[Tensor, list[Tensor]]:
-            theta = torch.cat([p.view(-1) for p in parameters])
-            length, variance, noise = (p.exp() for p in parameters[:3])
-            own = torch.stack([variance, mean.constant, noise], dim=-1)
-            amplitudes, means, noises = torch.cat([own, levels]).unbind(-1)
-            scaled = data.X / length.unsqueeze(-2)
-            value, (d_mean, d_noise, d_scaled, d_amplitude) = evidence_and_slopes(
-                data.groups,
-                data.y,
-                StationaryCovariances(correlation, scaled, amplitudes),
-                means.unsqueeze(-1).expand(-1, n),
-                noises.unsqueeze(-1).expand(-1, n),
-            )
-            z = (theta - top) / scale
-            slopes = [
-                -(d_scaled * scaled).sum(-2).view(-1),
-                d_amplitude[:leaves] * variance,
-                d_noise[:leaves].sum(-1) * noise,
-                d_mean[:leaves].sum(-1),
-            ]
-            gradient = ((z / scale - torch.cat(slopes)) / n).split(sizes)
-            loss = (0.5 * z.dot(z) - value - highest) / n
-            return loss, [gradient[k] for k in order]
-
-        return loss_and_gradient
+        return LeafProblem(quantities, terms, correlation, self._num_observed)
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""

@@ -1,0 +1,778 @@
+r"""The maximum of equation (2), leaf by leaf, on NumPy arrays.
+
+The hyperparameters of a leaf are ``theta = (log l_1, .., log l_d, log s^2, m, log v)``.
+What equation (2) asks of them is a function of the leaf alone (``LeafDensity``), except
+that all leaves may have one v. So a quasi-Newton method learns the curvature of each
+leaf by itself (a partially separable problem, Griewank and Toint 1982): after the same
+number of evaluations it is nearer the maximum than L-BFGS on all of them together. It
+begins with the Fisher information of the nodes, one factorisation for each node where
+all leaves start alike.
+
+With the rows of the leaf first, then what its parent has besides, and so on, one
+factorisation serves the terms that share hyperparameters: see ``objective``, which has
+the same sum and gradient in torch, for any kernel, batch and device.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "LeafDensity",
+    "LeafProblem",
+    "LeafTerm",
+    "Maximum",
+    "NodePoints",
+    "Quantity",
+    "leaf_terms",
+    "maximise",
+]
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from gpytorch import Module
+from gpytorch.constraints import GreaterThan
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
+from linear_operator.utils.errors import NotPSDError
+from numpy.typing import NDArray
+from scipy.linalg import blas, lapack
+from scipy.optimize import Bounds, minimize
+from torch.nn import Parameter
+
+from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
+from botorch_structured.models.treed.objective import path_weight
+from botorch_structured.models.treed.scoring import Point, climb, likelihood
+from botorch_structured.models.treed.tree import Array, Rows, TreeNode
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+# What is added to the diagonal of a matrix without a factor, as by GPyTorch.
+_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+_BLOCK = 128
+_LARGEST_STEP = 2.0  # of a component of theta
+_LARGEST_COMMON = 1.0  # of one that all leaves share
+_LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
+_LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
+_SHRINK = 0.4
+# Per data point: the least gain that a step has to promise.
+_TOLERANCE = 1e-5
+_MOST_STEPS = 100
+_HOLD = 0.3
+# Most steps that all leaves make together.
+_COMMON_STEPS = 3
+
+
+@dataclass(frozen=True)
+class LeafTerm:
+    """Nodes on the path of a leaf that have the same hyperparameters.
+
+    Attributes:
+        X: Their data, those of nested nodes one after the other, ``m x d``.
+        y: ``m``.
+        noise: Known noise variances, ``m``; None if they are not.
+        sizes: How many of the rows each node has.
+        weights: Of the nodes.
+        level: Amplitude, mean and noise variance of a node that does not share those of
+            the leaf; None if it does.
+        nodes: Names of the nodes.
+    """
+
+    X: Array
+    y: Array
+    noise: Array | None
+    sizes: tuple[int, ...]
+    weights: Array
+    level: tuple[float, float, float] | None
+    nodes: tuple[int, ...]
+
+
+def leaf_terms(
+    root: TreeNode,
+    data: Callable[[TreeNode], Rows],
+    X: Array,
+    y: Array,
+    noise: Array | None = None,
+    levels: Array | None = None,
+) -> list[list[LeafTerm]]:
+    """The terms of each leaf; of leaves without data none.
+
+    Args:
+        root: The tree.
+        data: The rows of a node that count, nested along each path.
+        X: ``n x d``.
+        y: ``n``.
+        noise: Known noise variances, ``n``; None if they are not.
+        levels: Amplitude, mean and noise variance of each node, which it has above the
+            leaves; None if it has those of the leaf there.
+    """
+    place = {id(node): k for k, node in enumerate(root.walk())}
+
+    def term(nodes: Sequence[TreeNode], leaf: TreeNode) -> LeafTerm:
+        rows, seen = data(nodes[0]), np.zeros(len(X), dtype=bool)
+        parts = [rows]
+        for node in nodes[1:]:
+            seen[rows] = True
+            rows = data(node)
+            parts.append(rows[~seen[rows]])
+        rows = np.concatenate(parts)
+        first = place[id(nodes[0])]
+        own = levels is None or nodes[0] is leaf
+        return LeafTerm(
+            X[rows],
+            y[rows],
+            None if noise is None else noise[rows],
+            tuple(np.cumsum([len(part) for part in parts]).tolist()),
+            np.array([path_weight(leaf, v, lambda u: len(data(u))) for v in nodes]),
+            None if own else tuple(levels[first].tolist()),  # type: ignore[index]
+            tuple(place[id(node)] for node in nodes),
+        )
+
+    found = []
+    for leaf in root.leaves():
+        path = leaf.path() if len(data(leaf)) else []
+        groups = [path] if levels is None and path else [[node] for node in path]
+        found.append([term(group, leaf) for group in groups])
+    return found
+
+
+class LeafDensity:
+    """The log posterior density of the hyperparameters of a leaf, up to a constant.
+
+    Args:
+        terms: Of the leaf.
+        correlation: Of its kernel.
+        mode: Of the Gaussian prior of theta.
+        precision: Inverse variances; zero for what has no prior.
+        scratch: Where matrices are worked on, by size; shared with other leaves, as
+            fresh memory takes longer than what is computed in it.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[LeafTerm],
+        correlation: Correlation,
+        mode: Array,
+        precision: Array,
+        scratch: dict[int, Array],
+    ) -> None:
+        self.terms, self.correlation, self.scratch = terms, correlation, scratch
+        self.mode, self.precision = mode, precision
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient; ``-inf`` where a covariance has no factor."""
+        value, gradient = self.prior(theta)
+        for term in self.terms:
+            part = _term_evidence(term, theta, self.correlation, self.scratch)
+            if part is None:
+                return -math.inf, gradient
+            value += part[0]
+            gradient[: len(part[1])] += part[1]
+        return value, gradient
+
+    def prior(self, theta: Array) -> tuple[float, Array]:
+        """That of the prior alone."""
+        z = theta - self.mode
+        slope = -self.precision * z
+        return 0.5 * float(slope @ z), slope
+
+
+def _term_evidence(
+    term: LeafTerm,
+    theta: Array,
+    correlation: Correlation,
+    scratch: dict[int, Array],
+) -> tuple[float, Array] | None:
+    """Weighted log evidence of a term, and its derivatives by theta.
+
+    By the log lengthscales alone if the term does not have the leaf's amplitude.
+    """
+    X, y, weights = term.X, term.y, term.weights
+    m, d = X.shape
+    if term.level is None:
+        amplitude, mean, v = math.exp(theta[d]), theta[d + 1], math.exp(theta[d + 2])
+    else:
+        amplitude, mean, v = term.level
+    s = X * np.exp(-theta[:d])
+    ones = np.ones((m, 1))
+    squares = np.einsum("ij,ij->i", s, s)[:, None]
+    # |s - s'|^2 in one product; of symmetric matrices one triangle, in blocks of rows
+    # that stay in the cache
+    left, right = np.hstack([-2.0 * s, squares, ones]), np.hstack([s, ones, squares])
+    if m not in scratch:
+        scratch[m] = np.zeros((3, m, m))
+    covariance, k, slope = scratch[m]
+    step = m if m <= _BLOCK else _BLOCK // 2
+    for first in range(0, m, step):
+        block = slice(first, first + step), slice(first, m)
+        squared = left[block[0]] @ right[block[1]].T
+        np.maximum(squared, 0.0, out=squared)
+        # a point is at no distance from itself in spite of rounding
+        squared.ravel()[:: squared.shape[1] + 1] = 0.0
+        k[block], slope[block] = correlation.array_value_and_slope(squared)
+    noise = v if term.noise is None else term.noise
+    for jitter in _JITTERS:
+        np.multiply(k, amplitude, out=covariance)
+        covariance.ravel()[:: m + 1] += noise + jitter
+        # what is symmetric is in the order of Fortran its own transpose
+        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        if info == 0:
+            break
+    else:
+        return None
+    half = lapack.dtrtrs(chol, y - mean, lower=1)[0]
+    logs = np.log(chol.diagonal())
+    if len(weights) == 1:
+        (row_weights,) = weights
+        parts = half[:, None]
+        total = row_weights * (float(half @ half) + 2.0 * logs.sum() + m * _LOG_TWO_PI)
+    else:
+        inside = (np.arange(m)[:, None] < term.sizes).astype(float)
+        row_weights = inside @ weights
+        parts = inside * half[:, None]
+        total = float(row_weights @ (half * half + 2.0 * logs + _LOG_TWO_PI))
+    alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
+    # G of ``objective``, its lower triangle
+    chol /= np.sqrt(row_weights)
+    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
+    if info != 0:
+        return None
+    g = blas.dsyrk(
+        0.5, alpha * np.sqrt(weights), beta=-0.5, c=inverse, lower=1, overwrite_c=1
+    )
+    own = term.level is None
+    gradient = np.empty(d + 3 if own else d)
+    if own:
+        diagonal = g.diagonal().copy()
+        trace = float(diagonal.sum())
+        by_amplitude = 2.0 * float(g.T.ravel() @ k.ravel()) - trace
+        gradient[d] = amplitude * by_amplitude
+        gradient[d + 1] = float((alpha @ weights).sum())
+        gradient[d + 2] = v * trace if term.noise is None else 0.0
+    g *= slope.T
+    sums = blas.dsymm(1.0, g, np.asfortranarray(np.hstack([s, ones])), lower=1)
+    inner = sums[:, d:] * s - sums[:, :d]
+    gradient[:d] = 4.0 * amplitude * np.einsum("ij,ij->j", inner, s)
+    return -0.5 * total, gradient
+
+
+class NodePoints:
+    """Log densities of the data of nodes, without priors, by name of the node.
+
+    With the gradients and Fisher informations, and remembered: all leaves may begin
+    at the same hyperparameters.
+
+    Args:
+        densities: Of the leaves.
+    """
+
+    def __init__(self, densities: Sequence[LeafDensity]) -> None:
+        self.densities = densities
+        self.uses: dict[int, list[tuple[int, LeafTerm, int]]] = {}
+        for j, density in enumerate(densities):
+            for term in density.terms:
+                for k, node in enumerate(term.nodes):
+                    self.uses.setdefault(node, []).append((j, term, k))
+        self._squared: dict[int, Array] = {}
+        self._known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
+
+    def __call__(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
+        """Value, gradient and information; None if there is no factor.
+
+        Args:
+            node: Its name.
+            at: Of its leaves.
+        """
+        _, term, k = self.uses[node][0]
+        size = term.sizes[k]
+        if term.level is not None:
+            amplitude, mean, v = term.level
+            at = np.array([*at[:-3], math.log(amplitude), mean, math.log(v)])
+        name = node, at.tobytes()
+        if name not in self._known:
+            if node not in self._squared:
+                X = term.X[:size].T
+                self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
+            self._known[name] = likelihood(
+                at,
+                self._squared[node],
+                term.y[:size],
+                self.densities[0].correlation,
+                noise=None if term.noise is None else term.noise[:size],
+            )
+        return self._known[name]
+
+    def informations(self, theta: Array) -> Array:
+        """Minus the expected second derivatives for each leaf, ``L x p x p``.
+
+        Those of a node at the mean of the hyperparameters of its leaves.
+        """
+        L, p = theta.shape
+        found = np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            np.fill_diagonal(found[j], density.precision)
+        for node, places in self.uses.items():
+            own = [theta[j] for j, *_ in places]
+            at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
+            point = self(node, at)
+            for j, term, k in places:
+                last = slice(p if term.level is None else p - 3)
+                if point is not None:
+                    found[j, last, last] += term.weights[k] * point[2][last, last]
+                else:  # a rough guess: updates will tell
+                    found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
+        return found
+
+    def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
+        """The sum of the log densities of all leaves at the same hyperparameters.
+
+        Args:
+            theta: ``p``; beyond the bounds it is as at the bounds.
+            lower: ``p``.
+            upper: ``p``.
+        """
+        at = np.clip(theta, lower, upper)
+        value, slope, bend = 0.0, np.zeros_like(at), np.zeros((len(at), len(at)))
+        for density in self.densities:
+            prior, by_prior = density.prior(at)
+            value += prior
+            slope += by_prior
+            bend[np.diag_indices(len(at))] += density.precision
+        for node, places in self.uses.items():
+            point = self(node, at)
+            if point is None:
+                return None
+            weight = sum(float(term.weights[k]) for _, term, k in places)
+            value += weight * point[0]
+            slope += weight * point[1]
+            bend += weight * point[2]
+        outwards = ((at <= lower) & (slope < 0)) | ((at >= upper) & (slope > 0))
+        bend[outwards] = bend[:, outwards] = 0.0
+        bend[outwards, outwards] = 1.0
+        return Point(value, np.where(outwards, 0.0, slope), bend)
+
+
+class Maximum(NamedTuple):
+    """Where ``maximise`` ended.
+
+    Attributes:
+        theta: ``L x p``.
+        value: The sum over the leaves.
+        steps: Steps, all leaves at once.
+        curvature: ``L x p x p``.
+        evaluations: Of leaves.
+        converged: Whether it ended before its last step.
+    """
+
+    theta: Array
+    value: float
+    curvature: Array
+    steps: int
+    evaluations: int
+    converged: bool
+
+
+def maximise(
+    densities: Sequence[LeafDensity],
+    theta: Array,
+    curvature: Array,
+    lower: Array,
+    upper: Array,
+    free: NDArray[np.bool_],
+    shared: bool,
+    tolerance: float,
+    max_steps: int,
+) -> Maximum:
+    """Maximise the sum of log densities by quasi-Newton steps between bounds.
+
+    A step that does not lead up is tried again, shorter; what was seen there has
+    improved the curvature by then.
+
+    Args:
+        densities: Of the leaves, ``L``.
+        theta: Where to begin, ``L x p``, within the bounds.
+        curvature: Minus the second derivatives there, roughly; positive definite,
+            ``L x p x p``.
+        lower: Bounds, ``p``.
+        upper: Bounds, ``p``.
+        free: What may change, ``L x p``.
+        shared: Whether all leaves have the same last component.
+        tolerance: The least gain that a step has to promise.
+        max_steps: Most steps.
+
+    Raises:
+        NotPSDError: If a covariance has no factor at the start.
+    """
+    L, p = theta.shape
+    points = [density(at) for density, at in zip(densities, theta, strict=True)]
+    value = np.array([point[0] for point in points])
+    gradient = np.stack([point[1] for point in points])
+    if not np.isfinite(value).all():
+        raise NotPSDError("theta: expected covariances that are positive definite.")
+    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
+    own = slice(p - 1) if shared else slice(p)
+    evaluations = L
+    for step in range(max_steps):
+        slope = gradient.copy()
+        if shared:
+            slope[:, -1] = gradient[:, -1].sum()
+        held = ~free | ((theta <= lower) & (slope < 0))
+        held |= (theta >= upper) & (slope > 0)
+        moves, common = _newton_steps(gradient, curvature, held, shared)
+        common = min(max(common, -common_reach), common_reach)
+        apart = float((gradient[:, own] * moves[:, own, 0]).sum())
+        if abs(common * slope[0, -1]) < max(0.25 * tolerance, _HOLD * apart):
+            common = 0.0
+        if shared:
+            way = moves[:, :-1, 0] - common * moves[:, :-1, 1]
+        else:
+            way = moves[..., 0]
+        longest = np.abs(way).max(-1)
+        way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
+        trial = theta.copy()
+        trial[:, own] += way
+        if shared:
+            trial[:, -1] += common
+        np.clip(trial, lower, upper, out=trial)
+        moved = trial - theta
+        promised = (gradient * moved).sum(-1)
+        chosen = np.full(L, common != 0.0) | (promised > tolerance / L)
+        moved[~chosen] = 0.0
+        if not chosen.any() or promised.sum() < 2.0 * tolerance and not common:
+            return Maximum(
+                theta, float(value.sum()), curvature, step, evaluations, True
+            )
+        # -- evaluate
+        new_value, new_gradient = value.copy(), gradient.copy()
+        for j in np.flatnonzero(chosen):
+            new_value[j], new_gradient[j] = densities[j](trial[j])
+        evaluations += int(chosen.sum())
+        finite = np.isfinite(new_value)
+        expected = promised - 0.5 * np.einsum("li,lij,lj->l", moved, curvature, moved)
+        curvature = _updated(curvature, moved, gradient - new_gradient, chosen & finite)
+        # -- accept
+        gain = new_value - value
+        good = gain >= _LEAST_DESCENT * promised
+        if common:
+            # whether what the leaf did by itself was good, the common step apart
+            by_itself = (gradient[:, own] * moved[:, own]).sum(-1)
+            good = gain - expected >= -np.maximum(by_itself, tolerance / L)
+            for j in np.flatnonzero(~good):
+                trial[j, own] = theta[j, own]
+                new_value[j], new_gradient[j] = densities[j](trial[j])
+            evaluations += int((~good).sum())
+        bad = chosen & ~good
+        if common:
+            good[:] = (new_value - value).sum() > 0.0
+            if not good.any():
+                common_reach = _SHRINK * abs(common)
+            else:
+                common_reach = min(
+                    max(common_reach, 2.0 * abs(common)), _LARGEST_COMMON
+                )
+        length = np.abs(moved[:, own]).max(-1)
+        reach = np.where(bad, _SHRINK * length, np.maximum(reach, 2.0 * length))
+        np.minimum(reach, _LARGEST_STEP, out=reach)
+        good &= chosen
+        theta = np.where(good[:, None], trial, theta)
+        value = np.where(good, new_value, value)
+        gradient = np.where(good[:, None], new_gradient, gradient)
+        if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
+            return Maximum(
+                theta, float(value.sum()), curvature, step, evaluations, True
+            )
+    return Maximum(theta, float(value.sum()), curvature, max_steps, evaluations, False)
+
+
+def _newton_steps(
+    gradient: Array, curvature: Array, held: NDArray[np.bool_], shared: bool
+) -> tuple[Array, float]:
+    """Solutions of ``curvature x = gradient`` among what is not held.
+
+    Returns:
+        ``L x p x 1`` steps; if the last component is shared, those of the others for a
+        given one, ``L x p x 2``: what is left without it, and per unit of it. And its
+        step.
+    """
+    p = gradient.shape[1]
+    free = ~held
+    A = curvature * (free[:, :, None] & free[:, None, :])
+    A.reshape(len(A), -1)[:, :: p + 1] += held
+    g = gradient * free
+    if not shared:
+        return np.linalg.solve(A, g[..., None]), 0.0
+    cross = A[:, :-1, -1].copy()
+    A[:, :-1, -1] = A[:, -1, :-1] = 0.0
+    sides = np.zeros((*g.shape, 2))
+    sides[:, :-1, 0], sides[:, :-1, 1] = g[:, :-1], cross
+    found = np.linalg.solve(A, sides)
+    if held[0, -1]:
+        return found, 0.0
+    rest = g[:, -1] - (cross * found[:, :-1, 0]).sum(-1)
+    bend = A[:, -1, -1] - (cross * found[:, :-1, 1]).sum(-1)
+    return found, float(rest.sum() / bend.sum())
+
+
+def _updated(
+    curvature: Array, moved: Array, fall: Array, seen: NDArray[np.bool_]
+) -> Array:
+    """BFGS, damped (Powell) where the density is not concave along the step.
+
+    Args:
+        curvature: ``L x p x p``.
+        moved: Steps, ``L x p``.
+        fall: By how much the gradient fell, ``L x p``.
+        seen: Leaves that have made a step.
+    """
+    bent = np.einsum("lij,lj->li", curvature, moved)
+    expected = (bent * moved).sum(-1)
+    found = (fall * moved).sum(-1)
+    seen = seen & (expected > 1e-14)
+    expected = np.where(seen, expected, 1.0)
+    least = _LEAST_CURVATURE * expected
+    lacking = found < least
+    lack = np.where(lacking, expected - found, 1.0)
+    share = np.where(lacking, (expected - least) / lack, 1.0)
+    r = share[:, None] * fall + (1.0 - share)[:, None] * bent
+    rs = np.where(seen, (r * moved).sum(-1), 1.0)
+    update = r[:, :, None] * r[:, None, :] / rs[:, None, None]
+    update -= bent[:, :, None] * bent[:, None, :] / expected[:, None, None]
+    return np.where(seen[:, None, None], curvature + update, curvature)
+
+
+# -- the hyperparameters of a model ----------------------------------------------------
+
+
+class Quantity(NamedTuple):
+    """A parameter of a module, and what a fit has to know of it.
+
+    Attributes:
+        parameter: A value, or its logarithm.
+        of_value: Whether it is a positive value, of which theta has the logarithm.
+        mode: Of the Gaussian prior of what theta has.
+        precision: Inverse variance of that; zero without a prior.
+        highest: Log density of the prior at its mode.
+        bounds: Of what theta has.
+    """
+
+    parameter: Parameter
+    of_value: bool
+    mode: float
+    precision: float
+    highest: float
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, module: Module, priors: Sequence[Prior]) -> Quantity | None:
+        """That of a module, or None if a Gaussian between bounds is not all it is.
+
+        Args:
+            module: With one parameter.
+            priors: That are registered on it.
+        """
+        named = list(module.named_parameters(recurse=False))
+        if len(named) != 1 or len(priors) > 1:
+            return None
+        ((name, parameter),) = named
+        interval = module.constraint_for_parameter_name(name)
+        kinds = [type(prior) for prior in priors]
+        mode = precision = highest = 0.0
+        bounds = -math.inf, math.inf
+        if interval is None:
+            positive = False
+            if kinds not in ([], [NormalPrior]):
+                return None
+        else:
+            positive = type(interval) is LogInterval or (
+                type(interval) is GreaterThan and not interval.enforced
+            )
+            if not positive or kinds not in ([LogNormalPrior], [QuickLogNormalPrior]):
+                return None
+            lower, upper = interval.lower_bound, interval.upper_bound
+            bounds = float(lower.log()), float(upper.log())
+        for prior in priors:
+            top: Any = prior.mode
+            if prior.batch_shape.numel() != 1:
+                return None
+            mode = float(top.log() if positive else top)
+            precision = float(prior.scale) ** -2.0  # type: ignore[arg-type]
+            highest = float(prior.log_prob(top))
+        of_value = positive and type(interval) is not LogInterval
+        return cls(parameter, of_value, mode, precision, highest, bounds)
+
+
+class LeafProblem:
+    """What a fit of a treed GP maximises, as a function of arrays.
+
+    Args:
+        quantities: Lengthscales ``L x d``, amplitudes ``L`` (None if they are one),
+            means ``L`` and noise variances, ``L`` or one for all (None if known).
+        terms: Of the leaves.
+        correlation: Of their kernel.
+        rows: n, by which the objective is divided.
+    """
+
+    def __init__(
+        self,
+        quantities: Sequence[Quantity | None],
+        terms: Sequence[Sequence[LeafTerm]],
+        correlation: Correlation,
+        rows: int,
+    ) -> None:
+        self.rows = rows
+        lengths = quantities[0]
+        assert lengths is not None
+        L, d = lengths.parameter.shape
+        self.shape = L, d + 3
+        # whether the nodes above a leaf have its hyperparameters
+        self.alike = all(term.level is None for part in terms for term in part)
+        places = [slice(d), *(slice(d + k, d + k + 1) for k in range(3))]
+        self.columns = [
+            (place, quantity)
+            for place, quantity in zip(places, quantities, strict=True)
+            if quantity is not None
+        ]
+        noise = quantities[3]
+        self.shared = noise is not None and noise.parameter.numel() < L
+        mode, precision = np.zeros(d + 3), np.zeros(d + 3)
+        self.lower, self.upper = np.full(d + 3, -np.inf), np.full(d + 3, np.inf)
+        self.free = np.zeros(self.shape, dtype=bool)
+        self.constant = 0.0
+        for place, quantity in self.columns:
+            mode[place], precision[place] = quantity.mode, quantity.precision
+            self.lower[place], self.upper[place] = quantity.bounds
+            self.free[:, place] = quantity.parameter.requires_grad
+            self.constant += quantity.highest * quantity.parameter.numel()
+        if self.shared:  # each leaf has its part of the prior
+            precision[-1] /= L
+        scratch: dict[int, Array] = {}
+        self.densities = [
+            LeafDensity(part, correlation, mode, precision, scratch) for part in terms
+        ]
+
+    def theta(self) -> Array:
+        """The parameters as they are, ``L x (d + 3)``, within their bounds."""
+        found = np.zeros(self.shape)
+        for place, quantity in self.columns:
+            values = quantity.parameter.detach().double().numpy()
+            if quantity.of_value:
+                values = np.log(values)
+            found[:, place] = values.reshape(-1, place.stop - (place.start or 0))
+        return np.clip(found, self.lower, self.upper)
+
+    def write(self, theta: Array) -> None:
+        """Set the parameters that may change."""
+        for place, quantity in self.columns:
+            parameter = quantity.parameter
+            if parameter.requires_grad:
+                values = theta[:, place].reshape(-1)[: parameter.numel()]
+                if quantity.of_value:
+                    values = np.exp(values)
+                with torch.no_grad():
+                    parameter.copy_(torch.as_tensor(values).view_as(parameter))
+
+    def loss_and_gradient(self, theta: Array) -> tuple[float, Array]:
+        """``compute_custom_loss`` and its derivatives, ``L x (d + 3)``."""
+        found = [density(at) for density, at in zip(self.densities, theta, strict=True)]
+        total = sum(value for value, _ in found) + self.constant
+        return -total / self.rows, -np.stack([slope for _, slope in found]) / self.rows
+
+    def maximum(self, tolerance: float, max_steps: int) -> Maximum:
+        """Maximise, first over what all leaves have in common if they begin alike.
+
+        Args:
+            tolerance: The least gain that a step has to promise.
+            max_steps: Most steps.
+        """
+        theta, points = self.theta(), NodePoints(self.densities)
+        bounds = self.lower, self.upper
+        free = self.free[0]
+        if self.alike and len(theta) > 1 and (theta == theta[0]).all() and free.all():
+            found = climb(
+                lambda at: points.common(at, *bounds), theta[0], _COMMON_STEPS, free
+            )
+            if found is not None:
+                theta = np.tile(np.clip(found[0], *bounds), (len(theta), 1))
+        return maximise(
+            self.densities,
+            theta,
+            points.informations(theta),
+            *bounds,
+            self.free,
+            self.shared,
+            tolerance,
+            max_steps,
+        )
+
+    def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
+        """An ``optimizer`` of ``fit_gpytorch_mll``.
+
+        Args:
+            mll: The objective that the parameters are of.
+            kwargs: Not used: BoTorch's closure.
+        """
+        start = time.monotonic()
+        if any(quantity.of_value for _, quantity in self.columns):
+            return self._minimise(start)
+        found = self.maximum(_TOLERANCE * self.rows, _MOST_STEPS)
+        self.write(found.theta)
+        status = OptimizationStatus
+        return OptimizationResult(
+            step=found.steps,
+            fval=-(found.value + self.constant) / self.rows,
+            status=status.SUCCESS if found.converged else status.STOPPED,
+            runtime=time.monotonic() - start,
+        )
+
+    def _minimise(self, start: float) -> OptimizationResult:
+        """By SciPy's L-BFGS-B from values, not logarithms, as BoTorch's own fit goes.
+
+        A step in another scale may lead to another of several optima.
+        """
+        theta, free = self.theta(), self.free
+        positive = np.zeros(self.shape, dtype=bool)
+        for place, quantity in self.columns:
+            positive[:, place] = quantity.of_value
+        raised = positive[free]
+
+        def loss(x: Array) -> tuple[float, Array]:
+            theta[free] = np.where(raised, np.log(np.where(raised, x, 1.0)), x)
+            value, gradient = self.loss_and_gradient(theta)
+            if not math.isfinite(value):
+                raise NotPSDError("theta: expected a positive definite covariance.")
+            return value, gradient[free] / np.where(raised, x, 1.0)
+
+        lower, upper, first = (
+            np.where(raised, np.exp(np.where(raised, values, 0.0)), values)
+            for values in (
+                np.broadcast_to(self.lower, self.shape)[free],
+                np.broadcast_to(self.upper, self.shape)[free],
+                theta[free],
+            )
+        )
+        found = minimize(
+            loss, first, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper)
+        )
+        loss(found.x)
+        self.write(theta)
+        status = OptimizationStatus
+        if not found.success:
+            warnings.warn(
+                f"L-BFGS-B: expected to converge, got {found.message}.",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+        return OptimizationResult(
+            step=found.nit,
+            fval=float(found.fun),
+            status=status.SUCCESS if found.success else status.FAILURE,
+            message=str(found.message),
+            runtime=time.monotonic() - start,
+        )
