@@ -41,6 +41,7 @@ from botorch.posteriors import GPyTorchPosterior
 from botorch.sampling import IIDNormalSampler, SobolQMCNormalSampler
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from rehearsed_device import RehearsedDevice
 from torch import Tensor
 
 QUICK = {"options": {"maxiter": 3}}
@@ -284,6 +285,27 @@ class StructuredModelTestCase:
         assert posterior.mean.device.type == device.type
         moved = self.fitted().to(device).posterior(X[:3])
         assert moved.mean.device.type == device.type
+
+    def test_rehearsed_device(self) -> None:
+        """Made, fitted and moved there: as on the CPU, and no devices are mixed."""
+        model, X = self.fitted(), self.points(1, 3)
+
+        def predictions(model: Any, device: str) -> list[Tensor]:
+            points = X.to(device)
+            posterior = model.posterior(points, observation_noise=True)
+            fantasy = model.fantasize(self.points(2, 2).to(device), sampler(4))
+            both = posterior, fantasy.posterior(points)
+            return [t.cpu() for p in both for t in (p.mean, p.variance)]
+
+        expected = predictions(model, "cpu")
+        with RehearsedDevice():
+            made = self.make_model(*(t.to("meta") for t in self.make_data(24)))
+            mll = ExactMarginalLogLikelihood(made.likelihood, made)
+            fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 1}})
+            made.load_state_dict(model.state_dict())
+            for there in (made, copy.deepcopy(model).to("meta")):
+                found = predictions(there, "meta")
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
     def test_transforms(self) -> None:
         X, Y = self.make_data(24)

@@ -58,9 +58,10 @@ from botorch_structured.transforms import ClipTail
 
 Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 
-# Elements of a covariance that are computed at a time, so that large batches stay in
-# the cache; the speed is the same from a quarter to twice as many.
-_CHUNK = 1 << 19
+# Elements of a covariance that are computed at a time: on the CPU so that large batches
+# stay in the cache (the speed is the same from a quarter to twice as many), on a GPU so
+# that they fit into the memory (256 MB), as GPyTorch's kernels wait in each call.
+_CHUNK, _DEVICE_CHUNK = 1 << 19, 1 << 25
 
 
 def stack_modules(modules: Sequence[Module]) -> Module | None:
@@ -309,7 +310,8 @@ class FoldedPredictor:
         batch, (q, d) = points.shape[:-3], points.shape[-2:]
         flat = points.movedim(-3, 0).reshape(points.shape[-3], batch.numel() * q, d)
         num_samples, n = self.half.shape[:2]
-        size = max(64, _CHUNK // (num_samples * n))
+        chunk = _CHUNK if points.device.type == "cpu" else _DEVICE_CHUNK
+        size = max(64, chunk // (num_samples * n))
         size = q * max(1, size // q)
         means, explained = [], []
         for part in flat.split(size, dim=-2):

@@ -355,8 +355,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             self._predictor = None  # hyperparameters may have changed
             self.eval()
         dtype = self.models[0].train_targets.dtype
-        check_finite_points(X, dtype)
-        if self._columns is not None and fantasize_flag.off():
+        if self._columns is None or fantasize_flag.on():
+            check_finite_points(X, dtype)
+        else:
             check_points(X, self._columns, dtype)
         noise: bool | list[Tensor] = (
             self._samples_of(

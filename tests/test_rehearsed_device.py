@@ -1,0 +1,194 @@
+"""The rehearsal itself computes, refuses what CUDA refuses, and misses no wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from rehearsed_device import MixedDevices, RehearsedDevice, summary
+from torch import Tensor, nn
+
+
+class Inputs(NamedTuple):
+    """Tensors of the device."""
+
+    ones: Tensor
+    mask: Tensor
+    eye: Tensor
+
+
+Act = Callable[[Inputs], Any]
+
+
+@pytest.fixture
+def device() -> Iterator[RehearsedDevice]:
+    with RehearsedDevice() as device:
+        yield device
+
+
+@pytest.fixture
+def x(device: RehearsedDevice) -> Inputs:
+    ones = torch.ones(3, device="meta", dtype=torch.long)
+    return Inputs(ones, ones.cumsum(0) > 1, torch.eye(2, device="meta"))
+
+
+def same(got: Tensor, expected: Tensor) -> bool:
+    assert got.device.type == "meta"
+    return torch.equal(got.cpu(), expected)
+
+
+def test_it_computes(device: RehearsedDevice) -> None:
+    X = torch.rand(4, 3)
+    gram = X.to("meta") @ X.to("meta").mT + torch.eye(4, device="meta")
+    expected = X @ X.mT + torch.eye(4)
+    assert same(gram, expected)
+    factor, info = torch.linalg.cholesky_ex(gram)
+    assert not info.any()
+    assert same(factor, torch.linalg.cholesky(expected))
+    assert same(torch.tensor([1.0, 2.0], device="meta"), torch.tensor([1.0, 2.0]))
+    assert same(gram[..., [2, 0]], expected[..., [2, 0]])
+    gram[..., [2, 0]] = 3.0
+    gram[0] += 1.0
+    expected[..., [2, 0]] = 3.0
+    expected[0] += 1.0
+    assert same(gram, expected)
+    assert gram.tolist() == expected.tolist()
+
+
+def test_a_module_moves_there_and_back(device: RehearsedDevice) -> None:
+    module, X = nn.Linear(2, 1), torch.rand(3, 2)
+    expected = module(X)
+    module.to("meta")
+    module(X.to("meta")).sum().backward()
+    assert same(module(X.to("meta")).detach(), expected.detach())
+    assert module.weight.grad is not None
+    assert same(module.weight.grad[0], X.sum(0))
+    step = torch.optim.LBFGS(module.parameters(), max_iter=2)
+    step.step(lambda: (module(X.to("meta")) ** 2).sum())  # as any optimiser of torch
+    other = deepcopy(module)
+    other.weight.data = torch.zeros(1, 2, device="meta")
+    assert not other.weight.any() and module.weight.any()
+    assert module.double().weight.dtype == torch.float64
+    assert module.to("cpu").weight.device.type == "cpu"
+
+
+READS: dict[str, Act] = {
+    "item": lambda x: x.ones[0].item(),
+    "bool": lambda x: bool(x.ones[0]),
+    "float": lambda x: float(x.ones[0]),
+    "if any": lambda x: 1 if x.mask.any() else 0,
+    "equal": lambda x: torch.equal(x.ones, x.ones),
+    "allclose": lambda x: torch.allclose(x.ones, x.ones),
+    "tolist": lambda x: x.ones.tolist(),
+    "cpu": lambda x: x.ones.cpu(),
+    "nonzero": lambda x: x.mask.nonzero(),
+    "unique": lambda x: x.ones.unique(),
+    "bincount": lambda x: x.ones.bincount(),
+    "tensor of numbers": lambda x: torch.tensor([x.ones[0], 2]),
+    "mask as an index": lambda x: x.ones[x.mask],
+    "masked_select": lambda x: x.ones.masked_select(x.mask),
+    "tensor under a mask": lambda x: x.ones.__setitem__(x.mask, x.eye[0].long()),
+    "repeats": lambda x: x.ones.repeat_interleave(x.ones),
+    "errors of a factorisation": lambda x: torch.linalg.cholesky(x.eye),
+    "eigh": lambda x: torch.linalg.eigh(x.eye),
+}
+COPIES: dict[str, Act] = {
+    "tensor": lambda x: torch.tensor([1, 2], device="meta"),
+    "as_tensor": lambda x: torch.as_tensor(0.5, device="meta"),
+    "new_tensor": lambda x: x.ones.new_tensor([1, 2]),
+    "to": lambda x: torch.ones(2).to("meta"),
+    "list as an index": lambda x: x.ones[[0, 1]],
+    "index on the CPU": lambda x: x.ones[torch.tensor([0, 1])],
+    "number at indices": lambda x: x.eye.__setitem__(x.ones[:1], 2),
+    "number on the CPU": lambda x: torch.where(x.mask, x.ones, torch.tensor(1)),
+}
+FREE: dict[str, Act] = {
+    "arithmetic": lambda x: (2.0 * x.ones + torch.tensor(1.0)).exp(),
+    "factories": lambda x: torch.full((2,), 3.0, device="meta") + x.eye.new_zeros(2),
+    "where": lambda x: torch.where(x.mask, x.ones, 0),
+    "slices": lambda x: x.eye[..., 1:].__setitem__((..., 0), 2),
+    "indices": lambda x: x.ones[x.ones],
+    "number under a mask": lambda x: x.ones.__setitem__(x.mask, 2),
+    "masked_fill": lambda x: x.ones.masked_fill(x.mask, 0.0),
+    "repeats of a known sum": lambda x: torch.repeat_interleave(
+        x.ones, x.ones, output_size=3
+    ),
+    "one_hot": lambda x: torch.nn.functional.one_hot(x.ones, 3),
+    "cholesky_ex": lambda x: torch.linalg.cholesky_ex(x.eye),
+    "sort": lambda x: x.ones.argsort(),
+    "same device": lambda x: x.ones.to(x.eye).to(torch.float64),
+}
+MIXED: dict[str, Act] = {
+    "sum": lambda x: x.ones + torch.ones(3),
+    "product": lambda x: x.eye @ torch.eye(2),
+    "product on the right": lambda x: torch.eye(2) @ x.eye,
+    "cat": lambda x: torch.cat([x.ones, torch.ones(1)]),
+    "stack of numbers": lambda x: torch.stack([x.ones[0], torch.tensor(1)]),
+    "gather": lambda x: x.ones.gather(0, torch.tensor([0])),
+    "index_select": lambda x: x.ones.index_select(0, torch.tensor([0])),
+    "index on the device": lambda x: torch.ones(3)[x.ones],
+    "result": lambda x: torch.ones(3).add_(x.ones),
+    "generator": lambda x: torch.rand(2, device="meta", generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_is_recorded(device: RehearsedDevice, x: Inputs, name: str) -> None:
+    with device.counting() as waits:
+        READS[name](x)
+    assert [wait.kind for wait in waits] == ["read"]
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_is_recorded(device: RehearsedDevice, x: Inputs, name: str) -> None:
+    with device.counting() as waits:
+        COPIES[name](x)
+    assert [wait.kind for wait in waits] == ["copy"]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_nothing_else_is(device: RehearsedDevice, x: Inputs, name: str) -> None:
+    with device.counting() as waits:
+        FREE[name](x)
+    assert not waits, summary(waits)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_devices_raise(x: Inputs, name: str) -> None:
+    with pytest.raises(MixedDevices):
+        MIXED[name](x)
+
+
+class Careless(nn.Module):
+    """A layer with the three mistakes a model should not make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.order = torch.tensor([1, 0])  # no buffer: stays where it is
+        self.scale = torch.ones(2)
+
+    def forward(self, X: Tensor, scaled: bool = False) -> Tensor:
+        X = X[..., self.order] if not scaled else X * self.scale
+        return X if X.max() < 0.0 else X @ self.weight
+
+
+def test_a_careless_model_is_caught(device: RehearsedDevice) -> None:
+    module, X = Careless().to("meta"), torch.rand(3, 2).to("meta")
+    with device.counting() as waits:
+        module(X)
+    assert [wait.kind for wait in waits] == ["copy", "read"]
+    assert all("test_rehearsed_device.py" in wait.where for wait in waits)
+    assert "_local_scalar_dense" in summary(waits)
+    with pytest.raises(MixedDevices, match="of the CPU"):
+        module(X, scaled=True)
+
+
+def test_tensors_end_with_their_context() -> None:
+    with RehearsedDevice():
+        X = torch.ones(2, device="meta")
+    with pytest.raises(RuntimeError, match="within the context"):
+        X + 1.0
