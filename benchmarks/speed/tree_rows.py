@@ -1,0 +1,366 @@
+"""Rows of the tree models: fits, suggestions, evidence, many points."""
+
+from __future__ import annotations
+
+__all__ = ["ROWS", "first_model", "fitted", "objective"]
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature
+from typing import Any
+
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from botorch.optim.closures import get_loss_closure_with_grads
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from benchmarks.speed.contest import Contest, Row, check_equal
+from benchmarks.speed.memory import extra_mib
+from benchmarks.speed.peers import GPyTorchDense, Raw, TorchDense
+from benchmarks.speed.problems import (
+    binary_tree,
+    flat_tree,
+    make_data,
+    sizes,
+)
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.models.fast_inference import FIT_OPTIONS
+from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.spaces import ParameterTree
+
+_NOISE = 0.02  # where hyperparameters are not fitted
+_DENSE = "dense, plain torch"
+
+
+def objective(model: SingleTaskGP) -> ExactMarginalLogLikelihood:
+    """What a fit maximises."""
+    return ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+def fitted(model: SingleTaskGP, **kwargs: Any) -> SingleTaskGP:
+    """A model after its fit."""
+    fit_gpytorch_mll(objective(model), **kwargs)
+    return model
+
+
+def _loss(model: TreeStructuredGP) -> float:
+    """Minus the fit's objective, per point."""
+    mll = objective(model).train()
+    with torch.no_grad():
+        value = model.compute_custom_loss(mll)
+    mll.eval()
+    return float(value)
+
+
+def _by_closure(
+    mll: ExactMarginalLogLikelihood, loss: Callable[[], Tensor]
+) -> dict[str, Any]:
+    """Arguments of a fit by automatic differentiation."""
+    parameters = {k: p for k, p in mll.named_parameters() if p.requires_grad}
+
+    def closure() -> tuple[Tensor, list[Tensor]]:
+        value = loss()
+        return value, list(torch.autograd.grad(value, [*parameters.values()]))
+
+    return {"closure": closure, "optimizer_kwargs": {"options": FIT_OPTIONS}}
+
+
+# -- fits and suggestions ---------------------------------------------------------
+
+
+_SAME = "SingleTaskGP, same data"
+_PLAIN = "SingleTaskGP, as many points in the columns of one path"
+
+
+def _in_a_box(tree: ParameterTree, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Points of a space without decisions, as many columns as a path has."""
+    plain = ParameterTree(max(len(path.active) for path in tree.paths))
+    return make_data(plain, [n], seed)
+
+
+def fit(paths: int, n: int) -> Contest:
+    """Construct and fit, with another data set in each repetition."""
+    tree = binary_tree(paths)
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        return make_data(tree, sizes(paths, n), seed)
+
+    box = cache(partial(_in_a_box, tree, n))
+
+    def ours(seed: int) -> TreeStructuredGP:
+        return fitted(TreeStructuredGP(*data(seed), tree))
+
+    def check() -> dict[str, Any]:
+        gaps = []
+        for seed in range(3):
+            general = TreeStructuredGP(*data(seed), tree)
+            mll = objective(general)
+            loss = partial(general.compute_custom_loss, mll)
+            fit_gpytorch_mll(mll, **_by_closure(mll, loss))
+            gaps.append(n * (_loss(ours(seed)) - _loss(general)))
+        if statistics.mean(gaps) > 0.5:
+            raise AssertionError(f"Worse optima than automatic differentiation: {gaps}")
+        return {"nats_above_automatic_differentiation": gaps}
+
+    return Contest(
+        {
+            "ours": ours,
+            _SAME: lambda seed: fitted(SingleTaskGP(*data(seed))),
+            _PLAIN: lambda seed: fitted(SingleTaskGP(*box(seed))),
+        },
+        [[_SAME], [_PLAIN]],
+        check=check,
+        prepare=lambda seed: (data(seed), box(seed)),
+    )
+
+
+def suggestion(paths: int, n: int, warm: bool) -> Contest:
+    """Construct, fit and maximise LogEI; over all paths, and in BoTorch's box."""
+    if warm and "start_from" not in signature(TreeStructuredGP.custom_fit).parameters:
+        raise NotImplementedError("fits: expected an argument start_from, got none.")
+    tree = binary_tree(paths)
+    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, tree.dim)
+    box = cache(partial(_in_a_box, tree, n))
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        return make_data(tree, sizes(paths, n), seed)
+
+    @cache
+    def before(seed: int) -> dict[str, Any]:
+        """The fit before the last point was known."""
+        X, Y = data(seed)
+        if not warm:
+            return {}
+        return {"start_from": fitted(TreeStructuredGP(X[:-1], Y[:-1], tree))}
+
+    def ours(seed: int) -> tuple[Tensor, Tensor]:
+        X, Y = data(seed)
+        model = fitted(TreeStructuredGP(X, Y, tree), **before(seed))
+        acqf = LogExpectedImprovement(model, best_f=Y.max())
+        return optimize_acqf_paths(acqf, bounds, tree, X_avoid=X, seed=seed)
+
+    def plain(seed: int, data: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
+        X, Y = data(seed)
+        torch.manual_seed(seed)
+        acqf = LogExpectedImprovement(fitted(SingleTaskGP(X, Y)), best_f=Y.max())
+        inside = bounds[:, : X.shape[-1]]
+        return optimize_acqf(acqf, inside, q=1, num_restarts=10, raw_samples=512)[0]
+
+    def check() -> dict[str, Any]:
+        x, value = ours(0)
+        tree.active_mask(x)  # a point of the space
+        if not value.isfinite():
+            raise AssertionError(f"LogEI: expected a number, got {value}.")
+        return {"log_ei": float(value)}
+
+    return Contest(
+        {
+            "ours": ours,
+            _SAME: partial(plain, data=data),
+            _PLAIN: partial(plain, data=box),
+        },
+        [[_SAME], [_PLAIN]],
+        check=check,
+        prepare=lambda seed: (before(seed), box(seed)),
+    )
+
+
+# -- evidence ---------------------------------------------------------------------
+
+
+def first_model(paths: int, n: int, largest: int | None = None) -> TreeStructuredGP:
+    """A model before its fit, with some noise."""
+    tree = binary_tree(paths)
+    model = TreeStructuredGP(*make_data(tree, sizes(paths, n, largest)), tree)
+    model.likelihood.noise = _NOISE
+    return model
+
+
+def _evaluation(mll: ExactMarginalLogLikelihood) -> Callable[[], object]:
+    """Value and gradient as a default fit computes them."""
+    parameters = {k: p for k, p in mll.named_parameters() if p.requires_grad}
+    return get_loss_closure_with_grads(mll.train(), parameters)
+
+
+def _graded(loss: Callable[[], Tensor], of: torch.nn.Module) -> tuple[Tensor, ...]:
+    value = loss()
+    parameters = [p for p in of.parameters() if p.requires_grad]
+    return value, *torch.autograd.grad(value, parameters)
+
+
+def evidence(paths: int, n: int, largest: int | None = None) -> Contest:
+    """The fit's objective and its gradient, at the model's first hyperparameters."""
+    model = first_model(paths, n, largest)
+    mll = objective(model)
+    evaluate = _evaluation(mll)
+    dense, other, raw = TorchDense(mll), GPyTorchDense(model), Raw(mll)
+
+    def check() -> dict[str, Any]:
+        ours = _graded(partial(model.compute_custom_loss, mll), mll)
+        theirs = _graded(dense.loss, mll)
+        gaps = [float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True)]
+        check_equal("value and gradient, plain torch", max(gaps), 0.0, 1e-8)
+        prior = mll._add_other_terms(torch.zeros((), dtype=torch.float64), ()) / n
+        check_equal(
+            "value, GPyTorch", float(ours[0] + prior), float(other.loss()), 1e-8
+        )
+        return {"largest_gap": max(gaps)}
+
+    return Contest(
+        {
+            "ours": lambda _: evaluate(),
+            _DENSE: lambda _: _graded(dense.loss, mll),
+            "dense, GPyTorch": lambda _: _graded(other.loss, other),
+            "raw": lambda _: raw(),
+        },
+        [[_DENSE, "dense, GPyTorch"], ["raw"]],
+        check=check,
+    )
+
+
+def whole_fit(
+    paths: int, n: int, largest: int | None = None, counted: bool = False
+) -> Contest:
+    """Construct and fit; dense with the same hyperparameters, priors and optimiser.
+
+    ``counted``: a dense fit takes too long, so one evaluation is timed, and multiplied
+    by the number of evaluations of a fit of the same objective by automatic
+    differentiation leaf by leaf, which are as many.
+    """
+    tree = binary_tree(paths)
+    rows = sizes(paths, n, largest)
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        return make_data(tree, rows, 0 if counted else seed)
+
+    def ours(seed: int) -> TreeStructuredGP:
+        return fitted(TreeStructuredGP(*data(seed), tree))
+
+    def by_closure(seed: int, dense: bool) -> tuple[TreeStructuredGP, int]:
+        """The model, and the number of evaluations."""
+        model = TreeStructuredGP(*data(seed), tree)
+        mll = objective(model)
+        loss = (
+            TorchDense(mll).loss if dense else partial(model.compute_custom_loss, mll)
+        )
+        count = 0
+
+        def counting() -> Tensor:
+            nonlocal count
+            count += 1
+            return loss()
+
+        fit_gpytorch_mll(mll, **_by_closure(mll, counting))
+        return model, count
+
+    other, evaluations = by_closure(0, dense=not counted)
+
+    def check() -> dict[str, Any]:
+        gap = n * (_loss(ours(0)) - _loss(other))
+        if gap > 1.0:
+            raise AssertionError(f"A worse optimum than the peer's, by {gap} nats.")
+        return {"nats_above_the_peer": gap, "evaluations_of_the_peer": evaluations}
+
+    if counted:
+        mll = objective(TreeStructuredGP(*data(0), tree))
+        dense = TorchDense(mll)
+        return Contest(
+            {"ours": ours, _DENSE: lambda _: _graded(dense.loss, mll)},
+            [[_DENSE]],
+            check=check,
+            times={_DENSE: evaluations},
+            note=f"dense: {evaluations} times one evaluation",
+        )
+    return Contest(
+        {"ours": ours, _DENSE: lambda seed: by_closure(seed, dense=True)},
+        [[_DENSE]],
+        check=check,
+        prepare=data,
+    )
+
+
+# -- many points ------------------------------------------------------------------
+
+
+def large(paths: int, n: int) -> Contest:
+    """Evidence and gradient; memory from construction to the gradient."""
+    tree = flat_tree(paths)
+    X, Y = make_data(tree, sizes(paths, n))
+    made: list[ExactMarginalLogLikelihood] = []
+
+    def first() -> None:
+        model = TreeStructuredGP(X, Y, tree)
+        model.likelihood.noise = _NOISE
+        made.append(objective(model))
+        _evaluation(made[0])()
+
+    start = time.process_time()
+    memory = extra_mib(first)
+    spent = time.process_time() - start
+    evaluate, raw = _evaluation(made[0]), Raw(made[0])
+
+    return Contest(
+        {"ours": lambda _: evaluate(), "raw": lambda _: raw()},
+        [["raw"]],
+        check=lambda: {
+            "mib_beyond_the_data": memory,
+            "data_mib": X.nbytes / 2**20,
+            "construction_and_first_evaluation_s": spent,
+        },
+    )
+
+
+_FOUR = {
+    "8 paths, 400 points": {"paths": 8, "n": 400},
+    "64 paths, 2,000 points": {"paths": 64, "n": 2000},
+    "16 paths, 1,000 points, 600 on one": {"paths": 16, "n": 1000, "largest": 600},
+    "200 paths, 1,000 points": {"paths": 200, "n": 1000},
+}
+_SMALL = {"paths": 3, "n": 12}
+
+#: By name.
+ROWS = {
+    "fit": Row(
+        "construct and fit",
+        fit,
+        {f"8 paths, {n} points": {"paths": 8, "n": n} for n in (20, 50, 100)},
+        _SMALL,
+    ),
+    "suggestion": Row(
+        "suggestion: construct, fit, maximise LogEI over all paths",
+        partial(suggestion, warm=False),
+        {"8 paths, 60 points": {"paths": 8, "n": 60}},
+        _SMALL,
+    ),
+    "warm-suggestion": Row(
+        "the same, fit started from the last one",
+        partial(suggestion, warm=True),
+        {"8 paths, 60 points": {"paths": 8, "n": 60}},
+        _SMALL,
+    ),
+    "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL),
+    "whole-fit": Row(
+        "construct and fit",
+        whole_fit,
+        {
+            case: {**arguments, "counted": arguments["n"] >= 2000}
+            for case, arguments in _FOUR.items()
+        },
+        _SMALL,
+    ),
+    "large": Row(
+        "evidence and gradient",
+        large,
+        {"1,000 paths, 100,000 points": {"paths": 1000, "n": 100_000}},
+        {"paths": 5, "n": 40},
+    ),
+}
