@@ -54,6 +54,7 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
+from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: What models take for the structure of their inputs.
@@ -321,9 +322,28 @@ class LeafModel(FastSingleTaskGP):
         """
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return fit_map(mll, **kwargs)
+        return self._fit(mll, self.fit_objective(mll), **kwargs)
+
+    def _fit(
+        self,
+        mll: MarginalLogLikelihood,
+        objective: LeafObjective | None,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
+        """One fit, in closed form where there is an objective for that."""
         kwargs.setdefault("warning_handler", accept_rounding)
         batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
-        return fit_map(mll, None if batched else FIT_OPTIONS, **kwargs)
+        options = None if batched else FIT_OPTIONS
+        return fit_map(mll, options, objective=objective, **kwargs)
+
+    def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
+        """The objective in closed form; None if there is none, see ``LeafObjective``.
+
+        Args:
+            mll: An objective of this model; put in training mode.
+        """
+        own = type(self)._fast_evidence is LeafModel._fast_evidence
+        return LeafObjective.of(mll) if own and self._is_structured() else None
 
     @classmethod
     def construct_inputs(
