@@ -343,7 +343,11 @@ class LeafModel(FastSingleTaskGP):
             mll: An objective of this model; put in training mode.
         """
         own = type(self)._fast_evidence is LeafModel._fast_evidence
-        return LeafObjective.of(mll) if own and self._is_structured() else None
+        if not (own and self._is_structured()):
+            return None
+        mll.train()
+        layout = self._structure(self.train_inputs[0]).layout
+        return LeafObjective.of(mll, layout=layout)
 
     @classmethod
     def construct_inputs(

@@ -54,11 +54,10 @@ from botorch_structured.linalg.block_evidence import (
     evidence_as_one,
     evidence_by_block,
 )
-from botorch_structured.linalg.block_low_rank import Bucket, positions
+from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
 from botorch_structured.models.fast_inference import FastInference, noise_is_known
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import Structure
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
     LogPriors,
@@ -203,7 +202,7 @@ class _Form:
         kernel: The kernel.
         parameters: Of the model.
         X: Transformed inputs, ``n x d``.
-        structure: Of these inputs.
+        layout: Their leaves.
 
     Attributes:
         quantities: The map.
@@ -215,10 +214,11 @@ class _Form:
     """
 
     def __init__(
-        self, kernel: Any, parameters: RawParameters, X: Tensor, structure: Structure
+        self, kernel: Any, parameters: RawParameters, X: Tensor, layout: LeafLayout
     ) -> None:
-        self.parameters, self.X, self.structure = parameters, X, structure
-        self.first = structure.layout.representative
+        self.parameters, self.X, self.layout = parameters, X, layout
+        # of one row of each leaf
+        self.places = kernel.locate(X[layout.representative])
         self.quantities = _Quantities()
         self.num_weights = 0
         self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -232,7 +232,7 @@ class _Form:
         self.read_correlation()
 
     def _buckets(self, variance: Indices) -> Iterator[tuple[Bucket, _Leaves]]:
-        for bucket in self.structure.layout.buckets:
+        for bucket in self.layout.buckets:
             real = None if bucket.real is None else _numbers(bucket.real).astype(float)
             mine = variance[_numbers(bucket.leaves)]
             yield bucket, _Leaves(_numbers(bucket.index), real, mine, [])
@@ -240,7 +240,7 @@ class _Form:
     # -- the tree kernel ----------------------------------------------------------
 
     def _read_tree(self, kernel: TreeStructuredKernel) -> list[_Leaves]:
-        places, first = self.structure.places, self.first
+        places = self.places
         lengths, variance = self._leaf_quantities(kernel)
         hyper = kernel.leaf_hyperparameters
         points = _numbers(self.X)[:, kernel.columns]
@@ -253,12 +253,12 @@ class _Form:
                 matches = points[:, j, None] == _numbers(known)
                 points[:, j] = (matches * np.arange(1, len(known) + 1)).sum(-1)
         name = _TREE_NAMES[kernel.correlation.name]
-        undeclared = (places.codes[first] >= kernel.weights.num_outcomes).sum(-1)
+        undeclared = (places.codes >= kernel.weights.num_outcomes).sum(-1)
         self._read_weights(kernel)
         fixed = self._fixed(kernel)
         out = []
         for bucket, leaves in self._buckets(variance):
-            columns = _numbers(positions(places.seen[first][bucket.leaves]))
+            columns = _numbers(positions(places.seen[bucket.leaves]))
             index = np.take_along_axis(lengths[_numbers(bucket.leaves)], columns, 1)
             unequal = np.array(categorical, dtype=np.int64)
             distances = _distances(name, points, columns, leaves.rows, unequal)
@@ -281,11 +281,11 @@ class _Form:
 
     def _leaf_quantities(self, kernel: TreeStructuredKernel) -> tuple[Indices, Indices]:
         """W of each leaf and column (and one for unused places), and v of each leaf."""
-        q, u, places = self.quantities, self.parameters, self.structure.places
+        q, u, places = self.quantities, self.parameters, self.places
         hyper, width = kernel.leaf_hyperparameters, len(kernel.columns)
-        variance = q.add(len(self.first))
+        variance = q.add(self.layout.num_leaves)
         if hyper.sharing == "independent":
-            path = _numbers(places.path[self.first])
+            path = _numbers(places.path)
             if path.max() >= len(hyper.pair):
                 raise UnknownFormError  # the kernel raises an error that says why
             q.depend(variance, u.logarithm(hyper.outputscale.raw_value)[path], 1.0)
@@ -299,7 +299,7 @@ class _Form:
             return lengths[table], variance
         q.depend(variance, u.logarithm(hyper.common_outputscale.raw_value), 1.0)
         if hasattr(hyper, "relative_outputscale"):
-            leaf, edge = _numbers(places.nodes[self.first][:, 1:]).nonzero()
+            leaf, edge = _numbers(places.nodes[:, 1:]).nonzero()
             relative = u.logarithm(hyper.relative_outputscale.raw_value)
             q.depend(variance[leaf], relative[edge], 1.0)
         dimension = _numbers(hyper.dimension_scale)
@@ -310,7 +310,7 @@ class _Form:
         if hasattr(hyper, "relative_lengthscale"):
             relative = u.logarithm(hyper.relative_lengthscale.raw_value)
             q.depend(lengths[:-1], relative, -2.0)
-        return np.broadcast_to(lengths, (len(self.first), width + 1)), variance
+        return np.broadcast_to(lengths, (self.layout.num_leaves, width + 1)), variance
 
     def _read_weights(self, kernel: TreeStructuredKernel) -> None:
         q, u, weights = self.quantities, self.parameters, kernel.weights
@@ -345,10 +345,10 @@ class _Form:
         kernel: TreeStructuredKernel,
         fixed: Array,
     ) -> None:
-        weights, places = kernel.weights, self.structure.places
+        weights, places = kernel.weights, self.places
         X, m = self.X, weights.num_frequencies
-        active = places.active[self.first][bucket.leaves]
-        nodes = places.nodes[self.first][bucket.leaves]
+        active = places.active[bucket.leaves]
+        nodes = places.nodes[bucket.leaves]
         groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
         count = fixed.shape[-1]
         used = _numbers(positions(weights.active_weights(active, nodes)[:, :count]))
@@ -357,19 +357,14 @@ class _Form:
         at = rows[:, :, None], used[:, None, :]
         leaves.fixed = np.pad(fixed, ((0, 1), (0, 1)))[at]
         if groups:
-            present = torch.stack([places.active[:, g].any(-1) for g in groups], -1)
-            value = torch.stack(
-                [
-                    torch.where(places.active[:, g], X[:, g], 0.0).sum(-1)
-                    for g in groups
-                ],
-                -1,
-            )
-            term = _numbers(positions(present[self.first][bucket.leaves]))
+            shown = torch.where(places.active[self.layout.leaf_of_row], X, 0.0)
+            value = _numbers(torch.stack([shown[:, g].sum(-1) for g in groups], -1))
+            present = torch.stack([active[:, g].any(-1) for g in groups], -1)
+            term = _numbers(positions(present))
             leaves.terms = self.terms[term]
             at = rows[:, :, None], term[:, None, :]
-            leaves.waves = np.pad(_numbers(value), ((0, 1), (0, 1)))[at][..., None]
-            on = np.pad(_numbers(present).astype(float), ((0, 1), (0, 1)))[at]
+            leaves.waves = np.pad(value, ((0, 1), (0, 1)))[at][..., None]
+            on = (rows < len(X))[:, :, None] & (term < len(groups))[:, None, :]
             leaves.present = on[..., None] / math.sqrt(m)
             of_wave = count + 2 * m * term[:, :, None] + np.arange(2 * m)
             of_wave[term == len(groups)] = self.num_weights
@@ -379,10 +374,10 @@ class _Form:
     def _fixed(self, kernel: TreeStructuredKernel) -> Array:
         """All features but waves, without their standard deviations, ``n x D``."""
         waves = 2 * kernel.weights.num_frequencies * (len(self.terms) - 1)
-        places = self.structure.places
+        places, leaf = self.places, self.layout.leaf_of_row
         with torch.no_grad():
             scaled = kernel.weights(
-                self.X, places.active, places.nodes, kernel.correlation
+                self.X, places.active[leaf], places.nodes[leaf], kernel.correlation
             )
             scaled = scaled / kernel.weights.prior_scale()
             return _numbers(scaled)[:, : self.num_weights - waves]
@@ -390,10 +385,10 @@ class _Form:
     # -- the conditional kernel ---------------------------------------------------
 
     def _read_conditional(self, kernel: ConditionalKernel) -> list[_Leaves]:
-        q, u, places = self.quantities, self.parameters, self.structure.places
+        q, u, places = self.quantities, self.parameters, self.places
         base, columns = kernel.base_kernel, np.arange(self.X.shape[-1])
         columns = _selected(base, columns)
-        variance = q.add(len(self.first))
+        variance = q.add(self.layout.num_leaves)
         if type(base) is ScaleKernel:
             q.depend(variance, u.logarithm(base.raw_outputscale), 1.0)
             base = base.base_kernel
@@ -410,7 +405,7 @@ class _Form:
             lengths = q.add(len(mine) + 1, constant)
             q.depend(lengths[:-1], raw, -exponent)
             read.append((name, mine, lengths))
-        X, active = _numbers(self.X), places.active[self.first]
+        X, active = _numbers(self.X), places.active
         out = []
         for bucket, leaves in self._buckets(variance):
             for name, mine, lengths in read:
@@ -480,7 +475,12 @@ class LeafObjective:
         bounds: Bounds of the parameters, ``k x 2``.
     """
 
-    def __init__(self, mll: MarginalLogLikelihood, element: int | None) -> None:
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        element: int | None,
+        layout: LeafLayout | None,
+    ) -> None:
         model = mll.model
         kernel, likelihood, mean = model.covar_module, mll.likelihood, model.mean_module
         self._parameters = u = RawParameters(mll, element)
@@ -489,8 +489,9 @@ class LeafObjective:
         with torch.no_grad():
             X = model.transform_inputs(X)
         X, y = (X, y) if element is None else (X[element], y[element])
-        structure = kernel.structure(X)
-        self._form = form = _Form(kernel, u, X, structure)
+        if layout is None:
+            layout = kernel.structure(X).layout
+        self._form = form = _Form(kernel, u, X, layout)
         n = len(X)
         self._targets = _numbers(y).copy()
         self._num_data = n
@@ -526,7 +527,10 @@ class LeafObjective:
 
     @classmethod
     def of(
-        cls, mll: MarginalLogLikelihood, element: int | None = None
+        cls,
+        mll: MarginalLogLikelihood,
+        element: int | None = None,
+        layout: LeafLayout | None = None,
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
 
@@ -540,6 +544,7 @@ class LeafObjective:
             mll: The objective; put in training mode.
             element: Of a model with a batch of data sets or outputs, which one; its
                 objective is independent of the others.
+            layout: The leaves of the training data, if known.
         """
         model = mll.model
         mll.train()  # in evaluation mode inputs are transformed already
@@ -561,7 +566,7 @@ class LeafObjective:
         if not known:
             return None
         try:
-            return cls(mll, element)
+            return cls(mll, element, layout)
         except UnknownFormError:
             return None
 
