@@ -23,6 +23,7 @@ from __future__ import annotations
 
 __all__ = [
     "FIT_OPTIONS",
+    "ArrayObjective",
     "FastInference",
     "FastSingleTaskGP",
     "accept_rounding",
@@ -37,10 +38,14 @@ __all__ = [
 ]
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from functools import cache, partial
+from typing import Any, ClassVar, Protocol
 from warnings import WarningMessage
 
+import numpy as np
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError
@@ -49,6 +54,8 @@ from botorch.fit import DEFAULT_WARNING_HANDLER
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -68,6 +75,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
+from numpy.typing import NDArray
+from scipy import optimize
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType, fit_fallback
@@ -396,12 +406,32 @@ def training_prior(
 # -- fits -------------------------------------------------------------------------
 
 
+class ArrayObjective(Protocol):
+    """Minus an objective per data point, as a function of NumPy arrays.
+
+    Attributes:
+        bounds: Of the parameters, ``k x 2``.
+    """
+
+    bounds: NDArray[np.float64]
+
+    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Value and gradient at raw parameters ``k``."""
+
+    def read(self) -> NDArray[np.float64]:
+        """The raw parameters of the model, ``k``."""
+
+    def write(self, theta: NDArray[np.float64]) -> None:
+        """Set the raw parameters of the model."""
+
+
 def fit_map(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
     closure: Any = None,
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
+    objective: ArrayObjective | None = None,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -410,6 +440,9 @@ def fit_map(
         mll: The objective.
         options: Default options of L-BFGS-B; not used with a closure or an optimiser
             of the caller.
+        objective: The same objective in closed form. It is handed to SciPy unless the
+            caller has an optimiser of their own, or arguments to one that need the
+            objective itself.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -418,6 +451,9 @@ def fit_map(
     if options and closure is None and "optimizer" not in kwargs:
         given = dict((optimizer_kwargs or {}).get("options") or {})
         optimizer_kwargs = {**(optimizer_kwargs or {}), "options": {**options, **given}}
+        known = {"options", "method", "timeout_sec"}
+        if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
+            kwargs["optimizer"] = partial(_minimise, objective)
     return fit_fallback(
         mll,
         closure=closure,
@@ -425,6 +461,67 @@ def fit_map(
         optimizer_kwargs=optimizer_kwargs,
         **kwargs,
     )
+
+
+def _minimise(
+    objective: ArrayObjective,
+    mll: MarginalLogLikelihood,
+    closure: None = None,
+    options: Mapping[str, Any] | None = None,
+    method: str = "L-BFGS-B",
+    timeout_sec: float | None = None,
+) -> OptimizationResult:
+    """``fit_gpytorch_mll_scipy`` of an objective in closed form.
+
+    Args:
+        objective: That of ``mll``.
+        mll: Its model has the starting values, and is given the result.
+        closure: None.
+        options: Of the solver.
+        method: A solver of SciPy.
+        timeout_sec: The best point after so many seconds is the result.
+    """
+    start = time.monotonic()
+    minimize = optimize.minimize if timeout_sec is None else minimize_with_timeout
+    limit = {} if timeout_sec is None else {"timeout_sec": timeout_sec}
+    # SciPy's L-BFGS-B and small factorisations are slower on several threads
+    with _blas().limit(limits=1, user_api="blas"):
+        found = minimize(
+            objective,
+            objective.read(),
+            jac=True,
+            bounds=objective.bounds,
+            method=method,
+            options=options,
+            **limit,
+        )
+    objective.write(found.x)
+    status = OptimizationStatus.SUCCESS
+    if not found.success:
+        stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
+        status = OptimizationStatus.FAILURE
+        if any(words in found.message for words in stopped):
+            status = OptimizationStatus.STOPPED
+        else:
+            warnings.warn(
+                f"`scipy.optimize.minimize` terminated with status {status}, "
+                f"displaying its message: {found.message}",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+    return OptimizationResult(
+        step=found.nit,
+        fval=float(found.fun),
+        status=status,
+        runtime=time.monotonic() - start,
+        message=found.message,
+    )
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    # looking for the libraries takes as long as ten evaluations of a small objective
+    return ThreadpoolController()
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

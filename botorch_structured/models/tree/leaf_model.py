@@ -66,6 +66,7 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
+from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: What models take for the structure of their inputs.
@@ -465,11 +466,20 @@ class LeafModel(FastSingleTaskGP):
         """
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return fit_map(mll, **kwargs)
+        return self._fit(mll, self.fit_objective(mll), **kwargs)
+
+    def _fit(
+        self,
+        mll: MarginalLogLikelihood,
+        objective: LeafObjective | None,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
+        """One fit, in closed form where there is an objective for that."""
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() > 1:
             # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
             return self._fit_elements(mll, kwargs) or fit_map(mll, None, **kwargs)
-        return fit_map(mll, FIT_OPTIONS, **kwargs)
+        return fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
 
     def _fit_elements(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
@@ -513,6 +523,19 @@ class LeafModel(FastSingleTaskGP):
                     p.copy_(element.get_parameter(name))
         self._clear_cache()
         return mll.eval()
+
+    def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
+        """The objective in closed form; None if there is none, see ``LeafObjective``.
+
+        Args:
+            mll: An objective of this model; put in training mode.
+        """
+        own = type(self)._fast_evidence is LeafModel._fast_evidence
+        if not (own and self._is_structured()):
+            return None
+        mll.train()
+        layout = self._structure(self.train_inputs[0]).layout
+        return LeafObjective.of(mll, layout=layout)
 
     @classmethod
     def construct_inputs(
