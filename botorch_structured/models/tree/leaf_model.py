@@ -31,6 +31,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
@@ -54,6 +55,7 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
+from botorch_structured.models.tree.leaf_moments import LeafMoments, point_moments
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: What models take for the structure of their inputs.
@@ -154,9 +156,10 @@ class LeafModel(FastSingleTaskGP):
     tree: ParameterTree
 
     _data_caches = ("_structure_cache",)
-    _fit_caches = ("_predictor_cache",)
+    _fit_caches = ("_predictor_cache", "_moments_cache")
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
+    _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
 
     def _warn_of_scales(
         self,
@@ -276,10 +279,44 @@ class LeafModel(FastSingleTaskGP):
         self._fill_gpytorch_caches()
         return super().get_fantasy_model(inputs, targets, **kwargs)
 
+    def _moments(self) -> LeafMoments | None:
+        """Moments of points one by one, where they have a closed form."""
+        predictor = self._predictor()
+        if predictor.masked:
+            return None
+        cache = self._moments_cache
+        if cache is None or cache[0] is not predictor:
+            moments = LeafMoments.of(
+                self.covar_module, self.train_inputs[0], predictor
+            )
+            self._moments_cache = cache = (predictor, moments)
+        return cache[1]
+
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
         if not self._use_predictor():
             return None
+        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+            return self._joint_posterior(X)
+        moments = self._moments()
+        if moments is None:
+            return self._joint_posterior(X)
+        mean, variance = point_moments(X.flatten(0, -2), moments, self._point_graph)
+        floor = settings.min_variance.value(variance.dtype)
+        variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
+        mean = self.mean_module(X) + mean.view(X.shape[:-1])
+        return MultivariateNormal(mean, to_linear_operator(variance))
+
+    def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``LeafMoments`` computes, by operations that autograd knows."""
+        rows = self.covar_module.rows(X)
+        prediction = self._predictor()(rows.key, rows.points, rows.features)
+        reduction = prediction.weight.square() .sum(-1)
+        reduction = reduction - prediction.explained.square().sum(-1)
+        return prediction.mean, rows.prior.expand(len(X)) + reduction
+
+    def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
+        """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""
         kernel = self.covar_module
         rows = kernel.rows(X)
         batch, q = X.shape[:-2], X.shape[-2]
