@@ -22,6 +22,7 @@ from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
 from torch import Tensor
 
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.optim.problem import is_known
 from botorch_structured.optim.raw import Boxes, uniform
 from botorch_structured.spaces.arguments import check_count
@@ -84,18 +85,25 @@ class Evaluator:
         """``n`` values of ``n x d`` points; -inf for NaN."""
         if not len(X):
             return X.new_zeros(0)
+        values = []
         with torch.no_grad():
-            parts = [
-                self.acq_function(part.unsqueeze(-2))
-                for part in X.split(self.batch_limit)
-            ]
-        return _number(torch.cat([p.reshape(-1) for p in parts])).to(X)
+            for part in X.split(self.batch_limit):
+                found = closed_form(self.acq_function, part, gradient=False)
+                if found is None:
+                    found = (self.acq_function(part.unsqueeze(-2)), None)
+                values.append(found[0].reshape(-1))
+        return _number(torch.cat(values)).to(X)
 
     def value_and_gradient(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """``n`` values and ``n x d`` gradients."""
         values, gradients = [], []
         with torch.enable_grad():
             for part in X.split(self.batch_limit):
+                found = closed_form(self.acq_function, part, gradient=True)
+                if found is not None:
+                    values.append(found[0])
+                    gradients.append(found[1])
+                    continue
                 leaf = part.detach().unsqueeze(-2).requires_grad_(True)
                 value = self.acq_function(leaf).reshape(-1)
                 (gradient,) = (

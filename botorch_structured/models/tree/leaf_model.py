@@ -14,6 +14,7 @@ __all__ = [
     "read_arguments",
 ]
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -21,12 +22,14 @@ from typing import Any
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import Standardize
 from botorch.models.utils import check_min_max_scaling
 from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
@@ -41,6 +44,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     FastSingleTaskGP,
+    PointMoments,
     accept_rounding,
     fit_map,
     noise_is_known,
@@ -48,6 +52,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
+from botorch_structured.models.outcome_scale import AnyScaleStandardize, ScaledNormal
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
     LeafKernel,
@@ -55,7 +60,10 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.leaf_moments import LeafMoments, point_moments
+from botorch_structured.models.tree.leaf_moments import (
+    LeafMoments,
+    differentiable_moments,
+)
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: What models take for the structure of their inputs.
@@ -66,6 +74,8 @@ _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
 # predictions by leaf are faster unless weights are more than rows and than this.
 _MANY_WEIGHTS = 512
+# Outcome transforms by which moments of one outcome are scaled and shifted.
+_LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 
 
 def read_arguments(
@@ -155,9 +165,10 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache",)
+    _data_caches = ("_structure_cache", "_structured_cache")
     _fit_caches = ("_predictor_cache", "_moments_cache")
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
+    _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
 
@@ -201,13 +212,20 @@ class LeafModel(FastSingleTaskGP):
             self.training
             or settings.prior_mode.on()
             or settings.detach_test_caches.off()
-            or not self._is_structured()
         ):
             return False
-        X = self.train_inputs[0]
-        if X.requires_grad or self.train_targets.requires_grad:
-            return False
-        return self.covar_module.num_weights <= max(len(X), _MANY_WEIGHTS)
+        X, Y = self.train_inputs[0], self.train_targets
+        now = (X, Y, self.covar_module, self.likelihood)
+        before = self._structured_cache
+        if before is not None and all(map(operator.is_, now, before)):
+            return True
+        pays = (
+            self._is_structured()
+            and not (X.requires_grad or Y.requires_grad)
+            and self.covar_module.num_weights <= max(len(X), _MANY_WEIGHTS)
+        )
+        self._structured_cache = now if pays else None
+        return pays
 
     # -- caches -------------------------------------------------------------------
 
@@ -301,17 +319,58 @@ class LeafModel(FastSingleTaskGP):
         moments = self._moments()
         if moments is None:
             return self._joint_posterior(X)
-        mean, variance = point_moments(X.flatten(0, -2), moments, self._point_graph)
+        mean, variance = differentiable_moments(X.flatten(0, -2), moments, self._point_graph)
         floor = settings.min_variance.value(variance.dtype)
         variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
         mean = self.mean_module(X) + mean.view(X.shape[:-1])
-        return MultivariateNormal(mean, to_linear_operator(variance))
+        return ScaledNormal(mean, to_linear_operator(variance))
+
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """See ``FastInference.point_moments``."""
+        targets, outcome = self.train_targets, getattr(self, "outcome_transform", None)
+        at_hand = (
+            X.dtype == targets.dtype
+            and X.device == targets.device
+            and len(X) > 0
+            and type(self.mean_module) is ConstantMean
+            and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        )
+        if not at_hand:
+            return None
+        self._check_points(X)
+        self.eval()
+        moments = self._moments() if self._use_predictor() else None
+        if moments is None:
+            return None
+        point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
+        with torch.enable_grad():
+            transformed = self.transform_inputs(point)
+        with torch.no_grad():
+            mean, variance, *slopes = moments(transformed.detach(), gradient, path)
+            floor = settings.min_variance.value(X.dtype)
+            scale, offset = (1.0, 0.0)
+            if outcome is not None:
+                scale, offset = outcome.stdvs.item(), outcome.means.item()
+            offset = offset + scale * float(self.mean_module.constant)
+            if gradient:
+                slopes[0] = slopes[0] * scale
+                slopes[1] = slopes[1] * (scale**2 * (variance > floor)).unsqueeze(-1)
+            mean = torch.add(offset, mean, alpha=scale)
+            variance = variance.clamp_min(floor) * scale**2
+        if point.requires_grad:
+            slopes = [
+                torch.autograd.grad(transformed, point, s, retain_graph=True)[0]
+                for s in slopes
+            ]
+        return PointMoments(mean, variance, *slopes)
 
     def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """What ``LeafMoments`` computes, by operations that autograd knows."""
         rows = self.covar_module.rows(X)
         prediction = self._predictor()(rows.key, rows.points, rows.features)
-        reduction = prediction.weight.square() .sum(-1)
+        reduction = prediction.weight.square().sum(-1)
         reduction = reduction - prediction.explained.square().sum(-1)
         return prediction.mean, rows.prior.expand(len(X)) + reduction
 

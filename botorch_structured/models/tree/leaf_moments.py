@@ -24,11 +24,11 @@ in a search, are looked up together.
 
 from __future__ import annotations
 
-__all__ = ["LeafMoments", "Moments", "PathTables", "point_moments"]
+__all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ from torch.nn.functional import pad
 
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
 from botorch_structured.models.tree.tree_structured_kernel import (
@@ -48,6 +49,7 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 
 # Decision values, paths without data and sets of leaves that are kept.
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
+_NO_LENGTHS = np.zeros(0, dtype=np.int64)
 
 
 # -- a kernel, path by path -------------------------------------------------------
@@ -226,22 +228,6 @@ def _conditional_tables(kernel: ConditionalKernel, X: Tensor) -> PathTables:
 # -- moments ----------------------------------------------------------------------
 
 
-class Moments(NamedTuple):
-    """Of ``t`` points one by one; the prior mean is not included.
-
-    Attributes:
-        mean: ``t``.
-        variance: ``t``; by rounding it may be below zero.
-        mean_gradient: ``t x d``, or None.
-        variance_gradient: ``t x d``, or None.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    mean_gradient: Tensor | None
-    variance_gradient: Tensor | None
-
-
 @dataclass(frozen=True)
 class _Stack:
     """Tables of ``U`` leaves, see the module; ``R`` is the number of rows of J."""
@@ -334,8 +320,8 @@ class LeafMoments:
     def __init__(self, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor) -> None:
         self.kernel, self.predictor = kernel, predictor
         self._codes = _codes_of(kernel)
-        self._data = self.extend(X)
-        self._rows = X[predictor.layout.representative]
+        self._data = self.extend(X.detach())
+        self._rows = X.detach()[predictor.layout.representative]
         tree = kernel.tree
         self._decisions = torch.tensor(tree.decision_columns, dtype=torch.long)
         # whose values move within an interval: looked up by path
@@ -348,7 +334,7 @@ class LeafMoments:
         self._tables: dict[int, PathTables] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
-        self._stacks: dict[tuple[int, tuple[int, ...]], _Stack] = {}
+        self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
 
     @classmethod
     def of(
@@ -364,26 +350,28 @@ class LeafMoments:
         codes = [one_hot_code(X[:, c], known) for c, known in self._codes.items()]
         return torch.cat([X, *codes], dim=-1)
 
-    @torch.no_grad()
-    def __call__(self, X: Tensor, gradient: bool = False) -> Moments:
+    def __call__(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments:
         """Moments at points.
 
         Args:
             X: Transformed inputs, ``t x d``, not empty.
             gradient: Whether gradients are wanted.
+            path: Whether the part of the weights alone is wanted.
         """
         X = X.detach()
         places, lengths = self._locate(X)
         extended = self.extend(X)
         if len(places) == 1:
-            stack = self._stack(places[0][0], (places[0][1],))
+            stack = self._stack(places[0][0], (places[0][1],), path)
             mean, variance, g = stack(extended.unsqueeze(0), gradient)
             return _moments(mean[0], variance[0], g, X.shape[-1])
         mean, variance = X.new_empty(len(X)), X.new_empty(len(X))
         slopes = X.new_empty(2, len(X), X.shape[-1]) if gradient else None
         for bucket, leaves, index, real in _groups(places, lengths):
             at = torch.from_numpy(index)
-            m, v, g = self._stack(bucket, leaves)(extended[at], gradient)
+            m, v, g = self._stack(bucket, leaves, path)(extended[at], gradient)
             keep = torch.from_numpy(real)
             rows = at[keep]
             mean[rows], variance[rows] = m[keep], v[keep]
@@ -391,24 +379,24 @@ class LeafMoments:
                 by_moment = g[..., : X.shape[-1]].unflatten(1, (2, -1)).transpose(0, 1)
                 slopes[:, rows] = by_moment[:, keep]
         if slopes is None:
-            return Moments(mean, variance, None, None)
-        return Moments(mean, variance, slopes[0], slopes[1])
+            return PointMoments(mean, variance)
+        return PointMoments(mean, variance, slopes[0], slopes[1])
 
     # -- where rows are -----------------------------------------------------------
 
     def _locate(self, X: Tensor) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Runs of rows on one path: bucket and place of each, and their lengths."""
+        """Runs of rows on one path: bucket and place, and lengths if there are more."""
         if self._by_value:
             values = X.index_select(-1, self._decisions).numpy()
         else:
             values = self.kernel.locate(X).key.unsqueeze(-1).numpy()
-        if len(X) == 1:
-            start = np.zeros(1, dtype=np.int64)
-        else:
-            change = (values[1:] != values[:-1]).any(-1).nonzero()[0] + 1
-            start = np.concatenate([[0], change])
-        heads = values if len(X) == 1 else values[start]
-        bits = [head.tobytes() for head in heads]
+        change = (values[1:] != values[:-1]).any(-1)
+        if not change.any():  # one path only, as in a climb from one start
+            place = self._found.get(values[0].tobytes())
+            if place is not None:
+                return [place], _NO_LENGTHS
+        start = np.concatenate([[0], change.nonzero()[0] + 1])
+        bits = [head.tobytes() for head in values[start]]
         places = [self._found.get(b) for b in bits]
         if None in places:
             new = [i for i, place in enumerate(places) if place is None]
@@ -419,6 +407,7 @@ class LeafMoments:
                 places[i] = self._found[bits[i]] = place
         return places, np.diff(start, append=len(X))  # type: ignore[return-value]
 
+    @torch.no_grad()
     def _look_up(self, rows: Tensor) -> list[tuple[int, int]]:
         """Bucket and place of the path of each row; one more bucket has no data."""
         keys = self.kernel.locate(rows).key.tolist()
@@ -447,14 +436,28 @@ class LeafMoments:
 
     # -- tables -------------------------------------------------------------------
 
-    def _stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
-        stack = self._stacks.get((bucket, places))
+    def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> _Stack:
+        key = (bucket, places, path)
+        stack = self._stacks.get(key)
         if stack is None:
             if len(self._stacks) >= _MAX_STACKS:
                 self._stacks.clear()
-            stack = self._stacks[bucket, places] = self._make_stack(bucket, places)
+            stack = self._stacks[key] = self._make_stack(bucket, places)
+            if path:  # no K_p, and no data of the leaf
+                stack = self._stacks[key] = replace(
+                    stack,
+                    inputs=stack.inputs[..., :0],
+                    inverse=stack.inverse[..., :0],
+                    data=stack.data[:, :0, :0],
+                    squares=stack.squares[..., :0],
+                    variance=torch.zeros_like(stack.variance),
+                    constant=torch.zeros_like(stack.constant),
+                    inverse_chol=stack.inverse_chol[:, :0, :0],
+                    of_data=stack.of_data[:, :0],
+                )
         return stack
 
+    @torch.no_grad()
     def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
         predictor, blocks = self.predictor, self.predictor.blocks
         prior = bucket == len(blocks)
@@ -504,11 +507,11 @@ class LeafMoments:
         )
 
 
-def _moments(mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int) -> Moments:
+def _moments(mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int) -> PointMoments:
     if slopes is None:
-        return Moments(mean, variance, None, None)
+        return PointMoments(mean, variance)
     of_mean, of_variance = slopes[0, :, :d].chunk(2)
-    return Moments(mean, variance, of_mean, of_variance)
+    return PointMoments(mean, variance, of_mean, of_variance)
 
 
 def _groups(
@@ -566,7 +569,7 @@ class _PointMoments(torch.autograd.Function):
 PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def point_moments(
+def differentiable_moments(
     X: Tensor, moments: LeafMoments, graph: PointFunction
 ) -> tuple[Tensor, Tensor]:
     """Means and variances of points one by one, differentiable in ``X``.
@@ -576,4 +579,7 @@ def point_moments(
         moments: Computes them and their first derivatives.
         graph: Computes the same where further derivatives are wanted.
     """
-    return _PointMoments.apply(X, moments, graph)
+    if X.requires_grad and torch.is_grad_enabled():
+        return _PointMoments.apply(X, moments, graph)
+    found = moments(X)
+    return found.mean, found.variance
