@@ -86,5 +86,11 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "gpytorch.mlls.ExactMarginalLogLikelihood": ("_add_other_terms",),
     "gpytorch.models.ExactGP": ("_train_targets",),
     "gpytorch.priors.NormalPrior": ("_transform",),
-    "torch.nn.Module": ("_apply", "_buffers", "_load_from_state_dict"),
+    "torch.nn.Module": (
+        "_apply",
+        "_buffers",
+        "_load_from_state_dict",
+        "_modules",
+        "_parameters",
+    ),
 }

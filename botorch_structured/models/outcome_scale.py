@@ -35,8 +35,8 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import (
     BlockDiagLinearOperator,
-    DenseLinearOperator,
     ConstantMulLinearOperator,
+    DenseLinearOperator,
     RootLinearOperator,
 )
 from torch import Tensor
@@ -90,9 +90,11 @@ class AnyScaleStandardize(Standardize):
             posterior: The posterior of standardised outcomes.
             X: Not used.
         """
-        single = self._is_trained and self._outputs is None and self._m == 1
-        if single and type(posterior) is GPyTorchPosterior and not posterior._is_mt:
-            normal = posterior.distribution
+        normal: Any = getattr(posterior, "distribution", None)
+        single = self._is_trained and self._outputs is None
+        single = single and type(posterior) is GPyTorchPosterior
+        single = single and not isinstance(normal, MultitaskMultivariateNormal)
+        if single and self.means.shape[-1] == 1:
             square = self._stdvs_sq[..., 0, 0]
             mean = self.means[..., 0] + self.stdvs[..., 0] * normal.mean
             covariance = normal.lazy_covariance_matrix

@@ -26,7 +26,6 @@ from botorch.acquisition import (
 )
 from torch import Tensor
 
-from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
@@ -42,7 +41,8 @@ _KINDS: dict[type, tuple[bool, bool]] = {
 }
 # The smallest variance of BoTorch's analytic acquisition functions.
 _MIN_VARIANCE = 1e-12
-# Below it 1 - |u| Phi / phi loses digits, and its expansion in 1 / u^2 has all of them.
+# Below it h / phi = 1 - |u| Phi / phi loses digits, and its expansion in 1 / u^2 has
+# all of them.
 _FAR = {torch.float64: -1e2, torch.float32: -1e1}
 
 
@@ -74,45 +74,35 @@ def closed_form(
         least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
         sigma = moments.variance.clamp_min(least).sqrt()
         sign = 1.0 if acqf.maximize else -1.0
-        u = sign * (moments.mean - acqf.best_f.to(X)) / sigma
-        phi, Phi, h = _improvement(u)
-        value = log_ei_helper(u) + sigma.log() if log else sigma * h
+        u = (moments.mean - acqf.best_f.to(X)) * (sign / sigma)
+        phi = torch.exp(-0.5 * u.square()) * (1.0 / math.sqrt(2.0 * math.pi))
+        Phi = torch.special.ndtr(u)
+        h = torch.addcmul(phi, u, Phi)
+        if not log:
+            value, of_mean, of_sigma = sigma * h, Phi, phi
+        else:
+            value, of_mean, of_sigma = h.log(), Phi / h, phi / h
+            far = u < -1.0
+            if far.any():  # h loses digits
+                mills, share = _tail(torch.where(far, u, -1.0))
+                log_phi = -0.5 * (u.square() + math.log(2.0 * math.pi))
+                value = torch.where(far, log_phi + share.log(), value)
+                of_mean = torch.where(far, mills / share, of_mean)
+                of_sigma = torch.where(far, 1.0 / share, of_sigma)
+            value = value + sigma.log()
         if not gradient:
             return value, None
-        of_mean, of_sigma = sign * Phi, phi
-        if log:
-            far = u < -1.0
-            if far.any():
-                of_mean, of_sigma = _ratios(u, phi, Phi, h, far)
-                of_mean = sign * of_mean
-            else:
-                of_mean, of_sigma = of_mean / h, phi / h
-            of_mean, of_sigma = of_mean / sigma, of_sigma / sigma
-        of_variance = 0.5 * of_sigma / sigma * (moments.variance > least)
-        slopes = of_mean.unsqueeze(-1) * moments.mean_gradient
+        size = sigma if log else torch.ones_like(sigma)
+        of_variance = of_sigma * (moments.variance > least) / (2.0 * sigma * size)
+        slopes = (sign * of_mean / size).unsqueeze(-1) * moments.mean_gradient
         return value, slopes.addcmul_(
             of_variance.unsqueeze(-1), moments.variance_gradient
         )
 
 
-def _improvement(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """phi, Phi and h."""
-    phi = torch.exp(-0.5 * u.square()) * (1.0 / math.sqrt(2.0 * math.pi))
-    Phi = torch.special.ndtr(u)
-    return phi, Phi, phi + u * Phi
-
-
-def _ratios(
-    u: Tensor, phi: Tensor, Phi: Tensor, h: Tensor, far: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Phi / h and phi / h, where u is far below zero without h itself."""
-    low = torch.where(far, u, -1.0)
-    # Phi / phi
-    mills = math.sqrt(0.5 * math.pi) * torch.special.erfcx(low * -math.sqrt(0.5))
-    r = low.square().reciprocal()
-    tail = r * (1.0 - r * (3.0 - r * (15.0 - 105.0 * r)))
-    share = torch.where(low > _FAR[u.dtype], 1.0 + low * mills, tail)
-    return (
-        torch.where(far, mills / share, Phi / h),
-        torch.where(far, 1.0 / share, phi / h),
-    )
+def _tail(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Phi / phi and h / phi, for ``u`` of -1 or less."""
+    mills = torch.special.erfcx(u * -math.sqrt(0.5)) * math.sqrt(0.5 * math.pi)
+    r = u.square().reciprocal()
+    series = r * (1.0 - r * (3.0 - r * (15.0 - 105.0 * r)))
+    return mills, torch.where(u > _FAR[u.dtype], 1.0 + u * mills, series)

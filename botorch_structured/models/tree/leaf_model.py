@@ -304,9 +304,7 @@ class LeafModel(FastSingleTaskGP):
             return None
         cache = self._moments_cache
         if cache is None or cache[0] is not predictor:
-            moments = LeafMoments.of(
-                self.covar_module, self.train_inputs[0], predictor
-            )
+            moments = LeafMoments.of(self.covar_module, self.train_inputs[0], predictor)
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 
@@ -319,7 +317,9 @@ class LeafModel(FastSingleTaskGP):
         moments = self._moments()
         if moments is None:
             return self._joint_posterior(X)
-        mean, variance = differentiable_moments(X.flatten(0, -2), moments, self._point_graph)
+        mean, variance = differentiable_moments(
+            X.flatten(0, -2), moments, self._point_graph
+        )
         floor = settings.min_variance.value(variance.dtype)
         variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
         mean = self.mean_module(X) + mean.view(X.shape[:-1])
@@ -347,22 +347,27 @@ class LeafModel(FastSingleTaskGP):
         point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
         with torch.enable_grad():
             transformed = self.transform_inputs(point)
+        chained = point.requires_grad
+        if len(transformed) != len(X) or transformed.requires_grad != chained:
+            return None
         with torch.no_grad():
-            mean, variance, *slopes = moments(transformed.detach(), gradient, path)
-            floor = settings.min_variance.value(X.dtype)
-            scale, offset = (1.0, 0.0)
+            found = moments(transformed.detach(), gradient, path)
+            scale, shift = 1.0, float(self.mean_module.constant)
             if outcome is not None:
-                scale, offset = outcome.stdvs.item(), outcome.means.item()
-            offset = offset + scale * float(self.mean_module.constant)
-            if gradient:
-                slopes[0] = slopes[0] * scale
-                slopes[1] = slopes[1] * (scale**2 * (variance > floor)).unsqueeze(-1)
-            mean = torch.add(offset, mean, alpha=scale)
-            variance = variance.clamp_min(floor) * scale**2
-        if point.requires_grad:
+                scale, shift = outcome.stdvs.item(), shift * outcome.stdvs.item()
+                shift = shift + outcome.means.item()
+            floor = settings.min_variance.value(X.dtype)
+            mean = scale * found.mean + shift
+            variance = scale**2 * found.variance.clamp_min(floor)
+        if found.mean_gradient is None or found.variance_gradient is None:
+            return PointMoments(mean, variance)
+        above = (found.variance > floor).to(X).unsqueeze(-1)
+        slopes = [found.mean_gradient * scale, found.variance_gradient * above]
+        slopes[1] = slopes[1] * scale**2
+        if chained:
             slopes = [
-                torch.autograd.grad(transformed, point, s, retain_graph=True)[0]
-                for s in slopes
+                torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
+                for slope in slopes
             ]
         return PointMoments(mean, variance, *slopes)
 

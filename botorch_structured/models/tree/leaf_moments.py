@@ -137,9 +137,9 @@ def _tree_tables(kernel: TreeStructuredKernel, X: Tensor) -> PathTables:
     encoded = [kernel.columns[j] for j in kernel.encoded_columns]
     factor = torch.ones(len(encoded) + 1).to(scale)
     codes = {c: iter(extended[c]) for c in extended}
-    for i, column in enumerate(encoded):
-        if column in codes:
-            encoded[i], factor[i] = next(codes[column]), math.sqrt(0.5)
+    for i, c in enumerate(encoded):
+        if c in codes:
+            encoded[i], factor[i] = next(codes[c]), math.sqrt(0.5)
     column = torch.tensor([*encoded, 0])
     inverse = kernel.leaf_hyperparameters.inverse_lengthscale(places.path)
     inverse = pad(inverse[..., kernel.encoded_columns], (0, 1)) * factor
@@ -169,7 +169,7 @@ def _feature_tables(
     scale: Tensor,
     extended: dict[int, range],
 ) -> tuple[Tensor, ...]:
-    """Column of each weight on each path, ``m x (V + 1)``, and a, b, u, w, f, ``V + 1``."""
+    """Columns of weights on paths, ``m x (V + 1)``; a, b, u, w and f, ``V + 1``."""
     m, waves = len(active), 2 * weights.num_frequencies
     constants = weights.num_inner + weights.num_offsets
     fixed = [0] * constants + weights.linear_columns
@@ -245,7 +245,9 @@ class _Stack:
     columns: Tensor  # U x 1 x D
     factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
 
-    def __call__(self, X: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def __call__(
+        self, X: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Moments at points.
 
         Args:
@@ -319,6 +321,7 @@ class LeafMoments:
 
     def __init__(self, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor) -> None:
         self.kernel, self.predictor = kernel, predictor
+        self.parameters = list(kernel.parameters())
         self._codes = _codes_of(kernel)
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
@@ -386,6 +389,10 @@ class LeafMoments:
 
     def _locate(self, X: Tensor) -> tuple[list[tuple[int, int]], np.ndarray]:
         """Runs of rows on one path: bucket and place, and lengths if there are more."""
+        if len(self._found) > _MAX_KEPT or len(self._prior_keys) > _MAX_PRIOR:
+            self._found.clear()
+            self._prior_keys, self._prior_rows = {}, X[:0]
+            self._drop_tables(len(self.predictor.blocks))
         if self._by_value:
             values = X.index_select(-1, self._decisions).numpy()
         else:
@@ -401,8 +408,6 @@ class LeafMoments:
         if None in places:
             new = [i for i, place in enumerate(places) if place is None]
             found = self._look_up(X[torch.from_numpy(start[new])])
-            if len(self._found) + len(new) > _MAX_KEPT:
-                self._found.clear()
             for i, place in zip(new, found, strict=True):
                 places[i] = self._found[bits[i]] = place
         return places, np.diff(start, append=len(X))  # type: ignore[return-value]
@@ -418,21 +423,21 @@ class LeafMoments:
             if key not in self._leaf_of_key and key not in self._prior_keys
         }
         if new:
-            if len(self._prior_keys) + len(new) > _MAX_PRIOR:
-                self._prior_keys, self._prior_rows = {}, rows[:0]
-                self._found.clear()
             for key in new:
                 self._prior_keys[key] = len(self._prior_keys)
             self._prior_rows = torch.cat([self._prior_rows, rows[list(new.values())]])
-            self._tables.pop(none, None)
-            for stack in [s for s in self._stacks if s[0] == none]:
-                del self._stacks[stack]
+            self._drop_tables(none)
         return [
             self._place_of_leaf[self._leaf_of_key[key]]
             if key in self._leaf_of_key
             else (none, self._prior_keys[key])
             for key in keys
         ]
+
+    def _drop_tables(self, bucket: int) -> None:
+        self._tables.pop(bucket, None)
+        for stack in [s for s in self._stacks if s[0] == bucket]:
+            del self._stacks[stack]
 
     # -- tables -------------------------------------------------------------------
 
@@ -483,7 +488,10 @@ class LeafMoments:
                 -1, inputs.unsqueeze(1).expand(-1, index.shape[1], -1)
             )
             data = data * inverse.unsqueeze(1)
-            inverse_chol, half = predictor.inverse_chol[bucket][at], predictor.half[bucket][at]
+            inverse_chol, half = (
+                predictor.inverse_chol[bucket][at],
+                predictor.half[bucket][at],
+            )
             real = blocks[bucket].bucket.real
             if real is not None:
                 inverse_chol = inverse_chol * real[at].unsqueeze(-1)
@@ -507,7 +515,9 @@ class LeafMoments:
         )
 
 
-def _moments(mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int) -> PointMoments:
+def _moments(
+    mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int
+) -> PointMoments:
     if slopes is None:
         return PointMoments(mean, variance)
     of_mean, of_variance = slopes[0, :, :d].chunk(2)
@@ -556,13 +566,54 @@ class _PointMoments(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
             (X,) = ctx.saved_tensors
-            grad = torch.autograd.grad(
-                ctx.graph(X), X, grad_outputs, create_graph=True, allow_unused=True
-            )
-            return *grad, None, None
+            return *_gradients(ctx.graph(X), (X,), grad_outputs, True), None, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.found.mean_gradient
         return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None, None
+
+
+class _OfHyperparameters(torch.autograd.Function):
+    """Values that are known; the graph is built where their gradients are asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: tuple[Tensor, ...],
+        X: Tensor,
+        graph: PointFunction,
+        *of: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.X, ctx.graph = X, graph
+        ctx.save_for_backward(*of)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            found = ctx.graph(ctx.X)
+        of = ctx.saved_tensors
+        return None, None, None, *_gradients(found, of, grad_outputs, again)
+
+
+def _gradients(
+    values: Sequence[Tensor],
+    of: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
+    again: bool,
+) -> Sequence[Tensor | None]:
+    """Gradients of values, some of which may be constant."""
+    both = zip(values, grad_outputs, strict=True)
+    pairs = [(value, grad) for value, grad in both if value.requires_grad]
+    if not pairs:
+        return [None] * len(of)
+    return torch.autograd.grad(
+        [value for value, _ in pairs],
+        of,
+        [grad for _, grad in pairs],
+        create_graph=again,
+        allow_unused=True,
+    )
 
 
 #: ``t x d`` inputs to ``t`` means and variances, differentiable any number of times.
@@ -572,14 +623,30 @@ PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 def differentiable_moments(
     X: Tensor, moments: LeafMoments, graph: PointFunction
 ) -> tuple[Tensor, Tensor]:
-    """Means and variances of points one by one, differentiable in ``X``.
+    """Means and variances of points one by one, with their graph.
+
+    They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
+    hyperparameters as far as the covariances of the points themselves depend on these.
 
     Args:
         X: Transformed inputs, ``t x d``, not empty.
         moments: Computes them and their first derivatives.
-        graph: Computes the same where further derivatives are wanted.
+        graph: Computes the same where other derivatives are wanted.
     """
-    if X.requires_grad and torch.is_grad_enabled():
-        return _PointMoments.apply(X, moments, graph)
-    found = moments(X)
-    return found.mean, found.variance
+    if not torch.is_grad_enabled():
+        found = moments(X)
+        return found.mean, found.variance
+    free = [p for p in moments.parameters if p.requires_grad]
+    if not X.requires_grad:
+        found = moments(X)
+        mean, variance = found.mean, found.variance
+        if free:
+            pair = (mean, variance)
+            mean, variance = _OfHyperparameters.apply(pair, X, graph, *free)
+        return mean, variance
+    mean, variance = _PointMoments.apply(X, moments, graph)
+    if free:  # a node of its own: it is not run for gradients in X alone
+        zeros = (torch.zeros_like(mean), torch.zeros_like(mean))
+        of_mean, of_variance = _OfHyperparameters.apply(zeros, X.detach(), graph, *free)
+        mean, variance = mean + of_mean, variance + of_variance
+    return mean, variance
