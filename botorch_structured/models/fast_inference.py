@@ -416,7 +416,7 @@ def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
         and not X.is_meta
         and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
         # a sum is finite only if all of its terms are
-        and math.isfinite(X.detach().square().sum().item())
+        and math.isfinite(X.detach().sum().item())
     )
 
 

@@ -246,20 +246,21 @@ class _Stack:
     factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
 
     def __call__(
-        self, X: Tensor, gradient: bool
+        self, X: Tensor, rows: Tensor | None, gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Moments at points.
 
         Args:
-            X: Extended inputs, ``U x t x d``.
+            X: Extended inputs, ``n x d``.
+            rows: Those on each leaf, ``U x t``; None for all of them on the only one.
             gradient: Whether gradients are wanted.
 
         Returns:
             Means and variances, ``U x t``, and gradients ``U x 2t x d``, those of the
             means first; or None.
         """
-        t = X.shape[1]
-        scaled = _columns(X, self.inputs) * self.inverse
+        scaled = _columns(X, rows, self.inputs) * self.inverse
+        t = scaled.shape[1]
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
         if gradient:
@@ -271,7 +272,7 @@ class _Stack:
         both = w @ self.of_data
         if self.columns.shape[-1]:
             a, b, u, frequency, phase = self.factors
-            at = _columns(X, self.columns)
+            at = _columns(X, rows, self.columns)
             angle = torch.addcmul(phase, frequency, at)
             z = torch.addcmul(torch.addcmul(a, b, at), u, angle.sin())
             both = torch.baddbmm(both, z, self.of_features)
@@ -293,19 +294,19 @@ class _Stack:
             of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
             g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
             index = torch.cat([index, self.columns], dim=-1)
-        out = X.new_zeros(len(X), 2 * t, X.shape[-1])
-        if len(X) == 1:
+        out = X.new_zeros(len(index), 2 * t, X.shape[-1])
+        if len(index) == 1:
             out[0].index_add_(-1, index.view(-1), g[0])
         else:
             out.scatter_add_(-1, index.expand(-1, 2 * t, -1), g)
         return both[..., 0], variance, out
 
 
-def _columns(X: Tensor, index: Tensor) -> Tensor:
-    """``U x t x d`` and ``U x 1 x E`` to ``U x t x E``."""
-    if len(X) == 1:
-        return X[0].index_select(-1, index.view(-1)).unsqueeze(0)
-    return X.gather(-1, index.expand(-1, X.shape[1], -1))
+def _columns(X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
+    """Columns ``U x 1 x E`` of rows ``U x t`` of ``n x d``: ``U x t x E``."""
+    if rows is None:
+        return X.index_select(-1, index.view(-1)).unsqueeze(0)
+    return X[rows.unsqueeze(-1), index]
 
 
 class LeafMoments:
@@ -368,13 +369,13 @@ class LeafMoments:
         extended = self.extend(X)
         if len(places) == 1:
             stack = self._stack(places[0][0], (places[0][1],), path)
-            mean, variance, g = stack(extended.unsqueeze(0), gradient)
+            mean, variance, g = stack(extended, None, gradient)
             return _moments(mean[0], variance[0], g, X.shape[-1])
         mean, variance = X.new_empty(len(X)), X.new_empty(len(X))
         slopes = X.new_empty(2, len(X), X.shape[-1]) if gradient else None
         for bucket, leaves, index, real in _groups(places, lengths):
             at = torch.from_numpy(index)
-            m, v, g = self._stack(bucket, leaves, path)(extended[at], gradient)
+            m, v, g = self._stack(bucket, leaves, path)(extended, at, gradient)
             keep = torch.from_numpy(real)
             rows = at[keep]
             mean[rows], variance[rows] = m[keep], v[keep]
