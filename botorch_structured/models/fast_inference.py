@@ -26,6 +26,7 @@ __all__ = [
     "ArrayObjective",
     "FastInference",
     "FastSingleTaskGP",
+    "PointMoments",
     "accept_rounding",
     "check_noise",
     "check_own_objective",
@@ -40,9 +41,9 @@ __all__ = [
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 from warnings import WarningMessage
 
 import numpy as np
@@ -101,6 +102,22 @@ from botorch_structured.models.outcome_scale import (
 FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
 
 
+class PointMoments(NamedTuple):
+    """Posterior means and variances of ``t`` points, each by itself.
+
+    Attributes:
+        mean: ``t``.
+        variance: ``t``.
+        mean_gradient: ``t x d``, or None.
+        variance_gradient: ``t x d``, or None.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    mean_gradient: Tensor | None = None
+    variance_gradient: Tensor | None = None
+
+
 class FastInference(ExactGP):
     """An ``ExactGP`` with caches and, in subclasses, a fast evidence and posterior.
 
@@ -132,14 +149,23 @@ class FastInference(ExactGP):
         super().set_train_data(*args, **kwargs)
         self._drop_caches()
 
+    def eval(self) -> Self:
+        """Set evaluation mode; nothing is done where that is the mode already."""
+        parts = self._modules.values()
+        if self.training or any(part is not None and part.training for part in parts):
+            return super().eval()
+        self._set_transformed_inputs()
+        return self
+
     def _apply(self, fn: Any) -> Any:
-        before = None if self.train_inputs is None else self.train_inputs[0]
-        result = super()._apply(fn)
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing the caches are kept
-        if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._clear_cache()  # GPyTorch's have the old dtype and device
-            self._drop_caches()
+        # changes nothing the caches are kept, and modules are not walked through
+        with torch.no_grad():
+            if all(fn(tensor) is tensor for tensor in _tensors(self)):
+                return self
+        result = super()._apply(fn)
+        self._clear_cache()  # GPyTorch's have the old dtype and device
+        self._drop_caches()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -194,6 +220,21 @@ class FastInference(ExactGP):
         """
         return None
 
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """Moments of ``posterior`` without autograd; None where they are not at hand.
+
+        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
+        a graph of the operations that led to them takes longer than these.
+
+        Args:
+            X: ``t x d``, not transformed.
+            gradient: Whether gradients are wanted.
+            path: Whether those of ``path_posterior`` are wanted.
+        """
+        return None
+
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Prior in training mode, posterior in evaluation mode."""
         if (
@@ -215,6 +256,19 @@ class FastInference(ExactGP):
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
         return super().get_fantasy_model(inputs, targets, **kwargs)
+
+
+def _tensors(model: ExactGP) -> Iterator[Tensor]:
+    """Training data, parameters, their gradients and buffers of a model."""
+    for module in model.modules():
+        if isinstance(module, ExactGP) and module.train_inputs is not None:
+            yield from (*module.train_inputs, module.train_targets)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+        yield from (b for b in module._buffers.values() if b is not None)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
@@ -376,7 +430,7 @@ def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
         and not X.is_meta
         and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
         # a sum is finite only if all of its terms are
-        and math.isfinite(X.detach().square().sum().item())
+        and math.isfinite(X.detach().sum().item())
     )
 
 

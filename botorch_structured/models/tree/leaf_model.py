@@ -14,6 +14,7 @@ __all__ = [
     "read_arguments",
 ]
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,17 +22,20 @@ import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import Standardize
 from botorch.models.utils import check_min_max_scaling
 from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
@@ -41,6 +45,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     FastSingleTaskGP,
+    PointMoments,
     accept_rounding,
     fit_map,
     noise_is_known,
@@ -48,6 +53,7 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
+from botorch_structured.models.outcome_scale import AnyScaleStandardize, ScaledNormal
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
     batch_shape_of,
@@ -66,6 +72,10 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
+from botorch_structured.models.tree.leaf_moments import (
+    LeafMoments,
+    differentiable_moments,
+)
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -79,6 +89,8 @@ _SMALL = 200
 _MANY_WEIGHTS = 512
 # More rows than these that a model was conditioned on become data of its leaves.
 _MANY_ROWS = 32
+# Outcome transforms by which moments of one outcome are scaled and shifted.
+_LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 
 
 def read_arguments(
@@ -169,14 +181,16 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache",)
-    _fit_caches = ("_predictor_cache", "_elements_cache")
+    _data_caches = ("_structure_cache", "_structured_cache")
+    _fit_caches = ("_predictor_cache", "_moments_cache", "_elements_cache")
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
+    _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
     # of a model that was conditioned on more rows: how many batch dimensions these
     # have in front of those of the rows before, and the number of the latter
     _fantasies: tuple[int, int] | None = None
+    _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
 
     def _warn_of_scales(
         self,
@@ -228,17 +242,22 @@ class LeafModel(FastSingleTaskGP):
             self.training
             or settings.prior_mode.on()
             or (settings.detach_test_caches.off() and propagate_grads.off())
-            or not self._is_by_leaf()
         ):
             return False
         if self._fantasies is not None or not self._is_single():
-            return self._elements() is not None
-        if not self._is_structured():
+            return self._is_by_leaf() and self._elements() is not None
+        X, Y = self.train_inputs[0], self.train_targets
+        if X.requires_grad or Y.requires_grad:
             return False
-        X = self.train_inputs[0]
-        if X.requires_grad or self.train_targets.requires_grad:
-            return False
-        return self.covar_module.num_weights <= max(len(X), _MANY_WEIGHTS)
+        now = (X, Y, self.covar_module, self.likelihood)
+        before = self._structured_cache
+        if before is not None and all(map(operator.is_, now, before)):
+            return True
+        pays = self._is_structured() and self.covar_module.num_weights <= max(
+            len(X), _MANY_WEIGHTS
+        )
+        self._structured_cache = now if pays else None
+        return pays
 
     # -- caches -------------------------------------------------------------------
 
@@ -419,12 +438,94 @@ class LeafModel(FastSingleTaskGP):
             mean, covariance = means[0], covariances[0]
         return MultivariateNormal(mean, to_linear_operator(covariance))
 
+    def _moments(self) -> LeafMoments | None:
+        """Moments of points one by one, where they have a closed form."""
+        predictor = self._predictor()
+        if predictor.masked:
+            return None
+        cache = self._moments_cache
+        if cache is None or cache[0] is not predictor:
+            moments = LeafMoments.of(self.covar_module, self.train_inputs[0], predictor)
+            self._moments_cache = cache = (predictor, moments)
+        return cache[1]
+
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
         if not self._use_predictor():
             return None
         if self._fantasies is not None or not self._is_single():
             return self._posterior_by_element(X)
+        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+            return self._joint_posterior(X)
+        moments = self._moments()
+        if moments is None:
+            return self._joint_posterior(X)
+        mean, variance = differentiable_moments(
+            X.flatten(0, -2), moments, self._point_graph
+        )
+        floor = settings.min_variance.value(variance.dtype)
+        variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
+        mean = self.mean_module(X) + mean.view(X.shape[:-1])
+        return ScaledNormal(mean, to_linear_operator(variance))
+
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """See ``FastInference.point_moments``."""
+        targets, outcome = self.train_targets, getattr(self, "outcome_transform", None)
+        at_hand = (
+            self._fantasies is None
+            and self._is_single()
+            and X.dtype == targets.dtype
+            and X.device == targets.device
+            and len(X) > 0
+            and type(self.mean_module) is ConstantMean
+            and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        )
+        if not at_hand:
+            return None
+        self._check_points(X)
+        self.eval()
+        moments = self._moments() if self._use_predictor() else None
+        if moments is None:
+            return None
+        point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
+        with torch.enable_grad():
+            transformed = self.transform_inputs(point)
+        chained = point.requires_grad
+        if len(transformed) != len(X) or transformed.requires_grad != chained:
+            return None
+        with torch.no_grad():
+            found = moments(transformed.detach(), gradient, path)
+            scale, shift = 1.0, float(self.mean_module.constant)
+            if outcome is not None:
+                scale, shift = outcome.stdvs.item(), shift * outcome.stdvs.item()
+                shift = shift + outcome.means.item()
+            floor = settings.min_variance.value(X.dtype)
+            mean = scale * found.mean + shift
+            variance = scale**2 * found.variance.clamp_min(floor)
+        if found.mean_gradient is None or found.variance_gradient is None:
+            return PointMoments(mean, variance)
+        above = (found.variance > floor).to(X).unsqueeze(-1)
+        slopes = [found.mean_gradient * scale, found.variance_gradient * above]
+        slopes[1] = slopes[1] * scale**2
+        if chained:
+            slopes = [
+                torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
+                for slope in slopes
+            ]
+        return PointMoments(mean, variance, *slopes)
+
+    def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``LeafMoments`` computes, by operations that autograd knows."""
+        rows = self.covar_module.rows(X)
+        prediction = self._predictor()(rows.key, rows.points, rows.features)
+        reduction = prediction.weight.square().sum(-1)
+        reduction = reduction - prediction.explained.square().sum(-1)
+        return prediction.mean, rows.prior.expand(len(X)) + reduction
+
+    def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
+        """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""
         kernel = self.covar_module
         rows = kernel.rows(X)
         batch, q = X.shape[:-2], X.shape[-2]
