@@ -107,15 +107,18 @@ def _extended(kernel: LeafKernel, codes: dict[int, Tensor]) -> dict[int, range]:
     return out
 
 
-def path_tables(kernel: LeafKernel, X: Tensor) -> PathTables:
+def path_tables(
+    kernel: LeafKernel, X: Tensor, weights: Tensor | None = None
+) -> PathTables:
     """The covariance on the paths of some rows, with the present hyperparameters.
 
     Args:
         kernel: A kernel of this form, see ``has_tables``.
         X: Transformed inputs, ``m x d``.
+        weights: The weights of each path in the order wanted, ``m x D``.
     """
     if isinstance(kernel, TreeStructuredKernel):
-        return _tree_tables(kernel, X)
+        return _tree_tables(kernel, X, weights)
     assert isinstance(kernel, ConditionalKernel)
     return _conditional_tables(kernel, X)
 
@@ -129,7 +132,9 @@ def has_tables(kernel: LeafKernel) -> bool:
     return type(kernel) is TreeStructuredKernel
 
 
-def _tree_tables(kernel: TreeStructuredKernel, X: Tensor) -> PathTables:
+def _tree_tables(
+    kernel: TreeStructuredKernel, X: Tensor, used: Tensor | None
+) -> PathTables:
     places = kernel.locate(X)
     extended = _extended(kernel, _codes_of(kernel))
     scale = kernel.weights.prior_scale()
@@ -146,7 +151,8 @@ def _tree_tables(kernel: TreeStructuredKernel, X: Tensor) -> PathTables:
     inputs = positions(places.seen[:, kernel.encoded_columns])
     variance = kernel.leaf_hyperparameters.scale(places.path, places.nodes)
     constant = kernel.weights.undeclared_variance(places.codes).to(scale)
-    used = positions(kernel.weights.active_weights(places.active, places.nodes))
+    if used is None:
+        used = positions(kernel.weights.active_weights(places.active, places.nodes))
     columns, *factors = _feature_tables(
         kernel.weights, places.active, kernel.correlation, scale, extended
     )
@@ -468,10 +474,13 @@ class LeafMoments:
         predictor, blocks = self.predictor, self.predictor.blocks
         prior = bucket == len(blocks)
         if bucket not in self._tables:
-            rows = self._prior_rows
-            if not prior:
-                rows = self._rows[blocks[bucket].bucket.leaves]
-            self._tables[bucket] = path_tables(self.kernel, rows)
+            if prior:
+                tables = path_tables(self.kernel, self._prior_rows)
+            else:
+                block = blocks[bucket]
+                rows = self._rows[block.bucket.leaves]
+                tables = path_tables(self.kernel, rows, block.weights)
+            self._tables[bucket] = tables
         correlation, *every = self._tables[bucket]
         at = torch.tensor(places)
         inputs, inverse, variance, constant, weights, columns, *factors = (
