@@ -15,6 +15,7 @@ __all__ = [
     "GaussianLikelihoodBase",
     "ei_helper",
     "fit_fallback",
+    "functorch_is_active",
     "log_ei_helper",
     "scaled_improvement",
 ]
@@ -27,6 +28,7 @@ from botorch.utils.types import _DefaultType as DefaultType
 from gpytorch.likelihoods.gaussian_likelihood import (
     _GaussianLikelihoodBase as GaussianLikelihoodBase,
 )
+from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 
@@ -79,10 +81,19 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_variance_transform",
     ),
     "gpytorch.distributions.MultitaskMultivariateNormal": ("_interleaved",),
-    "gpytorch.kernels.Kernel": ("_batch_shape", "_priors"),
+    "gpytorch.kernels.Kernel": ("_batch_shape", "_lengthscale_param", "_priors"),
+    "gpytorch.kernels.ScaleKernel": ("_outputscale_param",),
     "gpytorch.likelihoods.GaussianLikelihood": ("_shaped_noise_covar",),
+    "gpytorch.likelihoods.noise_models.HomoskedasticNoise": ("_noise_param",),
+    "gpytorch.means.ConstantMean": ("_constant_param",),
     "gpytorch.mlls.ExactMarginalLogLikelihood": ("_add_other_terms",),
     "gpytorch.models.ExactGP": ("_train_targets",),
     "gpytorch.priors.NormalPrior": ("_transform",),
-    "torch.nn.Module": ("_apply", "_buffers", "_load_from_state_dict"),
+    "torch.nn.Module": (
+        "_apply",
+        "_buffers",
+        "_load_from_state_dict",
+        "_modules",
+        "_parameters",
+    ),
 }

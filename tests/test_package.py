@@ -108,7 +108,7 @@ def test_importing_models_imports_little_besides_botorch() -> None:
     """``scipy.stats`` alone would take a third of the time of importing BoTorch."""
     code = (
         "import sys; from botorch_structured.models import {names}; "
-        "import botorch_structured.fit, botorch_structured.optim; "
+        "import botorch_structured.fit; "
         "print(*[m for m in ('scipy.stats', 'sklearn', 'matplotlib', 'pandas', 'ax',"
         " 'optuna', 'ConfigSpace') if m in sys.modules])"
     )

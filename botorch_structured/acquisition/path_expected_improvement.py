@@ -17,7 +17,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement"]
+__all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement", "least_sigma"]
 
 import torch
 from botorch.acquisition.analytic import AnalyticAcquisitionFunction
@@ -43,6 +43,11 @@ from botorch_structured.spaces.arguments import check_number
 # The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at
 # the end of a noise-free run.
 _MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def least_sigma(dtype: torch.dtype) -> float:
+    """The smallest standard deviation that is used."""
+    return _MIN_SIGMA.get(dtype, 1e-6)
 
 
 class _PathImprovement(AnalyticAcquisitionFunction):
@@ -95,7 +100,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
                 "best_f: expected a number, or as many as X has batches, "
                 f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
             )
-        floor = _MIN_SIGMA.get(mean.dtype, 1e-6) ** 2
+        floor = least_sigma(mean.dtype) ** 2
         sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
         best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
         u = scaled_improvement(mean, sigma, best_f, self.maximize)

@@ -14,12 +14,13 @@ with H = G * slope.
 
 Slice sampling and the growth of trees work on NumPy arrays, which is several times
 faster for small matrices: ``array_*`` are the same functions of arrays.
-``ARRAY_VALUES`` has three more, without derivatives.
+``ARRAY_VALUES`` and ``ARRAY_SLOPES`` have three more.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "ARRAY_SLOPES",
     "ARRAY_VALUES",
     "CORRELATIONS",
     "MATERN52",
@@ -203,6 +204,24 @@ def _array_laplace(distance: Array, out: Array) -> Array:
     return np.exp(out, out=out)
 
 
+def _array_matern32_slope(squared: Array) -> tuple[Array, Array]:
+    u = np.sqrt(3.0 * squared)
+    e = np.exp(-u)
+    return (1.0 + u) * e, 1.5 * e
+
+
+def _array_matern12_slope(squared: Array) -> tuple[Array, Array]:
+    u = np.sqrt(squared)
+    k = np.exp(-u)
+    # infinite at zero; finite here, as it is multiplied by distances that are zero
+    return k, 0.5 * k / np.maximum(u, _TINY)
+
+
+def _array_laplace_slope(distance: Array) -> tuple[Array, Array]:
+    k = np.exp(-distance)
+    return k, k.copy()
+
+
 def _student_quantile(p: float) -> float:
     # the Matern-nu spectral density in 1-D is a Student t with 2 nu degrees of freedom
     return float(stdtrit(5, p))
@@ -272,6 +291,15 @@ ARRAY_VALUES: dict[str, Callable[[Array, Array], Array]] = {
     "matern52": _array_matern52,
     "rbf": _array_rbf,
     "laplace": _array_laplace,
+}
+
+#: The same with slopes: an array to k and -dk/ds.
+ARRAY_SLOPES: dict[str, Callable[[Array], tuple[Array, Array]]] = {
+    "matern12": _array_matern12_slope,
+    "matern32": _array_matern32_slope,
+    "matern52": _array_matern52_slope,
+    "rbf": _array_rbf_slope,
+    "laplace": _array_laplace_slope,
 }
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "LogInterval",
     "QuickLogNormalPrior",
     "log_gaussian_prior",
+    "read_value",
 ]
 
 import math
@@ -79,8 +80,10 @@ class QuickLogNormalPrior(LogNormalPrior):
 
     def log_prob(self, value: Tensor) -> Tensor:
         log_value = value.log()
-        standard = (log_value - self.loc) / self.scale
-        constant = self.scale.log() + 0.5 * math.log(2.0 * math.pi)
+        # a prior keeps the default dtype of the time when it was made
+        scale = self.scale.to(log_value)
+        standard = (log_value - self.loc) / scale
+        constant = scale.log() + 0.5 * math.log(2.0 * math.pi)
         return -0.5 * standard.square() - log_value - constant
 
 
@@ -128,7 +131,7 @@ class Hyperparameter(Module):
         self.register_prior(
             "value_prior",
             log_gaussian_prior(mode, scale),
-            _get_value,
+            read_value,
             _set_value,
         )
 
@@ -146,7 +149,8 @@ class Hyperparameter(Module):
         self.initialize(raw_value=clamped.log().expand_as(self.raw_value))
 
 
-def _get_value(module: Hyperparameter) -> Tensor:
+def read_value(module: Hyperparameter) -> Tensor:
+    """What the prior of a ``Hyperparameter`` is on."""
     return module.value
 
 

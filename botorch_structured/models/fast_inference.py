@@ -23,8 +23,10 @@ from __future__ import annotations
 
 __all__ = [
     "FIT_OPTIONS",
+    "ArrayObjective",
     "FastInference",
     "FastSingleTaskGP",
+    "PointMoments",
     "accept_rounding",
     "check_noise",
     "check_own_objective",
@@ -37,10 +39,14 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 from warnings import WarningMessage
 
+import numpy as np
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError
@@ -49,6 +55,8 @@ from botorch.fit import DEFAULT_WARNING_HANDLER
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -68,6 +76,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
+from numpy.typing import NDArray
+from scipy import optimize
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType, fit_fallback
@@ -89,6 +100,22 @@ from botorch_structured.models.outcome_scale import (
 #: Tolerances of L-BFGS-B on the objective per data point. Smaller ones did not change
 #: predictions.
 FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-4, "maxiter": 200}
+
+
+class PointMoments(NamedTuple):
+    """Posterior means and variances of ``t`` points, each by itself.
+
+    Attributes:
+        mean: ``t``.
+        variance: ``t``.
+        mean_gradient: ``t x d``, or None.
+        variance_gradient: ``t x d``, or None.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    mean_gradient: Tensor | None = None
+    variance_gradient: Tensor | None = None
 
 
 class FastInference(ExactGP):
@@ -122,14 +149,23 @@ class FastInference(ExactGP):
         super().set_train_data(*args, **kwargs)
         self._drop_caches()
 
+    def eval(self) -> Self:
+        """Set evaluation mode; nothing is done where that is the mode already."""
+        parts = self._modules.values()
+        if self.training or any(part is not None and part.training for part in parts):
+            return super().eval()
+        self._set_transformed_inputs()
+        return self
+
     def _apply(self, fn: Any) -> Any:
-        before = None if self.train_inputs is None else self.train_inputs[0]
-        result = super()._apply(fn)
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing the caches are kept
-        if self.train_inputs is None or self.train_inputs[0] is not before:
-            self._clear_cache()  # GPyTorch's have the old dtype and device
-            self._drop_caches()
+        # changes nothing the caches are kept, and modules are not walked through
+        with torch.no_grad():
+            if all(fn(tensor) is tensor for tensor in _tensors(self)):
+                return self
+        result = super()._apply(fn)
+        self._clear_cache()  # GPyTorch's have the old dtype and device
+        self._drop_caches()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,6 +220,21 @@ class FastInference(ExactGP):
         """
         return None
 
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """Moments of ``posterior`` without autograd; None where they are not at hand.
+
+        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
+        a graph of the operations that led to them takes longer than these.
+
+        Args:
+            X: ``t x d``, not transformed.
+            gradient: Whether gradients are wanted.
+            path: Whether those of ``path_posterior`` are wanted.
+        """
+        return None
+
     def __call__(self, *args: Tensor, **kwargs: Any) -> MultivariateNormal:
         """Prior in training mode, posterior in evaluation mode."""
         if (
@@ -197,10 +248,27 @@ class FastInference(ExactGP):
                 return fast
         return super().__call__(*args, **kwargs)
 
-    def _fill_gpytorch_caches(self) -> None:
-        """Fill GPyTorch's caches: its fantasies need them, fast posteriors do not."""
+    def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
+        """A model with more data and the same hyperparameters, see ``ExactGP``.
+
+        GPyTorch's fantasies need caches that a fast posterior leaves empty.
+        """
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
+        return super().get_fantasy_model(inputs, targets, **kwargs)
+
+
+def _tensors(model: ExactGP) -> Iterator[Tensor]:
+    """Training data, parameters, their gradients and buffers of a model."""
+    for module in model.modules():
+        if isinstance(module, ExactGP) and module.train_inputs is not None:
+            yield from (*module.train_inputs, module.train_targets)
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+        yield from (b for b in module._buffers.values() if b is not None)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
@@ -362,7 +430,7 @@ def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
         and not X.is_meta
         and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
         # a sum is finite only if all of its terms are
-        and math.isfinite(X.detach().square().sum().item())
+        and math.isfinite(X.detach().sum().item())
     )
 
 
@@ -392,12 +460,32 @@ def training_prior(
 # -- fits -------------------------------------------------------------------------
 
 
+class ArrayObjective(Protocol):
+    """Minus an objective per data point, as a function of NumPy arrays.
+
+    Attributes:
+        bounds: Of the parameters, ``k x 2``.
+    """
+
+    bounds: NDArray[np.float64]
+
+    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Value and gradient at raw parameters ``k``."""
+
+    def read(self) -> NDArray[np.float64]:
+        """The raw parameters of the model, ``k``."""
+
+    def write(self, theta: NDArray[np.float64]) -> None:
+        """Set the raw parameters of the model."""
+
+
 def fit_map(
     mll: MarginalLogLikelihood,
     options: Mapping[str, Any] | None = None,
     closure: Any = None,
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
+    objective: ArrayObjective | None = None,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -406,6 +494,9 @@ def fit_map(
         mll: The objective.
         options: Default options of L-BFGS-B; not used with a closure or an optimiser
             of the caller.
+        objective: The same objective in closed form. It is handed to SciPy unless the
+            caller has an optimiser of their own, or arguments to one that need the
+            objective itself.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -414,6 +505,9 @@ def fit_map(
     if options and closure is None and "optimizer" not in kwargs:
         given = dict((optimizer_kwargs or {}).get("options") or {})
         optimizer_kwargs = {**(optimizer_kwargs or {}), "options": {**options, **given}}
+        known = {"options", "method", "timeout_sec"}
+        if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
+            kwargs["optimizer"] = partial(_minimise, objective)
     return fit_fallback(
         mll,
         closure=closure,
@@ -421,6 +515,67 @@ def fit_map(
         optimizer_kwargs=optimizer_kwargs,
         **kwargs,
     )
+
+
+def _minimise(
+    objective: ArrayObjective,
+    mll: MarginalLogLikelihood,
+    closure: None = None,
+    options: Mapping[str, Any] | None = None,
+    method: str = "L-BFGS-B",
+    timeout_sec: float | None = None,
+) -> OptimizationResult:
+    """``fit_gpytorch_mll_scipy`` of an objective in closed form.
+
+    Args:
+        objective: That of ``mll``.
+        mll: Its model has the starting values, and is given the result.
+        closure: None.
+        options: Of the solver.
+        method: A solver of SciPy.
+        timeout_sec: The best point after so many seconds is the result.
+    """
+    start = time.monotonic()
+    minimize = optimize.minimize if timeout_sec is None else minimize_with_timeout
+    limit = {} if timeout_sec is None else {"timeout_sec": timeout_sec}
+    # SciPy's L-BFGS-B and small factorisations are slower on several threads
+    with _blas().limit(limits=1, user_api="blas"):
+        found = minimize(
+            objective,
+            objective.read(),
+            jac=True,
+            bounds=objective.bounds,
+            method=method,
+            options=options,
+            **limit,
+        )
+    objective.write(found.x)
+    status = OptimizationStatus.SUCCESS
+    if not found.success:
+        stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
+        status = OptimizationStatus.FAILURE
+        if any(words in found.message for words in stopped):
+            status = OptimizationStatus.STOPPED
+        else:
+            warnings.warn(
+                f"`scipy.optimize.minimize` terminated with status {status}, "
+                f"displaying its message: {found.message}",
+                OptimizationWarning,
+                stacklevel=2,
+            )
+    return OptimizationResult(
+        step=found.nit,
+        fval=float(found.fun),
+        status=status,
+        runtime=time.monotonic() - start,
+        message=found.message,
+    )
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    # looking for the libraries takes as long as ten evaluations of a small objective
+    return ThreadpoolController()
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

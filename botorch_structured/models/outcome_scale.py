@@ -36,6 +36,7 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import (
     BlockDiagLinearOperator,
     ConstantMulLinearOperator,
+    DenseLinearOperator,
     RootLinearOperator,
 )
 from torch import Tensor
@@ -89,21 +90,41 @@ class AnyScaleStandardize(Standardize):
             posterior: The posterior of standardised outcomes.
             X: Not used.
         """
+        normal: Any = getattr(posterior, "distribution", None)
+        known = self._is_trained and self._outputs is None
+        known = known and type(posterior) is GPyTorchPosterior
+        several = isinstance(normal, MultitaskMultivariateNormal)
+        if known and not several and self.means.shape[-1] == 1:
+            square = self._stdvs_sq[..., 0, 0]
+            mean = self.means[..., 0] + self.stdvs[..., 0] * normal.mean
+            covariance = normal.lazy_covariance_matrix
+            if covariance.shape[-1] == 1:  # a variance needs no jitter
+                variance = covariance.to_dense() * square[..., None, None]
+                scaled = DenseLinearOperator(variance)
+            else:
+                scaled = _times(covariance, square)
+            return GPyTorchPosterior(ScaledNormal(mean, scaled))
+        if known and several:
+            covariance = normal.lazy_covariance_matrix
+            if isinstance(covariance, BlockDiagLinearOperator):
+                square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
+                scaled = _times(covariance.base_linear_op, square)
+                mean = self.means + self.stdvs * normal.mean
+                return GPyTorchPosterior(
+                    type(normal)(
+                        mean,
+                        BlockDiagLinearOperator(scaled),
+                        interleaved=normal._interleaved,
+                    )
+                )
         moved = super().untransform_posterior(posterior, X=X)
         if isinstance(moved, TransformedPosterior):
             return moved
-        covariance = posterior.distribution.lazy_covariance_matrix
-        square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
-        several = isinstance(moved.distribution, MultitaskMultivariateNormal)
-        if not several:
-            scaled = _times(covariance, square.squeeze(-1))
-        elif isinstance(covariance, BlockDiagLinearOperator):
-            scaled = BlockDiagLinearOperator(_times(covariance.base_linear_op, square))
-        else:
+        if isinstance(moved.distribution, MultitaskMultivariateNormal):
             return moved
-        kwargs = {"interleaved": moved.distribution._interleaved} if several else {}
-        kind = type(moved.distribution)
-        return type(moved)(kind(moved.distribution.mean, scaled, **kwargs))
+        covariance = posterior.distribution.lazy_covariance_matrix
+        scaled = _times(covariance, self._stdvs_sq.squeeze(-2).squeeze(-1))
+        return type(moved)(type(moved.distribution)(moved.distribution.mean, scaled))
 
 
 def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
@@ -214,6 +235,10 @@ def with_least_variance(posterior: PosteriorT, least: Tensor | float) -> Posteri
         return posterior
     mvn: Any = posterior.distribution
     normal: ScaledNormal
+    if type(mvn) is ScaledNormal:
+        least = least.squeeze(-1) if torch.is_tensor(least) else least
+        mvn.least = least
+        return posterior
     if isinstance(mvn, MultitaskMultivariateNormal):
         normal = ScaledMultitaskNormal(
             mvn.mean, mvn.lazy_covariance_matrix, interleaved=mvn._interleaved

@@ -189,6 +189,8 @@ class Problem:
 
     def snap(self, X: Tensor, free: Tensor) -> Tensor:
         """Free discrete columns at their nearest admissible value."""
+        if not (free & self.values.discrete).any():
+            return X
         return torch.where(free, self.values.snap(X), X)
 
     def admissible(self, X: Tensor, active: Tensor) -> Tensor:

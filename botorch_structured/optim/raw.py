@@ -23,16 +23,18 @@ __all__ = [
     "whole_box",
 ]
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from botorch.exceptions.errors import InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
-from botorch_structured.optim.problem import Problem, first_of_each
+from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.optim.problem import Problem, Values, first_of_each
 from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good
@@ -272,6 +274,8 @@ class Sample:
     @classmethod
     def join(cls, samples: list[Sample]) -> Sample:
         """All candidates, one sample after the other."""
+        if len(samples) == 1:
+            return samples[0]
         return cls(
             torch.cat([s.X for s in samples]),
             torch.cat([s.box for s in samples]),
@@ -299,9 +303,11 @@ def _counts(boxes: Boxes) -> Tensor:
 
 def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
     """Every point of each of the chosen boxes, which are finite."""
-    samples = []
+    free = boxes.free[chosen].any(-1)
+    single = chosen[~free]
+    samples = [Sample.spread(boxes.lower[single], single)] if len(single) else []
     first, last = boxes.positions
-    for b in chosen:
+    for b in chosen[free]:
         position = first[b].unsqueeze(0)
         for col in boxes.problem.discrete:
             if boxes.free[b, col]:
@@ -348,7 +354,7 @@ def raw_candidates(
     samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
-        samples += _spread(boxes, large, per_box, good, generator)
+        samples.append(_spread(boxes, large, per_box, good, generator))
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(boxes, sample, large, per_box, generator)
@@ -374,43 +380,99 @@ def _sobol(boxes: Boxes, box: Tensor, generator: torch.Generator) -> Sample:
     return Sample.spread(boxes.draw(box, U), box)
 
 
+@dataclass(frozen=True)
+class _Slots:
+    """Boxes by the few columns that move in them: ``K`` slots in place of ``d`` columns.
+
+    With one path for each learner of many, nearly all columns of a point are inactive.
+    A discrete column has the same slot in all boxes; the continuous columns of each box
+    share the others.
+
+    Args:
+        full: The boxes themselves.
+        columns: ``P x K`` columns; one that does not move where a slot is not used.
+        boxes: The boxes, ``P x K``.
+        shared: ``P x K`` booleans: columns active on several paths.
+    """
+
+    full: Boxes
+    columns: Tensor
+    boxes: Boxes
+    shared: Tensor
+
+    @classmethod
+    def of(cls, full: Boxes) -> _Slots:
+        """The slots of some boxes."""
+        problem, free, continuous = full.problem, full.free, full.continuous
+        moving = free.any(0).tolist()
+        discrete = [c for c in problem.discrete if moving[c]]
+        # a column that does not move, where a box has fewer than others
+        still = continuous.clone()
+        still[:, discrete] = True
+        still = still.to(torch.uint8).argmin(-1, keepdim=True)
+        places = positions(continuous)
+        places = torch.where(places < full.lower.shape[-1], places, still)
+        named = torch.tensor(discrete, dtype=torch.long, device=free.device)
+        columns = torch.cat([named.expand(len(full), -1), places], dim=-1)
+        values, width = problem.values.take(named), places.shape[-1]
+        none = free.new_zeros(width)
+        values = Values(
+            torch.cat([values.whole, none]),
+            torch.cat([values.listed, none]),
+            torch.cat([values.ordered, none]),
+            pad(values.table, (0, 0, 0, width), value=torch.inf),
+        )
+        narrow = replace(problem, values=values, discrete=list(range(len(discrete))))
+        parts = (full.lower, full.upper, full.active)
+        boxes = Boxes(narrow, *(part.gather(-1, columns) for part in parts))
+        return cls(full, columns, boxes, problem.shared[columns])
+
+    def widen(self, sample: Sample) -> Sample:
+        """Candidates in all columns of ones in slots."""
+        X = self.full.lower[sample.box]
+        X = X.scatter_(-1, self.columns[sample.box], sample.X)
+        return Sample(X, sample.box, sample.source)
+
+
 def _spread(
     boxes: Boxes,
     chosen: Tensor,
     per_box: int,
     good: Tensor,
     generator: torch.Generator,
-) -> list[Sample]:
+) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
-    problem = boxes.problem
-    parts = [_sobol(boxes, chosen.repeat_interleave(per_box), generator)]
+    slots = _Slots.of(boxes)
+    problem, narrow = slots.boxes.problem, slots.boxes
+    parts = [_sobol(narrow, chosen.repeat_interleave(per_box), generator)]
     rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
     if len(good):
-        local = _perturbed(boxes, per_box // 2, good, generator)
+        local = _perturbed(slots, per_box // 2, good, generator)
         if local is not None:
             parts.append(local)
         some = parts[0].take(rank < max(1, per_box // 4))
         # The values of the best of all in the columns that a path has.
-        here = boxes.take(some.box)
-        best = problem.snap(here.clip(good[0]), here.free)
-        X = torch.where(problem.shared & here.free, best, some.X)
+        here = narrow.take(some.box)
+        best = problem.snap(here.clip(good[0][slots.columns[some.box]]), here.free)
+        X = torch.where(slots.shared[some.box] & here.free, best, some.X)
         parts.append(Sample(X, some.box, torch.ones_like(some.source)))
-    if problem.shared.any():
+    if slots.shared.any():
         for k, part in enumerate(list(parts)):
             some = part.take(rank < max(1, per_box // 2)) if k == 0 else part
-            here = boxes.take(some.box)
+            here = narrow.take(some.box)
             end = uniform(tuple(some.X.shape), some.X, generator) < 0.5
             bound = torch.where(end, here.lower, here.upper)
-            X = torch.where(problem.shared & here.free, bound, some.X)
+            X = torch.where(slots.shared[some.box] & here.free, bound, some.X)
             parts.append(Sample(X, some.box, some.source + 2 + _NUM_SCALES))
-    return parts
+    return slots.widen(Sample.join(parts))
 
 
 def _perturbed(
-    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
+    slots: _Slots, per_box: int, good: Tensor, generator: torch.Generator
 ) -> Sample | None:
     """Points around the good points of every box, near and far."""
-    problem, good_box = boxes.problem, boxes.of_rows(good)
+    boxes, good_box = slots.boxes, slots.full.of_rows(good)
+    problem = boxes.problem
     by_box: dict[int, list[int]] = {}
     for i, b in enumerate(good_box.tolist()):
         if b >= 0:
@@ -422,6 +484,7 @@ def _perturbed(
     index = torch.tensor(rows, device=good.device)
     box = good_box[index]
     here = boxes.take(box)
+    centre = good[index.unsqueeze(-1), slots.columns[box]]
     lo, hi = _LOCAL_SCALES
     level = uniform((len(index), 1), good, generator)
     scale = 10 ** (lo + (hi - lo) * level)
@@ -437,7 +500,7 @@ def _perturbed(
         wide = uniform((len(columns), len(index)), good, generator).mT < 0.3
         width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)
         noise[:, columns] *= torch.where(wide, width / scale, 0.0)
-    X = here.clip(good[index] + scale * noise * (here.upper - here.lower))
+    X = here.clip(centre + scale * noise * (here.upper - here.lower))
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
     return Sample(problem.snap(X, here.free), box, source)
 

@@ -15,16 +15,22 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import OptimizationGradientError
 from botorch.generation import gen_candidates_scipy
+from numpy.typing import NDArray
 from torch import Tensor
 
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.optim.problem import is_known
 from botorch_structured.optim.raw import Boxes, uniform
 from botorch_structured.spaces.arguments import check_count
+
+Array = NDArray[Any]
 
 # Most numbers that one call may need at once: points times training points times Monte
 # Carlo samples.
@@ -84,18 +90,25 @@ class Evaluator:
         """``n`` values of ``n x d`` points; -inf for NaN."""
         if not len(X):
             return X.new_zeros(0)
+        values = []
         with torch.no_grad():
-            parts = [
-                self.acq_function(part.unsqueeze(-2))
-                for part in X.split(self.batch_limit)
-            ]
-        return _number(torch.cat([p.reshape(-1) for p in parts])).to(X)
+            for part in X.split(self.batch_limit):
+                found = closed_form(self.acq_function, part, gradient=False)
+                if found is None:
+                    found = (self.acq_function(part.unsqueeze(-2)), None)
+                values.append(found[0].reshape(-1))
+        return _number(torch.cat(values)).to(X)
 
     def value_and_gradient(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """``n`` values and ``n x d`` gradients."""
         values, gradients = [], []
         with torch.enable_grad():
             for part in X.split(self.batch_limit):
+                found = closed_form(self.acq_function, part, gradient=True)
+                if found is not None and found[1] is not None:
+                    values.append(found[0])
+                    gradients.append(found[1])
+                    continue
                 leaf = part.detach().unsqueeze(-2).requires_grad_(True)
                 value = self.acq_function(leaf).reshape(-1)
                 (gradient,) = (
@@ -162,124 +175,140 @@ def maximize_in_unit_box(
     Returns:
         ``S x k`` points and ``S`` values, at least as good as the starts.
     """
-    start = torch.arange(len(U), device=U.device)
-    best_U = U.clone()
-    best_f, g = value_and_gradient(U, start)
-    best_f = best_f.clone()
-    k = U.shape[-1]
-    eye = torch.eye(k, dtype=U.dtype, device=U.device)
+    # The state is kept in NumPy: at this size an operation of torch takes several times
+    # as long.
+    like = U
+    best_U = U.detach().cpu().numpy().copy()
+
+    def evaluate(U: Array, start: Array) -> tuple[Array, Array]:
+        found = value_and_gradient(
+            torch.from_numpy(U).to(like), torch.from_numpy(start).to(like.device)
+        )
+        f, g = (t.detach().cpu().numpy() for t in found)
+        return f, g
+
+    start: Array = np.arange(len(best_U))
+    k = best_U.shape[-1]
+    f, g = evaluate(best_U, start)
+    best_f = f.copy()
+    eye = np.eye(k, dtype=best_U.dtype)
     # State of the starts still moving: number, point, value, gradient, Hessian of the
     # negated function, and whether that has been updated yet.
-    x, f, B = U, best_f.clone(), eye.expand(len(U), k, k).clone()
-    informed = torch.zeros(len(U), dtype=torch.bool, device=U.device)
+    x, B = best_U.copy(), np.tile(eye, (len(best_U), 1, 1))
+    informed: Array = np.zeros(len(x), dtype=bool)
     # Coordinates held because moving along them leads to inadmissible points.
-    held = ~valid
+    fixed = ~valid.cpu().numpy()
+    held = fixed.copy()
     # Starts at a border that is not a bound: find the columns that lead across it.
-    probing = torch.zeros_like(informed)
-    ladder = U.new_tensor(_STEPS)
-    first_ladder = U.new_tensor(_FIRST_STEPS)
+    probing: Array = np.zeros_like(informed)
+    ladders = np.array([_FIRST_STEPS, _STEPS], dtype=x.dtype)
+    width = ladders.shape[-1]
     for sweep in range(max_iter):
-        lag = tolerance * best_f.max().abs().clamp_min(1.0)
+        lag = tolerance * max(abs(best_f.max()), 1.0)
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
-        g_free = g.masked_fill(blocked, 0.0)
-        steepness = g_free.abs().amax(-1)
-        moving = (steepness > 1e-12) & f.isfinite()
+        g_free = np.where(blocked, 0.0, g)
+        steepness = np.abs(g_free).max(-1)
+        moving = (steepness > 1e-12) & np.isfinite(f)
         if not moving.all():
             state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (t[moving] for t in state)
+            start, x, f, g, B, informed, held, probing = (
+                part[moving] for part in state
+            )
             blocked, g_free = blocked[moving], g_free[moving]
             steepness = steepness[moving]
         n = len(start)
         if n == 0:
             break
-        both = ~blocked.unsqueeze(-1) & ~blocked.unsqueeze(-2)
-        newton, _ = torch.linalg.solve_ex(torch.where(both, B, eye), g_free)
-        informed &= (newton * g_free).sum(-1) > 0  # false for NaN, too
-        steepest = g_free / steepness.unsqueeze(-1)
-        direction = torch.where(informed.unsqueeze(-1), newton, steepest)
-        steps = torch.where(informed.unsqueeze(-1), ladder, first_ladder)
-        trial = x.unsqueeze(1) + steps.unsqueeze(-1) * direction.unsqueeze(1)
-        trial = trial.clamp(0.0, 1.0)
-        width = steps.shape[-1]
+        both = ~blocked[:, :, None] & ~blocked[:, None, :]
+        newton = _solve(np.where(both, B, eye), g_free)
+        informed = informed & ((newton * g_free).sum(-1) > 0)  # false for NaN, too
+        steepest = g_free / steepness[:, None]
+        direction = np.where(informed[:, None], newton, steepest)
+        steps = ladders[informed.astype(int)]
+        trial = x[:, None] + steps[:, :, None] * direction[:, None]
+        trial = trial.clip(0.0, 1.0)
         if probing.any():
             axes = _steepest_axes(g_free, width)
-            probe = (x.unsqueeze(1) + _PROBE * axes).clamp(0.0, 1.0)
-            trial = torch.where(probing[:, None, None], probe, trial)
-        f_new, g_new = value_and_gradient(
-            trial.reshape(-1, k), start.repeat_interleave(width)
-        )
-        f_new = f_new.view(n, width)
-        f_best, j = f_new.max(-1)
-        row = torch.arange(n, device=U.device)
-        gain = f_best - f
+            probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
+            trial = np.where(probing[:, None, None], probe, trial)
+        f_new, g_new = evaluate(trial.reshape(-1, k), start.repeat(width))
+        f_new = f_new.reshape(n, width)
+        row, j = np.arange(n), f_new.argmax(-1)
+        f_best = f_new[row, j]
+        with np.errstate(invalid="ignore"):  # all of them may be inadmissible
+            gain = f_best - f
         better = gain > 0
         x_best = trial[row, j]
-        g_best = g_new.view(n, width, k)[row, j]
-        s = (x_best - x).masked_fill(~better.unsqueeze(-1), 0.0)
-        y = (g - g_best).masked_fill(~better.unsqueeze(-1) | ~valid[start], 0.0)
+        g_best = g_new.reshape(n, width, k)[row, j]
+        s = np.where(better[:, None], x_best - x, 0.0)
+        y = np.where(~better[:, None] | fixed[start], 0.0, g - g_best)
         B, informed_now = _update(B, informed, s, y)
         # No gain though one was expected: try once more without curvature.
         expected = 0.5 * (newton * g_free).sum(-1)
-        lost = ~better & informed & (expected > tolerance * f.abs().clamp_min(1.0))
-        B = torch.where(lost[:, None, None], eye, B)
+        scale = np.maximum(np.abs(f), 1.0)
+        lost = ~better & informed & (expected > tolerance * scale)
+        B = np.where(lost[:, None, None], eye, B)
         # All steps are inadmissible: find the columns and continue along the others.
-        outside = f_new == -torch.inf
+        outside = f_new == -np.inf
         fenced = ~better & outside.any(-1)
         if probing.any():
-            outside &= probing.unsqueeze(-1)
-            held |= (axes.abs() * outside.unsqueeze(-1)).amax(1) > 0
+            outside &= probing[:, None]
+            held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
             fenced &= ~probing
             lost |= probing  # such a move has little information on curvature
         probing = fenced
         lost |= fenced
-        x = torch.where(better.unsqueeze(-1), x_best, x)
-        g = torch.where(better.unsqueeze(-1), g_best, g)
-        small = gain <= tolerance * f.abs().clamp_min(1.0)
-        f = torch.where(better, f_best, f)
+        x = np.where(better[:, None], x_best, x)
+        g = np.where(better[:, None], g_best, g)
+        small = gain <= tolerance * scale
+        f = np.where(better, f_best, f)
         best_U[start], best_f[start] = x, f
         stay = ~small | lost
         if sweep >= _PATIENCE:
             # Gains of a start decrease from iteration to iteration: one that would need
             # a much larger gain than its last one will not become the best.
             lead = best_f.max() - f
-            stay &= lead <= _OPTIMISM * gain.clamp_min(0.0) + lag
+            stay &= lead <= _OPTIMISM * np.maximum(gain, 0.0) + lag
             stay &= (gain > 1e3 * lag) | (lead <= 0) | lost
         informed = informed_now & ~lost
         if not stay.all():
             state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (t[stay] for t in state)
-    return best_U, best_f
+            start, x, f, g, B, informed, held, probing = (part[stay] for part in state)
+    return torch.from_numpy(best_U).to(like), torch.from_numpy(best_f).to(like)
 
 
-def _steepest_axes(g: Tensor, width: int) -> Tensor:
+def _solve(B: Array, g: Array) -> Array:
+    """B^-1 g, ``S x k``; NaN or infinite where B is singular, which NumPy refuses."""
+    found, _ = torch.linalg.solve_ex(torch.from_numpy(B), torch.from_numpy(g))
+    return found.numpy()
+
+
+def _steepest_axes(g: Array, width: int) -> Array:
     """``S x width x k``: signed unit vectors of the largest gradients."""
-    order = g.abs().argsort(-1, descending=True)
-    order = order[:, torch.arange(width, device=g.device).clamp_max(g.shape[-1] - 1)]
-    axes = torch.zeros(*order.shape, g.shape[-1], dtype=g.dtype, device=g.device)
-    sign = g.gather(-1, order).sign()
-    return axes.scatter(-1, order.unsqueeze(-1), sign.unsqueeze(-1))
+    order = np.argsort(-np.abs(g), axis=-1, kind="stable")
+    order = order[:, np.minimum(np.arange(width), g.shape[-1] - 1)]
+    axes = np.zeros((*order.shape, g.shape[-1]), dtype=g.dtype)
+    sign = np.sign(np.take_along_axis(g, order, -1))
+    np.put_along_axis(axes, order[:, :, None], sign[:, :, None], -1)
+    return axes
 
 
-def _update(B: Tensor, informed: Tensor, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array]:
     """The BFGS update of ``S x k x k`` Hessians, where curvature is positive."""
-    sy = (s * y).sum(-1)
-    yy = (y * y).sum(-1)
-    ss = (s * s).sum(-1)
-    curved = sy > 1e-10 * (ss * yy).sqrt()
-    curved &= sy > 0
-    safe = torch.where(curved, sy, torch.ones_like(sy))
+    sy, yy, ss = (s * y).sum(-1), (y * y).sum(-1), (s * s).sum(-1)
+    curved = (sy > 1e-10 * np.sqrt(ss * yy)) & (sy > 0)
+    safe = np.where(curved, sy, 1.0)
     # The first step determines the scale of the Hessian.
-    scale = torch.where(informed | ~curved, torch.ones_like(sy), yy / safe)
+    scale = np.where(informed | ~curved, 1.0, yy / safe)
     B = B * scale[:, None, None]
-    Bs = (B @ s.unsqueeze(-1)).squeeze(-1)
-    sBs = (s * Bs).sum(-1)
-    sBs = torch.where(curved, sBs, torch.ones_like(sBs))
+    Bs = (B @ s[:, :, None])[:, :, 0]
+    sBs = np.where(curved, (s * Bs).sum(-1), 1.0)
     new = (
         B
-        - Bs.unsqueeze(-1) * Bs.unsqueeze(-2) / sBs[:, None, None]
-        + y.unsqueeze(-1) * y.unsqueeze(-2) / safe[:, None, None]
+        - Bs[:, :, None] * Bs[:, None, :] / sBs[:, None, None]
+        + y[:, :, None] * y[:, None, :] / safe[:, None, None]
     )
-    return torch.where(curved[:, None, None], new, B), informed | curved
+    return np.where(curved[:, None, None], new, B), informed | curved
 
 
 class Neighbourhood:

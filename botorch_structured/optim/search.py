@@ -303,6 +303,8 @@ class Search:
             return sample.take(~is_known(self.problem, sample.X, known))
         # A random value of a continuous column equals a known one with probability 0.
         rows = (~boxes.continuous.any(-1))[sample.box].nonzero().squeeze(-1)
+        if not len(rows):
+            return sample
         keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
         keep[rows] = ~is_known(self.problem, sample.X[rows], known)
         return sample.take(keep)

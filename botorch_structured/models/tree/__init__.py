@@ -13,13 +13,14 @@ Jenatton, Archambeau, Gonzalez and Seeger (ICML 2017)
 equation, section   where
 ==================  ====================================================================
 (1), 2.1            ``tree_structured_gp.TreeStructuredGP``; the free b_p are
-                    ``tree_structured_gp.PathMean``
+                    ``path_mean.PathMean``
 (2), 2.2            not computed: (3) and (4) are this joint density with g and c
                     integrated out
 p(c | y), 2.2       ``linalg.block_low_rank.factorise`` (Lambda_c in units of the
                     prior), ``TreeStructuredGP.weight_posterior``
 p(g | c, y), 2.2    ``leaf_inference.LeafPredictor``, with c integrated out as in 3.2
-(3), 2.3            ``leaf_inference.log_evidence``, with its gradient
+(3), 2.3            ``leaf_inference.log_evidence``, with its gradient; in fits
+                    ``objective.LeafObjective``, log priors included
 (4), 2.3            ``tree_structured_kernel.TreeStructuredKernel.forward``
 z_p with r_v, 2.4   ``weight_features.WeightFeatures.forward``
 naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
@@ -55,7 +56,8 @@ imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
 (7), III-B          ``optim.local_search.Neighbourhood``
 (8), IV-A           ``conditional_kernel.ConditionalKernel._covariance``
 (9), IV-A           ``ConditionalKernel.block_tensors``
-(10), IV-A          ``linalg.block_low_rank.factorise`` (Cholesky factors, no inverses)
+(10), IV-A          ``linalg.block_low_rank.factorise`` (Cholesky factors, no inverses);
+                    in fits ``objective.LeafObjective``
 (11), IV-B          ``kernels.LaplaceKernel``, one lengthscale per column as in V
 Mondrian, IV-B      ``kernels.MondrianKernel``
 priors, V           ``conditional_gp.ConditionalGP``, ``noise.horseshoe_likelihood``

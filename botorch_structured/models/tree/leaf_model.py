@@ -14,23 +14,26 @@ __all__ = [
     "read_arguments",
 ]
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import Standardize
 from botorch.models.utils import check_min_max_scaling
-from botorch.settings import validate_input_scaling
+from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
@@ -40,6 +43,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     FastSingleTaskGP,
+    PointMoments,
     accept_rounding,
     fit_map,
     noise_is_known,
@@ -47,6 +51,16 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
+from botorch_structured.models.outcome_scale import AnyScaleStandardize, ScaledNormal
+from botorch_structured.models.tree.elements import (
+    EVENT_DIMENSIONS,
+    evidence_of_elements,
+    fantasy_shapes,
+    fit_elements,
+    make_elements,
+    posterior_of_elements,
+    quick_copy,
+)
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
     LeafKernel,
@@ -54,6 +68,11 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
+from botorch_structured.models.tree.leaf_moments import (
+    LeafMoments,
+    differentiable_moments,
+)
+from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 #: What models take for the structure of their inputs.
@@ -66,6 +85,8 @@ _SMALL = 200
 _MANY_WEIGHTS = 512
 # Numbers whose scales are checked at a time.
 _CHECKED_NUMBERS = 2**18
+# Outcome transforms by which moments of one outcome are scaled and shifted.
+_LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 
 
 def read_arguments(
@@ -125,17 +146,6 @@ def read_arguments(
     return tree, input_transform, categorical
 
 
-# output dimension of a parameter, by the last part of its name
-_OUTPUT_DIMENSIONS = {
-    "raw_constant": -1,
-    "raw_lengthscale": -3,
-    "raw_noise": -2,
-    "raw_offset": -2,
-    "raw_outputscale": -1,
-    "raw_value": -3,
-}
-
-
 def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     """``_subset_batch_dict`` of a model of this package, for ``subset_output``.
 
@@ -144,9 +154,9 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     """
     ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
     return {
-        name: _OUTPUT_DIMENSIONS[end]
+        name: -1 - EVENT_DIMENSIONS[end]
         for name, end in ends.items()
-        if end in _OUTPUT_DIMENSIONS
+        if end in EVENT_DIMENSIONS
     }
 
 
@@ -155,10 +165,16 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache",)
-    _fit_caches = ("_predictor_cache",)
+    _data_caches = ("_structure_cache", "_structured_cache")
+    _fit_caches = ("_predictor_cache", "_moments_cache", "_elements_cache")
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
+    _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
+    _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
+    _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
+    # of a model with fantasies: how many batch dimensions these have in front of those
+    # of the rows before, and the number of the latter
+    _fantasies: tuple[int, int] | None = None
 
     def _warn_of_scales(
         self,
@@ -183,16 +199,24 @@ class LeafModel(FastSingleTaskGP):
     # -- what can be used ---------------------------------------------------------
 
     def _is_structured(self) -> bool:
-        """Whether the structured algebra applies to the training data at all."""
+        """Whether the structured algebra applies to the training data at all.
+
+        To one data set with one outcome; of others see ``_elements``.
+        """
+        return (
+            self._is_by_leaf()
+            and self.train_inputs[0].ndim == 2
+            and self.train_targets.ndim == 1
+            and not self.covar_module.batch_shape
+        )
+
+    def _is_by_leaf(self) -> bool:
         return (
             isinstance(self.covar_module, LeafKernel)
             and self.covar_module.is_by_leaf
             and noise_is_known(self.likelihood)
             and type(self).forward is SingleTaskGP.forward
             and self.train_inputs is not None
-            and self.train_inputs[0].ndim == 2
-            and self.train_targets.ndim == 1
-            and not self.covar_module.batch_shape
         )
 
     def _evidence_pays(self, layout: LeafLayout) -> bool:
@@ -202,17 +226,28 @@ class LeafModel(FastSingleTaskGP):
         return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
-        if (
-            self.training
-            or settings.prior_mode.on()
-            or settings.detach_test_caches.off()
-            or not self._is_structured()
-        ):
+        if self._fantasies is not None or not self._predicts_by_leaf():
             return False
-        X = self.train_inputs[0]
-        if X.requires_grad or self.train_targets.requires_grad:
+        X, Y = self.train_inputs[0], self.train_targets
+        if X.requires_grad or Y.requires_grad:
             return False
-        return self.covar_module.num_weights <= max(len(X), _MANY_WEIGHTS)
+        now = (X, Y, self.covar_module, self.likelihood)
+        before = self._structured_cache
+        if before is not None and all(map(operator.is_, now, before)):
+            return True
+        pays = self._is_structured() and self.covar_module.num_weights <= max(
+            len(X), _MANY_WEIGHTS
+        )
+        self._structured_cache = now if pays else None
+        return pays
+
+    def _use_elements(self) -> bool:
+        return self._predicts_by_leaf() and self._elements() is not None
+
+    def _predicts_by_leaf(self) -> bool:
+        # BoTorch propagates gradients to inputs, others to hyperparameters too
+        attached = settings.detach_test_caches.off() and propagate_grads.off()
+        return not (self.training or settings.prior_mode.on() or attached)
 
     # -- caches -------------------------------------------------------------------
 
@@ -223,16 +258,34 @@ class LeafModel(FastSingleTaskGP):
             self._structure_cache = cache = (X, kernel, kernel.structure(X))
         return cache[2]
 
+    def _elements(self) -> list[Any] | None:
+        """A model of each outcome and data set, without the rows of fantasies.
+
+        None where the structured algebra does not apply to all of them.
+        """
+        if not self._is_by_leaf():
+            return None
+        now = self.train_inputs[0], self.covar_module, self.covar_module.variant
+        cache = self._elements_cache
+        # ``now`` is shorter than ``cache``
+        if cache is None or not all(map(operator.is_, now, cache)):
+            self._elements_cache = cache = (*now, make_elements(self))
+        return cache[3]
+
     # -- evidence -----------------------------------------------------------------
 
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
     ) -> Tensor | None:
-        own = mll.likelihood is self.likelihood and not kwargs
-        if not own or not self._is_structured():
+        if mll.likelihood is not self.likelihood or kwargs:
             return None
-        # paths do not depend on the transform, which keeps decisions
         X = self.train_inputs[0]
+        if not self._is_structured():
+            # of fewer rows one dense batch is faster, and nobody fits fantasies
+            if X.shape[-2] < _SMALL or self._fantasies is not None:
+                return None
+            return evidence_of_elements(self)
+        # paths do not depend on the transform, which keeps decisions
         structure = self._structure(X)
         if not self._evidence_pays(structure.layout):
             return None
@@ -264,30 +317,126 @@ class LeafModel(FastSingleTaskGP):
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
+    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+        """Replace the training data, see ``ExactGP.set_train_data``."""
+        super().set_train_data(*args, **kwargs)
+        self._fantasies = None
+
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Data without a batch dimension are appended; predictions are still leaf by leaf.
-        Fantasies in a batch share one dense factorisation, as GPyTorch makes it.
+        Data without a batch dimension, or a gradient, are appended. Others condition
+        the posterior of the elements; no factorisation is repeated for them.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
-        flat = X.ndim == 2 and targets.ndim == 1
-        if flat and self.prediction_strategy is None and self._use_predictor():
-            new = deepcopy(self)
-            new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-            new.set_train_data(
-                torch.cat([self.train_inputs[0], X]),
-                torch.cat([self.train_targets, targets]),
-                strict=False,
-            )
+        old_X, old_y = self.train_inputs[0], self.train_targets
+        shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
+        append = self._use_predictor() and X.ndim == 2 and targets.ndim == 1
+        append = append and not (X.requires_grad or targets.requires_grad)
+        if shapes is None or not (append or self._use_elements()):
+            return super().get_fantasy_model(inputs, targets, **kwargs)
+        strategy, raw = self.prediction_strategy, self._original_train_inputs
+        new = quick_copy(self, old_X, old_y, self.likelihood, strategy, raw)
+        new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]
+        all_X = torch.cat(both, dim=-2).expand(*shapes[1], -1, -1)
+        both = [t.expand(*shapes[1], t.shape[-1]) for t in (old_y, targets)]
+        new.set_train_data(all_X, torch.cat(both, dim=-1), strict=False)
+        if append:
             return new
-        self._fill_gpytorch_caches()
-        return super().get_fantasy_model(inputs, targets, **kwargs)
+        lead, num_rows = self._fantasies or (0, old_X.shape[-2])
+        new._fantasies = (lead + len(shapes[1]) - old_y.ndim + 1, num_rows)
+        kernel = new.covar_module
+        new._elements_cache = (all_X, kernel, kernel.variant, self._elements())
+        return new
+
+    def _moments(self) -> LeafMoments | None:
+        """Moments of points one by one, where they have a closed form."""
+        predictor = self._predictor()
+        if predictor.masked:
+            return None
+        cache = self._moments_cache
+        if cache is None or cache[0] is not predictor:
+            moments = LeafMoments.of(self.covar_module, self.train_inputs[0], predictor)
+            self._moments_cache = cache = (predictor, moments)
+        return cache[1]
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
         if not self._use_predictor():
+            if self._is_structured() and self._fantasies is None:
+                return None
+            elements = self._elements() if self._use_elements() else None
+            return elements and posterior_of_elements(self, elements, X)
+        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+            return self._joint_posterior(X)
+        moments = self._moments()
+        if moments is None:
+            return self._joint_posterior(X)
+        mean, variance = differentiable_moments(
+            X.flatten(0, -2), moments, self._point_graph
+        )
+        floor = settings.min_variance.value(variance.dtype)
+        variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
+        mean = self.mean_module(X) + mean.view(X.shape[:-1])
+        return ScaledNormal(mean, to_linear_operator(variance))
+
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """See ``FastInference.point_moments``."""
+        targets, outcome = self.train_targets, getattr(self, "outcome_transform", None)
+        at_hand = (
+            X.dtype == targets.dtype
+            and X.device == targets.device
+            and len(X) > 0
+            and type(self.mean_module) is ConstantMean
+            and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        )
+        if not at_hand:
             return None
+        self._check_points(X)
+        self.eval()
+        moments = self._moments() if self._use_predictor() else None
+        if moments is None:
+            return None
+        point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
+        with torch.enable_grad():
+            transformed = self.transform_inputs(point)
+        chained = point.requires_grad
+        if len(transformed) != len(X) or transformed.requires_grad != chained:
+            return None
+        with torch.no_grad():
+            found = moments(transformed.detach(), gradient, path)
+            scale, shift = 1.0, float(self.mean_module.constant)
+            if outcome is not None:
+                scale, shift = outcome.stdvs.item(), shift * outcome.stdvs.item()
+                shift = shift + outcome.means.item()
+            floor = settings.min_variance.value(X.dtype)
+            mean = scale * found.mean + shift
+            variance = scale**2 * found.variance.clamp_min(floor)
+        if found.mean_gradient is None or found.variance_gradient is None:
+            return PointMoments(mean, variance)
+        above = (found.variance > floor).to(X).unsqueeze(-1)
+        slopes = [found.mean_gradient * scale, found.variance_gradient * above]
+        slopes[1] = slopes[1] * scale**2
+        if chained:
+            slopes = [
+                torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
+                for slope in slopes
+            ]
+        return PointMoments(mean, variance, *slopes)
+
+    def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """What ``LeafMoments`` computes, by operations that autograd knows."""
+        rows = self.covar_module.rows(X)
+        prediction = self._predictor()(rows.key, rows.points, rows.features)
+        reduction = prediction.weight.square().sum(-1)
+        reduction = reduction - prediction.explained.square().sum(-1)
+        return prediction.mean, rows.prior.expand(len(X)) + reduction
+
+    def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
+        """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""
         kernel = self.covar_module
         rows = kernel.rows(X)
         batch, q = X.shape[:-2], X.shape[-2]
@@ -329,9 +478,33 @@ class LeafModel(FastSingleTaskGP):
         """
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             return fit_map(mll, **kwargs)
+        return self._fit(mll, self.fit_objective(mll), **kwargs)
+
+    def _fit(
+        self,
+        mll: MarginalLogLikelihood,
+        objective: LeafObjective | None,
+        **kwargs: Any,
+    ) -> MarginalLogLikelihood:
+        """One fit, in closed form where there is an objective for that."""
         kwargs.setdefault("warning_handler", accept_rounding)
-        batched = self._aug_batch_shape.numel() > 1  # BoTorch's batched L-BFGS-B
-        return fit_map(mll, None if batched else FIT_OPTIONS, **kwargs)
+        if self._aug_batch_shape.numel() > 1:
+            # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
+            return fit_elements(self, mll, kwargs) or fit_map(mll, **kwargs)
+        return fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+
+    def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
+        """The objective in closed form; None if there is none, see ``LeafObjective``.
+
+        Args:
+            mll: An objective of this model; put in training mode.
+        """
+        own = type(self)._fast_evidence is LeafModel._fast_evidence
+        if not (own and self._is_structured()):
+            return None
+        mll.train()
+        layout = self._structure(self.train_inputs[0]).layout
+        return LeafObjective.of(mll, layout=layout)
 
     @classmethod
     def construct_inputs(

@@ -17,6 +17,8 @@ from __future__ import annotations
 __all__ = [
     "default_likelihood",
     "horseshoe_likelihood",
+    "read_amplitude",
+    "read_noise_std",
     "register_amplitude_prior",
     "register_noise_std_prior",
     "set_noise_floor",
@@ -121,7 +123,7 @@ def register_amplitude_prior(kernel: ScaleKernel, prior: Prior) -> None:
         kernel: The kernel with this ``outputscale``.
         prior: The prior of the standard deviation.
     """
-    kernel.register_prior("amplitude_prior", prior, _amplitude, _set_amplitude)
+    kernel.register_prior("amplitude_prior", prior, read_amplitude, _set_amplitude)
 
 
 def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
@@ -131,10 +133,11 @@ def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
         noise: ``likelihood.noise_covar``.
         prior: The prior of the standard deviation.
     """
-    noise.register_prior("noise_std_prior", prior, _noise_std, _set_noise_std)
+    noise.register_prior("noise_std_prior", prior, read_noise_std, _set_noise_std)
 
 
-def _amplitude(module: ScaleKernel) -> Tensor:
+def read_amplitude(module: ScaleKernel) -> Tensor:
+    """What a prior of ``register_amplitude_prior`` is on."""
     return module.outputscale.sqrt()
 
 
@@ -142,7 +145,8 @@ def _set_amplitude(module: ScaleKernel, value: Tensor | float) -> None:
     module.outputscale = _inside(module, "raw_outputscale", value)
 
 
-def _noise_std(module: HomoskedasticNoise) -> Tensor:
+def read_noise_std(module: HomoskedasticNoise) -> Tensor:
+    """What a prior of ``register_noise_std_prior`` is on."""
     return module.noise.sqrt()
 
 

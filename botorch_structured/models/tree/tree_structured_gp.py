@@ -22,7 +22,6 @@ __all__ = [
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Literal, Self
 
 import torch
@@ -52,7 +51,7 @@ from botorch_structured.models.outcome_scale import (
     least_variance,
     with_least_variance,
 )
-from botorch_structured.models.tree.leaf_inference import MAX_LISTED_PATHS, LeafKernel
+from botorch_structured.models.tree.leaf_inference import LeafKernel
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
@@ -63,56 +62,13 @@ from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
 )
+from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
     check_choices,
-    take_of_path,
 )
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
-
-
-class PathMean(Mean):
-    """Prior mean m(x) = b_p for x on path p: the free offsets of equation (1).
-
-    Args:
-        tree: The parameter tree.
-        batch_shape: Batch shape of the model.
-
-    Raises:
-        ValueError: For more than ``MAX_LISTED_PATHS`` paths.
-    """
-
-    def __init__(
-        self,
-        tree: ParameterTree,
-        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
-    ) -> None:
-        super().__init__()
-        if tree.num_paths > MAX_LISTED_PATHS:
-            raise ValueError(
-                'leaf_offset: expected another value than "fixed", which has a '
-                f"constant for each path, for more than {MAX_LISTED_PATHS} paths, got "
-                f"it for {tree.num_paths}."
-            )
-        self.tree = tree
-        self.batch_shape = batch_shape
-        self.register_parameter(
-            "raw_offset",
-            torch.nn.Parameter(
-                torch.zeros(*batch_shape, tree.num_paths, dtype=torch.float64)
-            ),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Offsets, ``batch_shape x n``.
-
-        Args:
-            x: ``batch_shape x n x d``.
-        """
-        table = self.raw_offset.unsqueeze(-1)
-        path = self.tree.path_index(x)
-        return take_of_path(table, path, 'leaf_offset="fixed"').squeeze(-1)
 
 
 class TreeStructuredGP(LeafModel):
@@ -368,25 +324,37 @@ class TreeStructuredGP(LeafModel):
         """
         if not self._choose_kernel:
             return super().custom_fit(mll, **kwargs)
-        best: tuple[float, dict[str, Any]] | None = None
+        objective = self.fit_objective(mll)
+        parameters = list(mll.parameters())
+        start = [p.detach().clone() for p in parameters]
+        best: tuple[float, str, list[Tensor]] | None = None
         failure: ModelFittingError | None = None
-        start = deepcopy(mll.state_dict())
+
+        def use(kernel: str, values: list[Tensor]) -> None:
+            self.covar_module.set_correlation(kernel)
+            for p, value in zip(parameters, values, strict=True):
+                p.data.copy_(value)
+
         for correlation in CORRELATIONS:
-            mll.load_state_dict(start)
-            self.covar_module.set_correlation(correlation.name)
+            use(correlation.name, start)
+            if objective is not None:
+                objective.read_correlation()
             try:
-                super().custom_fit(mll, **kwargs)
+                self._fit(mll, objective, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 continue
             mll.train()
-            with torch.no_grad():
-                loss = float(self.compute_custom_loss(mll).sum())
+            if objective is not None:
+                loss, _ = objective(objective.read())
+            else:
+                with torch.no_grad():
+                    loss = float(self.compute_custom_loss(mll).sum())
             if math.isfinite(loss) and (best is None or loss < best[0]):
-                best = (loss, deepcopy(mll.state_dict()))
+                best = loss, correlation.name, [p.detach().clone() for p in parameters]
         if best is None:
             raise failure or ModelFittingError("The evidence is not finite.")
-        mll.load_state_dict(best[1])
+        use(*best[1:])
         return mll.eval()
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:

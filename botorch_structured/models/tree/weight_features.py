@@ -386,6 +386,24 @@ class WeightFeatures(Module):
             out.append(base * mine)
         return out
 
+    def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
+        """Which weights can differ from zero for each row.
+
+        Args:
+            active: ``n x d``.
+            nodes: ``n x (1 + num_edges)``.
+
+        Returns:
+            Booleans, ``n x num_weights``, in the order of ``forward``.
+        """
+        groups = [[c] for c in self.smooth_columns] + self.aligned_columns
+        repeat = 2 * self.num_frequencies
+        parts = [nodes[:, self.node_columns], active[:, self.linear_columns]]
+        parts.append(active[:, self._onehot.columns])
+        for group in groups:
+            parts.append(active[:, group].any(-1, keepdim=True).expand(-1, repeat))
+        return torch.cat(parts, dim=-1)
+
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
         parts = [self.matern_frequencies.new_zeros(0)]

@@ -831,7 +831,6 @@ class TreedGP(FastSingleTaskGP):
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
-            self._fill_gpytorch_caches()
             return super().get_fantasy_model(inputs, targets, **kwargs)
         old_X, old_y = self.train_inputs[0], self.train_targets
         shape = torch.broadcast_shapes(

@@ -1,0 +1,230 @@
+r"""Evidence of independent blocks and shared weights, with derivatives, for NumPy.
+
+The algebra is that of ``block_low_rank`` and of ``models.tree.leaf_inference``, where
+it is in torch: K = blockdiag(A_p) + F F', and with alpha = K^-1 r, the posterior mean
+mu and precision M of the weights, and R = A^-1 F,
+
+    dA_p:  1/2 (alpha alpha' - A_p^-1 + R M^-1 R')         dF_p:  alpha mu' - R M^-1
+
+For small matrices NumPy takes a tenth of the time of torch, which is all overhead.
+``evidence_by_block`` factorises the blocks and M; ``evidence_as_one`` writes the blocks
+into one ``n x n`` matrix, which is smaller than M where weights are more than rows.
+Both return NaN if a covariance has NaN.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Block", "BlockDerivatives", "evidence_as_one", "evidence_by_block"]
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from linear_operator import settings
+from linear_operator.utils.errors import NotPSDError
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+from torch import float64
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Blocks up to this size are factorised by one call of NumPy, larger ones one by one.
+_SMALL = 24
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+
+
+class Block(NamedTuple):
+    """Blocks of the same size, padded.
+
+    Attributes:
+        covariance: A_p, ``B x N x N``, the identity where padded.
+        features: F_p, ``B x N x D``, zero where padded.
+        rows: Their rows, ``B x N``; ``n`` where padded.
+        weights: Which weights the features are of, ``B x D``; ``V`` where unused.
+    """
+
+    covariance: Array
+    features: Array
+    rows: Indices
+    weights: Indices
+
+
+class BlockDerivatives(NamedTuple):
+    """The derivative of the evidence by a ``Block``.
+
+    Attributes:
+        covariance: ``B x N x N``, symmetric.
+        features: ``B x N x D``.
+        residual: ``B x N``; that of a padded row is zero.
+    """
+
+    covariance: Array
+    features: Array
+    residual: Array
+
+
+def evidence_by_block(
+    blocks: list[Block], residual: Array, num_weights: int
+) -> tuple[float, list[BlockDerivatives]]:
+    """Log N(r; 0, blockdiag(A_p) + F F') from factors of A_p and of M.
+
+    Args:
+        blocks: The blocks.
+        residual: r, and a zero for padded rows, ``n + 1``.
+        num_weights: V.
+
+    Raises:
+        NotPSDError: If a block is not positive definite even with jitter.
+    """
+    width = num_weights + 1  # one more weight, for unused places
+    logdet, parts = 0.0, []
+    grams: list[Array] = []
+    sums: list[Array] = []
+    pairs: list[Indices] = []
+    places: list[Indices] = []
+    for block in blocks:
+        inverse, log_diagonal = _inverse_factors(block.covariance)
+        logdet += log_diagonal
+        right = residual[block.rows][..., None]
+        if num_weights:
+            half = inverse @ block.features
+            gram = half.swapaxes(1, 2) @ half
+            grams.append(gram.ravel())
+            weights = block.weights
+            pairs.append((weights[:, :, None] * width + weights[:, None, :]).ravel())
+            sums.append((half.swapaxes(1, 2) @ (inverse @ right)).ravel())
+            places.append(weights.ravel())
+        else:
+            half = block.features
+        parts.append((inverse, half, right))
+    mean, covariance = np.zeros(width), np.zeros((width, width))
+    quad = 0.0
+    if num_weights:
+        precision = _summed(pairs, grams, width * width)
+        precision = precision.reshape(width, width)[:-1, :-1]
+        precision.flat[:: num_weights + 1] += 1.0
+        root, log_diagonal = _inverse_factors(precision[None])
+        logdet += log_diagonal
+        covariance[:-1, :-1] = root[0].T @ root[0]
+        total = _summed(places, sums, width)
+        mean[:-1] = root[0].T @ (root[0] @ total[:-1])
+        quad = float(mean @ mean)
+    derivatives = []
+    for block, (inverse, half, right) in zip(blocks, parts, strict=True):
+        transposed = inverse.swapaxes(1, 2)
+        if not num_weights:
+            rest = inverse @ right
+            alpha = transposed @ rest
+            g = alpha @ alpha.swapaxes(1, 2)
+            d_features = half
+        else:
+            # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
+            # same, but loses digits by cancellation when the noise is small
+            mine = mean[block.weights][..., None]
+            rest = inverse @ (right - block.features @ mine)
+            alpha = transposed @ rest
+            solved = transposed @ half
+            weights = block.weights
+            spread = solved @ covariance[weights[:, :, None], weights[:, None, :]]
+            d_features = alpha @ mine.swapaxes(1, 2)
+            d_features -= spread
+            left = np.concatenate([alpha, spread], axis=-1)
+            g = left @ np.concatenate([alpha, solved], axis=-1).swapaxes(1, 2)
+        quad += float(np.vdot(rest, rest))
+        g -= transposed @ inverse
+        g *= 0.5
+        derivatives.append(BlockDerivatives(g, d_features, -alpha[..., 0]))
+    n = len(residual) - 1
+    return -0.5 * (quad + logdet + n * _LOG_TWO_PI), derivatives
+
+
+def evidence_as_one(
+    blocks: list[Block], residual: Array, num_weights: int
+) -> tuple[float, list[BlockDerivatives]]:
+    """As ``evidence_by_block``, from one ``n x n`` factor.
+
+    Args:
+        blocks: The blocks.
+        residual: r, and a zero for padded rows, ``n + 1``.
+        num_weights: V.
+
+    Raises:
+        NotPSDError: If the matrix is not positive definite even with jitter.
+    """
+    n = len(residual) - 1
+    # the last row and column take the padding
+    features = np.zeros((n + 1, num_weights + 1))
+    whole = np.zeros((n + 1, n + 1))
+    for block in blocks:
+        rows = block.rows
+        features[rows[:, :, None], block.weights[:, None, :]] = block.features
+        whole[rows[:, :, None], rows[:, None, :]] = block.covariance
+    F = features[:n, :num_weights]
+    covariance = whole[:n, :n] + F @ F.T
+    inverse, logdet = _inverse_factors(covariance[None])
+    half = inverse[0] @ residual[:n]
+    alpha = inverse[0].T @ half
+    g = whole
+    g[:n, :n] = inverse[0].T @ inverse[0]
+    np.subtract(np.multiply.outer(alpha, alpha), g[:n, :n], out=g[:n, :n])
+    g[n], g[:, n] = 0.0, 0.0
+    features[:n, :num_weights] = g[:n, :n] @ F
+    g *= 0.5
+    d_residual = np.append(-alpha, 0.0)
+    derivatives = [
+        BlockDerivatives(
+            g[b.rows[:, :, None], b.rows[:, None, :]],
+            features[b.rows[:, :, None], b.weights[:, None, :]],
+            d_residual[b.rows],
+        )
+        for b in blocks
+    ]
+    evidence = -0.5 * (float(half @ half) + logdet + n * _LOG_TWO_PI)
+    return evidence, derivatives
+
+
+def _summed(places: list[Indices], values: list[Array], size: int) -> Array:
+    """Values added up by place, ``size``."""
+    if len(places) == 1:
+        return np.bincount(places[0], values[0], size).astype(np.float64, copy=False)
+    total = np.bincount(np.concatenate(places), np.concatenate(values), size)
+    return total.astype(np.float64, copy=False)
+
+
+def _inverse_factors(covariance: Array) -> tuple[Array, float]:
+    """L^-1 of each A = L L', ``B x N x N``, and the sum of log |A|."""
+    size = covariance.shape[-1]
+    if size <= _SMALL and len(covariance) > 1:
+        try:
+            factor = np.linalg.cholesky(covariance)
+        except np.linalg.LinAlgError:
+            factor = None  # one of them needs jitter
+        if factor is not None:
+            diagonal = factor.reshape(len(factor), -1)[:, :: size + 1]
+            return np.linalg.inv(factor), 2.0 * float(np.log(diagonal).sum())
+    inverse, total = np.empty_like(covariance), 0.0
+    for one, out in zip(covariance, inverse, strict=True):
+        factor = _factor(one)
+        total += 2.0 * float(np.log(factor.diagonal()).sum())
+        out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
+    return inverse, total
+
+
+def _factor(covariance: Array) -> Array:
+    """Upper Cholesky factor, with jitter as in ``psd_safe_cholesky``."""
+    factor, info = lapack.dpotrf(covariance.T, lower=0, clean=1)
+    if info == 0:
+        return factor
+    if np.isnan(covariance).any():
+        return np.full_like(covariance, math.nan)
+    jitter = settings.cholesky_jitter.value(float64)
+    for i in range(settings.cholesky_max_tries.value()):
+        shifted = covariance + jitter * 10.0**i * np.eye(len(covariance))
+        factor, info = lapack.dpotrf(shifted.T, lower=0, clean=1, overwrite_a=1)
+        if info == 0:
+            return factor
+    raise NotPSDError(
+        "Matrix not positive definite after repeatedly adding jitter up to "
+        f"{jitter * 10.0**i:.1e}."
+    )

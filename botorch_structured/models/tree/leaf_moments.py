@@ -1,0 +1,662 @@
+r"""Means and variances of points one by one, each from its own leaf alone.
+
+On one path the covariance of a ``TreeStructuredKernel`` (or of a ``ConditionalKernel``
+around a stationary kernel) is a function of a few columns,
+
+    K_p(x, x') = v k(|S (x - x')|^2) + c,
+    z_i(x) = a_i + b_i x_j + u_i sin(w_i x_j + f_i),    j = j(i),
+
+so moments and their derivatives in x are a few products of small matrices. In terms of
+``leaf_inference`` (L, e, H, mu, J), with k(x) the covariances with the leaf's data,
+
+    w = L^-1 k,  y = J z - J H'w,
+    mean = w'e + z'mu,          variance = v + c - w'w + y'y,
+    d mean = dk' L^-T e + dz'mu,
+    d variance = 2 dk' L^-T (H J'y - w) + 2 dz'J'y.
+
+J is compressed to the weights of the leaf by a QR decomposition. A categorical column
+enters as one more column for each of its values, which has no derivative.
+
+Which path a row is on is looked up by the very numbers in its decision columns: what
+was found for them once is kept, and rows with the same numbers next to each other, as
+in a search, are looked up together.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.models.fast_inference import PointMoments
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+    WeightFeatures,
+    one_hot_code,
+)
+
+# Decision values, paths without data and sets of leaves that are kept.
+_MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
+_NO_LENGTHS = np.zeros(0, dtype=np.int64)
+
+
+# -- a kernel, path by path -------------------------------------------------------
+
+
+class PathTables(NamedTuple):
+    """The covariance on ``m`` paths; unused places have zero factors.
+
+    Columns are those of ``extend``.
+
+    Attributes:
+        correlation: k.
+        inputs: Columns that K_p sees, ``m x E``.
+        inverse: Diagonal of S, ``m x E``.
+        variance: v, ``m``.
+        constant: c, ``m``.
+        weights: The weights of the path, ``m x D``; V where unused.
+        columns: j, ``m x D``.
+        level: a, ``m x D``.
+        slope: b, ``m x D``.
+        wave: u, ``m x D``.
+        frequency: w, ``m x D``.
+        phase: f, ``m x D``.
+    """
+
+    correlation: Correlation
+    inputs: Tensor
+    inverse: Tensor
+    variance: Tensor
+    constant: Tensor
+    weights: Tensor
+    columns: Tensor
+    level: Tensor
+    slope: Tensor
+    wave: Tensor
+    frequency: Tensor
+    phase: Tensor
+
+
+def _codes_of(kernel: LeafKernel) -> dict[int, Tensor]:
+    """Categorical columns and their known values."""
+    if not isinstance(kernel, TreeStructuredKernel):
+        return {}
+    weights, leaf = kernel.weights, kernel.leaf_hyperparameters
+    codes = {c: getattr(weights, f"known_{c}") for c in weights.onehot_columns}
+    return codes | {c: getattr(leaf, f"known_{c}") for c in kernel._categorical}
+
+
+def _extended(kernel: LeafKernel, codes: dict[int, Tensor]) -> dict[int, range]:
+    """Categorical columns and the columns of their codes."""
+    start, out = kernel.tree.dim, {}
+    for column, known in codes.items():
+        out[column] = range(start, start + len(known) + 1)
+        start += len(known) + 1
+    return out
+
+
+def path_tables(
+    kernel: LeafKernel, X: Tensor, weights: Tensor | None = None
+) -> PathTables:
+    """The covariance on the paths of some rows, with the present hyperparameters.
+
+    Args:
+        kernel: A kernel of this form, see ``has_tables``.
+        X: Transformed inputs, ``m x d``.
+        weights: The weights of each path in the order wanted, ``m x D``.
+    """
+    if isinstance(kernel, TreeStructuredKernel):
+        return _tree_tables(kernel, X, weights)
+    assert isinstance(kernel, ConditionalKernel)
+    return _conditional_tables(kernel, X)
+
+
+def has_tables(kernel: LeafKernel) -> bool:
+    """Whether a kernel has the form of ``PathTables`` on every path."""
+    if kernel.batch_shape:
+        return False
+    if type(kernel) is ConditionalKernel:
+        return stationary_form(kernel.base_kernel) is not None
+    return type(kernel) is TreeStructuredKernel
+
+
+def _tree_tables(
+    kernel: TreeStructuredKernel, X: Tensor, used: Tensor | None
+) -> PathTables:
+    places = kernel.locate(X)
+    extended = _extended(kernel, _codes_of(kernel))
+    scale = kernel.weights.prior_scale()
+    # columns of the codes, whose squared distance is 1 between different values
+    encoded = [kernel.columns[j] for j in kernel.encoded_columns]
+    factor = torch.ones(len(encoded) + 1).to(scale)
+    codes = {c: iter(extended[c]) for c in extended}
+    for i, c in enumerate(encoded):
+        if c in codes:
+            encoded[i], factor[i] = next(codes[c]), math.sqrt(0.5)
+    column = torch.tensor([*encoded, 0])
+    inverse = kernel.leaf_hyperparameters.inverse_lengthscale(places.path)
+    inverse = pad(inverse[..., kernel.encoded_columns], (0, 1)) * factor
+    inputs = positions(places.seen[:, kernel.encoded_columns])
+    variance = kernel.leaf_hyperparameters.scale(places.path, places.nodes)
+    constant = kernel.weights.undeclared_variance(places.codes).to(scale)
+    if used is None:
+        used = positions(kernel.weights.active_weights(places.active, places.nodes))
+    columns, *factors = _feature_tables(
+        kernel.weights, places.active, kernel.correlation, scale, extended
+    )
+    return PathTables(
+        kernel.correlation,
+        column[inputs],
+        inverse.expand(len(X), -1).gather(-1, inputs),
+        variance.expand(len(X)),
+        constant,
+        used,
+        columns.gather(-1, used),
+        *(table[used] for table in factors),
+    )
+
+
+def _feature_tables(
+    weights: WeightFeatures,
+    active: Tensor,
+    correlation: Correlation,
+    scale: Tensor,
+    extended: dict[int, range],
+) -> tuple[Tensor, ...]:
+    """Columns of weights on paths, ``m x (V + 1)``; a, b, u, w and f, ``V + 1``."""
+    m, waves = len(active), 2 * weights.num_frequencies
+    constants = weights.num_inner + weights.num_offsets
+    fixed = [0] * constants + weights.linear_columns
+    for column in weights.onehot_columns:
+        fixed += extended[column]
+    linear = len(fixed) - constants
+    fixed += [c for c in weights.smooth_columns for _ in range(waves)]
+    columns = [torch.tensor(fixed, dtype=torch.long).expand(m, -1)]
+    for group in weights.aligned_columns:
+        member = active[:, group].to(torch.uint8).argmax(-1)
+        columns.append(torch.tensor(group)[member].unsqueeze(-1).expand(-1, waves))
+    columns.append(torch.zeros(m, 1, dtype=torch.long))
+    kinds = [
+        kind for kind in ("smooth", "aligned") if getattr(weights, f"{kind}_columns")
+    ]
+    frequency = getattr(weights, f"{correlation.name}_frequencies").to(scale)
+    parts = [scale.new_zeros(constants + linear)]
+    for kind in kinds:
+        lengthscale = getattr(weights, f"{kind}_lengthscale").value.mT  # groups x 1
+        parts.append((frequency / lengthscale).repeat(1, 2).flatten())
+    speed = torch.cat([*parts, scale.new_zeros(1)])
+    kind_of = torch.full((len(speed),), 2)
+    kind_of[:constants], kind_of[constants : constants + linear] = 0, 1
+    scale = pad(scale, (0, 1))
+    level, slope, wave = (torch.where(kind_of == k, scale, 0.0) for k in range(3))
+    # the cosines of a column come before its sines
+    phase = torch.zeros_like(scale)
+    turn = phase[constants + linear : -1].view(-1, 2, weights.num_frequencies)
+    turn[:, 0] = 0.5 * math.pi
+    return torch.cat(columns, dim=-1), level, slope, wave, speed, phase
+
+
+def _conditional_tables(kernel: ConditionalKernel, X: Tensor) -> PathTables:
+    form = stationary_form(kernel.base_kernel)
+    assert form is not None
+    active = kernel.locate(X).active
+    seen = kernel.base_kernel.active_dims
+    column = torch.arange(kernel.tree.dim) if seen is None else seen
+    inputs = positions(active[:, column])
+    inverse = form.lengthscale.reciprocal().expand(1, len(column))
+    inverse = pad(inverse, (0, 1)).expand(len(X), -1).gather(-1, inputs)
+    none = inputs.new_zeros(len(X), 0)
+    factors = inverse.new_zeros(len(X), 0)
+    return PathTables(
+        form.correlation,
+        pad(column, (0, 1))[inputs],
+        inverse,
+        form.variance.expand(len(X)),
+        torch.zeros_like(inverse[:, 0]),
+        none,
+        none,
+        *(factors for _ in range(5)),
+    )
+
+
+# -- moments ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Tables of ``U`` leaves, see the module; ``R`` is the number of rows of J."""
+
+    correlation: Correlation
+    inputs: Tensor  # U x 1 x E
+    inverse: Tensor  # U x 1 x E
+    data: Tensor  # S x, U x N x E
+    squares: Tensor  # their squared norms, U x 1 x N
+    variance: Tensor  # U x 1 x 1
+    constant: Tensor  # U x 1 x 1
+    inverse_chol: Tensor  # L^-1, U x N x N
+    of_data: Tensor  # [e, -H J'], U x N x (1 + R)
+    of_features: Tensor  # [mu, J'], U x D x (1 + R)
+    columns: Tensor  # U x 1 x D
+    factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
+
+    def __call__(
+        self, X: Tensor, rows: Tensor | None, gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Moments at points.
+
+        Args:
+            X: Extended inputs, ``n x d``.
+            rows: Those on each leaf, ``U x t``; None for all of them on the only one.
+            gradient: Whether gradients are wanted.
+
+        Returns:
+            Means and variances, ``U x t``, and gradients ``U x 2t x d``, those of the
+            means first; or None.
+        """
+        scaled = _columns(X, rows, self.inputs) * self.inverse
+        t = scaled.shape[1]
+        distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
+        distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
+        if gradient:
+            k, slope = self.correlation.value_and_slope(distance)
+        else:
+            k = self.correlation.value(distance)
+        k = torch.addcmul(self.constant, k, self.variance)
+        w = k @ self.inverse_chol.mT
+        both = w @ self.of_data
+        if self.columns.shape[-1]:
+            a, b, u, frequency, phase = self.factors
+            at = _columns(X, rows, self.columns)
+            angle = torch.addcmul(phase, frequency, at)
+            z = torch.addcmul(torch.addcmul(a, b, at), u, angle.sin())
+            both = torch.baddbmm(both, z, self.of_features)
+        y = both[..., 1:]
+        variance = (self.variance + self.constant).squeeze(-1) - w.square().sum(-1)
+        variance = variance + y.square().sum(-1)
+        if not gradient:
+            return both[..., 0], variance, None
+        alpha = self.of_data[..., :1].mT @ self.inverse_chol  # U x 1 x N
+        back = torch.baddbmm(w, y, self.of_data[..., 1:].mT, beta=-2.0, alpha=2.0)
+        slope = slope * (-2.0 * self.variance)
+        g = torch.cat([slope * alpha, slope * (back @ self.inverse_chol)], dim=1)
+        twice = torch.cat([scaled, scaled], dim=1) * g.sum(-1, True)
+        g = torch.baddbmm(twice, g, self.data, alpha=-1.0) * self.inverse
+        index = self.inputs
+        if self.columns.shape[-1]:
+            rate = torch.addcmul(b, u * frequency, angle.cos())
+            of_mean = rate * self.of_features[..., :1].mT
+            of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
+            g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
+            index = torch.cat([index, self.columns], dim=-1)
+        out = X.new_zeros(len(index), 2 * t, X.shape[-1])
+        if len(index) == 1:
+            out[0].index_add_(-1, index.view(-1), g[0])
+        else:
+            out.scatter_add_(-1, index.expand(-1, 2 * t, -1), g)
+        return both[..., 0], variance, out
+
+
+def _columns(X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
+    """Columns ``U x 1 x E`` of rows ``U x t`` of ``n x d``: ``U x t x E``."""
+    if rows is None:
+        return X.index_select(-1, index.view(-1)).unsqueeze(0)
+    return X[rows.unsqueeze(-1), index]
+
+
+class LeafMoments:
+    """Posterior moments of points one by one; cached by the path that they are on.
+
+    On the CPU only: which rows are on which path is read from their values.
+
+    Args:
+        kernel: A kernel for which ``path_tables`` are known.
+        X: Transformed training inputs, ``n x d``.
+        predictor: The factors of the data.
+    """
+
+    def __init__(self, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor) -> None:
+        self.kernel, self.predictor = kernel, predictor
+        self.parameters = list(kernel.parameters())
+        self._codes = _codes_of(kernel)
+        self._data = self.extend(X.detach())
+        self._rows = X.detach()[predictor.layout.representative]
+        tree = kernel.tree
+        self._decisions = torch.tensor(tree.decision_columns, dtype=torch.long)
+        # whose values move within an interval: looked up by path
+        self._by_value = not tree.numeric_decisions
+        keys = predictor.layout.keys.tolist()
+        self._leaf_of_key = {key: leaf for leaf, key in enumerate(keys)}
+        bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
+        self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
+        self._found: dict[Any, tuple[int, int]] = {}
+        self._tables: dict[int, PathTables] = {}
+        self._prior_rows = X[:0]
+        self._prior_keys: dict[int, int] = {}
+        self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
+
+    @classmethod
+    def of(
+        cls, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor
+    ) -> LeafMoments | None:
+        """An instance, or None where the kernel has another form."""
+        return cls(kernel, X, predictor) if has_tables(kernel) else None
+
+    def extend(self, X: Tensor) -> Tensor:
+        """``n x d`` with more columns, the one-hot codes of categorical ones."""
+        if not self._codes:
+            return X
+        codes = [one_hot_code(X[:, c], known) for c, known in self._codes.items()]
+        return torch.cat([X, *codes], dim=-1)
+
+    def __call__(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments:
+        """Moments at points.
+
+        Args:
+            X: Transformed inputs, ``t x d``, not empty.
+            gradient: Whether gradients are wanted.
+            path: Whether the part of the weights alone is wanted.
+        """
+        X = X.detach()
+        places, lengths = self._locate(X)
+        extended = self.extend(X)
+        if len(places) == 1:
+            stack = self._stack(places[0][0], (places[0][1],), path)
+            mean, variance, g = stack(extended, None, gradient)
+            return _moments(mean[0], variance[0], g, X.shape[-1])
+        mean, variance = X.new_empty(len(X)), X.new_empty(len(X))
+        slopes = X.new_empty(2, len(X), X.shape[-1]) if gradient else None
+        for bucket, leaves, index, real in _groups(places, lengths):
+            at = torch.from_numpy(index)
+            m, v, g = self._stack(bucket, leaves, path)(extended, at, gradient)
+            keep = torch.from_numpy(real)
+            rows = at[keep]
+            mean[rows], variance[rows] = m[keep], v[keep]
+            if slopes is not None and g is not None:
+                by_moment = g[..., : X.shape[-1]].unflatten(1, (2, -1)).transpose(0, 1)
+                slopes[:, rows] = by_moment[:, keep]
+        if slopes is None:
+            return PointMoments(mean, variance)
+        return PointMoments(mean, variance, slopes[0], slopes[1])
+
+    # -- where rows are -----------------------------------------------------------
+
+    def _locate(self, X: Tensor) -> tuple[list[tuple[int, int]], np.ndarray]:
+        """Runs of rows on one path: bucket and place, and lengths if there are more."""
+        if len(self._found) > _MAX_KEPT or len(self._prior_keys) > _MAX_PRIOR:
+            self._found.clear()
+            self._prior_keys, self._prior_rows = {}, X[:0]
+            self._drop_tables(len(self.predictor.blocks))
+        if self._by_value:
+            values = X.index_select(-1, self._decisions).numpy()
+        else:
+            values = self.kernel.locate(X).key.unsqueeze(-1).numpy()
+        change = (values[1:] != values[:-1]).any(-1)
+        if not change.any():  # one path only, as in a climb from one start
+            place = self._found.get(values[0].tobytes())
+            if place is not None:
+                return [place], _NO_LENGTHS
+        start = np.concatenate([[0], change.nonzero()[0] + 1])
+        bits = [head.tobytes() for head in values[start]]
+        places = [self._found.get(b) for b in bits]
+        if None in places:
+            new = [i for i, place in enumerate(places) if place is None]
+            found = self._look_up(X[torch.from_numpy(start[new])])
+            for i, place in zip(new, found, strict=True):
+                places[i] = self._found[bits[i]] = place
+        return places, np.diff(start, append=len(X))  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def _look_up(self, rows: Tensor) -> list[tuple[int, int]]:
+        """Bucket and place of the path of each row; one more bucket has no data."""
+        keys = self.kernel.locate(rows).key.tolist()
+        none = len(self.predictor.blocks)
+        new = {
+            key: i
+            for i, key in enumerate(keys)
+            if key not in self._leaf_of_key and key not in self._prior_keys
+        }
+        if new:
+            for key in new:
+                self._prior_keys[key] = len(self._prior_keys)
+            self._prior_rows = torch.cat([self._prior_rows, rows[list(new.values())]])
+            self._drop_tables(none)
+        return [
+            self._place_of_leaf[self._leaf_of_key[key]]
+            if key in self._leaf_of_key
+            else (none, self._prior_keys[key])
+            for key in keys
+        ]
+
+    def _drop_tables(self, bucket: int) -> None:
+        self._tables.pop(bucket, None)
+        for stack in [s for s in self._stacks if s[0] == bucket]:
+            del self._stacks[stack]
+
+    # -- tables -------------------------------------------------------------------
+
+    def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> _Stack:
+        key = (bucket, places, path)
+        stack = self._stacks.get(key)
+        if stack is None:
+            if len(self._stacks) >= _MAX_STACKS:
+                self._stacks.clear()
+            stack = self._stacks[key] = self._make_stack(bucket, places)
+            if path:  # no K_p, and no data of the leaf
+                stack = self._stacks[key] = replace(
+                    stack,
+                    inputs=stack.inputs[..., :0],
+                    inverse=stack.inverse[..., :0],
+                    data=stack.data[:, :0, :0],
+                    squares=stack.squares[..., :0],
+                    variance=torch.zeros_like(stack.variance),
+                    constant=torch.zeros_like(stack.constant),
+                    inverse_chol=stack.inverse_chol[:, :0, :0],
+                    of_data=stack.of_data[:, :0],
+                )
+        return stack
+
+    @torch.no_grad()
+    def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
+        predictor, blocks = self.predictor, self.predictor.blocks
+        prior = bucket == len(blocks)
+        if bucket not in self._tables:
+            if prior:
+                tables = path_tables(self.kernel, self._prior_rows)
+            else:
+                block = blocks[bucket]
+                rows = self._rows[block.bucket.leaves]
+                tables = path_tables(self.kernel, rows, block.weights)
+            self._tables[bucket] = tables
+        correlation, *every = self._tables[bucket]
+        at = torch.tensor(places)
+        inputs, inverse, variance, constant, weights, columns, *factors = (
+            table[at] for table in every
+        )
+        if prior:
+            data = inverse.new_zeros(len(at), 0, inverse.shape[-1])
+            inverse_chol = inverse.new_zeros(len(at), 0, 0)
+            half = inverse.new_zeros(len(at), 0, 1 + weights.shape[-1])
+        else:
+            # padding repeats the last row: L^-1 and H are zero there, except for the
+            # identity in L^-1, whose part of the covariance is to be zero
+            index = blocks[bucket].bucket.index[at].clamp_max(len(self._data) - 1)
+            data = self._data[index].gather(
+                -1, inputs.unsqueeze(1).expand(-1, index.shape[1], -1)
+            )
+            data = data * inverse.unsqueeze(1)
+            inverse_chol, half = (
+                predictor.inverse_chol[bucket][at],
+                predictor.half[bucket][at],
+            )
+            real = blocks[bucket].bucket.real
+            if real is not None:
+                inverse_chol = inverse_chol * real[at].unsqueeze(-1)
+        root = pad(predictor.weight_root.mT, (0, 0, 0, 1))[weights]  # J', U x D x V
+        if root.shape[-1] > root.shape[-2]:
+            root = torch.linalg.qr(root.mT, mode="r").R.mT
+        mu = pad(predictor.weight_mean, (0, 1))[weights].unsqueeze(-1)
+        return _Stack(
+            correlation,
+            inputs.unsqueeze(1),
+            inverse.unsqueeze(1),
+            data,
+            data.square().sum(-1).unsqueeze(1),
+            variance[:, None, None],
+            constant[:, None, None],
+            inverse_chol,
+            torch.cat([half[..., :1], -half[..., 1:] @ root], dim=-1),
+            torch.cat([mu, root], dim=-1),
+            columns.unsqueeze(1),
+            tuple(factor.unsqueeze(1) for factor in factors),
+        )
+
+
+def _moments(
+    mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int
+) -> PointMoments:
+    if slopes is None:
+        return PointMoments(mean, variance)
+    of_mean, of_variance = slopes[0, :, :d].chunk(2)
+    return PointMoments(mean, variance, of_mean, of_variance)
+
+
+def _groups(
+    places: Sequence[tuple[int, int]], lengths: np.ndarray
+) -> Iterator[tuple[int, tuple[int, ...], np.ndarray, np.ndarray]]:
+    """Runs of rows side by side, leaf by leaf, with little padding.
+
+    Returns:
+        A bucket, ``U`` places in it, their rows ``U x t`` and where these are no
+        padding.
+    """
+    ends = np.cumsum(lengths)
+    runs: dict[int, dict[int, list[np.ndarray]]] = {}
+    for (bucket, place), start, end in zip(places, ends - lengths, ends, strict=True):
+        runs.setdefault(bucket, {}).setdefault(place, []).append(np.arange(start, end))
+    for bucket, by_place in runs.items():
+        rows = {u: np.concatenate(by_place[u]) for u in sorted(by_place)}
+        widest = max(map(len, rows.values()))
+        together = [tuple(rows)]
+        if len(rows) * widest > 3 * sum(map(len, rows.values())) + 64:
+            together = [(u,) for u in rows]
+        for leaves in together:
+            widest = max(len(rows[u]) for u in leaves)
+            index = np.zeros((len(leaves), widest), dtype=np.int64)
+            real = np.zeros(index.shape, dtype=bool)
+            for i, u in enumerate(leaves):
+                index[i, : len(rows[u])], real[i, : len(rows[u])] = rows[u], True
+            yield bucket, leaves, index, real
+
+
+class _PointMoments(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, X: Tensor, moments: LeafMoments, graph: PointFunction
+    ) -> tuple[Tensor, Tensor]:
+        found = moments(X, gradient=ctx.needs_input_grad[0])
+        ctx.save_for_backward(X)
+        ctx.found, ctx.graph = found, graph
+        return found.mean, found.variance
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
+            (X,) = ctx.saved_tensors
+            return *_gradients(ctx.graph(X), (X,), grad_outputs, True), None, None
+        of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
+        grad_X = of_mean * ctx.found.mean_gradient
+        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None, None
+
+
+class _OfHyperparameters(torch.autograd.Function):
+    """Values that are known; the graph is built where their gradients are asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: tuple[Tensor, ...],
+        X: Tensor,
+        graph: PointFunction,
+        *of: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.X, ctx.graph = X, graph
+        ctx.save_for_backward(*of)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            found = ctx.graph(ctx.X)
+        of = ctx.saved_tensors
+        return None, None, None, *_gradients(found, of, grad_outputs, again)
+
+
+def _gradients(
+    values: Sequence[Tensor],
+    of: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
+    again: bool,
+) -> Sequence[Tensor | None]:
+    """Gradients of values, some of which may be constant."""
+    both = zip(values, grad_outputs, strict=True)
+    pairs = [(value, grad) for value, grad in both if value.requires_grad]
+    if not pairs:
+        return [None] * len(of)
+    return torch.autograd.grad(
+        [value for value, _ in pairs],
+        of,
+        [grad for _, grad in pairs],
+        create_graph=again,
+        allow_unused=True,
+    )
+
+
+#: ``t x d`` inputs to ``t`` means and variances, differentiable any number of times.
+PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def differentiable_moments(
+    X: Tensor, moments: LeafMoments, graph: PointFunction
+) -> tuple[Tensor, Tensor]:
+    """Means and variances of points one by one, with their graph.
+
+    They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
+    hyperparameters as far as the covariances of the points themselves depend on these.
+
+    Args:
+        X: Transformed inputs, ``t x d``, not empty.
+        moments: Computes them and their first derivatives.
+        graph: Computes the same where other derivatives are wanted.
+    """
+    if not torch.is_grad_enabled():
+        found = moments(X)
+        return found.mean, found.variance
+    free = [p for p in moments.parameters if p.requires_grad]
+    if not X.requires_grad:
+        found = moments(X)
+        mean, variance = found.mean, found.variance
+        if free:
+            pair = (mean, variance)
+            mean, variance = _OfHyperparameters.apply(pair, X, graph, *free)
+        return mean, variance
+    mean, variance = _PointMoments.apply(X, moments, graph)
+    if free:  # a node of its own: it is not run for gradients in X alone
+        zeros = (torch.zeros_like(mean), torch.zeros_like(mean))
+        of_mean, of_variance = _OfHyperparameters.apply(zeros, X.detach(), graph, *free)
+        mean, variance = mean + of_mean, variance + of_variance
+    return mean, variance

@@ -1,0 +1,725 @@
+r"""The objective of a fit in closed form: log evidence plus log priors, with gradient.
+
+An evaluation of the general objective (``FastInference.compute_custom_loss``) builds a
+graph of about a thousand small tensors; with 60 points the arithmetic takes a hundredth
+of that time. ``LeafObjective`` computes the same number and its gradient with NumPy.
+All that does not depend on hyperparameters is computed once, when a fit starts.
+
+Every quantity of the model is the exponential of a linear function of the logarithms u
+of hyperparameters, q = exp(A u + c). They are
+
+* W = 1 / l^e of each column (for "independent" leaves, of each path and column),
+* the variance v of each leaf, a product over the edges of its path,
+* the standard deviation of each weight,
+* 1 / l of each smooth term,
+* the noise variance.
+
+With the distances D_j of column j, which are constants, the covariance of a leaf is
+v k(sum_j W_j D_j), plus a constant on an undeclared path. The derivative by log W_j is
+-W_j <D_j, G * v * slope>, where G is that of the evidence by the covariance
+(``linalg.block_evidence``). Log-normal priors are quadratic in u.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LeafObjective"]
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.kernels import CategoricalKernel
+from gpytorch.kernels import (
+    Kernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.linalg.block_evidence import (
+    Block,
+    BlockDerivatives,
+    evidence_as_one,
+    evidence_by_block,
+)
+from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout, positions
+from botorch_structured.linalg.correlations import ARRAY_SLOPES
+from botorch_structured.models.fast_inference import FastInference, noise_is_known
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.raw_parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
+from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.spaces import ParameterTree
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Up to so many distances are kept per bucket of leaves (128 MiB). Of larger data the
+# general objective is as fast, since little of its time is overhead.
+_MAX_KEPT = 2**24
+# A map of at most this many entries is a dense matrix.
+_MAX_DENSE = 2**16
+# Up to so many rows per weight one n x n factor takes less time than those of blocks.
+_ROWS_PER_WEIGHT = 1.5
+# A correlation of this name is of sum_j W_j D_j with D_j = |x_j - x'_j|, else squared.
+_ABSOLUTE = "laplace"
+# The name of exp(-sum_j W_j D_j) with D_j = 1[x_j != x'_j].
+_UNEQUAL = "categorical"
+
+_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+_TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
+
+
+# -- quantities and leaves --------------------------------------------------------
+
+
+class _Quantities:
+    """The map q = exp(A u + c) while its rows are collected."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        none = np.zeros(0, dtype=np.int64)
+        self._entries: list[tuple[Indices, Indices, Array]] = [
+            (none, none, np.zeros(0))
+        ]
+        self._constants: list[Array] = []
+
+    def add(self, count: int, constant: Any = 0.0) -> Indices:
+        """Places of ``count`` new quantities."""
+        self._constants.append(np.broadcast_to(constant, count).astype(np.float64))
+        self.size += count
+        return np.arange(self.size - count, self.size)
+
+    def depend(self, rows: Any, columns: Any, factor: float) -> None:
+        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
+        rows, columns = np.broadcast_arrays(rows, columns)
+        self._entries.append((rows, columns, np.full(rows.shape, factor)))
+
+    def map(self, width: int) -> tuple[Any, Array]:
+        """A and c."""
+        rows, columns, factors = map(np.concatenate, zip(*self._entries, strict=True))
+        A = sparse.csr_array((factors, (rows, columns)), shape=(self.size, width))
+        dense = self.size * width <= _MAX_DENSE
+        return A.toarray() if dense else A, np.concatenate(self._constants)
+
+
+@dataclass
+class _Factor:
+    """A correlation k(sum_j W_j D_j) of the rows of some leaves.
+
+    Attributes:
+        name: Of ``ARRAY_SLOPES``.
+        distances: D, ``B x e x N^2``.
+        index: The quantities W, ``B x e``.
+    """
+
+    name: str
+    distances: Array
+    index: Indices
+
+
+@dataclass
+class _Leaves:
+    """What is constant in a bucket of leaves.
+
+    Attributes:
+        rows: ``B x N``; ``n`` where padded.
+        real: 1.0 for rows and 0.0 for padding, ``B x N``; None if nothing is padded.
+        variance: The quantities v, ``B``.
+        factors: The covariance is v times their product.
+        undeclared: Number of undeclared values on the path, ``B``; None if zero.
+        fixed: Features over standard deviations, if these are constants,
+            ``B x N x D``.
+        waves: Inputs of smooth terms, ``B x N x S x 1``.
+        present: 1.0 where the term is active, else 0.0, ``B x N x S x 1``.
+        terms: The quantities 1 / l of these terms, ``B x S``.
+        weights: Weights of the fixed features, then of waves, ``B x (D + 2 m S)``.
+    """
+
+    rows: Indices
+    real: Array | None
+    variance: Indices
+    factors: list[_Factor]
+    undeclared: Array | None = None
+    fixed: Array | None = None
+    waves: Array | None = None
+    present: Array | None = None
+    terms: Indices | None = None
+    weights: Indices | None = None
+
+
+def _numbers(tensor: Tensor) -> Any:
+    return tensor.detach().numpy()
+
+
+def _distances(
+    name: str, points: Array, columns: Indices, rows: Indices, unequal: Indices
+) -> Array:
+    """Distances between the rows of each leaf, column by column, ``B x e x N^2``.
+
+    Args:
+        name: The correlation.
+        points: ``n x k``.
+        columns: The columns of each leaf, ``B x e``; ``k`` where unused.
+        rows: ``B x N``; ``n`` where padded.
+        unequal: Columns with distance 1[x != x'].
+    """
+    if columns.size * rows.shape[1] ** 2 > _MAX_KEPT:
+        raise UnknownFormError
+    padded = np.pad(points, ((0, 1), (0, 1)))
+    x = padded[rows[:, None, :], columns[:, :, None]]
+    difference = x[:, :, :, None] - x[:, :, None, :]
+    if name == _ABSOLUTE:
+        distances = np.abs(difference, out=difference)
+    else:
+        distances = np.square(difference, out=difference)
+    if unequal.size:
+        mine = np.isin(columns, unequal)
+        distances[mine] = distances[mine] != 0.0
+    return distances.reshape(*columns.shape, -1)
+
+
+class _Form:
+    """The quantities of a kernel, and the leaves of its data.
+
+    Args:
+        kernel: The kernel.
+        parameters: Of the model.
+        X: Transformed inputs, ``n x d``.
+        layout: Their leaves.
+
+    Attributes:
+        quantities: The map.
+        leaves: The buckets.
+        num_weights: V.
+        deviations: The quantities that are standard deviations of weights, ``V + 1``.
+        offsets: The variances of offsets; an undeclared value has their mean.
+        frequencies: Of the waves, ``m``.
+    """
+
+    def __init__(
+        self, kernel: Any, parameters: RawParameters, X: Tensor, layout: LeafLayout
+    ) -> None:
+        self.parameters, self.X, self.layout = parameters, X, layout
+        # of one row of each leaf
+        self.places = kernel.locate(X[layout.representative])
+        self.quantities = _Quantities()
+        self.num_weights = 0
+        self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
+        if type(kernel) is TreeStructuredKernel:
+            self.leaves = self._read_tree(kernel)
+        elif type(kernel) is ConditionalKernel:
+            self.leaves = self._read_conditional(kernel)
+        else:
+            raise UnknownFormError
+        self._kernel = kernel
+        self.read_correlation()
+
+    def _buckets(self, variance: Indices) -> Iterator[tuple[Bucket, _Leaves]]:
+        for bucket in self.layout.buckets:
+            real = None if bucket.real is None else _numbers(bucket.real).astype(float)
+            mine = variance[_numbers(bucket.leaves)]
+            yield bucket, _Leaves(_numbers(bucket.index), real, mine, [])
+
+    # -- the tree kernel ----------------------------------------------------------
+
+    def _read_tree(self, kernel: TreeStructuredKernel) -> list[_Leaves]:
+        places = self.places
+        lengths, variance = self._leaf_quantities(kernel)
+        hyper = kernel.leaf_hyperparameters
+        points = _numbers(self.X)[:, kernel.columns]
+        categorical = []
+        for j, column in enumerate(kernel.columns):
+            known = getattr(hyper, f"known_{column}", None)
+            if known is not None:
+                categorical.append(j)
+                # all unknown values are the same one
+                matches = points[:, j, None] == _numbers(known)
+                points[:, j] = (matches * np.arange(1, len(known) + 1)).sum(-1)
+        name = _TREE_NAMES[kernel.correlation.name]
+        undeclared = (places.codes >= kernel.weights.num_outcomes).sum(-1)
+        self._read_weights(kernel)
+        fixed = self._fixed(kernel)
+        out = []
+        for bucket, leaves in self._buckets(variance):
+            columns = _numbers(positions(places.seen[bucket.leaves]))
+            index = np.take_along_axis(lengths[_numbers(bucket.leaves)], columns, 1)
+            unequal = np.array(categorical, dtype=np.int64)
+            distances = _distances(name, points, columns, leaves.rows, unequal)
+            leaves.factors.append(_Factor(name, distances, index))
+            if self.offsets.size and bool(undeclared[bucket.leaves].any()):
+                leaves.undeclared = _numbers(undeclared[bucket.leaves]).astype(float)
+            if self.num_weights:
+                self._add_features(leaves, bucket, kernel, fixed)
+            out.append(leaves)
+        return out
+
+    def read_correlation(self) -> None:
+        """See ``LeafObjective.read_correlation``."""
+        kernel = self._kernel
+        if type(kernel) is TreeStructuredKernel:
+            name = f"{kernel.correlation.name}_frequencies"
+            self.frequencies = _numbers(getattr(kernel.weights, name))
+            for leaves in self.leaves:
+                leaves.factors[0].name = _TREE_NAMES[kernel.correlation.name]
+
+    def _leaf_quantities(self, kernel: TreeStructuredKernel) -> tuple[Indices, Indices]:
+        """W of each leaf and column (and one for unused places), and v of each leaf."""
+        q, u, places = self.quantities, self.parameters, self.places
+        hyper, width = kernel.leaf_hyperparameters, len(kernel.columns)
+        variance = q.add(self.layout.num_leaves)
+        if hyper.sharing == "independent":
+            path = _numbers(places.path)
+            if path.max() >= len(hyper.pair):
+                raise UnknownFormError  # the kernel raises an error that says why
+            q.depend(variance, u.logarithm(hyper.outputscale.raw_value)[path], 1.0)
+            table = np.pad(_numbers(hyper.pair)[path], ((0, 0), (0, 1)))
+            if not hasattr(hyper, "lengthscale"):
+                return q.add(1)[0] + np.zeros_like(table), variance
+            length = u.logarithm(hyper.lengthscale.raw_value)
+            lengths = q.add(len(length) + 1)
+            q.depend(lengths[:-1], length, -2.0)
+            table[:, -1] = len(length)
+            return lengths[table], variance
+        q.depend(variance, u.logarithm(hyper.common_outputscale.raw_value), 1.0)
+        if hasattr(hyper, "relative_outputscale"):
+            leaf, edge = _numbers(places.nodes[:, 1:]).nonzero()
+            relative = u.logarithm(hyper.relative_outputscale.raw_value)
+            q.depend(variance[leaf], relative[edge], 1.0)
+        dimension = _numbers(hyper.dimension_scale)
+        lengths = q.add(width + 1, np.append(-2.0 * np.log(dimension), 0.0))
+        if width:
+            common = u.logarithm(hyper.common_lengthscale.raw_value)
+            q.depend(lengths[:-1], common, -2.0)
+        if hasattr(hyper, "relative_lengthscale"):
+            relative = u.logarithm(hyper.relative_lengthscale.raw_value)
+            q.depend(lengths[:-1], relative, -2.0)
+        return np.broadcast_to(lengths, (self.layout.num_leaves, width + 1)), variance
+
+    def _read_weights(self, kernel: TreeStructuredKernel) -> None:
+        q, u, weights = self.quantities, self.parameters, kernel.weights
+        self.num_weights = weights.num_weights
+        self.deviations = q.add(self.num_weights + 1)
+        terms, start = [], 0
+        for kind, counts in weights._counts.items():
+            if not counts:
+                continue
+            mine = self.deviations[start : start + sum(counts)]
+            start += sum(counts)
+            raw = u.logarithm(getattr(weights, f"{kind}_variance").raw_value)
+            if len(raw) == 1:  # tied
+                q.depend(mine, raw, 0.5)
+            else:
+                q.depend(mine, np.repeat(raw, counts), 0.5)
+            if kind == "offset":
+                self.offsets = q.add(len(raw))
+                q.depend(self.offsets, raw, 1.0)
+            if kind in ("smooth", "aligned"):
+                terms.append(
+                    u.logarithm(getattr(weights, f"{kind}_lengthscale").raw_value)
+                )
+        length = np.concatenate([np.zeros(0, dtype=np.int64), *terms])
+        self.terms = q.add(len(length) + 1)
+        q.depend(self.terms[:-1], length, -1.0)
+
+    def _add_features(
+        self,
+        leaves: _Leaves,
+        bucket: Bucket,
+        kernel: TreeStructuredKernel,
+        fixed: Array,
+    ) -> None:
+        weights, places = kernel.weights, self.places
+        X, m = self.X, weights.num_frequencies
+        active = places.active[bucket.leaves]
+        nodes = places.nodes[bucket.leaves]
+        groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
+        count = fixed.shape[-1]
+        used = _numbers(positions(weights.active_weights(active, nodes)[:, :count]))
+        rows = leaves.rows
+        parts = [np.where(used == count, self.num_weights, used)]
+        at = rows[:, :, None], used[:, None, :]
+        leaves.fixed = np.pad(fixed, ((0, 1), (0, 1)))[at]
+        if groups:
+            shown = torch.where(places.active[self.layout.leaf_of_row], X, 0.0)
+            value = _numbers(torch.stack([shown[:, g].sum(-1) for g in groups], -1))
+            present = torch.stack([active[:, g].any(-1) for g in groups], -1)
+            term = _numbers(positions(present))
+            leaves.terms = self.terms[term]
+            at = rows[:, :, None], term[:, None, :]
+            leaves.waves = np.pad(value, ((0, 1), (0, 1)))[at][..., None]
+            on = (rows < len(X))[:, :, None] & (term < len(groups))[:, None, :]
+            leaves.present = on[..., None] / math.sqrt(m)
+            of_wave = count + 2 * m * term[:, :, None] + np.arange(2 * m)
+            of_wave[term == len(groups)] = self.num_weights
+            parts.append(of_wave.reshape(len(term), -1))
+        leaves.weights = np.concatenate(parts, axis=-1)
+
+    def _fixed(self, kernel: TreeStructuredKernel) -> Array:
+        """All features but waves, without their standard deviations, ``n x D``."""
+        waves = 2 * kernel.weights.num_frequencies * (len(self.terms) - 1)
+        places, leaf = self.places, self.layout.leaf_of_row
+        with torch.no_grad():
+            scaled = kernel.weights(
+                self.X, places.active[leaf], places.nodes[leaf], kernel.correlation
+            )
+            scaled = scaled / kernel.weights.prior_scale()
+            return _numbers(scaled)[:, : self.num_weights - waves]
+
+    # -- the conditional kernel ---------------------------------------------------
+
+    def _read_conditional(self, kernel: ConditionalKernel) -> list[_Leaves]:
+        q, u, places = self.quantities, self.parameters, self.places
+        base, columns = kernel.base_kernel, np.arange(self.X.shape[-1])
+        columns = _selected(base, columns)
+        variance = q.add(self.layout.num_leaves)
+        if type(base) is ScaleKernel:
+            q.depend(variance, u.logarithm(base.raw_outputscale), 1.0)
+            base = base.base_kernel
+        bases = list(base.kernels) if type(base) is ProductKernel else [base]
+        read = []
+        for one in bases:
+            mine = columns if one is base else _selected(one, columns)
+            name, exponent = _correlation(one)
+            shared = one.ard_num_dims is None
+            if one.batch_shape or not (shared or one.ard_num_dims == len(mine)):
+                raise UnknownFormError
+            raw = u.logarithm(one.raw_lengthscale)
+            constant = -math.log(len(mine)) if name == _UNEQUAL else 0.0
+            lengths = q.add(len(mine) + 1, constant)
+            q.depend(lengths[:-1], raw, -exponent)
+            read.append((name, mine, lengths))
+        X, active = _numbers(self.X), places.active
+        out = []
+        for bucket, leaves in self._buckets(variance):
+            for name, mine, lengths in read:
+                # an inactive column is constant on a leaf
+                seen = active[bucket.leaves][:, mine]
+                used = _numbers(positions(seen))
+                unequal = np.arange(len(mine) if name == _UNEQUAL else 0)
+                kind = _ABSOLUTE if name == _UNEQUAL else name
+                distances = _distances(kind, X[:, mine], used, leaves.rows, unequal)
+                leaves.factors.append(_Factor(kind, distances, lengths[used]))
+            out.append(leaves)
+        return out
+
+
+def _selected(kernel: Kernel, columns: Indices) -> Indices:
+    dims = kernel.active_dims
+    return columns if dims is None else columns[_numbers(dims)]
+
+
+def _correlation(kernel: Kernel) -> tuple[str, float]:
+    """Its name, and the e of W = 1 / l^e."""
+    kind = type(kernel)
+    if kind is RBFKernel:
+        return "rbf", 2.0
+    if kind is MaternKernel:
+        return _MATERN[kernel.nu], 2.0
+    if kind is LaplaceKernel:
+        return _ABSOLUTE, 1.0
+    if kind is CategoricalKernel:
+        return _UNEQUAL, 1.0
+    raise UnknownFormError
+
+
+# -- the objective ----------------------------------------------------------------
+
+
+@dataclass
+class _Part:
+    """What the gradient needs of the covariance of a bucket.
+
+    Attributes:
+        block: Noise and constants included.
+        covariance: v k, ``B x N x N``.
+        slopes: v times minus the derivative of k by each factor's distance.
+        pair: 1.0 for a pair of rows and 0.0 for padding; None if all are 1.
+        phase: Of the waves, ``B x N x S x m``.
+    """
+
+    block: Block
+    covariance: Array
+    slopes: list[Array]
+    pair: Array | None
+    phase: Array | None
+
+
+class LeafObjective:
+    """Minus the objective of a fit per data point, and its gradient.
+
+    Choose it through ``LeafObjective.of`` wherever ``compute_custom_loss`` would be
+    evaluated many times for one data set::
+
+        objective = LeafObjective.of(mll)
+        if objective is not None:
+            value, gradient = objective(objective.read())
+
+    Attributes:
+        bounds: Bounds of the parameters, ``k x 2``.
+    """
+
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        element: int | None,
+        layout: LeafLayout | None,
+    ) -> None:
+        model = mll.model
+        kernel, likelihood, mean = model.covar_module, mll.likelihood, model.mean_module
+        self._parameters = u = RawParameters(mll, element)
+        self._priors = LogPriors(model, u)
+        X, y = model.train_inputs[0], model.train_targets
+        with torch.no_grad():
+            X = model.transform_inputs(X)
+        X, y = (X, y) if element is None else (X[element], y[element])
+        if layout is None:
+            layout = kernel.structure(X).layout
+        self._form = form = _Form(kernel, u, X, layout)
+        n = len(X)
+        self._targets = _numbers(y).copy()
+        self._num_data = n
+        self._residual = np.zeros(n + 1)
+        noise = likelihood.noise_covar
+        if type(likelihood) is GaussianLikelihood:
+            self._noise: Indices | None = form.quantities.add(1)
+            form.quantities.depend(self._noise, u.logarithm(noise.raw_noise), 1.0)
+            self._fixed_noise = np.zeros(n + 1)
+        else:
+            value = likelihood.noise if element is None else likelihood.noise[element]
+            self._noise = None
+            self._fixed_noise = np.append(_numbers(value), 1.0)
+        self._fixed_noise[n] = 1.0  # padding is the identity
+        if type(mean) is ConstantMean:
+            self._mean = np.repeat(u.unbounded(mean.raw_constant), n)
+        elif type(mean) is PathMean:
+            path = _numbers(mean.tree.path_index(X))
+            place = u.unbounded(mean.raw_offset)
+            if path.max() >= len(place):
+                raise UnknownFormError  # the mean raises an error that says why
+            self._mean = place[path]
+        else:
+            raise UnknownFormError
+        self._map, self._constants = form.quantities.map(len(u.values))
+        back = self._map.T
+        self._back = back.tocsr() if sparse.issparse(back) else back
+        self._as_one = n <= _ROWS_PER_WEIGHT * form.num_weights
+        self._index = np.concatenate(list(self._indices()))
+        rows = [leaves.rows.ravel() for leaves in form.leaves]
+        self._mean_index = np.append(self._mean, self._mean[-1])[np.concatenate(rows)]
+        self.bounds = u.bounds
+
+    @classmethod
+    def of(
+        cls,
+        mll: MarginalLogLikelihood,
+        element: int | None = None,
+        layout: LeafLayout | None = None,
+    ) -> LeafObjective | None:
+        """The objective of a tree model, or None where there is no closed form.
+
+        There is one for a ``TreeStructuredKernel``, and for a ``ConditionalKernel`` of
+        a Matern, RBF or Laplace kernel, scaled or not, perhaps times a
+        ``CategoricalKernel``; on a CPU in double precision; with priors and constraints
+        known in closed form. What is known is of exactly these classes: a subclass may
+        compute something else.
+
+        Args:
+            mll: The objective; put in training mode.
+            element: Of a model with a batch of data sets or outputs, which one; its
+                objective is independent of the others.
+            layout: The leaves of the training data, if known.
+        """
+        model = mll.model
+        mll.train()  # in evaluation mode inputs are transformed already
+        tensors = (*mll.parameters(), *model.train_inputs, model.train_targets)
+        transform = getattr(model, "input_transform", None)
+        known = (
+            type(mll) is ExactMarginalLogLikelihood
+            and mll.likelihood is model.likelihood
+            and noise_is_known(mll.likelihood)
+            and getattr(mll.likelihood, "second_noise_covar", None) is None
+            and type(model).forward is SingleTaskGP.forward
+            and type(model).compute_custom_loss is FastInference.compute_custom_loss
+            and type(model.covar_module) in (TreeStructuredKernel, ConditionalKernel)
+            and type(model.covar_module.tree) is ParameterTree
+            and not any(True for _ in model.added_loss_terms())
+            and (transform is None or not any(True for _ in transform.parameters()))
+            and all(t.dtype == torch.float64 and not t.is_cuda for t in tensors)
+        )
+        if not known:
+            return None
+        try:
+            return cls(mll, element, layout)
+        except UnknownFormError:
+            return None
+
+    @property
+    def num_weights(self) -> int:
+        """V, the number of weights."""
+        return self._form.num_weights
+
+    def read(self) -> Array:
+        """The present raw parameters of the model, ``k``."""
+        return self._parameters.read()
+
+    def write(self, theta: Array) -> None:
+        """Set the raw parameters of the model to ``k`` values."""
+        self._parameters.write(theta)
+
+    def read_correlation(self) -> None:
+        """Use the correlation that the tree kernel of the model has now."""
+        self._form.read_correlation()
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient, ``k``; both are NaN where a covariance is.
+
+        Args:
+            theta: Raw parameters, ``k``.
+
+        Raises:
+            NotPSDError: If a covariance is not positive definite even with jitter.
+        """
+        u, slope = self._parameters.logarithms(theta)
+        q = np.exp(self._map @ u + self._constants)
+        self._residual[:-1] = self._targets - u[self._mean]
+        form = self._form
+        noise: Any = 0.0 if self._noise is None else q[self._noise]
+        parts = [self._block(leaves, q, noise) for leaves in form.leaves]
+        blocks = [part.block for part in parts]
+        evidence = evidence_as_one if self._as_one else evidence_by_block
+        value, derivatives = evidence(blocks, self._residual, form.num_weights)
+        if math.isnan(value):
+            return math.nan, np.full(len(theta), math.nan)
+        slopes: list[Array] = []
+        alpha: list[Array] = []
+        d_noise = d_offset = 0.0
+        for leaves, part, d in zip(form.leaves, parts, derivatives, strict=True):
+            g = d.covariance
+            slopes += self._pull_back(leaves, part, d, q)
+            alpha.append(-d.residual.ravel())
+            if self._noise is not None:
+                size = g.shape[-1]
+                diagonal = g.reshape(len(g), -1)[:, :: size + 1]
+                real = leaves.real
+                d_noise += float((diagonal if real is None else diagonal * real).sum())
+            if leaves.undeclared is not None:
+                total = g if part.pair is None else g * part.pair
+                d_offset += float(leaves.undeclared @ total.sum((1, 2)))
+        if self._noise is not None:
+            slopes.append(d_noise * noise)
+        if form.offsets.size:
+            slopes.append(d_offset / form.offsets.size * q[form.offsets])
+        d_q = np.bincount(self._index, np.concatenate(slopes), minlength=len(q))
+        prior, gradient = self._priors(u)
+        gradient += self._back @ d_q
+        gradient += np.bincount(self._mean_index, np.concatenate(alpha), len(u))
+        if slope is not None:
+            gradient *= slope
+        scale = -1.0 / self._num_data
+        return scale * (value + prior), scale * gradient[self._parameters.free]
+
+    def _block(self, leaves: _Leaves, q: Array, noise: Any) -> _Part:
+        """Covariances and features of some leaves."""
+        rows, real = leaves.rows, leaves.real
+        batch, size = rows.shape
+        pair = None if real is None else real[:, :, None] * real[:, None, :]
+        scale = q[leaves.variance][:, None, None]
+        if pair is not None:
+            scale = scale * pair
+        values, slopes = [], []
+        for factor in leaves.factors:
+            distance = q[factor.index][:, None, :] @ factor.distances
+            k, minus = ARRAY_SLOPES[factor.name](distance.reshape(batch, size, size))
+            values.append(k)
+            slopes.append(minus)
+        covariance = scale * values[0]
+        slopes[0] *= scale
+        for i in range(1, len(values)):
+            slopes[i] *= covariance
+            covariance = covariance * values[i]
+            for other in slopes[:i]:
+                other *= values[i]
+        noisy = covariance.copy()
+        if leaves.undeclared is not None:
+            constant = leaves.undeclared * q[self._form.offsets].mean()
+            shift = constant[:, None, None]
+            noisy += shift if pair is None else shift * pair
+        diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
+        diagonal += self._fixed_noise[rows]
+        if self._noise is not None:
+            diagonal += noise if real is None else noise * real
+        features, phase = np.zeros((batch, size, 0)), None
+        if leaves.fixed is not None and leaves.weights is not None:
+            deviation = q[self._form.deviations[leaves.weights]][:, None, :]
+            features = leaves.fixed
+            if leaves.waves is not None:
+                phase = leaves.waves * q[leaves.terms][:, None, :, None]
+                phase = phase * self._form.frequencies
+                waves = np.concatenate([np.cos(phase), np.sin(phase)], axis=-1)
+                waves *= leaves.present
+                waves = waves.reshape(batch, size, -1)
+                features = np.concatenate([features, waves], axis=-1)
+            features = features * deviation
+        weights = (
+            np.zeros((batch, 0), int) if leaves.weights is None else leaves.weights
+        )
+        block = Block(noisy, features, rows, weights)
+        return _Part(block, covariance, slopes, pair, phase)
+
+    def _pull_back(
+        self, leaves: _Leaves, part: _Part, d: BlockDerivatives, q: Array
+    ) -> Iterator[Array]:
+        """Derivatives by the logarithms of quantities, in the order of ``_indices``."""
+        g = d.covariance
+        batch = len(g)
+        for factor, slope in zip(leaves.factors, part.slopes, strict=True):
+            slope *= g
+            by_weight = factor.distances @ slope.reshape(batch, -1, 1)
+            yield (by_weight[..., 0] * -q[factor.index]).ravel()
+        yield np.einsum("bij,bij->b", g, part.covariance)
+        if leaves.weights is None:
+            return
+        by_deviation = d.features * part.block.features
+        yield by_deviation.sum(1).ravel()
+        if part.phase is not None and leaves.fixed is not None:
+            m = part.phase.shape[-1]
+            start = leaves.fixed.shape[-1]
+            shape = (*part.phase.shape[:-1], 2, m)
+            value = part.block.features[..., start:].reshape(shape)
+            slope = d.features[..., start:].reshape(shape)
+            turned = slope[..., 1, :] * value[..., 0, :]
+            turned -= slope[..., 0, :] * value[..., 1, :]
+            turned *= part.phase
+            yield turned.sum((1, 3)).ravel()
+
+    def _indices(self) -> Iterator[Indices]:
+        """Which quantities the results of ``_pull_back`` and so on are of."""
+        form = self._form
+        for leaves in form.leaves:
+            for factor in leaves.factors:
+                yield factor.index.ravel()
+            yield leaves.variance
+            if leaves.weights is not None:
+                yield form.deviations[leaves.weights].ravel()
+            if leaves.terms is not None:
+                yield leaves.terms.ravel()
+        if self._noise is not None:
+            yield self._noise
+        yield form.offsets

@@ -1,0 +1,224 @@
+"""The parameters of a GP as one NumPy vector, with the log density of their priors.
+
+Fits in closed form (``objective``) evaluate priors as functions of the logarithms u of
+parameters. A log-normal prior is quadratic in u.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LogPriors", "RawParameters", "UnknownFormError"]
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.utils.constraints import LogTransformedInterval
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.priors import HorseshoePrior, LogNormalPrior, NormalPrior
+from numpy.typing import NDArray
+from torch import Tensor
+
+from botorch_structured.linalg.hyperparameter import (
+    LogInterval,
+    QuickLogNormalPrior,
+    read_value,
+)
+from botorch_structured.models.tree.noise import read_amplitude, read_noise_std
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+_LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
+
+# Functions that read what a prior is on: the raw parameter, and the power p of
+# ``value = parameter ** p``.
+_READERS: dict[Any, tuple[str, float]] = {
+    read_value: ("raw_value", 1.0),
+    read_amplitude: ("raw_outputscale", 0.5),
+    read_noise_std: ("raw_noise", 0.5),
+    Kernel._lengthscale_param: ("raw_lengthscale", 1.0),
+    ScaleKernel._outputscale_param: ("raw_outputscale", 1.0),
+    HomoskedasticNoise._noise_param: ("raw_noise", 1.0),
+    ConstantMean._constant_param: ("raw_constant", 1.0),
+}
+
+
+class UnknownFormError(Exception):
+    """Something in a model has no closed form here."""
+
+
+class RawParameters:
+    """All parameters of an objective as one vector ``U``, and their logarithms u.
+
+    Attributes:
+        names: Names of the parameters with a gradient.
+        values: Raw values, ``U``.
+        free: Positions of those with a gradient, ``k``.
+        bounds: Of these, ``k x 2``.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood, element: int | None) -> None:
+        self._element = element
+        self._tensors: list[tuple[Tensor, slice]] = []
+        self._place: dict[int, Indices] = {}
+        self._positive: set[int] = set()
+        self._plain: list[Indices] = []
+        self._softplus: list[tuple[Indices, float, float]] = []
+        self.names: list[str] = []
+        free, bounds, start = [], [], 0
+        for name, p, constraint in mll.named_parameters_and_constraints():
+            size = self._part(p).numel()
+            place = np.arange(start, start + size)
+            self._place[id(p)] = place
+            self._tensors.append((p, slice(start, start + size)))
+            start += size
+            limits = self._read_constraint(p, constraint, place)
+            if p.requires_grad:
+                self.names.append(name)
+                free.append(place)
+                bounds.append(np.broadcast_to(np.stack(limits, -1), (size, 2)))
+        if not free:
+            raise UnknownFormError
+        self.free, self.bounds = np.concatenate(free), np.concatenate(bounds)
+        self.values = np.zeros(start)
+        self.read()
+
+    def _part(self, p: Tensor) -> Tensor:
+        return p if self._element is None else p[self._element]
+
+    def _read_constraint(
+        self, p: Tensor, constraint: Interval | None, place: Indices
+    ) -> tuple[Any, Any]:
+        """How a parameter depends on its raw value; bounds of the raw value."""
+        if constraint is None:
+            return -np.inf, np.inf
+        low, high = (bound.detach().numpy() for bound in constraint)
+        if low.size > 1:
+            raise UnknownFormError
+        low, high = low.reshape(()), high.reshape(())
+        if type(constraint) in (LogInterval, LogTransformedInterval):
+            self._positive.add(id(p))
+            return np.log(low), np.log(high)
+        if type(constraint) not in (Interval, Positive, GreaterThan):
+            raise UnknownFormError
+        if not constraint.enforced:
+            if low >= 0.0:
+                self._positive.add(id(p))
+                self._plain.append(place)
+            return low, high
+        softplus = constraint._transform
+        known = type(softplus) is torch.nn.Softplus and softplus.beta == 1.0
+        if known and high == np.inf:
+            self._positive.add(id(p))
+            self._softplus.append((place, float(low), softplus.threshold))
+            return -np.inf, np.inf
+        raise UnknownFormError
+
+    def logarithm(self, p: Tensor) -> Indices:
+        """Places of the logarithm of a positive parameter, given its raw one."""
+        if id(p) not in self._positive:
+            raise UnknownFormError
+        return self._place[id(p)]
+
+    def unbounded(self, p: Tensor) -> Indices:
+        """Places of a parameter that is used as it is."""
+        if id(p) in self._positive:
+            raise UnknownFormError
+        return self._place[id(p)]
+
+    def read(self) -> Array:
+        """The raw values with a gradient, ``k``, from the model."""
+        for p, place in self._tensors:
+            self.values[place] = self._part(p).detach().reshape(-1).numpy()
+        return self.values[self.free]
+
+    def write(self, theta: Array) -> None:
+        """Set the raw values with a gradient in the model."""
+        self.values[self.free] = theta
+        with torch.no_grad():
+            for p, place in self._tensors:
+                if p.requires_grad:
+                    part = self._part(p)
+                    part.copy_(torch.from_numpy(self.values[place]).view(part.shape))
+
+    def logarithms(self, theta: Array) -> tuple[Array, Array | None]:
+        """u, and its derivative by raw values where that is not 1, both ``U``.
+
+        In place of the logarithm of a mean, which may be negative, u has its value.
+        """
+        u = self.values.copy()
+        u[self.free] = theta
+        if not (self._plain or self._softplus):
+            return u, None
+        slope = np.ones_like(u)
+        for place in self._plain:
+            slope[place] = 1.0 / u[place]
+            u[place] = np.log(u[place])
+        for place, low, threshold in self._softplus:
+            raw = u[place]
+            linear = raw > threshold  # as in torch
+            value = low + np.where(linear, raw, np.logaddexp(0.0, raw))
+            slope[place] = np.where(linear, 1.0, 1.0 / (1.0 + np.exp(-raw))) / value
+            u[place] = np.log(value)
+        return u, slope
+
+
+class LogPriors:
+    """The log priors as a function of logarithms u.
+
+    A log-normal prior of x^p is -((p u - m) / s)^2 / 2 - p u plus a constant, a normal
+    one of a mean the same without p u.
+    """
+
+    def __init__(self, model: Any, parameters: RawParameters) -> None:
+        self._horseshoes: list[tuple[Indices, float, Array]] = []
+        rows: list[Array] = []  # place, power, location, scale, tilt
+        for _, module, prior, closure, _ in model.named_priors():
+            reader = _READERS.get(getattr(closure, "__func__", closure))
+            if reader is None or getattr(prior, "_transform", None) is not None:
+                raise UnknownFormError
+            name, power = reader
+            raw = getattr(module, name)
+            if name == "raw_constant":
+                place, tilt = parameters.unbounded(raw), 0.0
+                known = type(prior) is NormalPrior
+            else:
+                place, tilt = parameters.logarithm(raw), power
+                known = type(prior) in (LogNormalPrior, QuickLogNormalPrior)
+                if type(prior) is HorseshoePrior:
+                    scale = np.broadcast_to(prior.scale.numpy(), place.shape)
+                    self._horseshoes.append((place, power, scale))
+                    continue
+            if not known:
+                raise UnknownFormError
+            columns = (place, power, prior.loc.numpy(), prior.scale.numpy(), tilt)
+            rows.append(np.stack(np.broadcast_arrays(*columns)).reshape(5, -1))
+        table = np.concatenate([np.zeros((5, 0)), *rows], axis=-1)
+        self._place = table[0].astype(np.int64)
+        _, self._power, self._loc, scale, self._tilt = table
+        self._inverse = 1.0 / scale
+        self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
+        self._constant += _LOG_HORSESHOE * sum(p.size for p, _, _ in self._horseshoes)
+
+    def __call__(self, u: Array) -> tuple[float, Array]:
+        """The sum of the log priors, and its derivative by u."""
+        x = u[self._place]
+        standard = (self._power * x - self._loc) * self._inverse
+        value = self._constant - 0.5 * float(standard @ standard)
+        value -= float(self._tilt @ x)
+        slope = self._power * self._inverse * standard + self._tilt
+        gradient: Array = np.bincount(self._place, -slope, len(u)).astype(np.float64)
+        for place, power, scale in self._horseshoes:
+            # log(log(1 + 4 a) / 2 + log(1 + 2 a)) plus a constant, a = (scale / x)^2
+            a = np.square(scale * np.exp(-power * u[place]))
+            both = 0.5 * np.log1p(4.0 * a) + np.log1p(2.0 * a)
+            value += float(np.log(both).sum())
+            slope = (2.0 / (1.0 + 4.0 * a) + 2.0 / (1.0 + 2.0 * a)) / both
+            gradient[place] -= 2.0 * power * a * slope
+        return value, gradient

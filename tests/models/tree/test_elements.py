@@ -1,0 +1,421 @@
+"""Batches and fantasies of tree models: what is structured is the dense model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from botorch import fit_gpytorch_mll
+from botorch.acquisition import qKnowledgeGradient, qLogNoisyExpectedImprovement
+from botorch.models import ModelListGP
+from botorch.models.transforms import Normalize
+from botorch.optim.fit import fit_gpytorch_mll_torch
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.settings import propagate_grads
+from gpytorch.kernels import PeriodicKernel, RQKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree import elements, leaf_model
+from botorch_structured.spaces import ParameterTree
+
+MODELS = [TreeStructuredGP, ConditionalGP]
+DEPENDENCIES = {0: {0.0: [1], 1.0: [2, 3], 2.0: [4]}}
+TREE = ParameterTree(6, DEPENDENCIES)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# without ``block_tensors`` of its own a kernel is evaluated by its ``forward``
+class DenseTree(TreeStructuredKernel): ...
+
+
+class DenseConditional(ConditionalKernel): ...
+
+
+DENSE = {TreeStructuredKernel: DenseTree, ConditionalKernel: DenseConditional}
+
+
+def dense(model: Any) -> Any:
+    """The same model by the dense algebra of BoTorch and GPyTorch."""
+    other = copy.deepcopy(model)
+    other.covar_module.__class__ = DENSE[type(other.covar_module)]
+    return other
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-8) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def same(one: Any, other: Any, X: Tensor, **kwargs: Any) -> None:
+    first, second = (m.posterior(X, **kwargs) for m in (one, other))
+    assert first.mean.shape == second.mean.shape
+    close(first.mean, second.mean)
+    close(first.distribution.covariance_matrix, second.distribution.covariance_matrix)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How often a dense covariance of many points was asked for."""
+    calls: list[int] = []
+    for kernel in DENSE:
+        forward = kernel.forward
+
+        def spy(self: Any, *args: Any, _forward: Any = forward, **kwargs: Any) -> Any:
+            if type(self) not in DENSE.values():
+                calls.append(args[0].shape[-2])
+            return _forward(self, *args, **kwargs)
+
+        monkeypatch.setattr(kernel, "forward", spy)
+    return calls
+
+
+def make(
+    model_class: type,
+    tree: ParameterTree,
+    seed: int,
+    outputs: int = 1,
+    batch: tuple[int, ...] = (),
+    n: int = 14,
+    noise: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Random data and hyperparameters, other ones for each element of the batch."""
+    g = torch.Generator().manual_seed(seed)
+    X = random_points(tree, n * math.prod(batch), g).view(*batch, n, tree.dim)
+    Y = torch.randn(*batch, n, outputs, generator=g)
+    Yvar = 0.01 + 0.1 * torch.rand(Y.shape, generator=g) if noise else None
+    model = model_class(X, Y, tree, train_Yvar=Yvar, **kwargs)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+            if "raw_noise" in name:
+                p.fill_(math.log(1e-2)).add_(0.3 * torch.randn(p.shape, generator=g))
+    return model.eval()
+
+
+shapes = st.sampled_from(
+    [(2, ()), (3, ()), (1, (2,)), (1, (1,)), (2, (3,)), (1, (2, 1))]
+)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@given(seed=seeds, shape=shapes, noise=st.booleans())
+@settings(max_examples=15)
+def test_batches_are_dense(
+    model_class: type, seed: int, shape: tuple[int, tuple[int, ...]], noise: bool
+) -> None:
+    """Evidence of each element, its gradient, and posteriors."""
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    outputs, batch = shape
+    model = make(model_class, tree, seed, outputs, batch, noise=noise)
+    values, gradients = [], []
+    for other in (model, dense(model)):
+        mll = ExactMarginalLogLikelihood(other.likelihood, other).train()
+        with mock.patch.object(leaf_model, "_SMALL", 0):
+            loss = other.compute_custom_loss(mll)
+        parameters = [p for p in other.parameters() if p.requires_grad]
+        weights = torch.arange(1.0, 1 + loss.numel()).view(loss.shape)
+        values.append(loss)
+        gradients.append(
+            torch.autograd.grad((weights * loss).sum(), parameters, allow_unused=True)
+        )
+    close(*values)
+    for a, b in zip(*gradients, strict=True):
+        close(torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
+    g = torch.Generator().manual_seed(seed + 1)
+    for lead in ((), batch, (2, *batch)):
+        points = random_points(tree, 3 * math.prod(lead), g).view(*lead, 3, tree.dim)
+        same(model, dense(model), points)
+        same(model, dense(model), points[..., :1, :], observation_noise=True)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@given(seed=seeds, shape=st.sampled_from([(1, ()), (2, ()), (1, (2,)), (2, (2,))]),
+       noise=st.booleans())  # fmt: skip
+@settings(max_examples=8)
+def test_fantasies_are_dense(
+    model_class: type, seed: int, shape: tuple[int, tuple[int, ...]], noise: bool
+) -> None:
+    """Fantasies that share their inputs or do not, and fantasies of fantasies."""
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    outputs, batch = shape
+    model = make(model_class, tree, seed, outputs, batch, noise=noise)
+    g = torch.Generator().manual_seed(seed + 1)
+
+    def points(*lead: int) -> Tensor:
+        return random_points(tree, math.prod(lead), g).view(*lead, tree.dim)
+
+    X, X2, test = points(3, *batch, 2), points(4, 3, *batch, 1), points(5)
+    conditioned = []
+    for other in (model, dense(model)):
+        new = other.fantasize(X, SobolQMCNormalSampler(torch.Size([4]), seed=0))
+        conditioned.append(new)
+    same(*conditioned, test)
+    same(*conditioned, points(3, *batch, 2))
+    same(*conditioned, points(4, 3, *batch, 1), observation_noise=True)
+    again = [
+        new.fantasize(X2, SobolQMCNormalSampler(torch.Size([2]), seed=1))
+        for new in conditioned
+    ]
+    same(*again, test)
+    # observations: of one data set, of several, and others for each
+    for lead in ((), (2,)):
+        Y = torch.randn(*lead, *batch, 2, outputs, generator=g)
+        Yvar = {"noise": torch.rand(Y.shape, generator=g)} if noise else {}
+        for new_X in {points(*batch, 2), points(*lead, *batch, 2)}:
+            new = [
+                other.condition_on_observations(new_X, Y, **Yvar)
+                for other in (model, dense(model))
+            ]
+            same(*new, test)
+            same(*(copy.deepcopy(m) for m in new), test)
+            same(pickle.loads(pickle.dumps(new[0])), new[1], test)
+            if outputs > 1:
+                same(*(m.subset_output([1]) for m in new), test)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_gradients_through_fantasies(model_class: type, outputs: int) -> None:
+    """In the points, in those of the fantasies and in their outcomes."""
+    model = make(model_class, TREE, 0, outputs, outcome_transform=None)
+    g = torch.Generator().manual_seed(1)
+    new, test = random_points(TREE, 6, g).view(3, 2, 6), random_points(TREE, 4, g)
+    Y = torch.randn(2, 3, 2, outputs, generator=g)
+
+    def by_definition(new: Tensor, Y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        old = model.train_inputs[0].reshape(-1, 14, 6)[0]
+        old_Y = model.train_targets.reshape(outputs, 14).mT.expand(2, 3, -1, -1)
+        rows = [t.expand(2, 3, -1, -1) for t in (old, new, test)]
+        X = torch.cat(rows, dim=-2).unsqueeze(-3)
+        K = model.covar_module(X).to_dense().expand(2, 3, outputs, -1, -1)
+        mean = model.mean_module(X).expand(2, 3, outputs, -1)
+        noise = model.likelihood.noise.reshape(outputs, 1).expand(outputs, 16)
+        noisy = K[..., :16, :16] + torch.diag_embed(noise)
+        residual = torch.cat([old_Y, Y], dim=-2).mT - mean[..., :16]
+        weights = torch.linalg.solve(noisy, K[..., :16, 16:])
+        covariance = K[..., 16:, 16:] - K[..., 16:, :16] @ weights
+        mean = mean[..., 16:] + (weights.mT @ residual.unsqueeze(-1)).squeeze(-1)
+        return mean.mT, covariance.diagonal(dim1=-1, dim2=-2).mT
+
+    def found(new: Tensor, Y: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        with propagate_grads(True):
+            posterior = model.condition_on_observations(new, Y).posterior(test)
+        return posterior.mean, posterior.variance
+
+    gradients = []
+    for function in (by_definition, found):
+        leaves = [t.clone().requires_grad_(True) for t in (new, Y, test)]
+        mean, variance = function(*leaves)
+        value = mean.sin().sum() + variance.log().sum()
+        gradients.append([mean, variance, *torch.autograd.grad(value, leaves)])
+    for a, b in zip(*gradients, strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_acquisitions_of_fantasies(model_class: type) -> None:
+    model = make(model_class, TREE, 0)
+    g = torch.Generator().manual_seed(1)
+    X = random_points(TREE, 2 * 6, g).view(2, 6, 6)
+    results = []
+    for other in (model, dense(model)):
+        sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
+        kg = qKnowledgeGradient(other, num_fantasies=None, sampler=sampler)
+        x = X.clone().requires_grad_(True)
+        value = kg(x)
+        results.append([value, *torch.autograd.grad(value.sum(), x)])
+        noisy = qLogNoisyExpectedImprovement(
+            other,
+            X_baseline=other.train_inputs[0],
+            sampler=SobolQMCNormalSampler(torch.Size([16]), seed=0),
+            prune_baseline=True,
+            cache_root=False,
+        )
+        results[-1].append(noisy(X[:, :2]))
+    for a, b in zip(*results, strict=True):
+        close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_nothing_is_dense(
+    model_class: type, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fits, posteriors and fantasies of outputs, batches and single models."""
+    monkeypatch.setattr(leaf_model, "_SMALL", 0)
+    g = torch.Generator().manual_seed(1)
+    test = random_points(TREE, 4, g)
+    for outputs, batch in ((1, ()), (2, ()), (1, (2,)), (2, (2,))):
+        model = make(model_class, TREE, 0, outputs, batch, n=60)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll)
+        model.posterior(test)
+        X = random_points(TREE, 2 * math.prod(batch), g).view(*batch, 2, 6)
+        new = model.fantasize(X, SobolQMCNormalSampler(torch.Size([4])))
+        new.posterior(test)
+        more = X.expand(4, *batch, 2, 6)
+        new.fantasize(more, SobolQMCNormalSampler(torch.Size([2]))).posterior(test)
+    assert not counted
+    dense_model = make(model_class, TREE, 0, 2)
+    dense_model.covar_module.__class__.forward(dense_model.covar_module, test, test)
+    assert counted  # it does count
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_outputs_are_fitted_each_by_itself(model_class: type) -> None:
+    """As good an optimum as each output has in a model of its own."""
+    g = torch.Generator().manual_seed(0)
+    X = random_points(TREE, 40, g)
+    used = TREE.impute(X, 0.0)
+    Y = torch.stack([used.sum(-1).sin(), (3.0 * used).sum(-1).cos()], dim=-1)
+    kwargs = {"leaf_kernel": "rbf"} if model_class is TreeStructuredGP else {}
+    together = model_class(X, Y, DEPENDENCIES, **kwargs)
+    mll = ExactMarginalLogLikelihood(together.likelihood, together)
+    fit_gpytorch_mll(mll)
+    assert not together.training
+    alone = [model_class(X, Y[:, i : i + 1], DEPENDENCIES, **kwargs) for i in range(2)]
+    losses = []
+    for model in alone:
+        own = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(own)
+        losses.append(model.compute_custom_loss(own.train()).detach())
+        model.eval()
+    found = together.compute_custom_loss(mll.train()).detach()
+    close(found, torch.stack(losses), 1e-4)
+    test = random_points(TREE, 5, g)
+    several = ModelListGP(*alone).posterior(test)
+    close(together.posterior(test).mean, several.mean, 1e-2)
+
+
+def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
+    """A closure, an optimiser, and held parameters that the outputs share."""
+    g = torch.Generator().manual_seed(0)
+    X = random_points(TREE, 30, g)
+    Y = torch.randn(30, 2, generator=g)
+    model = TreeStructuredGP(X, Y, DEPENDENCIES, leaf_kernel="rbf")
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    seen = []
+    fit_gpytorch_mll(
+        mll,
+        optimizer=fit_gpytorch_mll_torch,
+        optimizer_kwargs={"step_limit": 2, "callback": lambda p, r: seen.append(p)},
+    )
+    assert all(p.shape[0] == 2 for p in seen[0].values())
+    before = model.mean_module.raw_constant.clone()
+    closed = []
+
+    def closure() -> Any:
+        closed.append(1)
+        loss = model.compute_custom_loss(mll).sum()
+        return loss, torch.autograd.grad(loss, list(mll.parameters()))
+
+    fit_gpytorch_mll(mll, closure=closure, optimizer_kwargs={"options": {"maxiter": 3}})
+    assert closed and not torch.equal(before, model.mean_module.raw_constant)
+    # a mean that the outputs share, held
+    mean = ConstantMean().requires_grad_(False)
+    mean.constant = 0.1
+    model = TreeStructuredGP(X, Y, DEPENDENCIES, leaf_kernel="rbf", mean_module=mean)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    start = model.likelihood.noise.clone()
+    fit_gpytorch_mll(mll)
+    assert model.mean_module.constant == 0.1 and not mean.raw_constant.requires_grad
+    assert (model.likelihood.noise != start).all()
+    same(model, dense(model), X[:4])
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_state_of_batches(model_class: type) -> None:
+    """New hyperparameters, transforms, copies, precisions, further data."""
+    g = torch.Generator().manual_seed(0)
+    X, test = random_points(TREE, 20, g), random_points(TREE, 3, g)
+    Y = torch.randn(20, 2, generator=g)
+    scale = torch.tensor([1.0, 7.0, 7.0, 7.0, 7.0, 7.0])
+    kwargs = {"input_transform": Normalize(6, indices=[1, 2, 3, 4, 5])}
+    model = model_class(X * scale, Y, DEPENDENCIES, **kwargs)
+    test = test * scale
+    before = model.posterior(test).mean
+    other = make(model_class, TREE, 3, 2, n=20)
+    state = {k: v for k, v in other.state_dict().items() if "transform" not in k}
+    model.load_state_dict({**model.state_dict(), **state})
+    assert not torch.allclose(model.posterior(test).mean, before)
+    same(model, dense(model), test)
+    new = model.condition_on_observations(test, torch.randn(3, 2, generator=g))
+    for changed in (model, new):
+        for made in (copy.deepcopy(changed), pickle.loads(pickle.dumps(changed))):
+            same(made, dense(changed), test)
+            again = made.to(torch.float32).posterior(test.float())
+            torch.testing.assert_close(
+                again.mean.double(), changed.posterior(test).mean, rtol=1e-3, atol=1e-3
+            )
+        some = changed.posterior(test, output_indices=[1])
+        close(some.mean, changed.posterior(test).mean[..., 1:])
+    new.set_train_data(
+        new.train_inputs[0][..., :5, :], new.train_targets[..., :5], strict=False
+    )
+    same(new, dense(new), test)
+
+
+def test_observations_one_after_the_other() -> None:
+    model = make(TreeStructuredGP, TREE, 0, n=20)
+    expected, g = dense(model), torch.Generator().manual_seed(1)
+    test = random_points(TREE, 4, g)
+    for n in (2, 40, 3):
+        X, Y = random_points(TREE, n, g), torch.randn(n, 1, generator=g)
+        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
+        same(model, expected, test)
+    assert len(model.train_targets) == 65
+    X, Y = X.clone().requires_grad_(True), Y.clone().requires_grad_(True)
+    with propagate_grads(True):
+        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
+        same(model, expected, test)
+        means = [m.posterior(test).mean.sum() for m in (model, expected)]
+    slopes = [torch.autograd.grad(mean, (X, Y)) for mean in means]
+    close(slopes[0][0], slopes[1][0])
+    close(slopes[0][1], slopes[1][1])
+
+
+@pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])
+def test_other_base_kernels(base: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    X, Y = random_points(TREE, 20, g), torch.randn(20, 2, generator=g)
+    two = torch.Size([2])
+    kernel = ScaleKernel(base(ard_num_dims=6, batch_shape=two), batch_shape=two)
+    model = ConditionalGP(X, Y, TREE, covar_module=kernel)
+    with torch.no_grad():
+        for p in kernel.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+    test = random_points(TREE, 4, g)
+    same(model, dense(model), test)
+    assert model._elements()
+    Y = torch.randn(2, 2, generator=g)
+    same(
+        *(m.condition_on_observations(test[:2], Y) for m in (model, dense(model))), test
+    )
+
+
+def test_unknown_parameters_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose batch dimensions are not known."""
+    model = make(TreeStructuredGP, TREE, 0, 2)
+    monkeypatch.setattr(elements, "EVENT_DIMENSIONS", {})
+    assert model._elements() is None
+    same(model, dense(model), random_points(TREE, 4, torch.Generator().manual_seed(1)))

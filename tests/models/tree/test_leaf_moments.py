@@ -1,0 +1,223 @@
+"""Moments of points one by one against the same by operations that autograd knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from hypothesis import assume, given
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree import leaf_moments
+from botorch_structured.spaces import ParameterTree
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"leaf_inputs": "active", "leaf_hyperparameters": "tied", "leaf_kernel": "rbf"},
+    {"shared_features": "linear", "leaf_hyperparameters": "independent"},
+    {"shared_features": "none", "leaf_offset": "fixed", "node_weights": False},
+    {"shared_features": "fourier", "weight_variances": "independent"},
+    {"leaf_inputs": "active", "leaf_hyperparameters": "independent"},
+]
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def random_model(seed: int, n: int = 30) -> Any:
+    """Of either class, with categorical columns now and then."""
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    g = torch.Generator().manual_seed(seed)
+    X, Y = random_points(tree, n, g), torch.randn(n, 1, generator=g)
+    others = [c for c in range(tree.dim) if c not in tree.decision_columns]
+    options = dict(OPTIONS[seed % len(OPTIONS)])
+    if seed % 3 == 0 and others:
+        X[:, others[::2]] = X[:, others[::2]].mul(3.0).floor()
+        options["categorical_features"] = {c: [0.0, 1.0] for c in others[::2]}
+        X[:, others[::2]] = X[:, others[::2]].clamp_max(1.0)
+    model: Any
+    if seed % 4 == 3:
+        base = ScaleKernel((RBFKernel if seed % 8 == 3 else MaternKernel)())
+        model = ConditionalGP(X, Y, tree, covar_module=base)
+    else:
+        model = TreeStructuredGP(X, Y, tree, **options)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+            if "raw_noise" in name:
+                p.fill_(-4.0)
+    return model.eval()
+
+
+def some_points(model: Any, n: int, seed: int) -> Tensor:
+    return random_points(model.tree, n, torch.Generator().manual_seed(seed))
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def with_gradients(values: tuple[Tensor, ...], X: Tensor, **kwargs: Any) -> Any:
+    out = list(values)
+    for value in values:
+        if value.requires_grad:
+            (g,) = torch.autograd.grad(
+                value.sum(), X, retain_graph=True, allow_unused=True, **kwargs
+            )
+        else:
+            g = None
+        out.append(torch.zeros_like(X) if g is None else g)
+    return out
+
+
+@given(seeds)
+def test_moments_and_their_gradients(seed: int) -> None:
+    """In one call and row by row, on paths seen before and on new ones."""
+    model = random_model(seed)
+    moments = model._moments()
+    assert moments is not None
+    for n in (9, 1, 40):
+        X = some_points(model, n, seed + n).requires_grad_()
+        expected = with_gradients(model._point_graph(X), X)
+        for a, b in zip(moments(X, gradient=True), expected, strict=True):
+            close(a, b)
+        one = [moments(x, gradient=True) for x in X.split(1)]
+        for parts, b in zip(zip(*one, strict=True), expected, strict=True):
+            close(torch.cat(parts), b)
+
+
+@given(seeds)
+def test_derivatives_of_a_posterior(seed: int) -> None:
+    """In the points, again in the points, and in hyperparameters."""
+    model = random_model(seed, n=12)
+    X = some_points(model, 6, seed).requires_grad_()
+    parameters = [p for p in model.covar_module.parameters() if p.requires_grad]
+
+    def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
+        value = (mean.sin() + variance.log()).sum()
+        of = [X, *parameters]
+        first = torch.autograd.grad(value, of, create_graph=True, allow_unused=True)
+        gradient = torch.zeros_like(X) if first[0] is None else first[0]
+        second = None
+        if gradient.requires_grad:
+            (second,) = torch.autograd.grad(
+                gradient.square().sum(), X, allow_unused=True
+            )
+        every = [gradient, second, *first[1:]]
+        like = [X, X, *parameters]
+        return [
+            torch.zeros_like(b) if a is None else a.detach()
+            for a, b in zip(every, like, strict=True)
+        ]
+
+    moments = leaf_moments.differentiable_moments(
+        X, model._moments(), model._point_graph
+    )
+    actual, expected = derivatives(*moments), derivatives(*model._point_graph(X))
+    for a, b in zip(actual, expected, strict=True):
+        close(a, b, 1e-7)
+    # where the points are constants
+    moments = leaf_moments.differentiable_moments(
+        X.detach(), model._moments(), model._point_graph
+    )
+    graph = model._point_graph(X.detach())
+    a, b = (
+        torch.autograd.grad(sum(v.sum() for v in values), parameters, allow_unused=True)
+        for values in (moments, graph)
+    )
+    for x, y in zip(a, b, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            close(x, y)
+
+
+@given(seeds)
+def test_inactive_columns_have_no_influence(seed: int) -> None:
+    model = random_model(seed, n=12)
+    X = some_points(model, 8, seed)
+    other = torch.randn(X.shape, generator=torch.Generator().manual_seed(seed))
+    changed = torch.where(model.tree.active_mask(X), X, 1e3 * other)
+    for a, b in zip(
+        model._moments()(changed, True), model._moments()(X, True), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+@given(seeds)
+def test_point_moments_are_those_of_the_posterior(seed: int) -> None:
+    model = random_model(seed)
+    X = some_points(model, 9, seed).requires_grad_()
+    posterior = model.posterior(X.unsqueeze(1))
+    values = (posterior.mean.flatten(), posterior.variance.flatten())
+    found = model.point_moments(X.detach(), gradient=True)
+    if model.mean_module.__class__.__name__ != "ConstantMean":
+        assert found is None
+        return
+    for a, b in zip(found, with_gradients(values, X), strict=True):
+        close(a, b.detach())
+    without = model.point_moments(X.detach())
+    assert without.mean_gradient is None
+    close(without.mean, found.mean)
+    if isinstance(model, TreeStructuredGP):
+        posterior = model.path_posterior(X.unsqueeze(1))
+        values = (posterior.mean.flatten(), posterior.variance.flatten())
+        found = model.point_moments(X.detach(), gradient=True, path=True)
+        for a, b in zip(found, with_gradients(values, X), strict=True):
+            close(a, b.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_paths_without_data(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them, and more decision values, than are kept."""
+    monkeypatch.setattr(leaf_moments, "_MAX_PRIOR", 3)
+    monkeypatch.setattr(leaf_moments, "_MAX_KEPT", 4)
+    monkeypatch.setattr(leaf_moments, "_MAX_STACKS", 2)
+    tree = ParameterTree(
+        12, {0: {float(p): [2 + p] for p in range(10)}, 1: {0.0: [3], 1.0: []}}
+    )
+    g = torch.Generator().manual_seed(0)
+    X = random_points(tree, 5, g).to(dtype)
+    Y = torch.randn(5, 1, generator=g).to(dtype)
+    model = TreeStructuredGP(X, Y, tree).eval()
+    for _ in range(3):
+        test = random_points(tree, 30, g).to(dtype)
+        found = model._moments()(test)
+        for a, b in zip(found[:2], model._point_graph(test), strict=True):
+            close(a, b.detach(), 1e-4 if dtype == torch.float32 else 1e-9)
+
+
+def test_one_leaf_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tables too, and no path is looked up twice."""
+    tree = ParameterTree(9, {0: {float(p): [1 + 2 * p, 2 + 2 * p] for p in range(4)}})
+    g = torch.Generator().manual_seed(0)
+    X = random_points(tree, 40, g)
+    model = TreeStructuredGP(X, torch.randn(40, 1, generator=g), tree).eval()
+    test = random_points(tree, 7, g)
+    test[:, 0] = 2.0
+    first = model.posterior(test.unsqueeze(1))
+    located: list[int] = []
+    locate = ParameterTree.locate
+
+    def spy(self: ParameterTree, X: Tensor, *args: Any, **kwargs: Any) -> Any:
+        located.append(len(X))
+        return locate(self, X, *args, **kwargs)
+
+    monkeypatch.setattr(ParameterTree, "locate", spy)
+    again = model.posterior(test.unsqueeze(1))
+    assert torch.equal(first.mean, again.mean) and not located
+    assert [len(s.inputs) for s in model._moments()._stacks.values()] == [1]
+    # a decision that differs in its last bit is looked up
+    test[3, 0] = torch.nextafter(test[3, 0], test.new_tensor(3.0))
+    close(model.posterior(test.unsqueeze(1)).mean, first.mean)
+    assert located

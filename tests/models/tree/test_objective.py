@@ -1,0 +1,260 @@
+"""The closed form of a fit's objective is the objective, for every option."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch import fit_gpytorch_mll
+from botorch.models.kernels import CategoricalKernel
+from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.means import ConstantMean, LinearMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from hypothesis import given, settings
+from strategies import random_points, random_tree, seeds
+from torch import Tensor
+
+from botorch_structured.kernels import LaplaceKernel
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.spaces import ParameterTree
+
+TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
+
+
+def objective_of(model: Any) -> tuple[Any, LeafObjective | None]:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    return mll, model.fit_objective(mll)
+
+
+def expected(mll: Any) -> tuple[float, np.ndarray]:
+    """Value and gradient by autograd."""
+    mll.zero_grad()
+    loss = mll.model.compute_custom_loss(mll)
+    loss.backward()
+    gradient = [
+        torch.zeros_like(p) if p.grad is None else p.grad
+        for p in mll.parameters()
+        if p.requires_grad
+    ]
+    return loss.item(), torch.cat([g.reshape(-1) for g in gradient]).numpy()
+
+
+def check(model: Any, seed: int, tolerance: float = 1e-10) -> None:
+    """At a random point, where the noise leaves enough digits."""
+    mll, objective = objective_of(model)
+    assert objective is not None
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
+        theta = objective.read() + 0.4 * rng.standard_normal(len(objective.bounds))
+        objective.write(np.clip(theta, *objective.bounds.T))
+        value, gradient = objective(objective.read())
+        known, slope = expected(mll)
+        assert value == pytest.approx(known, rel=tolerance, abs=tolerance)
+        scale = max(1.0, float(np.abs(slope).max()))
+        np.testing.assert_allclose(gradient, slope, rtol=0, atol=tolerance * scale)
+
+
+def data(tree: ParameterTree, seed: int, n: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    X = random_points(tree, n, g)
+    return X, torch.randn(n, 1, generator=g, dtype=torch.float64)
+
+
+@settings(max_examples=60)
+@given(seeds)
+def test_tree_kernel(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = random_tree(seed)
+    n = rng.choice([1, 2, 7, 25, 60])
+    X, Y = data(tree, seed, n)
+    strict = all(c in tree.decision_values for c in tree.decision_columns)
+    others = [c for c in range(tree.dim) if c not in tree.decision_columns]
+    named = rng.sample(others, rng.randint(0, len(others)))
+    for c in named:
+        X[:, c] = X[:, c].mul(3).round()
+    if tree.decisions_by_value and rng.random() < 0.3:
+        undeclared = X.clone()
+        undeclared[0, rng.choice(tree.decisions_by_value)] = 9.0
+        if not strict or not tree._values:
+            X = undeclared
+    options = {
+        "shared_features": rng.choice(["additive", "linear", "fourier", "none"]),
+        "leaf_inputs": rng.choice(["own", "active"]),
+        "leaf_hyperparameters": rng.choice(["hierarchical", "independent", "tied"]),
+        "leaf_offset": rng.choice(["random", "fixed"]),
+        "weight_variances": rng.choice(["tied", "independent"]),
+        "node_weights": rng.random() < 0.7,
+        "leaf_kernel": rng.choice(["matern", "rbf"]),
+        "categorical_features": named or None,
+    }
+    own = [c for c in tree.own_columns if c not in named]
+    if own and rng.random() < 0.5:
+        options["aligned_columns"] = [[rng.choice(own)]]
+    if rng.random() < 0.3:
+        options["train_Yvar"] = 0.05 + 0.1 * torch.rand(n, 1, dtype=torch.float64)
+    try:
+        model = TreeStructuredGP(X, Y, tree, **options)
+        mll, objective = objective_of(model)
+        mll.model.compute_custom_loss(mll)
+    except ValueError:  # undeclared values that these options refuse
+        return
+    if objective is None:
+        assert not model._is_structured()
+        return
+    if "train_Yvar" not in options:
+        model.likelihood.noise = 1e-2
+    check(model, seed)
+
+
+KERNELS: dict[str, Callable[[], Kernel | None]] = {
+    "default": lambda: None,
+    "matern12": lambda: ScaleKernel(MaternKernel(0.5, ard_num_dims=6)),
+    "matern32": lambda: MaternKernel(1.5),
+    "matern52": lambda: MaternKernel(2.5, active_dims=[1, 2, 5]),
+    "rbf": lambda: ScaleKernel(
+        RBFKernel(
+            ard_num_dims=3,
+            active_dims=[1, 3, 4],
+            lengthscale_prior=LogNormalPrior(0.0, 1.0),
+            lengthscale_constraint=GreaterThan(0.25, transform=None, initial_value=0.5),
+        ),
+        outputscale_prior=LogNormalPrior(0.0, 1.0),
+    ),
+    "laplace": lambda: ScaleKernel(LaplaceKernel(ard_num_dims=6)),
+    "product": lambda: ScaleKernel(
+        MaternKernel(2.5, ard_num_dims=4, active_dims=[1, 2, 3, 4])
+        * CategoricalKernel(ard_num_dims=2, active_dims=[0, 5])
+        * RBFKernel(active_dims=[1, 2])
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=8)
+@given(seeds)
+def test_conditional_kernel(kernel: str, seed: int) -> None:
+    rng = random.Random(seed)
+    X, Y = data(TREE, seed, rng.choice([3, 14, 40]))
+    if kernel == "product":
+        X[:, 5] = X[:, 5].mul(3).round()
+    noise = 0.05 + torch.rand_like(Y) if rng.random() < 0.3 else None
+    covar_module = KERNELS[kernel]()
+    given = None if covar_module is None else covar_module.double()
+    model = ConditionalGP(X, Y, TREE, noise, covar_module=given)
+    if kernel == "matern12":
+        model.likelihood = GaussianLikelihood(
+            noise_prior=LogNormalPrior(-4.0, 1.0), noise_constraint=Positive()
+        ).double()
+    if kernel == "laplace":
+        model.mean_module = ConstantMean().double()
+    if noise is None:
+        model.likelihood.noise = 1e-2
+    # GPyTorch's squared distances are inner products, with an error of 1e-16, and this
+    # kernel takes their roots
+    check(model, seed, tolerance=1e-7 if kernel == "matern12" else 1e-10)
+
+
+def test_default_categories() -> None:
+    X, Y = data(TREE, 0, 30)
+    X[:, 4] = X[:, 4].mul(3).round()
+    check(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
+
+
+def test_parameters_that_are_held() -> None:
+    for model_class in (TreeStructuredGP, ConditionalGP):
+        model = model_class(*data(TREE, 1, 20), TREE)
+        model.likelihood.raw_noise.requires_grad_(False)
+        model.mean_module.requires_grad_(False)
+        check(model, 0)
+        assert model.likelihood.noise.item() == pytest.approx(1e-4)
+
+
+def test_more_weights_than_rows() -> None:
+    """One factor of all rows in place of one of the weights."""
+    tree = ParameterTree(9, {0: {0.0: [1], 1.0: [2]}})
+    model = TreeStructuredGP(*data(tree, 2, 30), tree)
+    _, objective = objective_of(model)
+    assert objective is not None and objective.num_weights > 60
+    model.likelihood.noise = 1e-2
+    check(model, 0)
+    large = TreeStructuredGP(*data(tree, 2, 200), tree)
+    large.likelihood.noise = 1e-2
+    check(large, 0)
+
+
+class _Mine(TreeStructuredGP):
+    def compute_custom_loss(self, mll: Any, **kwargs: Any) -> Tensor:
+        return 2.0 * super().compute_custom_loss(mll, **kwargs)
+
+
+class _Louder(MaternKernel):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return 4.0 * super().forward(*args, **kwargs)
+
+
+def _with_prior(model: Any) -> Any:
+    mean = model.mean_module
+    mean.register_prior("more", NormalPrior(0.0, 1.0), lambda m: m.constant**2)
+    return model
+
+
+UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "dtype": lambda X, Y: TreeStructuredGP(X.float(), Y.float(), TREE),
+    "loss": lambda X, Y: _Mine(X, Y, TREE),
+    "mean": lambda X, Y: TreeStructuredGP(X, Y, TREE, mean_module=LinearMean(6)),
+    "prior": lambda X, Y: ConditionalGP(
+        X,
+        Y,
+        TREE,
+        covar_module=MaternKernel(lengthscale_prior=GammaPrior(2.0, 1.0)),
+    ),
+    "prior of a function": lambda X, Y: _with_prior(TreeStructuredGP(X, Y, TREE)),
+    "kernel": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=PeriodicKernel()),
+    "sum": lambda X, Y: ConditionalGP(
+        X, Y, TREE, covar_module=AdditiveKernel(RBFKernel(), MaternKernel())
+    ),
+    "subclass": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=_Louder()),
+    "likelihood": lambda X, Y: ConditionalGP(
+        X,
+        Y,
+        TREE,
+        likelihood=FixedNoiseGaussianLikelihood(
+            torch.full((len(X),), 0.1, dtype=X.dtype), learn_additional_noise=True
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_has_no_closed_form(name: str) -> None:
+    """It is fitted all the same, by the general objective."""
+    X, Y = data(TREE, 0, 12)
+    model = UNKNOWN[name](X, Y)
+    mll, objective = objective_of(model)
+    assert objective is None
+    options = {"optimizer_kwargs": {"options": {"maxiter": 2}}}
+    assert not fit_gpytorch_mll(mll, **options).training
+
+
+def test_another_objective_has_no_closed_form() -> None:
+    model = TreeStructuredGP(*data(TREE, 0, 12), TREE)
+    for kind in (
+        LeaveOneOutPseudoLikelihood,
+        type("Mine", (ExactMarginalLogLikelihood,), {}),
+    ):
+        assert model.fit_objective(kind(model.likelihood, model)) is None

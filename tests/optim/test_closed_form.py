@@ -1,0 +1,156 @@
+"""Expected improvement in closed form against BoTorch's, through autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition import (
+    ExpectedImprovement,
+    LogExpectedImprovement,
+    ProbabilityOfImprovement,
+)
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from torch import Tensor
+
+from botorch_structured.acquisition import (
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
+)
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.fast_inference import PointMoments
+from botorch_structured.optim.closed_form import closed_form
+from botorch_structured.spaces import ParameterTree
+
+TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
+KINDS = [
+    ExpectedImprovement,
+    LogExpectedImprovement,
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
+]
+
+
+def points(n: int, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    X = 4.0 * torch.rand(n, 6, generator=g, dtype=torch.double)
+    X[:, 0] = torch.randint(3, (n,), generator=g).double()
+    return X
+
+
+def make(model_class: type = TreeStructuredGP, **kwargs: Any) -> Any:
+    X = points(20, 0)
+    Y = X[:, 1:].sin().sum(-1, keepdim=True)
+    transform = Normalize(6, indices=[1, 2, 3, 4, 5])
+    model = model_class(X, Y, TREE, input_transform=transform, **kwargs)
+    model.likelihood.noise = 1e-2  # which a dense evaluation can bear, too
+    return model
+
+
+def by_autograd(acqf: Any, X: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = X.clone().requires_grad_()
+    value = acqf(leaf.unsqueeze(1))
+    (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("maximize", [True, False])
+@pytest.mark.parametrize("best_f", [-4.0, 0.5, 3.0, 9.0])
+def test_values_and_gradients(kind: type, maximize: bool, best_f: float) -> None:
+    """In a dense evaluation of the same model, inputs transformed."""
+    acqf = kind(make(), best_f=best_f, maximize=maximize)
+    X = points(30, 1)
+    found = closed_form(acqf, X, gradient=True)
+    assert found is not None
+    acqf.model._use_predictor = lambda: False
+    expected = by_autograd(acqf, X)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    del acqf.model._use_predictor
+    value, none = closed_form(acqf, X, gradient=False)
+    torch.testing.assert_close(value, expected[0], rtol=1e-8, atol=1e-10)
+    assert none is None
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
+    """From 1e9 standard deviations below the best value to 1e3 above."""
+    u = torch.tensor([0.0, -1.0, -1.001, -9.0, -11.0, -99.0, -101.0, 1e3, -3e3, -1e9])
+    u = torch.cat([u, torch.linspace(-12.0, 6.0, 50)]).to(dtype)
+    sigma = torch.linspace(0.1, 2.0, len(u)).to(dtype)
+
+    class Known(SingleTaskGP):
+        """Mean and standard deviation are the columns of a point."""
+
+        def point_moments(self, X: Tensor, gradient: bool, path: bool) -> PointMoments:
+            slope = torch.zeros_like(X)
+            mean, variance = slope.clone(), slope.clone()
+            mean[:, 0], variance[:, 1] = 1.0, 2.0 * X[:, 1]
+            return PointMoments(X[:, 0], X[:, 1].square(), mean, variance)
+
+        def posterior(self, X: Tensor, *args: Any, **kwargs: Any) -> Any:
+            from botorch.posteriors import GPyTorchPosterior
+            from gpytorch.distributions import MultivariateNormal
+
+            variance = X[..., 1].square().unsqueeze(-1)
+            return GPyTorchPosterior(MultivariateNormal(X[..., 0], variance))
+
+    model = Known(torch.rand(3, 2).to(dtype), torch.rand(3, 1).to(dtype))
+    acqf = kind(model, best_f=torch.zeros((), dtype=dtype))
+    X = torch.stack([u * sigma, sigma], dim=-1)
+    value, gradient = closed_form(acqf, X, gradient=True)
+    expected, slope = by_autograd(acqf, X)
+    # BoTorch's own derivatives lose digits in proportion to u^2
+    near = u > -100
+    tolerance = {"rtol": 1e-9, "atol": 1e-12}
+    if dtype == torch.float:
+        near, tolerance = u > -10, {"rtol": 2e-4, "atol": 1e-6}
+    torch.testing.assert_close(value[near], expected[near], **tolerance)
+    torch.testing.assert_close(gradient[near], slope[near], **tolerance)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+    assert gradient.isfinite().all()
+    if kind is LogExpectedImprovement and dtype == torch.double:
+        # h'/h -> |u|, relative to 1 / u^2
+        far = u < -1e3
+        torch.testing.assert_close(
+            gradient[far, 0], -u[far] / sigma[far], rtol=1e-6, atol=0.0
+        )
+
+
+def test_other_acquisition_functions_need_autograd() -> None:
+    model, X = make(), points(4, 1)
+
+    class Mine(LogExpectedImprovement):
+        def forward(self, X: Tensor) -> Tensor:
+            return X.sum((-1, -2))
+
+    transform = ScalarizedPosteriorTransform(torch.ones(1, dtype=torch.double))
+    batch = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    for acqf in (
+        Mine(model, best_f=0.0),
+        ProbabilityOfImprovement(model, best_f=0.0),
+        LogExpectedImprovement(model, 0.0, posterior_transform=transform),
+        LogExpectedImprovement(model, torch.zeros(4)),
+        LogExpectedImprovement(batch, best_f=0.0),
+        LogExpectedImprovement(make(leaf_offset="fixed"), best_f=0.0),
+    ):
+        assert closed_form(acqf, X, gradient=True) is None
+    acqf = LogExpectedImprovement(model, best_f=0.0)
+    assert closed_form(acqf, X.float(), gradient=True) is None  # the model is converted
+    assert closed_form(acqf, X, gradient=True) is not None
+    with pytest.raises(ValueError, match="X: expected"):
+        closed_form(acqf, X.log(), gradient=True)
+
+
+def test_conditional_gp() -> None:
+    acqf = LogExpectedImprovement(make(ConditionalGP), best_f=1.0)
+    X = points(20, 2)
+    found = closed_form(acqf, X, gradient=True)
+    acqf.model._use_predictor = lambda: False
+    for a, b in zip(found, by_autograd(acqf, X), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
