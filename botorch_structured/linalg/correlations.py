@@ -140,8 +140,10 @@ def _array_matern52(squared: Array, out: Array) -> Array:
 
 
 def _array_matern52_slope(squared: Array) -> tuple[Array, Array]:
-    u = np.sqrt(5.0 * squared)
-    e = np.exp(-u)
+    u = 5.0 * squared
+    np.sqrt(u, out=u)
+    e = -u
+    np.exp(e, out=e)
     slope = 1.0 + u
     slope *= e
     u *= u
