@@ -362,7 +362,10 @@ class _Form:
         nodes = places.nodes[bucket.leaves]
         groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
         count = fixed.shape[-1]
-        used = _numbers(positions(weights.active_weights(active, nodes)[:, :count]))
+        present = [nodes[:, weights.node_columns], active[:, weights.linear_columns]]
+        for column, values in weights.onehot_columns.items():
+            present.append(active[:, column, None].expand(-1, len(values) + 1))
+        used = _numbers(positions(torch.cat(present, dim=-1)))
         rows = leaves.rows
         parts = [np.where(used == count, self.num_weights, used)]
         at = rows[:, :, None], used[:, None, :]
@@ -370,8 +373,8 @@ class _Form:
         if groups:
             shown = torch.where(places.active[self.layout.leaf_of_row], X, 0.0)
             value = _numbers(torch.stack([shown[:, g].sum(-1) for g in groups], -1))
-            present = torch.stack([active[:, g].any(-1) for g in groups], -1)
-            term = _numbers(positions(present))
+            terms = torch.stack([active[:, g].any(-1) for g in groups], -1)
+            term = _numbers(positions(terms))
             leaves.terms = self.terms[term]
             at = rows[:, :, None], term[:, None, :]
             leaves.waves = _padded(value)[at][..., None]
