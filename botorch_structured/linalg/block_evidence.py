@@ -31,6 +31,8 @@ Indices = NDArray[np.int64]
 
 # Blocks up to this size are factorised by one call of NumPy, larger ones one by one.
 _SMALL = 24
+# Of blocks up to this size the inverse factor is computed, of larger ones the inverse.
+_MEDIUM = 100
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
@@ -54,7 +56,7 @@ class BlockDerivatives(NamedTuple):
     """The derivative of the evidence by a ``Block``.
 
     Attributes:
-        covariance: ``B x N x N``, symmetric.
+        covariance: ``B x N x N``, to be multiplied by changes that are symmetric.
         features: ``B x N x D``.
         residual: ``B x N``; that of a padded row is zero.
     """
@@ -84,20 +86,18 @@ def evidence_by_block(
     pairs: list[Indices] = []
     places: list[Indices] = []
     for block in blocks:
-        inverse, log_diagonal = _inverse_factors(block.covariance)
-        logdet += log_diagonal
+        factors = _Factors(block.covariance)
+        logdet += factors.logdet
         right = residual[block.rows][..., None]
+        half = block.features
         if num_weights:
-            half = inverse @ block.features
-            gram = half.swapaxes(1, 2) @ half
-            grams.append(gram.ravel())
+            half = factors.half(half)
+            grams.append((half.swapaxes(1, 2) @ half).ravel())
             weights = block.weights
             pairs.append((weights[:, :, None] * width + weights[:, None, :]).ravel())
-            sums.append((half.swapaxes(1, 2) @ (inverse @ right)).ravel())
+            sums.append((half.swapaxes(1, 2) @ factors.half(right)).ravel())
             places.append(weights.ravel())
-        else:
-            half = block.features
-        parts.append((inverse, half, right))
+        parts.append((factors, half, right))
     mean, covariance = np.zeros(width), np.zeros((width, width))
     quad = 0.0
     if num_weights:
@@ -111,29 +111,28 @@ def evidence_by_block(
         mean[:-1] = root[0].T @ (root[0] @ total[:-1])
         quad = float(mean @ mean)
     derivatives = []
-    for block, (inverse, half, right) in zip(blocks, parts, strict=True):
-        transposed = inverse.swapaxes(1, 2)
+    for block, (factors, half, right) in zip(blocks, parts, strict=True):
         if not num_weights:
-            rest = inverse @ right
-            alpha = transposed @ rest
-            g = alpha @ alpha.swapaxes(1, 2)
+            rest = factors.half(right)
+            alpha = factors.back(rest)
+            g = 0.5 * alpha @ alpha.swapaxes(1, 2)
             d_features = half
         else:
             # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
             # same, but loses digits by cancellation when the noise is small
             mine = mean[block.weights][..., None]
-            rest = inverse @ (right - block.features @ mine)
-            alpha = transposed @ rest
-            solved = transposed @ half
+            rest = factors.half(right - block.features @ mine)
+            both = factors.back(np.concatenate([rest, half], axis=-1))
+            alpha = both[..., :1]
             weights = block.weights
-            spread = solved @ covariance[weights[:, :, None], weights[:, None, :]]
+            spread = covariance[weights[:, :, None], weights[:, None, :]]
+            spread = both[..., 1:] @ spread
             d_features = alpha @ mine.swapaxes(1, 2)
             d_features -= spread
-            left = np.concatenate([alpha, spread], axis=-1)
-            g = left @ np.concatenate([alpha, solved], axis=-1).swapaxes(1, 2)
+            left = 0.5 * np.concatenate([alpha, spread], axis=-1)
+            g = left @ both.swapaxes(1, 2)
         quad += float(np.vdot(rest, rest))
-        g -= transposed @ inverse
-        g *= 0.5
+        factors.subtract_half_inverses(g)
         derivatives.append(BlockDerivatives(g, d_features, -alpha[..., 0]))
     n = len(residual) - 1
     return -0.5 * (quad + logdet + n * _LOG_TWO_PI), derivatives
@@ -190,6 +189,53 @@ def _summed(places: list[Indices], values: list[Array], size: int) -> Array:
         return np.bincount(places[0], values[0], size).astype(np.float64, copy=False)
     total = np.bincount(np.concatenate(places), np.concatenate(values), size)
     return total.astype(np.float64, copy=False)
+
+
+class _Factors:
+    """Cholesky factors L of covariances, ``B x N x N``."""
+
+    def __init__(self, covariance: Array) -> None:
+        self._upper: list[Array] = []
+        if covariance.shape[-1] <= _MEDIUM:
+            self._inverse, self.logdet = _inverse_factors(covariance)
+            return
+        self.logdet = 0.0
+        for one in covariance:
+            upper = _factor(one)
+            self._upper.append(upper)
+            self.logdet += 2.0 * float(np.log(upper.diagonal()).sum())
+
+    def half(self, right: Array) -> Array:
+        """L^-1 b, ``B x N x k``."""
+        if not self._upper:
+            return self._inverse @ right
+        return self._solve(right, trans=1)
+
+    def back(self, half: Array) -> Array:
+        """L^-T b, ``B x N x k``."""
+        if not self._upper:
+            return self._inverse.swapaxes(1, 2) @ half
+        return self._solve(half, trans=0)
+
+    def _solve(self, right: Array, trans: int) -> Array:
+        pairs = zip(self._upper, right, strict=True)
+        solved = [lapack.dtrtrs(u, b, lower=0, trans=trans)[0] for u, b in pairs]
+        return np.stack(solved)
+
+    def subtract_half_inverses(self, g: Array) -> None:
+        """Subtract A^-1 / 2 from ``B x N x N``, up to what symmetric changes ignore.
+
+        ``half`` and ``back`` cannot be called afterwards.
+        """
+        if not self._upper:
+            half = 0.5 * self._inverse
+            g -= half.swapaxes(1, 2) @ self._inverse
+            return
+        for one, upper in zip(g, self._upper, strict=True):
+            # one triangle: once that, and half of the diagonal
+            inverse = lapack.dpotri(upper, lower=0, overwrite_c=1)[0]
+            one -= inverse.T
+            one.flat[:: len(one) + 1] += 0.5 * inverse.diagonal()
 
 
 def _inverse_factors(covariance: Array) -> tuple[Array, float]:

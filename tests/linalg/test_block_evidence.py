@@ -62,7 +62,9 @@ def dense(blocks: list[Block], residual: Array) -> float:
 @given(
     seed=st.integers(0, 10_000),
     sizes=st.lists(
-        st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 7, 30]), st.integers(0, 2)),
+        st.tuples(
+            st.integers(1, 3), st.sampled_from([1, 3, 7, 30, 110]), st.integers(0, 2)
+        ),
         min_size=1,
         max_size=3,
     ),
@@ -114,7 +116,7 @@ def test_without_weights(evidence) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("evidence", BOTH)
-@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.parametrize("rows", [2, 40, 110])
 def test_what_is_not_positive_definite(evidence, rows) -> None:  # type: ignore[no-untyped-def]
     blocks, residual = make(0, [(2, rows, 0)])
     singular = np.ones((2, rows, rows))

@@ -8,17 +8,21 @@ algebra of GPyTorch; the results are equal up to rounding.
 from __future__ import annotations
 
 __all__ = [
+    "MAX_LOSS",
+    "MAX_SHORT_FITS",
     "Dependencies",
     "LeafModel",
     "output_dimensions",
     "read_arguments",
 ]
 
+import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import Standardize
@@ -73,7 +77,13 @@ from botorch_structured.models.tree.leaf_moments import (
     differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.warm_start import FitRecord, take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
+
+#: After so many fits that start from an earlier one, a full one is made.
+MAX_SHORT_FITS = 4
+#: The same if minus the objective per data point has grown by so much.
+MAX_LOSS = 0.1
 
 #: What models take for the structure of their inputs.
 Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
@@ -160,6 +170,14 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     }
 
 
+class _Fit(NamedTuple):
+    """A fit: minus the objective per data point, the kernel, all parameters."""
+
+    loss: float
+    kernel: str | None
+    values: list[Tensor]
+
+
 class LeafModel(FastSingleTaskGP):
     """A ``SingleTaskGP`` over a tree, fast where its kernel is a ``LeafKernel``."""
 
@@ -167,6 +185,8 @@ class LeafModel(FastSingleTaskGP):
 
     _data_caches = ("_structure_cache", "_structured_cache")
     _fit_caches = ("_predictor_cache", "_moments_cache", "_elements_cache")
+    # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
+    _fit_record: FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
@@ -469,29 +489,110 @@ class LeafModel(FastSingleTaskGP):
     # -- as BoTorch calls it ------------------------------------------------------
 
     def custom_fit(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
+        self,
+        mll: MarginalLogLikelihood,
+        start_from: Self | None = None,
+        **kwargs: Any,
     ) -> MarginalLogLikelihood:
         r"""Fit by L-BFGS-B, with BoTorch's retries.
 
-        ``fit_gpytorch_mll`` calls this; every argument of it is honoured. Not for
-        direct use.
+        ``fit_gpytorch_mll(mll, start_from=model)`` calls this; every argument of it is
+        honoured. Not for direct use.
+
+        Args:
+            mll: The objective.
+            start_from: A fitted model of the same class and options, with fewer data
+                (or branches): its hyperparameters are the start of one short fit, and
+                its kernel is kept. A full fit, which tries every kernel from the
+                default start and keeps the best result, is made if there has been
+                none for ``MAX_SHORT_FITS`` fits, or if the objective per data point is
+                more than ``MAX_LOSS`` worse than after the last one.
+            kwargs: See ``fit_gpytorch_mll``.
+
+        Raises:
+            ValueError: If ``start_from`` has another class or other options.
         """
-        if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
-            return fit_map(mll, **kwargs)
-        return self._fit(mll, self.fit_objective(mll), **kwargs)
+        objective = self.fit_objective(mll)
+        parameters = list(mll.parameters())
+        cold = [p.detach().clone() for p in parameters]
+        found: list[_Fit] = []
+        failure: ModelFittingError | None = None
+
+        def fit(start: list[Tensor] | None, kernel: str | None) -> None:
+            nonlocal failure
+            for p, value in zip(parameters, start or [], strict=False):
+                p.data.copy_(value)
+            if kernel is not None:
+                self.covar_module.set_correlation(kernel)
+            if objective is not None:
+                objective.read_correlation()
+            try:
+                self._fit(mll, objective, **kwargs)
+            except ModelFittingError as error:
+                failure = error
+                return
+            loss = self._loss(mll, objective)
+            if math.isfinite(loss):
+                values = [p.detach().clone() for p in parameters]
+                found.append(_Fit(loss, kernel, values))
+
+        record = None
+        if start_from is not None:
+            take_values(self, start_from)
+            fit(None, self._kernels(chosen=True)[0])
+            before = start_from._fit_record
+            if found and before is not None:
+                enough = found[0].loss <= before.loss + MAX_LOSS
+                if enough and before.short < MAX_SHORT_FITS:
+                    record = FitRecord(before.short + 1, before.loss)
+        if record is None:
+            for kernel in self._kernels():
+                fit(cold, kernel)
+        if not found:
+            raise failure or ModelFittingError("The evidence is not finite.")
+        best = min(found, key=lambda f: f.loss)
+        for p, value in zip(parameters, best.values, strict=True):
+            p.data.copy_(value)
+        if best.kernel is not None:
+            self.covar_module.set_correlation(best.kernel)
+        self._fit_record = record or FitRecord(0, best.loss)
+        return mll.eval()
+
+    def _kernels(self, chosen: bool = False) -> list[str | None]:
+        """Names of the kernels among which a fit chooses; None for no choice.
+
+        Args:
+            chosen: Only the one in use.
+        """
+        return [None]
+
+    def _loss(
+        self, mll: MarginalLogLikelihood, objective: LeafObjective | None
+    ) -> float:
+        """Minus the objective per data point."""
+        if objective is not None:
+            return objective(objective.read())[0]
+        mll.train()
+        with torch.no_grad():
+            return float(self.compute_custom_loss(mll).sum())
 
     def _fit(
         self,
         mll: MarginalLogLikelihood,
         objective: LeafObjective | None,
         **kwargs: Any,
-    ) -> MarginalLogLikelihood:
+    ) -> None:
         """One fit, in closed form where there is an objective for that."""
+        if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
+            fit_map(mll, **kwargs)
+            return
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() > 1:
             # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
-            return fit_elements(self, mll, kwargs) or fit_map(mll, **kwargs)
-        return fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            if fit_elements(self, mll, kwargs) is None:
+                fit_map(mll, **kwargs)
+        else:
+            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
 
     def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
         """The objective in closed form; None if there is none, see ``LeafObjective``.

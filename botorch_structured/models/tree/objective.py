@@ -114,9 +114,13 @@ class _Quantities:
     def map(self, width: int) -> tuple[Any, Array]:
         """A and c."""
         rows, columns, factors = map(np.concatenate, zip(*self._entries, strict=True))
-        A = sparse.csr_array((factors, (rows, columns)), shape=(self.size, width))
-        dense = self.size * width <= _MAX_DENSE
-        return A.toarray() if dense else A, np.concatenate(self._constants)
+        constants = np.concatenate(self._constants)
+        if self.size * width <= _MAX_DENSE:
+            A = np.zeros((self.size, width))
+            A[rows, columns] = factors  # no pair is given twice
+            return A, constants
+        pairs = (rows, columns)
+        return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
 
 @dataclass
@@ -168,6 +172,14 @@ def _numbers(tensor: Tensor) -> Any:
     return tensor.detach().numpy()
 
 
+def _padded(values: Array) -> Array:
+    """With one more row and column, of zeros."""
+    n, width = values.shape
+    out = np.zeros((n + 1, width + 1))
+    out[:n, :width] = values
+    return out
+
+
 def _distances(
     name: str, points: Array, columns: Indices, rows: Indices, unequal: Indices
 ) -> Array:
@@ -182,8 +194,7 @@ def _distances(
     """
     if columns.size * rows.shape[1] ** 2 > _MAX_KEPT:
         raise UnknownFormError
-    padded = np.pad(points, ((0, 1), (0, 1)))
-    x = padded[rows[:, None, :], columns[:, :, None]]
+    x = _padded(points)[rows[:, None, :], columns[:, :, None]]
     difference = x[:, :, :, None] - x[:, :, None, :]
     if name == _ABSOLUTE:
         distances = np.abs(difference, out=difference)
@@ -351,19 +362,22 @@ class _Form:
         nodes = places.nodes[bucket.leaves]
         groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
         count = fixed.shape[-1]
-        used = _numbers(positions(weights.active_weights(active, nodes)[:, :count]))
+        present = [nodes[:, weights.node_columns], active[:, weights.linear_columns]]
+        for column, values in weights.onehot_columns.items():
+            present.append(active[:, column, None].expand(-1, len(values) + 1))
+        used = _numbers(positions(torch.cat(present, dim=-1)))
         rows = leaves.rows
         parts = [np.where(used == count, self.num_weights, used)]
         at = rows[:, :, None], used[:, None, :]
-        leaves.fixed = np.pad(fixed, ((0, 1), (0, 1)))[at]
+        leaves.fixed = _padded(fixed)[at]
         if groups:
             shown = torch.where(places.active[self.layout.leaf_of_row], X, 0.0)
             value = _numbers(torch.stack([shown[:, g].sum(-1) for g in groups], -1))
-            present = torch.stack([active[:, g].any(-1) for g in groups], -1)
-            term = _numbers(positions(present))
+            terms = torch.stack([active[:, g].any(-1) for g in groups], -1)
+            term = _numbers(positions(terms))
             leaves.terms = self.terms[term]
             at = rows[:, :, None], term[:, None, :]
-            leaves.waves = np.pad(value, ((0, 1), (0, 1)))[at][..., None]
+            leaves.waves = _padded(value)[at][..., None]
             on = (rows < len(X))[:, :, None] & (term < len(groups))[:, None, :]
             leaves.present = on[..., None] / math.sqrt(m)
             of_wave = count + 2 * m * term[:, :, None] + np.arange(2 * m)

@@ -20,12 +20,10 @@ __all__ = [
     "TreeStructuredGP",
 ]
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 import torch
-from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors import GPyTorchPosterior
@@ -34,7 +32,6 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
-from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -314,48 +311,13 @@ class TreeStructuredGP(LeafModel):
             **kwargs,
         )
 
-    def custom_fit(
-        self, mll: MarginalLogLikelihood, **kwargs: Any
-    ) -> MarginalLogLikelihood:
-        r"""Fit once per kernel and keep the one with the larger evidence.
-
-        ``fit_gpytorch_mll`` calls this; every argument of it is honoured, retries
-        included. Not for direct use.
-        """
+    def _kernels(self, chosen: bool = False) -> list[str | None]:
+        """Both are fitted, and that with the larger evidence is kept."""
         if not self._choose_kernel:
-            return super().custom_fit(mll, **kwargs)
-        objective = self.fit_objective(mll)
-        parameters = list(mll.parameters())
-        start = [p.detach().clone() for p in parameters]
-        best: tuple[float, str, list[Tensor]] | None = None
-        failure: ModelFittingError | None = None
-
-        def use(kernel: str, values: list[Tensor]) -> None:
-            self.covar_module.set_correlation(kernel)
-            for p, value in zip(parameters, values, strict=True):
-                p.data.copy_(value)
-
-        for correlation in CORRELATIONS:
-            use(correlation.name, start)
-            if objective is not None:
-                objective.read_correlation()
-            try:
-                self._fit(mll, objective, **kwargs)
-            except ModelFittingError as error:
-                failure = error
-                continue
-            mll.train()
-            if objective is not None:
-                loss, _ = objective(objective.read())
-            else:
-                with torch.no_grad():
-                    loss = float(self.compute_custom_loss(mll).sum())
-            if math.isfinite(loss) and (best is None or loss < best[0]):
-                best = loss, correlation.name, [p.detach().clone() for p in parameters]
-        if best is None:
-            raise failure or ModelFittingError("The evidence is not finite.")
-        use(*best[1:])
-        return mll.eval()
+            return [None]
+        if chosen:
+            return [self.covar_module.correlation.name]
+        return [correlation.name for correlation in CORRELATIONS]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.
