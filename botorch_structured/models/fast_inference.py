@@ -6,6 +6,7 @@ that computes one of them faster overrides one of two methods,
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
+(and ``_point_posterior`` and ``point_moments``, where points one by one are simpler),
 and lists the attributes that hold its caches,
 
     _data_caches   computed from training inputs and outcomes alone,
@@ -337,15 +338,27 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
                 not linear.
         """
         self._check_points(X)
-        posterior = super().posterior(X, observation_noise=observation_noise)
-        transform = getattr(self, "outcome_transform", None)
-        least = least_variance(transform, X, self.num_outputs)
-        posterior = with_least_variance(posterior, least)
+        posterior: Any = None
+        if observation_noise is False:
+            posterior = self._point_posterior(X)
+        if posterior is None:
+            posterior = super().posterior(X, observation_noise=observation_noise)
+            transform = getattr(self, "outcome_transform", None)
+            least = least_variance(transform, X, self.num_outputs)
+            posterior = with_least_variance(posterior, least)
         if output_indices is not None and self.num_outputs > 1:
             posterior = some_outputs(posterior, output_indices, self.num_outputs)
         if posterior_transform is None:
             return posterior
         return with_least_variance(posterior_transform(posterior=posterior, X=X), 0.0)
+
+    def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
+        """``posterior`` of checked points one by one, where there is a short way to it.
+
+        Args:
+            X: ``batch_shape x q x d``, not transformed.
+        """
+        return None
 
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any

@@ -382,7 +382,7 @@ def _sobol(boxes: Boxes, box: Tensor, generator: torch.Generator) -> Sample:
 
 @dataclass(frozen=True)
 class _Slots:
-    """Boxes by the few columns that move in them: ``K`` slots in place of ``d`` columns.
+    """Boxes by the few columns that move in them: ``K`` slots, not ``d`` columns.
 
     With one path for each learner of many, nearly all columns of a point are inactive.
     A discrete column has the same slot in all boxes; the continuous columns of each box
@@ -410,7 +410,7 @@ class _Slots:
         still = continuous.clone()
         still[:, discrete] = True
         still = still.to(torch.uint8).argmin(-1, keepdim=True)
-        places = positions(continuous)
+        places = positions(continuous)[:, : int(continuous.sum(-1).max())]
         places = torch.where(places < full.lower.shape[-1], places, still)
         named = torch.tensor(discrete, dtype=torch.long, device=free.device)
         columns = torch.cat([named.expand(len(full), -1), places], dim=-1)
@@ -453,7 +453,8 @@ def _spread(
         some = parts[0].take(rank < max(1, per_box // 4))
         # The values of the best of all in the columns that a path has.
         here = narrow.take(some.box)
-        best = problem.snap(here.clip(good[0][slots.columns[some.box]]), here.free)
+        best = here.clip(good[0][slots.columns[some.box]])
+        best = problem.snap(best, here.free)
         X = torch.where(slots.shared[some.box] & here.free, best, some.X)
         parts.append(Sample(X, some.box, torch.ones_like(some.source)))
     if slots.shared.any():

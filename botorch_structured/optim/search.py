@@ -207,6 +207,7 @@ class Search:
         known: Tensor,
         evaluator: Evaluator | None = None,
         evolve: bool = True,
+        per_box: int = _PER_BOX,
     ) -> Found:
         """Maximise the acquisition function over boxes.
 
@@ -216,12 +217,14 @@ class Search:
             evaluator: Another acquisition function.
             evolve: Whether to change decisions of the best candidates, too, where there
                 are more paths than ``max_paths``.
+            per_box: Sobol points in each box where ``raw_samples`` is not given.
 
         Returns:
             The points found; none where everything admissible is known.
         """
         evaluator = evaluator or self.evaluator
-        sample = self._sample(boxes, self.raw_samples, self.problem.good, known)
+        raw = self.raw_samples
+        sample = self._sample(boxes, raw, self.problem.good, known, per_box)
         if not len(sample.X):
             return Found(sample.X, sample.X.new_zeros(0), boxes.take(sample.box))
         with evaluator.frozen():
@@ -281,12 +284,17 @@ class Search:
         return X[first_of_each(group)]
 
     def _sample(
-        self, boxes: Boxes, raw_samples: int | None, good: Tensor, known: Tensor
+        self,
+        boxes: Boxes,
+        raw_samples: int | None,
+        good: Tensor,
+        known: Tensor,
+        per_box: int = _PER_BOX,
     ) -> Sample:
         """Candidates without those that are known; all there are, if none is left."""
         num = len(boxes)
         if raw_samples is None:
-            per_box = max(4, min(_PER_BOX, _IN_ALL // num))
+            per_box = max(4, min(per_box, _IN_ALL // num))
         else:
             per_box = -(-raw_samples // num)
         sample = raw_candidates(boxes, per_box, good, self.generator)

@@ -6,19 +6,29 @@ __all__ = ["optimize_acqf_two_step"]
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
+from botorch_structured.acquisition.path_expected_improvement import (
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
+)
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
+    Problem,
     check_acquisition,
     first_of_each,
 )
+from botorch_structured.optim.raw import boxes_at
 from botorch_structured.optim.refine import Evaluator
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
+
+# Sobol points for each path in a search of the columns that matter to paths.
+_PER_PATH = 16
 
 
 def optimize_acqf_two_step(
@@ -62,13 +72,15 @@ def optimize_acqf_two_step(
 
     Args:
         path_acq_function: Chooses paths; e.g. `PathLogExpectedImprovement`. It is
-            maximised over all columns, also over those that it does not depend on.
+            maximised over all columns; those of this package over the shared ones that
+            they depend on.
         acq_function: Chooses the candidate on these paths.
         bounds: As in `optimize_acqf_paths`, like all arguments not described here.
         tree: Which columns are active where.
         q: The number of candidates.
         num_restarts: How many candidates to climb from, in each step.
-        raw_samples: Sobol points, in each step.
+        raw_samples: Sobol points, in each step. By default as in
+            `optimize_acqf_paths`, and 16 for each path where few columns matter.
         top_k: The number of paths that the second step searches. If all points on them
             are known, the next ones are taken.
         integer_features: Columns with integer values.
@@ -101,10 +113,18 @@ def optimize_acqf_two_step(
     search = Search(**locals())  # all arguments, by name
     problem, first = search.problem, Evaluator(path_acq_function, batch_limit)
 
+    matters = _columns_that_matter(path_acq_function, problem)
+
     def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        ranked = search.maximise(search.paths(known), known, first)
+        every = search.paths(known)
+        if matters is None:
+            ranked = search.maximise(every, known, first)
+        else:
+            # whether all points of a path are known is for the second step to find out
+            every = every.pin(~matters, every.lower)
+            ranked = search.maximise(every, known[:0], first, per_box=_PER_PATH)
         ranked = ranked.take(first_of_each(problem.tree.path_key(ranked.X)))
-        paths = ranked.boxes
+        paths, _ = boxes_at(problem, ranked.X)
         if fix_shared:
             paths = paths.pin(problem.shared, ranked.X)
         found = ranked
@@ -116,3 +136,18 @@ def optimize_acqf_two_step(
         return found.X, found.values
 
     return search.greedily(propose)
+
+
+def _columns_that_matter(
+    acq_function: AcquisitionFunction, problem: Problem
+) -> Tensor | None:
+    """``d`` booleans, or None where restrictions or the function involve any column."""
+    kinds = (PathExpectedImprovement, PathLogExpectedImprovement)
+    if type(acq_function) not in kinds or problem.is_restricted:
+        return None
+    columns = getattr(acq_function.model, "path_columns", None)
+    if columns is None:
+        return None
+    matters = torch.zeros_like(problem.shared)
+    matters[[*columns, *problem.tree.numeric_decisions]] = True
+    return matters

@@ -11,6 +11,7 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.transforms.input import Normalize
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import (
@@ -369,6 +370,20 @@ def test_when_caches_are_dropped() -> None:
     model, X, _ = cached()
     model.to(torch.float32)
     assert model._rows is None and model._factors is None
+
+
+def test_eval_reaches_each_part() -> None:
+    """Also one that is in training mode by itself; and inputs are transformed."""
+    X = torch.rand(6, 2)
+    model = Cached(X, X.sum(-1, keepdim=True), input_transform=Normalize(2)).eval()
+    assert model.eval() is model and not model.training
+    model.likelihood.train()
+    model.posterior(X)
+    assert not any(part.training for part in model.modules())
+    model.train()
+    assert torch.equal(model.train_inputs[0], X)
+    model.eval()
+    assert not torch.equal(model.train_inputs[0], X)
 
 
 def test_when_what_is_fast_is_asked_for() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
+from botorch_structured.optim.raw import Boxes
+from botorch_structured.optim.search import Found, Search
 from botorch_structured.spaces import ParameterTree
 
 
@@ -133,3 +135,68 @@ def test_errors(peak, space) -> None:
     with pytest.raises(ValueError, match="pending.*q=2"):
         optimize_acqf_two_step(acqf, acqf, bounds, tree, q=2)
     assert acqf.calls == 0
+
+
+def test_the_first_step_searches_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared columns and those declared comparable; the others are held."""
+    tree = ParameterTree(6, {0: {p: [1 + p, 4, 5] for p in range(3)}})
+    bounds = torch.zeros(2, 6, dtype=torch.double)
+    bounds[1] = torch.tensor([2.0, 1, 1, 1, 1, 1])
+    generator = torch.Generator().manual_seed(0)
+    X = torch.rand(24, 6, generator=generator, dtype=torch.double)
+    X[:, 0] = torch.arange(24) % 3
+    X = tree.impute(X)
+    Y = torch.sin(6.0 * X[:, 4:]).sum(-1, keepdim=True) - X[:, :1]
+    moved: list[list[int]] = []
+    maximise = Search.maximise
+
+    def spy(self: Search, boxes: Boxes, *args: object, **kwargs: object) -> Found:
+        moved.append(boxes.free.any(0).nonzero().squeeze(-1).tolist())
+        found = maximise(self, boxes, *args, **kwargs)
+        if len(moved) == 1:
+            best.append(float(found.values.max()))
+        return found
+
+    monkeypatch.setattr(Search, "maximise", spy)
+    grid = torch.linspace(0.0, 1.0, 41, dtype=torch.double)
+    dense = torch.full((3 * 41 * 41, 6), 0.3, dtype=torch.double)
+    dense[:, [0, 4, 5]] = torch.cartesian_prod(bounds.new_tensor([0, 1, 2]), grid, grid)
+    expected = {None: [4, 5], ((1, 2, 3),): [1, 2, 3, 4, 5]}
+    for groups, columns in expected.items():
+        aligned = None if groups is None else [list(g) for g in groups]
+        model = TreeStructuredGP(X, Y, tree, aligned_columns=aligned)
+        first = PathLogExpectedImprovement(model, best_f=Y.max())
+        second = LogExpectedImprovement(model, best_f=Y.max())
+        moved.clear()
+        best: list[float] = []
+        # known points do not exclude a path from the first step
+        optimize_acqf_two_step(first, second, bounds, tree, seed=1, X_avoid=X)
+        assert moved[0] == columns and 4 in moved[1] and 5 in moved[1]
+        values = first(dense.unsqueeze(1))
+        assert best[0] >= values.max() - 1e-6
+    # where a restriction involves any column, all of them are searched
+    moved.clear()
+    optimize_acqf_two_step(
+        first, second, bounds, tree, seed=1, feasible=lambda X: X[:, 1] < 0.9
+    )
+    assert moved[0] == [1, 2, 3, 4, 5]
+
+
+def test_a_path_whose_held_point_is_known_is_chosen() -> None:
+    """With nothing shared, each path is one point to the first step."""
+    tree = ParameterTree(4, {0: {p: [1 + p] for p in range(3)}})
+    bounds = torch.zeros(2, 4, dtype=torch.double)
+    bounds[1] = torch.tensor([2.0, 1, 1, 1])
+    X = tree.impute(torch.zeros(3, 4, dtype=torch.double), 0.5)
+    X[:, 0] = torch.arange(3)
+    X[torch.arange(3), 1 + torch.arange(3)] = 0.0
+    Y = torch.tensor([[0.0], [3.0], [1.0]], dtype=torch.double)
+    model = TreeStructuredGP(X, Y, tree)
+    candidate, _ = optimize_acqf_two_step(
+        PathLogExpectedImprovement(model, best_f=3.0),
+        LogExpectedImprovement(model, best_f=3.0),
+        bounds,
+        tree,
+        X_avoid=X,
+    )
+    assert candidate[0, 0] == 1.0 and candidate[0, 2] > 0.0

@@ -24,9 +24,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    InputTransform,
+    Log10,
+    Normalize,
+)
 from botorch.models.transforms.outcome import Standardize
 from botorch.models.utils import check_min_max_scaling
+from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
@@ -35,6 +41,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
+from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
@@ -77,6 +84,10 @@ from botorch_structured.models.tree.leaf_moments import (
     differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+)
 from botorch_structured.models.tree.warm_start import FitRecord, take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
@@ -97,6 +108,8 @@ _MANY_WEIGHTS = 512
 _CHECKED_NUMBERS = 2**18
 # Outcome transforms by which moments of one outcome are scaled and shifted.
 _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
+# Prior means that are constant on a path.
+_MEANS_OF_PATHS = (ConstantMean, PathMean)
 
 
 def read_arguments(
@@ -176,6 +189,13 @@ class _Fit(NamedTuple):
     loss: float
     kernel: str | None
     values: list[Tensor]
+
+
+def _is_by_column(transform: Any) -> bool:
+    """Whether a transform is known to take each column by itself."""
+    if type(transform) is ChainedInputTransform:
+        return all(_is_by_column(part) for part in transform.values())
+    return type(transform) in (type(None), Normalize, Log10)
 
 
 class LeafModel(FastSingleTaskGP):
@@ -388,18 +408,48 @@ class LeafModel(FastSingleTaskGP):
                 return None
             elements = self._elements() if self._use_elements() else None
             return elements and posterior_of_elements(self, elements, X)
-        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+        found = self._point_normal(X)
+        if found is None:
             return self._joint_posterior(X)
+        mean, variance = found
+        return ScaledNormal(mean, to_linear_operator(variance.unsqueeze(-1)))
+
+    def _point_normal(self, X: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Means and variances at ``batch_shape x 1 x d`` transformed inputs."""
+        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+            return None
         moments = self._moments()
         if moments is None:
-            return self._joint_posterior(X)
+            return None
         mean, variance = differentiable_moments(
-            X.flatten(0, -2), moments, self._point_graph
+            X.reshape(-1, X.shape[-1]), moments, self._point_graph
         )
         floor = settings.min_variance.value(variance.dtype)
-        variance = variance.clamp_min(floor).view(*X.shape[:-1], 1)
-        mean = self.mean_module(X) + mean.view(X.shape[:-1])
-        return ScaledNormal(mean, to_linear_operator(variance))
+        variance = variance.clamp_min(floor).view(X.shape[:-1])
+        return self.mean_module(X) + mean.view(X.shape[:-1]), variance
+
+    def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
+        """See ``FastSingleTaskGP._point_posterior``."""
+        outcome = getattr(self, "outcome_transform", None)
+        if propagate_grads.on() or type(outcome) not in _LINEAR_IN_ONE_OUTCOME:
+            return None
+        self.eval()
+        if not self._use_predictor():
+            return None
+        if hasattr(self, "input_transform"):
+            X = self.transform_inputs(X)
+        found = self._point_normal(X)
+        if found is None:
+            return None
+        mean, variance = found
+        least: Tensor | float = settings.min_variance.value(variance.dtype)
+        if outcome is not None:
+            square = outcome.stdvs[0].square()
+            mean = torch.addcmul(outcome.means[0], mean, outcome.stdvs[0])
+            variance, least = variance * square, square * least
+        normal = ScaledNormal(mean, DenseLinearOperator(variance.unsqueeze(-1)))
+        normal.least = least
+        return GPyTorchPosterior(normal)
 
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False
@@ -410,16 +460,16 @@ class LeafModel(FastSingleTaskGP):
             X.dtype == targets.dtype
             and X.device == targets.device
             and len(X) > 0
-            and type(self.mean_module) is ConstantMean
+            and type(self.mean_module) in _MEANS_OF_PATHS
             and type(outcome) in _LINEAR_IN_ONE_OUTCOME
         )
         if not at_hand:
             return None
-        self._check_points(X)
         self.eval()
         moments = self._moments() if self._use_predictor() else None
         if moments is None:
             return None
+        self._check_points(X)
         point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
         with torch.enable_grad():
             transformed = self.transform_inputs(point)
@@ -428,12 +478,11 @@ class LeafModel(FastSingleTaskGP):
             return None
         with torch.no_grad():
             found = moments(transformed.detach(), gradient, path)
-            scale, shift = 1.0, float(self.mean_module.constant)
+            scale, shift = 1.0, 0.0
             if outcome is not None:
-                scale, shift = outcome.stdvs.item(), shift * outcome.stdvs.item()
-                shift = shift + outcome.means.item()
+                scale, shift = outcome.stdvs.item(), outcome.means.item()
             floor = settings.min_variance.value(X.dtype)
-            mean = scale * found.mean + shift
+            mean = scale * (found.mean + self.mean_module(transformed)) + shift
             variance = scale**2 * found.variance.clamp_min(floor)
         if found.mean_gradient is None or found.variance_gradient is None:
             return PointMoments(mean, variance)
@@ -446,6 +495,20 @@ class LeafModel(FastSingleTaskGP):
                 for slope in slopes
             ]
         return PointMoments(mean, variance, *slopes)
+
+    @property
+    def path_columns(self) -> list[int]:
+        """The columns, besides decisions, that ``path_posterior`` may depend on."""
+        kernel, tree = self.covar_module, self.tree
+        known = (
+            type(kernel) is TreeStructuredKernel
+            and type(self.mean_module) in _MEANS_OF_PATHS
+            and _is_by_column(getattr(self, "input_transform", None))
+        )
+        if not known:
+            return list(range(tree.dim))
+        aligned = [c for group in kernel.weights.aligned_columns for c in group]
+        return sorted({*tree.shared_columns, *aligned})
 
     def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """What ``LeafMoments`` computes, by operations that autograd knows."""

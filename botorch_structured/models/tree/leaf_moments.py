@@ -49,6 +49,8 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 
 # Decision values, paths without data and sets of leaves that are kept.
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
+# Numbers that a compression of J takes at once.
+_MAX_NUMBERS = 1 << 22
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
 
 
@@ -377,20 +379,24 @@ class LeafMoments:
             stack = self._stack(places[0][0], (places[0][1],), path)
             mean, variance, g = stack(extended, None, gradient)
             return _moments(mean[0], variance[0], g, X.shape[-1])
-        mean, variance = X.new_empty(len(X)), X.new_empty(len(X))
-        slopes = X.new_empty(2, len(X), X.shape[-1]) if gradient else None
-        for bucket, leaves, index, real in _groups(places, lengths):
-            at = torch.from_numpy(index)
-            m, v, g = self._stack(bucket, leaves, path)(extended, at, gradient)
-            keep = torch.from_numpy(real)
-            rows = at[keep]
-            mean[rows], variance[rows] = m[keep], v[keep]
-            if slopes is not None and g is not None:
-                by_moment = g[..., : X.shape[-1]].unflatten(1, (2, -1)).transpose(0, 1)
-                slopes[:, rows] = by_moment[:, keep]
-        if slopes is None:
-            return PointMoments(mean, variance)
-        return PointMoments(mean, variance, slopes[0], slopes[1])
+        parts = []
+        groups = list(_groups(places, lengths))
+        for bucket, leaves, index, _, at in groups:
+            stack = self._stack(bucket, leaves, path)
+            m, v, g = stack(extended, torch.from_numpy(index), gradient)
+            here = torch.from_numpy(at)
+            part = [m.reshape(-1)[here], v.reshape(-1)[here]]
+            if g is not None:  # ``U x 2t x d``, the means' first
+                width = index.shape[1]
+                first = torch.from_numpy(at + at // width * width)
+                flat = g.flatten(0, 1)
+                part += [flat[first][:, : X.shape[-1]]]
+                part += [flat[first + width][:, : X.shape[-1]]]
+            parts.append(part)
+        back = torch.from_numpy(np.argsort(np.concatenate([g[3] for g in groups])))
+        return PointMoments(
+            *(torch.cat(found)[back] for found in zip(*parts, strict=True))
+        )
 
     # -- where rows are -----------------------------------------------------------
 
@@ -448,6 +454,16 @@ class LeafMoments:
 
     # -- tables -------------------------------------------------------------------
 
+    def _root(self, weights: Tensor) -> Tensor:
+        """J' of the weights of each leaf, ``U x D x R``: R is D where V is more."""
+        root = pad(self.predictor.weight_root.mT, (0, 0, 0, 1))
+        (_, size), total = weights.shape, root.shape[-1]
+        if total <= size:
+            return root[weights]
+        some = max(1, _MAX_NUMBERS // (total * max(size, 1)))
+        parts = weights.split(some)
+        return torch.cat([torch.linalg.qr(root[w].mT, mode="r").R.mT for w in parts])
+
     def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> _Stack:
         key = (bucket, places, path)
         stack = self._stacks.get(key)
@@ -494,9 +510,7 @@ class LeafMoments:
             # padding repeats the last row: L^-1 and H are zero there, except for the
             # identity in L^-1, whose part of the covariance is to be zero
             index = blocks[bucket].bucket.index[at].clamp_max(len(self._data) - 1)
-            data = self._data[index].gather(
-                -1, inputs.unsqueeze(1).expand(-1, index.shape[1], -1)
-            )
+            data = self._data[index.unsqueeze(-1), inputs.unsqueeze(1)]
             data = data * inverse.unsqueeze(1)
             inverse_chol, half = (
                 predictor.inverse_chol[bucket][at],
@@ -505,9 +519,7 @@ class LeafMoments:
             real = blocks[bucket].bucket.real
             if real is not None:
                 inverse_chol = inverse_chol * real[at].unsqueeze(-1)
-        root = pad(predictor.weight_root.mT, (0, 0, 0, 1))[weights]  # J', U x D x V
-        if root.shape[-1] > root.shape[-2]:
-            root = torch.linalg.qr(root.mT, mode="r").R.mT
+        root = self._root(weights)
         mu = pad(predictor.weight_mean, (0, 1))[weights].unsqueeze(-1)
         return _Stack(
             correlation,
@@ -536,12 +548,12 @@ def _moments(
 
 def _groups(
     places: Sequence[tuple[int, int]], lengths: np.ndarray
-) -> Iterator[tuple[int, tuple[int, ...], np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[int, tuple[int, ...], np.ndarray, np.ndarray, np.ndarray]]:
     """Runs of rows side by side, leaf by leaf, with little padding.
 
     Returns:
-        A bucket, ``U`` places in it, their rows ``U x t`` and where these are no
-        padding.
+        A bucket, ``U`` places in it, their rows padded to ``U x t``, these rows one
+        after the other, and where each of them is among the ``U t``.
     """
     ends = np.cumsum(lengths)
     runs: dict[int, dict[int, list[np.ndarray]]] = {}
@@ -554,12 +566,16 @@ def _groups(
         if len(rows) * widest > 3 * sum(map(len, rows.values())) + 64:
             together = [(u,) for u in rows]
         for leaves in together:
-            widest = max(len(rows[u]) for u in leaves)
-            index = np.zeros((len(leaves), widest), dtype=np.int64)
-            real = np.zeros(index.shape, dtype=bool)
-            for i, u in enumerate(leaves):
-                index[i, : len(rows[u])], real[i, : len(rows[u])] = rows[u], True
-            yield bucket, leaves, index, real
+            sizes = np.array([len(rows[u]) for u in leaves])
+            width = sizes.max()
+            flat = np.concatenate([rows[u] for u in leaves])
+            at = np.arange(len(flat))
+            at += np.repeat(
+                np.arange(len(leaves)) * width - sizes.cumsum() + sizes, sizes
+            )
+            index = np.zeros(len(leaves) * width, dtype=np.int64)
+            index[at] = flat
+            yield bucket, leaves, index.reshape(len(leaves), width), flat, at
 
 
 class _PointMoments(torch.autograd.Function):

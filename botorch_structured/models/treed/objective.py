@@ -531,7 +531,7 @@ def _evidence_and_slopes(
             d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
         pull_back(g, others)
     if failures and torch.stack(failures).any():
-        return evidence_and_slopes(
+        return _evidence_and_slopes(
             groups, y, covariances, mean, noise, slopes_too, with_jitter=True
         )
     return total, slopes

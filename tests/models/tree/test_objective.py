@@ -164,9 +164,10 @@ def test_conditional_kernel(kernel: str, seed: int) -> None:
         model.mean_module = ConstantMean().double()
     if noise is None:
         model.likelihood.noise = 1e-2
-    # GPyTorch's squared distances are inner products, with an error of 1e-16, and this
+    # GPyTorch's squared distances are inner products, with an error of 1e-16 times the
+    # largest (1e2 at short lengthscales), and this
     # kernel takes their roots
-    check(model, seed, tolerance=1e-7 if kernel == "matern12" else 1e-10)
+    check(model, seed, tolerance=1e-6 if kernel == "matern12" else 1e-10)
 
 
 def test_default_categories() -> None:
