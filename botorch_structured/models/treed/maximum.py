@@ -69,8 +69,8 @@ _MOST_STEPS = 100
 # What all leaves share stays where it is unless it promises so much of what the rest
 # does.
 _HOLD = 0.3
-# Up to so many rows a fit has several starts, one of them with short steps.
-_ROWS_OF_SEVERAL_STARTS, _SHORT_STEP = 100, 0.4
+# Up to so many rows leaves are fitted by short steps too.
+_ROWS_OF_TWO_FITS, _SHORT_STEP = 100, 0.4
 # Most steps that all leaves make together.
 _COMMON_STEPS = 3
 
@@ -724,8 +724,8 @@ class LeafProblem:
     def maximum(self, tolerance: float, max_steps: int) -> Maximum:
         """Maximise, first over what all leaves have in common if they begin alike.
 
-        Few data have several optima. Then each leaf makes short steps too, and begins
-        at the mode of its prior too, and the best of the three is taken.
+        Few data have several optima: then each leaf makes short steps too, and the
+        better of the two is taken.
 
         Args:
             tolerance: The least gain that a step has to promise.
@@ -741,24 +741,17 @@ class LeafProblem:
             if together is not None:
                 theta = np.tile(np.clip(together[0], *bounds), (len(theta), 1))
         found = self._climb(points, theta, tolerance, max_steps)
-        if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_SEVERAL_STARTS:
+        if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_TWO_FITS:
             return found
-        mode = np.where(self.free, self.densities[0].mode, theta)
-        for start, longest_step in ((theta, _SHORT_STEP), (mode, _LARGEST_STEP)):
-            start = np.clip(start, *bounds)
-            try:
-                other = self._climb(points, start, tolerance, max_steps, longest_step)
-            except NotPSDError:
-                continue
-            better = other.values > found.values
-            found = Maximum(
-                np.where(better[:, None], other.theta, found.theta),
-                np.where(better, other.values, found.values),
-                found.steps + other.steps,
-                found.evaluations + other.evaluations,
-                found.converged and other.converged,
-            )
-        return found
+        other = self._climb(points, theta, tolerance, max_steps, _SHORT_STEP)
+        better = other.values > found.values
+        return Maximum(
+            np.where(better[:, None], other.theta, found.theta),
+            np.where(better, other.values, found.values),
+            found.steps + other.steps,
+            found.evaluations + other.evaluations,
+            found.converged and other.converged,
+        )
 
     def _climb(
         self,
