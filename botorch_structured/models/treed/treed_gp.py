@@ -70,6 +70,7 @@ from botorch_structured.models.treed.kernel import (
     TreedKernel,
     TreedStationary,
 )
+from botorch_structured.models.treed.leaf_density import leaf_terms
 from botorch_structured.models.treed.leaf_modules import (
     LeafNoise,
     LeafNoiseLikelihood,
@@ -77,11 +78,7 @@ from botorch_structured.models.treed.leaf_modules import (
     TreedMeanCopies,
     shared_noise_likelihood,
 )
-from botorch_structured.models.treed.maximum import (
-    LeafProblem,
-    Quantity,
-    leaf_terms,
-)
+from botorch_structured.models.treed.maximum import LeafProblem, Quantity
 from botorch_structured.models.treed.objective import (
     TreeData,
     batch_elements,

@@ -17,13 +17,13 @@ from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.models.treed import maximum
-from botorch_structured.models.treed.maximum import (
+from botorch_structured.models.treed import leaf_density
+from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
     NodePoints,
-    maximise,
 )
+from botorch_structured.models.treed.maximum import maximise
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, step_data
 
@@ -145,7 +145,7 @@ def test_blocks_of_rows_change_nothing(n: int, monkeypatch: pytest.MonkeyPatch) 
     density = LeafDensity([term], RBF, np.zeros(5), np.ones(5), {})
     theta = np.array([-1.0, -0.5, 0.2, 0.1, -3.0])
     expected = density(theta)
-    monkeypatch.setattr(maximum, "_BLOCK", 16)
+    monkeypatch.setattr(leaf_density, "_BLOCK", 16)
     found = density(theta)
     assert found[0] == pytest.approx(expected[0], rel=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-9, atol=1e-9)

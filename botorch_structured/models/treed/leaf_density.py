@@ -1,0 +1,317 @@
+r"""What equation (2) asks of the hyperparameters of one leaf, on NumPy arrays.
+
+``theta = (log l_1, .., log l_d, log s^2, m, log v)``. With the rows of the leaf first,
+then what its parent has besides, and so on, one factorisation serves the terms that
+share hyperparameters: see ``objective``, which has the same sum and gradient in torch,
+for any kernel, batch and device. ``maximum`` adds the leaves up and climbs.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LeafDensity", "LeafTerm", "NodePoints", "leaf_terms"]
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import blas, lapack
+
+from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.models.treed.objective import path_weight
+from botorch_structured.models.treed.scoring import Point, likelihood
+from botorch_structured.models.treed.tree import Array, Rows, TreeNode
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+# What is added to the diagonal of a matrix without a factor, as by GPyTorch.
+_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+_BLOCK = 128  # rows of a matrix that is worked on at once
+
+
+@dataclass(frozen=True)
+class LeafTerm:
+    """Nodes on the path of a leaf that have the same hyperparameters.
+
+    Attributes:
+        X: Their data, those of nested nodes one after the other, ``m x d``.
+        y: ``m``.
+        noise: Known noise variances, ``m``; None if they are not.
+        sizes: How many of the rows each node has.
+        weights: Of the nodes.
+        level: Amplitude, mean and noise variance of a node that does not share those of
+            the leaf; None if it does.
+        nodes: Names of the nodes.
+    """
+
+    X: Array
+    y: Array
+    noise: Array | None
+    sizes: tuple[int, ...]
+    weights: Array
+    level: tuple[float, float, float] | None
+    nodes: tuple[int, ...]
+
+
+def leaf_terms(
+    root: TreeNode,
+    data: Callable[[TreeNode], Rows],
+    X: Array,
+    y: Array,
+    noise: Array | None = None,
+    levels: Array | None = None,
+) -> list[list[LeafTerm]]:
+    """The terms of each leaf; of leaves without data none.
+
+    Args:
+        root: The tree.
+        data: The rows of a node that count, nested along each path.
+        X: ``n x d``.
+        y: ``n``.
+        noise: Known noise variances, ``n``; None if they are not.
+        levels: Amplitude, mean and noise variance of each node, which it has above the
+            leaves; None if it has those of the leaf there.
+    """
+    place = {id(node): k for k, node in enumerate(root.walk())}
+
+    def term(nodes: Sequence[TreeNode], leaf: TreeNode) -> LeafTerm:
+        rows, seen = data(nodes[0]), np.zeros(len(X), dtype=bool)
+        parts = [rows]
+        for node in nodes[1:]:
+            seen[rows] = True
+            rows = data(node)
+            parts.append(rows[~seen[rows]])
+        rows = np.concatenate(parts)
+        first = place[id(nodes[0])]
+        own = levels is None or nodes[0] is leaf
+        return LeafTerm(
+            X[rows],
+            y[rows],
+            None if noise is None else noise[rows],
+            tuple(np.cumsum([len(part) for part in parts]).tolist()),
+            np.array([path_weight(leaf, v, lambda u: len(data(u))) for v in nodes]),
+            None if own else tuple(levels[first].tolist()),  # type: ignore[index]
+            tuple(place[id(node)] for node in nodes),
+        )
+
+    found = []
+    for leaf in root.leaves():
+        path = leaf.path() if len(data(leaf)) else []
+        groups = [path] if levels is None and path else [[node] for node in path]
+        found.append([term(group, leaf) for group in groups])
+    return found
+
+
+class LeafDensity:
+    """The log posterior density of the hyperparameters of a leaf, up to a constant.
+
+    Args:
+        terms: Of the leaf.
+        correlation: Of its kernel.
+        mode: Of the Gaussian prior of theta.
+        precision: Inverse variances; zero for what has no prior.
+        scratch: Where matrices are worked on, by size; shared with other leaves, as
+            fresh memory takes longer than what is computed in it.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[LeafTerm],
+        correlation: Correlation,
+        mode: Array,
+        precision: Array,
+        scratch: dict[int, Array],
+    ) -> None:
+        self.terms, self.correlation, self.scratch = terms, correlation, scratch
+        self.mode, self.precision = mode, precision
+
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Value and gradient; ``-inf`` where a covariance has no factor."""
+        value, gradient = self.prior(theta)
+        for term in self.terms:
+            part = _term_evidence(term, theta, self.correlation, self.scratch)
+            if part is None:
+                return -math.inf, gradient
+            value += part[0]
+            gradient[: len(part[1])] += part[1]
+        return value, gradient
+
+    def prior(self, theta: Array) -> tuple[float, Array]:
+        """That of the prior alone."""
+        z = theta - self.mode
+        slope = -self.precision * z
+        return 0.5 * float(slope @ z), slope
+
+
+def _term_evidence(
+    term: LeafTerm,
+    theta: Array,
+    correlation: Correlation,
+    scratch: dict[int, Array],
+) -> tuple[float, Array] | None:
+    """Weighted log evidence of a term, and its derivatives by theta.
+
+    By the log lengthscales alone if the term does not have the leaf's amplitude.
+    """
+    X, y, weights = term.X, term.y, term.weights
+    m, d = X.shape
+    if term.level is None:
+        amplitude, mean, v = math.exp(theta[d]), theta[d + 1], math.exp(theta[d + 2])
+    else:
+        amplitude, mean, v = term.level
+    s = X * np.exp(-theta[:d])
+    ones = np.ones((m, 1))
+    squares = np.einsum("ij,ij->i", s, s)[:, None]
+    # |s - s'|^2 in one product; of symmetric matrices one triangle, in blocks of rows
+    # that stay in the cache
+    left, right = np.hstack([-2.0 * s, squares, ones]), np.hstack([s, ones, squares])
+    if m not in scratch:
+        scratch[m] = np.zeros((3, m, m))
+    covariance, k, slope = scratch[m]
+    step = m if m <= _BLOCK else _BLOCK // 2
+    for first in range(0, m, step):
+        block = slice(first, first + step), slice(first, m)
+        squared = left[block[0]] @ right[block[1]].T
+        np.maximum(squared, 0.0, out=squared)
+        # a point is at no distance from itself in spite of rounding
+        squared.ravel()[:: squared.shape[1] + 1] = 0.0
+        k[block], slope[block] = correlation.array_value_and_slope(squared)
+    noise = v if term.noise is None else term.noise
+    for jitter in _JITTERS:
+        np.multiply(k, amplitude, out=covariance)
+        covariance.ravel()[:: m + 1] += noise + jitter
+        # what is symmetric is in the order of Fortran its own transpose
+        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        if info == 0:
+            break
+    else:
+        return None
+    half = lapack.dtrtrs(chol, y - mean, lower=1)[0]
+    logs = np.log(chol.diagonal())
+    if len(weights) == 1:
+        (row_weights,) = weights
+        parts = half[:, None]
+        total = row_weights * (float(half @ half) + 2.0 * logs.sum() + m * _LOG_TWO_PI)
+    else:
+        inside = (np.arange(m)[:, None] < term.sizes).astype(float)
+        row_weights = inside @ weights
+        parts = inside * half[:, None]
+        total = float(row_weights @ (half * half + 2.0 * logs + _LOG_TWO_PI))
+    alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
+    # G of ``objective``, its lower triangle
+    chol /= np.sqrt(row_weights)
+    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
+    if info != 0:
+        return None
+    g = blas.dsyrk(
+        0.5, alpha * np.sqrt(weights), beta=-0.5, c=inverse, lower=1, overwrite_c=1
+    )
+    own = term.level is None
+    gradient = np.empty(d + 3 if own else d)
+    if own:
+        diagonal = g.diagonal().copy()
+        trace = float(diagonal.sum())
+        by_amplitude = 2.0 * float(g.T.ravel() @ k.ravel()) - trace
+        gradient[d] = amplitude * by_amplitude
+        gradient[d + 1] = float((alpha @ weights).sum())
+        gradient[d + 2] = v * trace if term.noise is None else 0.0
+    g *= slope.T
+    sums = blas.dsymm(1.0, g, np.asfortranarray(np.hstack([s, ones])), lower=1)
+    inner = sums[:, d:] * s - sums[:, :d]
+    gradient[:d] = 4.0 * amplitude * np.einsum("ij,ij->j", inner, s)
+    return -0.5 * total, gradient
+
+
+class NodePoints:
+    """Log densities of the data of nodes, without priors, by name of the node.
+
+    With the gradients and Fisher informations, and remembered: all leaves may begin
+    at the same hyperparameters.
+
+    Args:
+        densities: Of the leaves.
+    """
+
+    def __init__(self, densities: Sequence[LeafDensity]) -> None:
+        self.densities = densities
+        self.uses: dict[int, list[tuple[int, LeafTerm, int]]] = {}
+        for j, density in enumerate(densities):
+            for term in density.terms:
+                for k, node in enumerate(term.nodes):
+                    self.uses.setdefault(node, []).append((j, term, k))
+        self._squared: dict[int, Array] = {}
+        self._known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
+
+    def __call__(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
+        """Value, gradient and information; None if there is no factor.
+
+        Args:
+            node: Its name.
+            at: Of its leaves.
+        """
+        _, term, k = self.uses[node][0]
+        size = term.sizes[k]
+        if term.level is not None:
+            amplitude, mean, v = term.level
+            at = np.array([*at[:-3], math.log(amplitude), mean, math.log(v)])
+        name = node, at.tobytes()
+        if name not in self._known:
+            if node not in self._squared:
+                X = term.X[:size].T
+                self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
+            self._known[name] = likelihood(
+                at,
+                self._squared[node],
+                term.y[:size],
+                self.densities[0].correlation,
+                noise=None if term.noise is None else term.noise[:size],
+            )
+        return self._known[name]
+
+    def informations(self, theta: Array) -> Array:
+        """Minus the expected second derivatives for each leaf, ``L x p x p``.
+
+        Those of a node at the mean of the hyperparameters of its leaves.
+        """
+        L, p = theta.shape
+        found = np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            np.fill_diagonal(found[j], density.precision)
+        for node, places in self.uses.items():
+            own = [theta[j] for j, *_ in places]
+            at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
+            point = self(node, at)
+            for j, term, k in places:
+                last = slice(p if term.level is None else p - 3)
+                if point is not None:
+                    found[j, last, last] += term.weights[k] * point[2][last, last]
+                else:  # a rough guess: updates will tell
+                    found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
+        return found
+
+    def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
+        """The sum of the log densities of all leaves at the same hyperparameters.
+
+        Args:
+            theta: ``p``; beyond the bounds it is as at the bounds.
+            lower: ``p``.
+            upper: ``p``.
+        """
+        at = np.clip(theta, lower, upper)
+        value, slope, bend = 0.0, np.zeros_like(at), np.zeros((len(at), len(at)))
+        for density in self.densities:
+            prior, by_prior = density.prior(at)
+            value += prior
+            slope += by_prior
+            bend[np.diag_indices(len(at))] += density.precision
+        for node, places in self.uses.items():
+            point = self(node, at)
+            if point is None:
+                return None
+            weight = sum(float(term.weights[k]) for _, term, k in places)
+            value += weight * point[0]
+            slope += weight * point[1]
+            bend += weight * point[2]
+        outwards = ((at <= lower) & (slope < 0)) | ((at >= upper) & (slope > 0))
+        bend[outwards] = bend[:, outwards] = 0.0
+        bend[outwards, outwards] = 1.0
+        return Point(value, np.where(outwards, 0.0, slope), bend)
