@@ -37,10 +37,8 @@ __all__ = [
     "MonotoneGP",
 ]
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
@@ -68,7 +66,6 @@ from gpytorch.mlls import (
     MarginalLogLikelihood,
 )
 from linear_operator import to_linear_operator
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
@@ -98,7 +95,6 @@ from botorch_structured.models.monotone.array_evidence import (
     EvidenceObjective,
     SlopesGivenData,
 )
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     ArrayEP,
     EPResult,
@@ -110,7 +106,7 @@ from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    partial_of_mean,
+    derivative_moments,
     same_tensors,
 )
 from botorch_structured.models.monotone.sites import GaussianSites
@@ -119,6 +115,7 @@ from botorch_structured.models.monotone.virtual_points import (
     Slopes,
     check_bounds,
     check_monotone,
+    check_nu,
     check_probability,
     check_virtual_points,
     choose_points,
@@ -314,21 +311,13 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        number = isinstance(nu, Real) and not isinstance(nu, bool)
-        if not (number and math.isfinite(nu) and nu > 0.0):
-            raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+        check_nu(nu)
         if not isinstance(signs_in_fit, bool):
             raise ValueError(
                 f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
             )
         virtual_X = "adaptive" if virtual_X is None else virtual_X
-        if isinstance(virtual_X, Tensor):
-            check_virtual_points(virtual_X, d)
-        elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
-            raise ValueError(
-                'virtual_X: expected a tensor, "adaptive" or "grid", got '
-                f"{virtual_X!r}."
-            )
+        check_virtual_points(virtual_X, d)
         if min_probability is None:
             min_probability = 0.5 / max(len(signs), 1)
         check_probability(min_probability, "min_probability")
@@ -599,50 +588,12 @@ class MonotoneGP(FastSingleTaskGP):
     def _derivatives(
         self, x: Tensor, columns: Sequence[int], given_sites: bool
     ) -> tuple[Tensor, Tensor]:
-        r"""Moments of derivatives given the data, with or without the sites.
-
-        Values at the data and derivatives at ``x`` have the joint prior (6) of
-        [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
-        data.
-
-        Args:
-            x: ``batch_shape x n x d``, on the model's axes.
-            columns: With respect to which ones, ``k`` of them.
-            given_sites: Whether to condition on the sites as well.
-
-        Returns:
-            In double precision, ``batch_shape x (k n)`` and ``... x (k n) x (k n)``,
-            columns slowest.
-        """
-        X = self.train_inputs[0]
-        if self.training:
-            X = self.transform_inputs(X)
-        prior_mean, kernel = self.mean_module, self.covar_module
-        if self.has_sites:
-            prior_mean, kernel = prior_mean.base_mean, kernel.base_kernel
-        k = StationaryDerivatives.of(kernel)
-        mean = partial_of_mean(prior_mean, x, columns).double()
-        error = (self.train_targets - prior_mean(X)).double().unsqueeze(-1)
-        at_data, x = X.double(), x.double()
-        K, cross = k.value(at_data, at_data), k.cross(at_data, x, columns)
-        gram = k.gram(x, columns)
-        if given_sites:
-            sites, system = self.covar_module.sites, self.covar_module.system()
-            to_sites = k.gram(x, columns, sites.points.double(), sites.columns)
-            explained = to_sites @ system.root.mT
-            train = self.covar_module.explained(X, system)
-            said = self.mean_module.residual(system).unsqueeze(-1)
-            mean = mean + (explained @ said).squeeze(-1)
-            error = error - train @ said
-            K = K - train @ train.mT
-            cross = cross - train @ explained.mT
-            gram = gram - explained @ explained.mT
-        noise = noise_at(self.likelihood, X, self.train_targets.shape)
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
-        solved = torch.linalg.solve_triangular(factor, right, upper=False)
-        half, white = solved[..., :-1], solved[..., -1:]
-        return mean + (half.mT @ white).squeeze(-1), gram - half.mT @ half
+        """Moments of derivatives given the data, see ``derivative_moments``."""
+        X, targets = self.train_inputs[0], self.train_targets
+        X = self.transform_inputs(X) if self.training else X
+        noise = noise_at(self.likelihood, X, targets.shape)
+        modules = self.mean_module, self.covar_module
+        return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
 
     # -- sites: where they are, what they say, and for which state of the model -----
 
