@@ -37,14 +37,12 @@ __all__ = [
     "MonotoneGP",
 ]
 
-import warnings
 from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
@@ -60,19 +58,12 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import (
-    AddedLossTerm,
-    ExactMarginalLogLikelihood,
-    MarginalLogLikelihood,
-)
+from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.models.array_objective import (
-    ArrayObjective,
-    array_optimizer,
-)
+from botorch_structured.models.array_objective import ArrayObjective, array_optimizer
 from botorch_structured.models.checks import (
     check_modules,
     check_points,
@@ -92,20 +83,23 @@ from botorch_structured.models.input_transforms import (
 )
 from botorch_structured.models.monotone.array_evidence import (
     ArrayGP,
-    EvidenceObjective,
     SlopesGivenData,
+    objective_with_signs,
 )
 from botorch_structured.models.monotone.expectation_propagation import (
     ArrayEP,
+    EPConvergenceWarning,
     EPResult,
     array_expectation_propagation,
     ep_result,
+    warn_unless_converged,
 )
 from botorch_structured.models.monotone.prediction import SitePredictor
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
+    SiteEvidence,
     derivative_moments,
     same_tensors,
 )
@@ -140,23 +134,6 @@ _WRAPPED = {
 _NO_SIGN = "monotone: expected at least one sign, got none."
 
 
-class EPConvergenceWarning(BotorchWarning):
-    """Expectation propagation did not reach its fixed point."""
-
-
-class _SiteEvidence(AddedLossTerm):
-    """log p(sites) as of the last call in training mode."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def loss(self, *params: Any) -> Tensor:
-        return self.value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
-
-
 class MonotoneGP(FastSingleTaskGP):
     r"""A ``SingleTaskGP`` with known signs of some partial derivatives.
 
@@ -187,8 +164,7 @@ class MonotoneGP(FastSingleTaskGP):
     the evidence of a few rows: on nine random rows of the training error of the paper's
     elastic net (medians of eight draws) lengthscales grow from 0.6 and 0.2 to 1.5 and
     0.8, the noise variance from 0.005 to 0.15, and the median error of the sum from 0.5
-    to 1.7 predicted standard deviations (calibrated: 0.67). Fitting an amplitude as
-    well does not change this.
+    to 1.7 predicted standard deviations (calibrated: 0.67).
 
     **When signs help.** Signs help if they are certain and data are few. In a search
     that starts from four points they improve the result on a mixture of two monotone
@@ -555,7 +531,7 @@ class MonotoneGP(FastSingleTaskGP):
         self._place_sites(before, before + count, probability)
         added = len(self.virtual_points) - before
         if added:
-            self._warn_unless_converged()
+            warn_unless_converged(self.ep_result)
         return added
 
     def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -638,7 +614,7 @@ class MonotoneGP(FastSingleTaskGP):
         else:
             result = self._run_ep()
         if not self.training:
-            self._warn_unless_converged()
+            warn_unless_converged(self.ep_result)
         return result
 
     def _run_ep(self) -> EPResult:
@@ -709,19 +685,6 @@ class MonotoneGP(FastSingleTaskGP):
         kernel, mean = self.covar_module.base_kernel, self.mean_module.base_mean
         return ArrayGP.of(mean, kernel, self.likelihood, X, self.train_targets)
 
-    def _warn_unless_converged(self) -> None:
-        result = self.ep_result
-        if result is not None and not bool(result.converged.all()):
-            warnings.warn(
-                "Expectation propagation did not converge for "
-                f"{int((~result.converged).sum())} of {result.converged.numel()} "
-                f"models: residual {float(result.residual.max()):.1e} after "
-                f"{int(result.sweeps.max())} sweeps. If the data contradict a sign "
-                "strongly, choose a larger nu.",
-                EPConvergenceWarning,
-                stacklevel=3,
-            )
-
     def _state(self) -> tuple[Tensor, float, float]:
         """What the sites depend on: one tensor, compared at once, and settings."""
         parts = [*self.parameters(), raw_inputs(self), self.train_targets]
@@ -787,7 +750,7 @@ class MonotoneGP(FastSingleTaskGP):
         self._keep_current()
         system = kernel.system()  # once for mean, covariance and evidence
         if self.signs_in_fit:
-            evidence = _SiteEvidence(mean.log_evidence(system).to(x))
+            evidence = SiteEvidence(mean.log_evidence(system).to(x))
             self.update_added_loss_term("log_probability_of_sites", evidence)
         explained = kernel.explained(x, system)
         covariance = kernel.remaining(x, x, explained, explained)
@@ -799,8 +762,7 @@ class MonotoneGP(FastSingleTaskGP):
         data = self.train_inputs[0], self.train_targets
         if (
             not self.has_sites
-            or data[0].ndim != 2
-            or data[1].ndim != 1
+            or (data[0].ndim, data[1].ndim) != (2, 1)
             or settings.detach_test_caches.off()
             or any(t.requires_grad for t in data)
         ):
@@ -821,9 +783,8 @@ class MonotoneGP(FastSingleTaskGP):
     ) -> tuple[Any, ...]:
         """Moments that GPyTorch needs for a prediction; training inputs used once.
 
-        GPyTorch's own method repeats the training inputs for each element of a t-batch.
-        With lazily evaluated kernels that costs nothing; here each repeated row would
-        cost a triangular solve.
+        GPyTorch's own method repeats them for each element of a t-batch; here each
+        repeated row would cost a triangular solve.
         """
         if not self.has_sites:
             return super()._get_test_prior_mean_and_covariances(
@@ -874,7 +835,7 @@ class MonotoneGP(FastSingleTaskGP):
             before = self.ep_result
             self._keep_current()
             if before is self.ep_result:  # an update has warned already
-                self._warn_unless_converged()
+                warn_unless_converged(self.ep_result)
         return self
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -934,25 +895,4 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
 
 def _array_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
-    model: Any = mll.model
-    own = type(model)
-    points, columns = model.virtual_points, model.covar_module.sites.columns
-    if (
-        type(mll) is not ExactMarginalLogLikelihood
-        or mll.likelihood is not model.likelihood
-        or own.forward is not MonotoneGP.forward
-        or own.__call__ is not MonotoneGP.__call__
-        or own.compute_custom_loss is not FastSingleTaskGP.compute_custom_loss
-        or own._fast_evidence is not FastSingleTaskGP._fast_evidence
-        or not all(type(t) is _SiteEvidence for t in model.added_loss_terms())
-    ):
-        return None
-    gp = model._array_gp()
-    if gp is None or not gp.fits(len(points), len(columns)):
-        return None
-    if not model.signs_in_fit:
-        return EvidenceObjective.of(model, gp)
-    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
-    places = gp.places(columns)
-    given = gp.seen(points), places, signs, sites, model.nu
-    return EvidenceObjective.of(model, gp, *given)
+    return objective_with_signs(mll, MonotoneGP, SiteEvidence)

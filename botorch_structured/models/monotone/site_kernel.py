@@ -30,6 +30,7 @@ __all__ = [
     "DerivativeSites",
     "SiteConditionedKernel",
     "SiteConditionedMean",
+    "SiteEvidence",
     "derivative_moments",
     "partial_of_mean",
     "same_tensors",
@@ -49,6 +50,7 @@ from botorch.sampling.pathwise.utils import ChainedTransform, TensorTransform
 from gpytorch import settings
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean, Mean, ZeroMean
+from gpytorch.mlls import AddedLossTerm
 from linear_operator import to_dense
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -311,6 +313,19 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
                 total, x, create_graph=graph, materialize_grads=True
             )
     return torch.cat([slope[..., j] for j in columns], dim=-1)
+
+
+class SiteEvidence(AddedLossTerm):
+    """log p(sites) as of the last call in training mode."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def loss(self, *params: Any) -> Tensor:
+        return self.value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
 
 
 def derivative_moments(
