@@ -58,8 +58,8 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives
-  -> ``monotone_gp.MonotoneGP`` (``_derivatives``, which conditions on the data first,
-  so that EP runs on the derivatives alone)
+  -> ``site_kernel.derivative_moments``, which conditions on the data first, so that EP
+  runs on the derivatives alone
 * (7), the posterior, and (9), its Gaussian approximation
   -> ``expectation_propagation.expectation_propagation``
 * (10), means and variances of the sites, as shifts and precisions

@@ -29,6 +29,7 @@ __all__ = [
     "ArrayGP",
     "EvidenceObjective",
     "SlopesGivenData",
+    "objective_with_signs",
     "single_task_objective",
 ]
 
@@ -417,15 +418,27 @@ class EvidenceObjective:
         )
 
 
+def _is_own_evidence(mll: MarginalLogLikelihood, *terms: type) -> bool:
+    """Whether an objective is the evidence of its model with the model's likelihood.
+
+    Args:
+        mll: Any objective.
+        terms: Classes of loss terms that may be added to it.
+    """
+    return (
+        type(mll) is ExactMarginalLogLikelihood
+        and mll.likelihood is mll.model.likelihood
+        and all(type(term) in terms for term in mll.model.added_loss_terms())
+    )
+
+
 def single_task_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
     """That of a ``SingleTaskGP`` itself, in training mode; None for another model."""
     model: Any = mll.model
     plain = (
-        type(mll) is ExactMarginalLogLikelihood
-        and type(model) is SingleTaskGP
-        and mll.likelihood is model.likelihood
+        type(model) is SingleTaskGP
+        and _is_own_evidence(mll)
         and stationary_form(model.covar_module) is not None
-        and not any(True for _ in model.added_loss_terms())
     )
     if not plain:
         return None
@@ -433,6 +446,34 @@ def single_task_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
     X = model.transform_inputs(model.train_inputs[0])
     gp = ArrayGP.of(*parts, X, model.train_targets)
     return EvidenceObjective.of(model, gp) if gp is not None and gp.fits() else None
+
+
+def objective_with_signs(
+    mll: MarginalLogLikelihood, kind: Any, *terms: type
+) -> ArrayObjective | None:
+    """That of a ``MonotoneGP`` with sites; None where it is that of tensors.
+
+    Args:
+        mll: The objective, in training mode.
+        kind: ``MonotoneGP``, of which a subclass may define another objective.
+        terms: Classes of loss terms for the evidence of signs.
+    """
+    model: Any = mll.model
+    kept = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+    if (
+        any(getattr(type(model), name) is not getattr(kind, name) for name in kept)
+        or not _is_own_evidence(mll, *terms)
+        or (gp := model._array_gp()) is None
+    ):
+        return None
+    if not model.signs_in_fit:
+        return EvidenceObjective.of(model, gp) if gp.fits() else None
+    points, columns = model.virtual_points, model.covar_module.sites.columns
+    if not gp.fits(len(points), len(columns)):
+        return None
+    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
+    given = gp.seen(points), gp.places(columns), signs, sites, model.nu
+    return EvidenceObjective.of(model, gp, *given)
 
 
 # -- derivatives given the data ---------------------------------------------------

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArrayEP",
+    "EPConvergenceWarning",
     "EPResult",
     "array_expectation_propagation",
     "ep_result",
@@ -36,14 +37,17 @@ __all__ = [
     "probit_log_mass",
     "probit_site",
     "truncated_moments",
+    "warn_unless_converged",
 ]
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from botorch.exceptions.warnings import BotorchWarning
 from linear_operator.utils.errors import NotPSDError
 from scipy.linalg.lapack import dposv, dpotrf, dtrtri
 from scipy.special import erfcx, log_ndtr
@@ -229,6 +233,24 @@ def ep_result(
     residual = tensor([run.residual for run in runs])
     sweeps = tensor([run.sweeps for run in runs])
     return EPResult(sites, residual <= tolerance, sweeps, residual)
+
+
+class EPConvergenceWarning(BotorchWarning):
+    """Expectation propagation did not reach its fixed point."""
+
+
+def warn_unless_converged(result: EPResult | None) -> None:
+    """Say of how many elements of a batch, and what may help."""
+    if result is not None and not bool(result.converged.all()):
+        warnings.warn(
+            "Expectation propagation did not converge for "
+            f"{int((~result.converged).sum())} of {result.converged.numel()} "
+            f"models: residual {float(result.residual.max()):.1e} after "
+            f"{int(result.sweeps.max())} sweeps. If the data contradict a sign "
+            "strongly, choose a larger nu.",
+            EPConvergenceWarning,
+            stacklevel=3,
+        )
 
 
 def _run(

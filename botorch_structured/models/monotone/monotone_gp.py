@@ -37,16 +37,12 @@ __all__ = [
     "MonotoneGP",
 ]
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import add_output_dim
@@ -62,20 +58,12 @@ from gpytorch.likelihoods import (
     Likelihood,
 )
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import (
-    AddedLossTerm,
-    ExactMarginalLogLikelihood,
-    MarginalLogLikelihood,
-)
+from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator import to_linear_operator
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.models.array_objective import (
-    ArrayObjective,
-    array_optimizer,
-)
+from botorch_structured.models.array_objective import ArrayObjective, array_optimizer
 from botorch_structured.models.checks import (
     check_modules,
     check_points,
@@ -95,22 +83,24 @@ from botorch_structured.models.input_transforms import (
 )
 from botorch_structured.models.monotone.array_evidence import (
     ArrayGP,
-    EvidenceObjective,
     SlopesGivenData,
+    objective_with_signs,
 )
-from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     ArrayEP,
+    EPConvergenceWarning,
     EPResult,
     array_expectation_propagation,
     ep_result,
+    warn_unless_converged,
 )
 from botorch_structured.models.monotone.prediction import SitePredictor
 from botorch_structured.models.monotone.site_kernel import (
     DerivativeSites,
     SiteConditionedKernel,
     SiteConditionedMean,
-    partial_of_mean,
+    SiteEvidence,
+    derivative_moments,
     same_tensors,
 )
 from botorch_structured.models.monotone.sites import GaussianSites
@@ -119,6 +109,7 @@ from botorch_structured.models.monotone.virtual_points import (
     Slopes,
     check_bounds,
     check_monotone,
+    check_nu,
     check_probability,
     check_virtual_points,
     choose_points,
@@ -141,23 +132,6 @@ _WRAPPED = {
     "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
 _NO_SIGN = "monotone: expected at least one sign, got none."
-
-
-class EPConvergenceWarning(BotorchWarning):
-    """Expectation propagation did not reach its fixed point."""
-
-
-class _SiteEvidence(AddedLossTerm):
-    """log p(sites) as of the last call in training mode."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def loss(self, *params: Any) -> Tensor:
-        return self.value
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
 
 
 class MonotoneGP(FastSingleTaskGP):
@@ -190,8 +164,7 @@ class MonotoneGP(FastSingleTaskGP):
     the evidence of a few rows: on nine random rows of the training error of the paper's
     elastic net (medians of eight draws) lengthscales grow from 0.6 and 0.2 to 1.5 and
     0.8, the noise variance from 0.005 to 0.15, and the median error of the sum from 0.5
-    to 1.7 predicted standard deviations (calibrated: 0.67). Fitting an amplitude as
-    well does not change this.
+    to 1.7 predicted standard deviations (calibrated: 0.67).
 
     **When signs help.** Signs help if they are certain and data are few. In a search
     that starts from four points they improve the result on a mixture of two monotone
@@ -314,21 +287,13 @@ class MonotoneGP(FastSingleTaskGP):
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)
-        number = isinstance(nu, Real) and not isinstance(nu, bool)
-        if not (number and math.isfinite(nu) and nu > 0.0):
-            raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+        check_nu(nu)
         if not isinstance(signs_in_fit, bool):
             raise ValueError(
                 f"signs_in_fit: expected True or False, got {signs_in_fit!r}."
             )
         virtual_X = "adaptive" if virtual_X is None else virtual_X
-        if isinstance(virtual_X, Tensor):
-            check_virtual_points(virtual_X, d)
-        elif not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
-            raise ValueError(
-                'virtual_X: expected a tensor, "adaptive" or "grid", got '
-                f"{virtual_X!r}."
-            )
+        check_virtual_points(virtual_X, d)
         if min_probability is None:
             min_probability = 0.5 / max(len(signs), 1)
         check_probability(min_probability, "min_probability")
@@ -566,7 +531,7 @@ class MonotoneGP(FastSingleTaskGP):
         self._place_sites(before, before + count, probability)
         added = len(self.virtual_points) - before
         if added:
-            self._warn_unless_converged()
+            warn_unless_converged(self.ep_result)
         return added
 
     def _derivative(self, X: Tensor, column: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -599,50 +564,12 @@ class MonotoneGP(FastSingleTaskGP):
     def _derivatives(
         self, x: Tensor, columns: Sequence[int], given_sites: bool
     ) -> tuple[Tensor, Tensor]:
-        r"""Moments of derivatives given the data, with or without the sites.
-
-        Values at the data and derivatives at ``x`` have the joint prior (6) of
-        [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
-        data.
-
-        Args:
-            x: ``batch_shape x n x d``, on the model's axes.
-            columns: With respect to which ones, ``k`` of them.
-            given_sites: Whether to condition on the sites as well.
-
-        Returns:
-            In double precision, ``batch_shape x (k n)`` and ``... x (k n) x (k n)``,
-            columns slowest.
-        """
-        X = self.train_inputs[0]
-        if self.training:
-            X = self.transform_inputs(X)
-        prior_mean, kernel = self.mean_module, self.covar_module
-        if self.has_sites:
-            prior_mean, kernel = prior_mean.base_mean, kernel.base_kernel
-        k = StationaryDerivatives.of(kernel)
-        mean = partial_of_mean(prior_mean, x, columns).double()
-        error = (self.train_targets - prior_mean(X)).double().unsqueeze(-1)
-        at_data, x = X.double(), x.double()
-        K, cross = k.value(at_data, at_data), k.cross(at_data, x, columns)
-        gram = k.gram(x, columns)
-        if given_sites:
-            sites, system = self.covar_module.sites, self.covar_module.system()
-            to_sites = k.gram(x, columns, sites.points.double(), sites.columns)
-            explained = to_sites @ system.root.mT
-            train = self.covar_module.explained(X, system)
-            said = self.mean_module.residual(system).unsqueeze(-1)
-            mean = mean + (explained @ said).squeeze(-1)
-            error = error - train @ said
-            K = K - train @ train.mT
-            cross = cross - train @ explained.mT
-            gram = gram - explained @ explained.mT
-        noise = noise_at(self.likelihood, X, self.train_targets.shape)
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
-        right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
-        solved = torch.linalg.solve_triangular(factor, right, upper=False)
-        half, white = solved[..., :-1], solved[..., -1:]
-        return mean + (half.mT @ white).squeeze(-1), gram - half.mT @ half
+        """Moments of derivatives given the data, see ``derivative_moments``."""
+        X, targets = self.train_inputs[0], self.train_targets
+        X = self.transform_inputs(X) if self.training else X
+        noise = noise_at(self.likelihood, X, targets.shape)
+        modules = self.mean_module, self.covar_module
+        return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
 
     # -- sites: where they are, what they say, and for which state of the model -----
 
@@ -687,7 +614,7 @@ class MonotoneGP(FastSingleTaskGP):
         else:
             result = self._run_ep()
         if not self.training:
-            self._warn_unless_converged()
+            warn_unless_converged(self.ep_result)
         return result
 
     def _run_ep(self) -> EPResult:
@@ -758,19 +685,6 @@ class MonotoneGP(FastSingleTaskGP):
         kernel, mean = self.covar_module.base_kernel, self.mean_module.base_mean
         return ArrayGP.of(mean, kernel, self.likelihood, X, self.train_targets)
 
-    def _warn_unless_converged(self) -> None:
-        result = self.ep_result
-        if result is not None and not bool(result.converged.all()):
-            warnings.warn(
-                "Expectation propagation did not converge for "
-                f"{int((~result.converged).sum())} of {result.converged.numel()} "
-                f"models: residual {float(result.residual.max()):.1e} after "
-                f"{int(result.sweeps.max())} sweeps. If the data contradict a sign "
-                "strongly, choose a larger nu.",
-                EPConvergenceWarning,
-                stacklevel=3,
-            )
-
     def _state(self) -> tuple[Tensor, float, float]:
         """What the sites depend on: one tensor, compared at once, and settings."""
         parts = [*self.parameters(), raw_inputs(self), self.train_targets]
@@ -836,7 +750,7 @@ class MonotoneGP(FastSingleTaskGP):
         self._keep_current()
         system = kernel.system()  # once for mean, covariance and evidence
         if self.signs_in_fit:
-            evidence = _SiteEvidence(mean.log_evidence(system).to(x))
+            evidence = SiteEvidence(mean.log_evidence(system).to(x))
             self.update_added_loss_term("log_probability_of_sites", evidence)
         explained = kernel.explained(x, system)
         covariance = kernel.remaining(x, x, explained, explained)
@@ -848,8 +762,7 @@ class MonotoneGP(FastSingleTaskGP):
         data = self.train_inputs[0], self.train_targets
         if (
             not self.has_sites
-            or data[0].ndim != 2
-            or data[1].ndim != 1
+            or (data[0].ndim, data[1].ndim) != (2, 1)
             or settings.detach_test_caches.off()
             or any(t.requires_grad for t in data)
         ):
@@ -870,9 +783,8 @@ class MonotoneGP(FastSingleTaskGP):
     ) -> tuple[Any, ...]:
         """Moments that GPyTorch needs for a prediction; training inputs used once.
 
-        GPyTorch's own method repeats the training inputs for each element of a t-batch.
-        With lazily evaluated kernels that costs nothing; here each repeated row would
-        cost a triangular solve.
+        GPyTorch's own method repeats them for each element of a t-batch; here each
+        repeated row would cost a triangular solve.
         """
         if not self.has_sites:
             return super()._get_test_prior_mean_and_covariances(
@@ -923,7 +835,7 @@ class MonotoneGP(FastSingleTaskGP):
             before = self.ep_result
             self._keep_current()
             if before is self.ep_result:  # an update has warned already
-                self._warn_unless_converged()
+                warn_unless_converged(self.ep_result)
         return self
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -983,25 +895,4 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
 
 def _array_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
-    model: Any = mll.model
-    own = type(model)
-    points, columns = model.virtual_points, model.covar_module.sites.columns
-    if (
-        type(mll) is not ExactMarginalLogLikelihood
-        or mll.likelihood is not model.likelihood
-        or own.forward is not MonotoneGP.forward
-        or own.__call__ is not MonotoneGP.__call__
-        or own.compute_custom_loss is not FastSingleTaskGP.compute_custom_loss
-        or own._fast_evidence is not FastSingleTaskGP._fast_evidence
-        or not all(type(t) is _SiteEvidence for t in model.added_loss_terms())
-    ):
-        return None
-    gp = model._array_gp()
-    if gp is None or not gp.fits(len(points), len(columns)):
-        return None
-    if not model.signs_in_fit:
-        return EvidenceObjective.of(model, gp)
-    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
-    places = gp.places(columns)
-    given = gp.seen(points), places, signs, sites, model.nu
-    return EvidenceObjective.of(model, gp, *given)
+    return objective_with_signs(mll, MonotoneGP, SiteEvidence)

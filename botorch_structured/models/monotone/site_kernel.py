@@ -30,6 +30,8 @@ __all__ = [
     "DerivativeSites",
     "SiteConditionedKernel",
     "SiteConditionedMean",
+    "SiteEvidence",
+    "derivative_moments",
     "partial_of_mean",
     "same_tensors",
     "site_conditioned_features",
@@ -48,7 +50,9 @@ from botorch.sampling.pathwise.utils import ChainedTransform, TensorTransform
 from gpytorch import settings
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean, Mean, ZeroMean
+from gpytorch.mlls import AddedLossTerm
 from linear_operator import to_dense
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn import Module
 
@@ -309,6 +313,78 @@ def partial_of_mean(mean: Mean, points: Tensor, columns: Sequence[int]) -> Tenso
                 total, x, create_graph=graph, materialize_grads=True
             )
     return torch.cat([slope[..., j] for j in columns], dim=-1)
+
+
+class SiteEvidence(AddedLossTerm):
+    """log p(sites) as of the last call in training mode."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def loss(self, *params: Any) -> Tensor:
+        return self.value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value.detach()}  # tensors with a graph cannot be copied
+
+
+def derivative_moments(
+    mean: Any,
+    kernel: Any,
+    X: Tensor,
+    targets: Tensor,
+    noise: Tensor,
+    x: Tensor,
+    columns: Sequence[int],
+    given_sites: bool,
+) -> tuple[Tensor, Tensor]:
+    r"""Moments of derivatives given the data, with or without the sites.
+
+    Values at the data and derivatives at ``x`` have the joint prior (6) of
+    [Riihimaki2010monotonicity]_, or that given the sites. It is conditioned on the
+    data.
+
+    Args:
+        mean: Of the process, given sites or not.
+        kernel: Of the process, given sites or not.
+        X: Training inputs, transformed, ``batch_shape x n x d``.
+        targets: ``batch_shape x n``.
+        noise: Variances, ``batch_shape x n``.
+        x: ``batch_shape x v x d``, on the model's axes.
+        columns: With respect to which ones, ``k`` of them.
+        given_sites: Whether to condition on the sites as well.
+
+    Returns:
+        In double precision, ``batch_shape x (k v)`` and ``... x (k v) x (k v)``,
+        columns slowest.
+    """
+    prior_mean, prior = mean, kernel
+    if isinstance(mean, SiteConditionedMean):
+        prior_mean = mean.base_mean
+    if isinstance(kernel, SiteConditionedKernel):
+        prior = kernel.base_kernel
+    k = StationaryDerivatives.of(prior)
+    slope = partial_of_mean(prior_mean, x, columns).double()
+    error = (targets - prior_mean(X)).double().unsqueeze(-1)
+    at_data, x = X.double(), x.double()
+    K, cross = k.value(at_data, at_data), k.cross(at_data, x, columns)
+    gram = k.gram(x, columns)
+    if given_sites:
+        sites, system = kernel.sites, kernel.system()
+        to_sites = k.gram(x, columns, sites.points.double(), sites.columns)
+        explained = to_sites @ system.root.mT
+        train = kernel.explained(X, system)
+        said = mean.residual(system).unsqueeze(-1)
+        slope = slope + (explained @ said).squeeze(-1)
+        error = error - train @ said
+        K = K - train @ train.mT
+        cross = cross - train @ explained.mT
+        gram = gram - explained @ explained.mT
+    factor = psd_safe_cholesky(K + torch.diag_embed(noise.double()))
+    right = torch.cat([cross, error.expand(*cross.shape[:-1], 1)], dim=-1)
+    solved = torch.linalg.solve_triangular(factor, right, upper=False)
+    half, white = solved[..., :-1], solved[..., -1:]
+    return slope + (half.mT @ white).squeeze(-1), gram - half.mT @ half
 
 
 def same_tensors(a: Tensor, b: Tensor) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "Slopes",
     "check_bounds",
     "check_monotone",
+    "check_nu",
     "check_probability",
     "check_virtual_points",
     "choose_points",
@@ -35,6 +36,7 @@ __all__ = [
     "transformed_points",
 ]
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Real
@@ -338,8 +340,22 @@ def signs_of(
     return torch.where(rise < 0.0, -1.0, 1.0).to(Y).squeeze(-2)
 
 
-def check_virtual_points(virtual_X: Tensor, d: int) -> None:
-    """Raise a ``ValueError`` unless they are finite and ``v x d``."""
+def check_nu(nu: float) -> None:
+    """Raise a ``ValueError`` unless it is a positive number."""
+    number = isinstance(nu, Real) and not isinstance(nu, bool)
+    if not (number and math.isfinite(nu) and nu > 0.0):
+        raise ValueError(f"nu: expected a positive number, got {nu!r}.")
+
+
+def check_virtual_points(virtual_X: Tensor | str, d: int) -> None:
+    """Raise a ``ValueError`` unless they are finite and ``v x d``, or a known word."""
+    if not isinstance(virtual_X, Tensor):
+        if not (isinstance(virtual_X, str) and virtual_X in ("adaptive", "grid")):
+            raise ValueError(
+                'virtual_X: expected a tensor, "adaptive" or "grid", got '
+                f"{virtual_X!r}."
+            )
+        return
     if virtual_X.ndim != 2 or virtual_X.shape[-1] != d:
         raise ValueError(
             f"virtual_X: expected v x {d} like the columns of train_X, got "
