@@ -277,11 +277,11 @@ CASES = {
     ),
     "TreedGP": case(
         treed_gp, plane_points, 2, 40,
-        4, 4, 6, 4, 10,
+        1, 2, 2, 2, 6,
     ),
     "TreedGP.as_published": case(
         published_treed_gp, plane_points, 2, 40,
-        3, 10, 18, 10, 22,
+        1, 2, 2, 2, 6,
     ),
     "MultiTaskABLR": case(
         ablr, task_points, 3, 30,
