@@ -486,6 +486,7 @@ def evidence_and_slopes(
     mean: Tensor,
     noise: Tensor,
     slopes_too: bool = True,
+    with_jitter: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """``path_evidence``, without a graph, and its derivatives.
 
@@ -496,43 +497,44 @@ def evidence_and_slopes(
         mean: See there.
         noise: See there.
         slopes_too: Whether the derivatives are computed; if not, they are zero.
+        with_jitter: Whether to add jitter where a covariance is not positive definite.
+            By default it is tried without, and whether that was so is read from the
+            device once for all groups.
 
     Returns:
         The sum; its derivatives by ``mean``, ``noise`` and ``covariances.inputs``.
     """
-    n = len(y)
-    # first without jitter: whether it was needed is read once, not for each group
-    for with_jitter in (False, True):
-        total, failures = y.new_zeros(()), []
-        slopes = [t.new_zeros(t.shape) for t in (mean, noise, *covariances.inputs)]
-        d_mean, d_noise, *others = slopes
-        for group in groups:
-            rows = group.rows
-            places = (group.values.unsqueeze(-1) * n + rows).view(-1)
-            here, noise_here = (
-                t.reshape(-1).index_select(0, places).view(rows.shape)
-                for t in (mean, noise)
-            )
-            covariance, pull_back = covariances(group)
-            noisy = noisy_covariance(group, covariance, noise_here)
-            if with_jitter:
-                chol = psd_safe_cholesky(noisy)
-            else:
-                chol, failed = torch.linalg.cholesky_ex(noisy)
-                failures.append(failed.any())
-            values, half = path_values(group, chol, y[rows] - here)
-            total += values.sum()
-            if not slopes_too:
-                continue
-            g, d_residual = path_derivatives(group, chol, half)
-            d_noise.view(-1).index_add_(
-                0, places, g.diagonal(dim1=-1, dim2=-2).flatten()
-            )
-            if group.own:  # what nodes above leaves have is known
-                d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
-            pull_back(g, others)
-        if not failures or not torch.stack(failures).any():
-            break
+    n, total = len(y), y.new_zeros(())
+    slopes = [t.new_zeros(t.shape) for t in (mean, noise, *covariances.inputs)]
+    d_mean, d_noise, *others = slopes
+    failures = []
+    for group in groups:
+        rows = group.rows
+        places = (group.values.unsqueeze(-1) * n + rows).view(-1)
+        here, noise_here = (
+            t.reshape(-1).index_select(0, places).view(rows.shape)
+            for t in (mean, noise)
+        )
+        covariance, pull_back = covariances(group)
+        noisy = noisy_covariance(group, covariance, noise_here)
+        if with_jitter:
+            chol = psd_safe_cholesky(noisy)
+        else:
+            chol, failed = torch.linalg.cholesky_ex(noisy)
+            failures.append(failed.any())
+        values, half = path_values(group, chol, y[rows] - here)
+        total += values.sum()
+        if not slopes_too:
+            continue
+        g, d_residual = path_derivatives(group, chol, half)
+        d_noise.view(-1).index_add_(0, places, g.diagonal(dim1=-1, dim2=-2).flatten())
+        if group.own:  # what nodes above leaves have is known
+            d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
+        pull_back(g, others)
+    if failures and torch.stack(failures).any():
+        return evidence_and_slopes(
+            groups, y, covariances, mean, noise, slopes_too, with_jitter=True
+        )
     return total, slopes
 
 
