@@ -261,27 +261,27 @@ CASES = {
     ),
     "TreeStructuredGP": case(
         tree_gp, leaf_points, 4, 40,
-        9, 10, 10, 10, 14,
+        1, 2, 2, 2, 6,
     ),
     "TreeStructuredGP, uneven leaves": case(  # in three batches of similar size
         tree_gp, uneven_points, 4, 40,
-        11, 10, 10, 10, 14,
+        1, 2, 2, 2, 6,
     ),
     "TreeStructuredGP.as_published": case(
         published_tree_gp, leaf_points, 4, 40,
-        12, 15, 15, 15, 19,
+        6, 9, 9, 9, 13,
     ),
     "ConditionalGP": case(
         conditional_gp, leaf_points, 4, 40,
-        2, 2, 2, 2, 6,
+        1, 2, 2, 2, 6,
     ),
     "TreedGP": case(
         treed_gp, plane_points, 2, 40,
-        4, 4, 6, 4, 10,
+        1, 2, 2, 2, 6,
     ),
     "TreedGP.as_published": case(
         published_treed_gp, plane_points, 2, 40,
-        3, 10, 18, 10, 22,
+        1, 2, 2, 2, 6,
     ),
     "MultiTaskABLR": case(
         ablr, task_points, 3, 30,
@@ -289,15 +289,15 @@ CASES = {
     ),
     "MonotoneGP": case(
         monotone_gp, plane_points, 4, 12,
-        7, 15, 15, 22, 19,
+        7, 3, 3, 3, 7,
     ),
     "MonotoneGP, signs in fit": case(
         published_monotone_gp, plane_points, 4, 12,
-        16, 15, 15, 22, 19,
+        9, 3, 3, 3, 7,
     ),
     "DecomposedGP": case(
         decomposed_gp, plane_points, 4, 12,
-        14, 19, 19, 26, 23,
+        14, 7, 7, 7, 11,
     ),
     "SampledGP of SingleTaskGP": case(
         lambda X, size: sampled(SingleTaskGP(X, wave(X))), plane_points, 2, 20,
@@ -305,7 +305,7 @@ CASES = {
     ),
     "SampledGP of TreeStructuredGP": case(
         lambda X, size: sampled(tree_gp(X, size)), leaf_points, 4, 20,
-        None, 26, 26, 26, 30,
+        None, 2, 2, 2, 6,
     ),
 }  # fmt: skip
 

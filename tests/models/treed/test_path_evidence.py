@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import CORRELATIONS, Correlation
@@ -166,6 +168,21 @@ def test_what_cannot_be_factorised_is_an_error() -> None:
     scaled, variance, mean, noise = arguments(root, X, 2, len(root.walk()))
     with pytest.raises(NotPSDError):
         evidence_of(root, X, y, (scaled, variance, mean, noise.detach() - 5.0))
+
+
+def test_jitter_is_added_where_it_is_needed() -> None:
+    """Rows that stand twice make covariances without noise singular."""
+    root, X, y = problem(2, 30)
+    scaled, variance, mean, noise = arguments(root, X, 2, len(root.walk()))
+    groups, given = node_groups(root, rows_of, 10**6), []
+    for level in (-1e-10, 1e-8 - 1e-10):  # with jitter, and nearly what it makes of it
+        at = (scaled, variance, mean, torch.full_like(noise, level))
+        warned = pytest.warns(NumericalWarning) if level < 0.0 else nullcontext()
+        with warned:
+            value = stationary(groups, 1e-4 * y, at, CORRELATIONS[0])
+        given.append([value, *torch.autograd.grad(value, at[:2])])
+    for a, b in zip(*given, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05 * b.abs().max().item())
 
 
 class Scaled(torch.nn.Module):
