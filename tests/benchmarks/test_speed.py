@@ -14,15 +14,8 @@ from benchmarks.speed import __main__ as command
 from benchmarks.speed import expectation_propagation, report
 from benchmarks.speed.contest import Contest, Row, Seconds, check_equal, measure
 
-WARM = pytest.param(
-    "warm-suggestion",
-    marks=pytest.mark.xfail(raises=NotImplementedError, reason="no warm starts yet"),
-)
 
-
-@pytest.mark.parametrize(
-    "name", [n for n in command.ROWS if n != WARM.values[0]] + [WARM]
-)
+@pytest.mark.parametrize("name", command.ROWS)
 def test_both_sides_of_a_row_agree(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
