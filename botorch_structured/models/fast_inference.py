@@ -515,9 +515,10 @@ def fit_map(
         optimizer_kwargs: See there.
         kwargs: See there.
     """
-    if options and closure is None and "optimizer" not in kwargs:
+    if closure is None and "optimizer" not in kwargs:
         given = dict((optimizer_kwargs or {}).get("options") or {})
-        optimizer_kwargs = {**(optimizer_kwargs or {}), "options": {**options, **given}}
+        merged = {**(options or {}), **given}
+        optimizer_kwargs = {**(optimizer_kwargs or {}), "options": merged or None}
         known = {"options", "method", "timeout_sec"}
         if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
             kwargs["optimizer"] = partial(_minimise, objective)

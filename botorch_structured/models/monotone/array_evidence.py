@@ -46,22 +46,24 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
+from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtrs
 from torch import Tensor
 from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation, stationary_form
-from botorch_structured.models.array_objective import (
-    ArrayHyperparameters,
-    ArrayObjective,
-    Vector,
-    is_on_cpu_in_double,
-)
 from botorch_structured.models.fast_inference import noise_is_known
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     array_expectation_propagation,
 )
+from botorch_structured.models.tree.raw_parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
+
+Vector = NDArray[np.float64]
 
 # Jitter as in linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
@@ -113,6 +115,7 @@ class ArrayGP:
             or targets.ndim != 1
             or kernel.batch_shape
             or not (constant or type(mean) is ZeroMean)
+            or getattr(mean, "batch_shape", None)
             or not noise_is_known(likelihood)
             or getattr(likelihood, "second_noise_covar", None) is not None
         ):
@@ -120,7 +123,8 @@ class ArrayGP:
         form = StationaryDerivatives.of(kernel)
         at = mean.constant if constant else X.new_zeros(())
         tensors = form.lengthscale, form.variance, likelihood.noise, at
-        if at.numel() != 1 or not is_on_cpu_in_double(X, targets, *tensors):
+        arrays = (X, targets, *tensors)
+        if any(t.device.type != "cpu" or t.dtype != torch.float64 for t in arrays):
             return None
         scaled = type(kernel) is ScaleKernel
         inferred = type(likelihood) is GaussianLikelihood
@@ -297,8 +301,8 @@ class EvidenceObjective:
     Use ``of``.
 
     Args:
-        gp: The process.
-        hyperparameters: All free parameters of it.
+        mll: The objective, in training mode.
+        gp: The process of its model.
         points: Virtual points, the columns that the kernel sees, ``v x e``; None for
             the evidence of the data alone.
         places: Columns of the derivatives there, ``k`` of them.
@@ -309,61 +313,81 @@ class EvidenceObjective:
 
     def __init__(
         self,
+        mll: MarginalLogLikelihood,
         gp: ArrayGP,
-        hyperparameters: ArrayHyperparameters,
         points: Vector | None = None,
         places: Sequence[int] = (),
         signs: Vector | None = None,
         sites: Vector | None = None,
         nu: float = 0.0,
     ) -> None:
-        self.gp, self.hyperparameters = gp, hyperparameters
+        self._parameters = own = RawParameters(mll, None)
+        self._priors = LogPriors(mll.model, own)
+        self.bounds, self.gp = own.bounds, gp
         self.nu, self.signs, self.sites = nu, signs, sites
-        slices = hyperparameters.slices
-        self.slices = [None if p is None else slices.get(p) for p in gp.raw]
+        *positive, constant = gp.raw
+        self._logarithms = [None if p is None else own.logarithm(p) for p in positive]
+        self._constant = None if constant is None else own.unbounded(constant)
+        known = {id(p) for p in gp.raw}
+        if any(p.requires_grad and id(p) not in known for p in mll.parameters()):
+            raise UnknownFormError
         self.K = _ValueCovariance(gp.X, gp.X)
         if points is not None:
             self.C = _CrossCovariance(gp.X, points, places)
             self.S = _SlopeCovariance(points, points, places)
 
     @classmethod
-    def of(cls, model: Any, gp: ArrayGP, *signs: Any) -> ArrayObjective | None:
-        """For a fit of a model without a batch; None if it has other parameters.
+    def of(
+        cls, mll: MarginalLogLikelihood, gp: ArrayGP | None, *signs: Any
+    ) -> EvidenceObjective | None:
+        """For a fit; None for constraints, priors or parameters that are not known.
 
         Args:
-            model: In training mode.
-            gp: The process of its training data.
+            mll: See above.
+            gp: See above; None: there is no such process.
             signs: ``points``, ``places``, ``signs``, ``sites`` and ``nu``, or nothing.
         """
-        hyperparameters = ArrayHyperparameters.of(model)
-        if hyperparameters is None:
+        try:
+            return None if gp is None else cls(mll, gp, *signs)
+        except UnknownFormError:
             return None
-        if any(not any(p is q for q in gp.raw) for p in hyperparameters.slices):
-            return None
-        function = cls(gp, hyperparameters, *signs)
-        return ArrayObjective(function, hyperparameters.parameters)
 
-    def __call__(self, x: Vector) -> tuple[float, Vector]:
-        """Value and gradient at a vector of raw parameters."""
-        values, chain = self.hyperparameters.values(x)
-        prior, gradient = self.hyperparameters.log_prior(values)
-        own = [
-            given if place is None else values[place]
-            for place, given in zip(self.slices, self.gp.values, strict=True)
-        ]
+    def read(self) -> Vector:
+        """The raw parameters of the model, ``k``."""
+        return self._parameters.read()
+
+    def write(self, theta: Vector) -> None:
+        """Set the raw parameters of the model."""
+        self._parameters.write(theta)
+
+    def __call__(self, theta: Vector) -> tuple[float, Vector]:
+        """Value and gradient at raw parameters ``k``."""
+        u, chain = self._parameters.logarithms(theta)
+        prior, gradient = self._priors(u)
         n, e = self.gp.X.shape
-        length = np.broadcast_to(own[0], e)
-        evidence, *slopes = self._evidence(length, own[1][0], own[2], own[3][0])
-        for place, slope in zip(self.slices, slopes, strict=True):
+        *given, constant = self.gp.values
+        values = [
+            value if place is None else np.exp(u[place])
+            for place, value in zip(self._logarithms, given, strict=True)
+        ]
+        length, (variance,), noise = values
+        if self._constant is not None:
+            constant = u[self._constant]
+        evidence, *slopes, slope = self._evidence(
+            np.broadcast_to(length, e), variance, noise, constant[0]
+        )
+        for place, value, one in zip(self._logarithms, values, slopes, strict=True):
             if place is not None:
-                whole = slope if place.stop - place.start == len(slope) else slope.sum()
-                gradient[place] += whole
+                own = one if len(one) == len(value) else one.sum()
+                gradient[place] += own * value
+        if self._constant is not None:
+            gradient[self._constant] += slope
         if chain is not None:
-            gradient = gradient * chain
+            gradient *= chain
         value = -(evidence + prior) / n
         if not math.isfinite(value):  # as BoTorch says it to SciPy
-            return math.nan, np.full_like(x, np.nan)
-        return value, gradient / -n
+            return math.nan, np.full_like(theta, np.nan)
+        return value, gradient[self._parameters.free] / -n
 
     def _evidence(
         self, length: Vector, variance: float, noise: Vector, constant: float
@@ -432,7 +456,7 @@ def _is_own_evidence(mll: MarginalLogLikelihood, *terms: type) -> bool:
     )
 
 
-def single_task_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
+def single_task_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """That of a ``SingleTaskGP`` itself, in training mode; None for another model."""
     model: Any = mll.model
     plain = (
@@ -445,12 +469,12 @@ def single_task_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
     parts = model.mean_module, model.covar_module, model.likelihood
     X = model.transform_inputs(model.train_inputs[0])
     gp = ArrayGP.of(*parts, X, model.train_targets)
-    return EvidenceObjective.of(model, gp) if gp is not None and gp.fits() else None
+    return EvidenceObjective.of(mll, gp) if gp is not None and gp.fits() else None
 
 
 def objective_with_signs(
     mll: MarginalLogLikelihood, kind: Any, *terms: type
-) -> ArrayObjective | None:
+) -> EvidenceObjective | None:
     """That of a ``MonotoneGP`` with sites; None where it is that of tensors.
 
     Args:
@@ -467,13 +491,13 @@ def objective_with_signs(
     ):
         return None
     if not model.signs_in_fit:
-        return EvidenceObjective.of(model, gp) if gp.fits() else None
+        return EvidenceObjective.of(mll, gp) if gp.fits() else None
     points, columns = model.virtual_points, model.covar_module.sites.columns
     if not gp.fits(len(points), len(columns)):
         return None
     signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
     given = gp.seen(points), gp.places(columns), signs, sites, model.nu
-    return EvidenceObjective.of(model, gp, *given)
+    return EvidenceObjective.of(mll, gp, *given)
 
 
 # -- derivatives given the data ---------------------------------------------------

@@ -47,7 +47,6 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.nn import ModuleList
 
-from botorch_structured.models.array_objective import array_optimizer
 from botorch_structured.models.checks import (
     check_finite_points,
     check_new_data,
@@ -233,8 +232,7 @@ class DecomposedGP(ModelListGP):
         mll.train()
         for part in mll.mlls:
             if type(part.model) is SingleTaskGP:
-                own = {"optimizer": array_optimizer(single_task_objective)}
-                fit_map(part, **(own | kwargs))
+                fit_map(part, objective=single_task_objective(part), **kwargs)
             else:
                 fit_gpytorch_mll(part, **kwargs)
         return mll if any(part.training for part in mll.mlls) else mll.eval()

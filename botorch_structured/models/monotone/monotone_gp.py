@@ -63,7 +63,6 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
-from botorch_structured.models.array_objective import ArrayObjective, array_optimizer
 from botorch_structured.models.checks import (
     check_modules,
     check_points,
@@ -83,6 +82,7 @@ from botorch_structured.models.input_transforms import (
 )
 from botorch_structured.models.monotone.array_evidence import (
     ArrayGP,
+    EvidenceObjective,
     SlopesGivenData,
     objective_with_signs,
 )
@@ -815,12 +815,10 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
-        if self.has_sites:
-            kwargs.setdefault("optimizer", array_optimizer(_array_objective))
-        mll = fit_map(mll, None, **kwargs)
+        mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
         again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
-            mll = fit_map(mll, None, **kwargs)
+            mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
         return mll
 
     def train(self, mode: bool = True) -> Any:
@@ -893,6 +891,8 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     model._keep_current()
 
 
-def _array_objective(mll: MarginalLogLikelihood) -> ArrayObjective | None:
+def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
+    if not mll.model.has_sites:
+        return None
     return objective_with_signs(mll, MonotoneGP, SiteEvidence)

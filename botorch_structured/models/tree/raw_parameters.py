@@ -19,7 +19,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.priors import HorseshoePrior, LogNormalPrior, NormalPrior
+from gpytorch.priors import GammaPrior, HorseshoePrior, LogNormalPrior, NormalPrior
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -173,11 +173,14 @@ class LogPriors:
     """The log priors as a function of logarithms u.
 
     A log-normal prior of x^p is -((p u - m) / s)^2 / 2 - p u plus a constant, a normal
-    one of a mean the same without p u.
+    one of a mean the same without p u, and a gamma prior (a - 1) p u - b x^p plus a
+    constant.
     """
 
     def __init__(self, model: Any, parameters: RawParameters) -> None:
         self._horseshoes: list[tuple[Indices, float, Array]] = []
+        self._gammas: list[tuple[Indices, float, Array, Array]] = []
+        constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
         for _, module, prior, closure, _ in model.named_priors():
             reader = _READERS.get(getattr(closure, "__func__", closure))
@@ -195,6 +198,15 @@ class LogPriors:
                     scale = np.broadcast_to(prior.scale.numpy(), place.shape)
                     self._horseshoes.append((place, power, scale))
                     continue
+                if type(prior) is GammaPrior:
+                    a, b = prior.concentration, prior.rate
+                    terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
+                    constant, shape, rate = (
+                        np.broadcast_to(t.double().numpy(), place.shape) for t in terms
+                    )
+                    constants += float(constant.sum())
+                    self._gammas.append((place, power, shape, rate))
+                    continue
             if not known:
                 raise UnknownFormError
             columns = (place, power, prior.loc.numpy(), prior.scale.numpy(), tilt)
@@ -204,7 +216,9 @@ class LogPriors:
         _, self._power, self._loc, scale, self._tilt = table
         self._inverse = 1.0 / scale
         self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
-        self._constant += _LOG_HORSESHOE * sum(p.size for p, _, _ in self._horseshoes)
+        self._constant += constants + _LOG_HORSESHOE * sum(
+            p.size for p, _, _ in self._horseshoes
+        )
 
     def __call__(self, u: Array) -> tuple[float, Array]:
         """The sum of the log priors, and its derivative by u."""
@@ -214,6 +228,10 @@ class LogPriors:
         value -= float(self._tilt @ x)
         slope = self._power * self._inverse * standard + self._tilt
         gradient: Array = np.bincount(self._place, -slope, len(u)).astype(np.float64)
+        for place, power, shape, rate in self._gammas:
+            scaled = rate * np.exp(power * u[place])
+            value += float((shape * power) @ u[place] - scaled.sum())
+            gradient[place] += power * (shape - scaled)
         for place, power, scale in self._horseshoes:
             # log(log(1 + 4 a) / 2 + log(1 + 2 a)) plus a constant, a = (scale / x)^2
             a = np.square(scale * np.exp(-power * u[place]))

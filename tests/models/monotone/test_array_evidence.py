@@ -144,7 +144,7 @@ def test_priors_constraints_and_held_parameters() -> None:
             ),
             lengthscale_constraint=GreaterThan(0.01),
         ),
-        outputscale_prior=NormalPrior(1.0, 2.0),
+        outputscale_prior=LogNormalPrior(1.0, 2.0),
     )
     likelihood = GaussianLikelihood(
         noise_prior=GammaPrior(1.1, 0.5),
@@ -258,7 +258,7 @@ def test_covariances_that_have_no_factor() -> None:
     X, Y = make_data(6, 2)
     model = MonotoneGP(X, Y, {0: 1}, virtual_X=X[:4])
     _, objective = objective_of(model)
-    x = objective.state
+    x = objective.read()
     nothing = objective(np.full_like(x, np.nan))
     assert np.isnan(nothing[0]) and np.isnan(nothing[1]).all()
     ones = np.ones((3, 3))

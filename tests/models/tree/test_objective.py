@@ -23,7 +23,7 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean, LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from gpytorch.priors import HalfCauchyPrior, LogNormalPrior, NormalPrior
 from hypothesis import given, settings
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
@@ -222,7 +222,7 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
         X,
         Y,
         TREE,
-        covar_module=MaternKernel(lengthscale_prior=GammaPrior(2.0, 1.0)),
+        covar_module=MaternKernel(lengthscale_prior=HalfCauchyPrior(1.0)),
     ),
     "prior of a function": lambda X, Y: _with_prior(TreeStructuredGP(X, Y, TREE)),
     "kernel": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=PeriodicKernel()),
