@@ -430,28 +430,24 @@ def noisy_covariance(group: PathGroup, covariance: Tensor, noise: Tensor) -> Ten
 
 
 def path_values(
-    group: PathGroup, noisy: Tensor, residual: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    group: PathGroup, chol: Tensor, residual: Tensor
+) -> tuple[Tensor, Tensor]:
     """Weighted log evidences, and what their derivatives need.
 
     Args:
         group: What is summed.
-        noisy: Covariances with noise, see ``noisy_covariance``, ``B x m x m``.
+        chol: Cholesky factors of covariances with noise, see ``noisy_covariance``,
+            ``B x m x m``.
         residual: Observations minus prior means, ``B x m``.
 
     Returns:
-        The sums of the log evidences, ``B``; the Cholesky factors L; L^-1 times the
-        residuals, ``B x m``.
-
-    Raises:
-        NotPSDError: If a covariance is not positive definite even with jitter.
+        The sums of the log evidences, ``B``; L^-1 times the residuals, ``B x m``.
     """
-    chol = psd_safe_cholesky(noisy)
     half = torch.linalg.solve_triangular(chol, residual.unsqueeze(-1), upper=False)
     half = half.squeeze(-1)
     logs = 2.0 * chol.diagonal(dim1=-1, dim2=-2).log() + math.log(2.0 * math.pi)
     values = -0.5 * (group.row_weights * (half.square() + logs)).sum(-1)
-    return values, chol, half
+    return values, half
 
 
 def path_derivatives(
@@ -490,6 +486,7 @@ def evidence_and_slopes(
     mean: Tensor,
     noise: Tensor,
     slopes_too: bool = True,
+    with_jitter: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """``path_evidence``, without a graph, and its derivatives.
 
@@ -500,6 +497,9 @@ def evidence_and_slopes(
         mean: See there.
         noise: See there.
         slopes_too: Whether the derivatives are computed; if not, they are zero.
+        with_jitter: Whether to add jitter where a covariance is not positive definite.
+            By default it is tried without, and whether that was so is read from the
+            device once for all groups.
 
     Returns:
         The sum; its derivatives by ``mean``, ``noise`` and ``covariances.inputs``.
@@ -507,6 +507,7 @@ def evidence_and_slopes(
     n, total = len(y), y.new_zeros(())
     slopes = [t.new_zeros(t.shape) for t in (mean, noise, *covariances.inputs)]
     d_mean, d_noise, *others = slopes
+    failures = []
     for group in groups:
         rows = group.rows
         places = (group.values.unsqueeze(-1) * n + rows).view(-1)
@@ -516,7 +517,12 @@ def evidence_and_slopes(
         )
         covariance, pull_back = covariances(group)
         noisy = noisy_covariance(group, covariance, noise_here)
-        values, chol, half = path_values(group, noisy, y[rows] - here)
+        if with_jitter:
+            chol = psd_safe_cholesky(noisy)
+        else:
+            chol, failed = torch.linalg.cholesky_ex(noisy)
+            failures.append(failed.any())
+        values, half = path_values(group, chol, y[rows] - here)
         total += values.sum()
         if not slopes_too:
             continue
@@ -525,6 +531,10 @@ def evidence_and_slopes(
         if group.own:  # what nodes above leaves have is known
             d_mean.view(-1).index_add_(0, places, -d_residual.view(-1))
         pull_back(g, others)
+    if failures and torch.stack(failures).any():
+        return evidence_and_slopes(
+            groups, y, covariances, mean, noise, slopes_too, with_jitter=True
+        )
     return total, slopes
 
 
