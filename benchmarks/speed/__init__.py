@@ -10,6 +10,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+from botorch_structured import __version__
+
 
 def machine() -> dict[str, object]:
     """What a ratio depends on besides the code: the processor and the versions."""
@@ -23,7 +25,8 @@ def machine() -> dict[str, object]:
         "cpu": cpu,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in packages},
+        "versions": {"botorch_structured": __version__}
+        | {name: version(name) for name in packages},
     }
 
 

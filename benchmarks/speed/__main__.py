@@ -1,6 +1,7 @@
 """One command for every figure of speed: each a ratio to a peer in the same run.
 
     python -m benchmarks.speed [--rows NAME ...] [--repeats K] [--out FILE]
+    [--device cuda]
     python -m benchmarks.speed --quick [--rows NAME ...]
     python -m benchmarks.speed --report FILE
 
@@ -11,7 +12,8 @@ ratios of the repetitions. Each case runs in a process of its own and is one lin
 and the versions. The same command again does only the cases that the file has not.
 
 ``--quick`` checks on small data that the sides of each row agree, and measures nothing.
-``--report`` prints the table of a file's results.
+``--report`` prints the table of a file's results: a line for each row and peer, with
+the medians of its cases and the quartiles between which the ratios' middle half is.
 """
 
 from __future__ import annotations
@@ -45,23 +47,26 @@ _ONE_THREAD = {
 _LIMIT_SECONDS = 3600.0  # for a case
 
 
-def run_here(case: Case, repeats: int) -> dict[str, Any]:
+def run_here(case: Case, repeats: int, device: str = "cpu") -> dict[str, Any]:
     """Measure a case in this process.
 
     Args:
         case: The row's name and the case's.
         repeats: Samples of each call.
+        device: Where to compute, for a row ``on_devices``.
     """
     row, arguments = ROWS[case[0]], ROWS[case[0]].cases[case[1]]
-    found = measure(row.make(**arguments), repeats)
-    return {"row": case[0], "case": case[1], **found, "machine": machine()}
+    where = {"device": device} if row.on_devices else {}
+    found = measure(row.make(**arguments, **where), repeats, device)
+    names = {"row": case[0], "case": case[1], "device": device}
+    return {**names, **found, "machine": machine()}
 
 
-def _run_apart(case: Case, repeats: int) -> dict[str, Any]:
+def _run_apart(case: Case, repeats: int, device: str) -> dict[str, Any]:
     """Measure a case in a process of its own, whose libraries have one thread."""
     command = [sys.executable, "-m", "benchmarks.speed", "--here", *case]
     done = subprocess.run(
-        [*command, "--repeats", str(repeats)],
+        [*command, "--repeats", str(repeats), "--device", device],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -108,25 +113,29 @@ def read_results(path: Path) -> list[dict[str, Any]]:
     return results
 
 
-def run_all(names: Sequence[str], repeats: int, out: Path | None) -> list[Case]:
+def run_all(
+    names: Sequence[str], repeats: int, out: Path | None, device: str
+) -> list[Case]:
     """Run what a file has not, and print each result.
 
     Args:
         names: Names of rows.
         repeats: Samples of each call.
         out: The file, or None to keep nothing.
+        device: Where to compute.
 
     Returns:
         The cases that failed.
     """
-    known = {(r["row"], r["case"]) for r in (read_results(out) if out else [])}
+    results = read_results(out) if out else []
+    known = {(r["row"], r["case"]) for r in results if r["device"] == device}
     cases = [(n, c) for n in names for c in ROWS[n].cases if (n, c) not in known]
     failed: list[Case] = []
     bar = tqdm(cases, unit="case", file=sys.stderr)
     for case in bar:
         bar.set_postfix_str(", ".join(case))
         try:
-            result = _run_apart(case, repeats)
+            result = _run_apart(case, repeats, device)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             bar.write(f"{', '.join(case)}: {error}", file=sys.stderr)
             failed.append(case)
@@ -139,40 +148,72 @@ def run_all(names: Sequence[str], repeats: int, out: Path | None) -> list[Case]:
     return failed
 
 
-def _duration(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            value = seconds / size
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-    raise AssertionError
+def _number(value: float) -> str:
+    """Two digits, all of those before the point."""
+    if value >= 10.0:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1.0 else f"{value:.2g}"
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+    return _number(ratio) if ratio >= 1.0 else f"1/{_number(1.0 / ratio)}"
 
 
-def table_rows(results: Iterable[dict[str, Any]]) -> list[list[str]]:
-    """What, our time, the peer, its time, the ratio and its quartiles, as text.
+def _durations(seconds: Sequence[float]) -> str:
+    """In one unit: that of the shortest."""
+    shortest = min(seconds)
+    unit, size = ("s", 1.0) if shortest >= 1.0 else ("ms", 1e-3)
+    return " / ".join(_number(t / size) for t in seconds) + f" {unit}"
+
+
+def _distinct(names: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(names))
+
+
+def _together(cases: Sequence[str]) -> str:
+    """Names of cases; what they share is said once if they differ in one word."""
+    words = [case.split(" ") for case in cases]
+    shortest = min(map(len, words)) - 1
+
+    def common(parts: Sequence[Sequence[str]]) -> int:
+        first = enumerate(zip(*parts, strict=False))
+        return next((i for i, column in first if len({*column}) > 1), shortest)
+
+    start = min(common(words), shortest)
+    end = min(common([w[start:][::-1] for w in words]), shortest - start)
+    middle = [w[start : len(w) - end] for w in words]
+    if any(len(w) != 1 for w in middle):
+        return " / ".join(cases)
+    joined = " / ".join(" ".join(w) for w in middle)
+    return " ".join([*words[0][:start], joined, *words[0][len(words[0]) - end :]])
+
+
+def table_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Lines of the table, one for each row and each of its peers.
 
     Args:
-        results: From ``run_here``.
+        results: Of ``run_here``, cases of a row together.
     """
     lines = []
-    for result in results:
-        what = f"{ROWS[result['row']].what}; {result['case']}"
-        if result["note"]:
-            what += f" ({result['note']})"
-        ours = _duration(result["ours"])
-        for peer in result["peers"]:
-            low, high = (_times(q) for q in peer["quartiles"])
-            ratio = _times(peer["ratio"])
+    for name in dict.fromkeys(r["row"] for r in results):
+        mine = [r for r in results if r["row"] == name]
+        what = f"{ROWS[name].what}: {_together([r['case'] for r in mine])}"
+        ours = _durations([r["ours"] for r in mine])
+        for peers in zip(*(r["peers"] for r in mine), strict=True):
+            spread = [" to ".join(map(_times, p["quartiles"])) for p in peers]
             lines.append(
-                [what, ours, peer["name"], _duration(peer["seconds"]), ratio]
-                + [f"{low} to {high}"]
+                [
+                    what,
+                    ours,
+                    _distinct(p["name"] for p in peers),
+                    " / ".join(_times(p["ratio"]) for p in peers),
+                    " / ".join(spread),
+                ]
             )
-        if not result["peers"]:
-            low, high = (_duration(q) for q in result["quartiles"])
-            lines.append([what, ours, "", "", "", f"{low} to {high}"])
+            what = ours = ""  # once for all peers
+        if what:
+            spread = [_durations(r["quartiles"]).replace(" / ", " to ") for r in mine]
+            lines.append([what, ours, "", "", " / ".join(spread)])
     return lines
 
 
@@ -185,7 +226,7 @@ def report(path: Path) -> str:
     results = read_results(path)
     order = [(n, c) for n in ROWS for c in ROWS[n].cases]
     results.sort(key=lambda r: order.index((r["row"], r["case"])))
-    header = ["what", "ours", "against", "its time", "times faster", "quartiles"]
+    header = ["what", "time", "against", "times as fast", "middle half"]
     return markdown_table(header, table_rows(results))
 
 
@@ -196,13 +237,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument(
+        "--device", default="cpu", help="rows that can compute elsewhere, in wall time"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--out", type=Path, help="results are added to this JSONL file")
     what.add_argument("--quick", action="store_true", help="check, and do not measure")
     what.add_argument("--report", type=Path, help="print the table of this file")
     what.add_argument("--here", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    names = options.rows or list(ROWS)
+    able = [n for n in ROWS if options.device == "cpu" or ROWS[n].on_devices]
+    names = options.rows or able
+    if odd := sorted({*names} - {*able}):
+        parser.error(f"--device: expected cpu for {odd}, got {options.device}.")
     if options.repeats < 1:
         parser.error(f"--repeats: expected at least 1, got {options.repeats}.")
     torch.set_num_threads(1)
@@ -212,8 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         quick(names)
     elif options.here:
         warnings.simplefilter("ignore")  # a peer's do not belong to a result
-        print(json.dumps(run_here(tuple(options.here), options.repeats)))
-    elif failed := run_all(names, options.repeats, options.out):
+        here = run_here(tuple(options.here), options.repeats, options.device)
+        print(json.dumps(here))
+    elif failed := run_all(names, options.repeats, options.out, options.device):
         sys.exit(f"Failed: {failed}")
 
 

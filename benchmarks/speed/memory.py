@@ -9,13 +9,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 
-def extra_mib(call: Callable[[], object]) -> float:
-    """MiB by which a call raises the peak of this process's memory, on the CPU.
 
-    Linux can forget earlier peaks. Elsewhere they stay, and the answer is too small
-    where they were higher.
+def extra_mib(call: Callable[[], object], device: str = "cpu") -> float:
+    """MiB by which a call raises the peak of memory: this process's, or of a GPU.
+
+    Linux can forget earlier peaks. On other systems they stay, and the answer is too
+    small where they were higher.
+
+    Args:
+        call: What needs memory.
+        device: Where it computes.
     """
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
     forget, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if forget.exists():
         forget.write_text("5")

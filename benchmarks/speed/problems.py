@@ -82,7 +82,11 @@ def make_points(tree: ParameterTree, path: Tensor, seed: int) -> Tensor:
 
 
 def make_data(
-    tree: ParameterTree, rows: list[int], seed: int = 0, outputs: int = 1
+    tree: ParameterTree,
+    rows: list[int],
+    seed: int = 0,
+    outputs: int = 1,
+    device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """Points in random order, and smooth functions of a level and waves for each leaf.
 
@@ -91,6 +95,7 @@ def make_data(
         rows: Points on each path.
         seed: Seed.
         outputs: Number of outcomes, ``m``.
+        device: Where they are to be.
 
     Returns:
         ``n x d`` and ``n x m``, with noise of a tenth.
@@ -112,4 +117,4 @@ def make_data(
             if c in own:
                 angle = rate[c] * X[mine, c].unsqueeze(-1) + 6.3 * phase[c]
                 Y[mine] += angle.sin()
-    return X, Y
+    return X.to(device), Y.to(device)

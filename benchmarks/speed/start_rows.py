@@ -76,6 +76,6 @@ ROWS = {
                 "theirs": "botorch.models",
             }
         },
-        {"ours": "botorch_structured.spaces", "theirs": "torch"},
+        {"ours": "json", "theirs": "re"},
     ),
 }

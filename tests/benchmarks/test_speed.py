@@ -1,12 +1,187 @@
+"""The command for figures of speed: its rows agree, its files can be continued."""
+
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.speed import __main__ as command
 from benchmarks.speed import expectation_propagation, report
+from benchmarks.speed.contest import Contest, Row, Seconds, check_equal, measure
+
+WARM = pytest.param(
+    "warm-suggestion",
+    marks=pytest.mark.xfail(raises=NotImplementedError, reason="no warm starts yet"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in command.ROWS if n != WARM.values[0]] + [WARM]
+)
+def test_both_sides_of_a_row_agree(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(["--quick", "--rows", name])
+    assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_the_cases_of_a_row_are_what_it_takes() -> None:
+    for row in command.ROWS.values():
+        assert row.cases
+        for arguments in row.cases.values():
+            assert {*row.quick} >= {*arguments} - {"counted", "largest", "n", "size"}
+
+
+def contest(**changes: Any) -> Contest:
+    """Ours takes 1 s, then 2, then 3; a peer takes 4, and one takes 10 times 1."""
+    calls = {
+        "ours": lambda number: Seconds(1.0 + number),
+        "slow": lambda number: Seconds(4.0),
+        "slower": lambda number: Seconds(1.0),
+        "raw": lambda number: Seconds(0.5),
+    }
+    peers = [["slower", "slow"], ["raw"]]
+    return Contest(calls, peers, times={"slower": 10.0}, **changes)
+
+
+def test_ratios_are_medians_against_the_faster_peer() -> None:
+    prepared: list[int] = []
+    result = measure(
+        contest(check=lambda: {"found": 1}, prepare=prepared.append), repeats=3
+    )
+    assert result["samples"]["ours"] == [1.0, 2.0, 3.0]
+    assert result["samples"]["slower"] == [10.0] * 3
+    assert result["ours"] == 2.0 and result["facts"] == {"found": 1}
+    fast, raw = result["peers"]
+    assert (fast["name"], fast["of"]) == ("slow", ["slower", "slow"])
+    assert fast["ratio"] == 2.0 and fast["range"] == [4.0 / 3.0, 4.0]
+    assert fast["quartiles"] == pytest.approx([5.0 / 3.0, 3.0])
+    assert raw["ratio"] == 0.25
+    assert prepared == [0, 0, 1, 2]
+
+
+def test_sides_that_disagree_are_not_measured() -> None:
+    check_equal("value", 1.0 + 1e-10, 1.0, 1e-9)
+    check_equal("value", 1e6 + 1e-4, 1e6, 1e-9)
+    for other in (1.0 + 1e-8, float("nan")):
+        with pytest.raises(AssertionError, match="value: expected"):
+            check_equal("value", other, 1.0, 1e-9)
+
+    def check() -> dict[str, Any]:
+        raise AssertionError("not the same")
+
+    with pytest.raises(AssertionError, match="not the same"):
+        measure(contest(check=check), repeats=1)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> list[command.Case]:
+    """Two rows of toys, run in this process; the cases that were run."""
+    rows = {
+        "toy": Row(
+            "toys", lambda n: contest(), {"2 of them": {"n": 2}, "3": {"n": 3}}, {}
+        ),
+        "bare": Row(
+            "no peers",
+            lambda: Contest({"ours": lambda i: Seconds(2.0)}),
+            {"one": {}},
+            {},
+        ),
+    }
+    run: list[command.Case] = []
+
+    def apart(case: command.Case, repeats: int, device: str) -> dict[str, Any]:
+        run.append(case)
+        if case[1] == "3" and len(run) < 3:
+            raise subprocess.CalledProcessError(1, "python")
+        return command.run_here(case, repeats)
+
+    monkeypatch.setattr(command, "ROWS", rows)
+    monkeypatch.setattr(command, "_run_apart", apart)
+    return run
+
+
+def test_a_file_is_continued(toy: list[command.Case], tmp_path: Path) -> None:
+    out = tmp_path / "speed.jsonl"
+    with pytest.raises(SystemExit, match="'toy', '3'"):
+        command.main(["--rows", "toy", "--out", str(out), "--repeats", "3"])
+    assert toy == [("toy", "2 of them"), ("toy", "3")]
+    with out.open("a") as file:
+        file.write('{"row": "toy", "ca')  # killed while it wrote
+    command.main(["--out", str(out), "--repeats", "3"])
+    assert toy[2:] == [("toy", "3"), ("bare", "one")]
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["case"] for line in lines] == ["2 of them", "3", "one"]
+    versions = lines[0]["machine"]["versions"]
+    assert {"botorch_structured", "torch", "scipy"} <= {*versions}
+    assert len(lines[0]["samples"]["raw"]) == 3
+    command.main(["--out", str(out)])
+    assert len(toy) == 4
+
+
+def test_the_table(
+    toy: list[command.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "speed.jsonl"
+    toy += [("", "")] * 3
+    command.main(["--out", str(out), "--repeats", "3"])
+    capsys.readouterr()
+    command.main(["--report", str(out)])
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert table[2:] == [
+        [
+            "toys: 2 of them / 3",
+            "2.0 / 2.0 s",
+            "slow",
+            "2.0 / 2.0",
+            "1.7 to 3.0 / 1.7 to 3.0",
+        ],
+        ["", "", "raw", "1/4.0 / 1/4.0", "1/4.8 to 1/2.7 / 1/4.8 to 1/2.7"],
+        ["no peers: one", "2.0 s", "", "", "2.0 to 2.0 s"],
+    ]
+
+
+def test_names_of_cases_share_words() -> None:
+    shared = command._together(["8 paths, 20 points", "8 paths, 5 points"])
+    assert shared == "8 paths, 20 / 5 points"
+    assert command._together(["3 rows", "4 lines"]) == "3 rows / 4 lines"
+    assert command._together(["3 rows"]) == "3 rows"
+
+
+def test_arguments_and_files_that_are_not_right(
+    toy: list[command.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (
+        ["--rows", "nothing"],
+        ["--repeats", "0"],
+        ["--quick", "--out", "f"],
+        ["--device", "cuda", "--rows", "toy"],
+    ):
+        with pytest.raises(SystemExit):
+            command.main(arguments)
+    errors = capsys.readouterr().err
+    assert "expected at least 1, got 0" in errors
+    assert "expected cpu for ['toy'], got cuda" in errors
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"row": "elsewhere"}\n')
+    with pytest.raises(ValueError, match="elsewhere"):
+        command.main(["--report", str(other)])
+
+
+def test_a_case_runs_in_a_process_of_its_own() -> None:
+    """With one thread also where the libraries would take more."""
+    case = ("one-posterior", "8 paths, 60 points")
+    result = command._run_apart(case, 1, "cpu")
+    assert (result["row"], result["case"], result["device"]) == (*case, "cpu")
+    assert result["samples"]["ours"][0] > 0.0
 
 
 def test_a_figure_of_speed_has_its_machine_beside_it(
