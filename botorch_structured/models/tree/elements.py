@@ -1,14 +1,13 @@
 """Batches of tree models as the single ones that they consist of.
 
 Several outputs, and a batch of data sets, are independent GPs: each *element* of the
-batch has leaves and weights of its own. ``elements_of`` makes a model of each, with
-copies of its hyperparameters; evidence and predictions are those of the elements.
+batch has leaves and weights of its own. ``make_elements`` makes a model of each, with
+copies of its hyperparameters. Evidence, fits and predictions are those of the elements.
 
-Rows that a model is conditioned on after its construction (fantasies, observations)
-have batch dimensions in front of those of the elements, which hold the rows before.
-The posterior given both is that of the elements, conditioned once more
-(``conditioned``): with (m, C) the posterior of an element at points x and at new rows
-f, with outcomes y of noise variance s,
+Rows that are added later as fantasies have batch dimensions in front of those of the
+elements, which hold the rows before. The posterior given both is that of the elements,
+conditioned once more (``conditioned``): with (m, C) the posterior of an element at
+points x and at new rows f, with outcomes y of noise variances s,
 
     S = C_ff + diag(s),   mean = m_x + C_xf S^-1 (y - m_f),
     cov = C_xx - C_xf S^-1 C_fx.
@@ -20,14 +19,13 @@ from __future__ import annotations
 
 __all__ = [
     "EVENT_DIMENSIONS",
-    "batch_shape_of",
     "conditioned",
-    "element_of",
-    "elements_of",
+    "evidence_of_elements",
     "fantasy_shapes",
-    "parameters_of",
+    "fit_elements",
+    "make_elements",
+    "posterior_of_elements",
     "quick_copy",
-    "whole",
 ]
 
 from collections import OrderedDict
@@ -41,11 +39,14 @@ from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.noise_models import FixedGaussianNoise
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from botorch_structured.models.fast_inference import with_variance_floor
+from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -68,7 +69,7 @@ _TRANSFORMS = {"input_transform", "outcome_transform"}
 # -- batch dimensions ---------------------------------------------------------------
 
 
-def element_of(values: Tensor, index: Sequence[int], event: int) -> Tensor:
+def _element_of(values: Tensor, index: Sequence[int], event: int) -> Tensor:
     """One element of the last batch dimensions, which broadcast.
 
     Args:
@@ -92,7 +93,7 @@ def _first(values: Tensor, event: int) -> Tensor:
     return values[(0,) * (values.ndim - event)]
 
 
-def whole(values: Tensor, event: int) -> Tensor:
+def _whole(values: Tensor, event: int) -> Tensor:
     """Batch dimensions that ``expand`` made have length one again."""
     for dim in range(values.ndim - event):
         if values.stride(dim) == 0:
@@ -151,7 +152,7 @@ def quick_copy(module: ModuleT, *kept: object) -> ModuleT:
     return deepcopy(module, memo)
 
 
-def parameters_of(model: nn.Module, index: Sequence[int]) -> dict[str, Tensor] | None:
+def _parameters_of(model: nn.Module, index: Sequence[int]) -> dict[str, Tensor] | None:
     """The part of each parameter that belongs to one element, by name.
 
     Args:
@@ -163,15 +164,15 @@ def parameters_of(model: nn.Module, index: Sequence[int]) -> dict[str, Tensor] |
     """
     out = {}
     for name, value in model.named_parameters():
-        shape = batch_shape_of(name, value)
+        shape = _batch_shape_of(name, value)
         if shape is None:
             return None
         event = value.ndim - len(shape)
-        out[name] = _first(element_of(value, index, event), event)
+        out[name] = _first(_element_of(value, index, event), event)
     return out
 
 
-def batch_shape_of(name: str, parameter: Tensor) -> torch.Size | None:
+def _batch_shape_of(name: str, parameter: Tensor) -> torch.Size | None:
     """The batch shape of a model's parameter; None if that is not known."""
     path = name.split(".")
     event = EVENT_DIMENSIONS.get(path[-1])
@@ -180,19 +181,23 @@ def batch_shape_of(name: str, parameter: Tensor) -> torch.Size | None:
     return parameter.shape[: parameter.ndim - event]
 
 
-def elements_of(model: Any, lead: int, num_rows: int) -> list[Any] | None:
-    """A model in evaluation mode, without transforms, for each element of a batch.
+def make_elements(model: Any) -> list[Any] | None:
+    """Models in evaluation mode, without transforms, of the elements of a model.
 
     Args:
-        model: Its data are ``lead_shape x batch_shape x n x d``.
-        lead: Number of dimensions of ``lead_shape``.
-        num_rows: The elements have the first so many rows, which do not differ along
-            ``lead_shape``.
+        model: A ``LeafModel``. Its elements have its first rows, where it has
+            fantasies, which do not differ along the dimensions of these.
 
     Returns:
-        The elements in the order of ``batch_shape``, or None if the model has
-        parameters or bounds whose batch dimensions are not known.
+        The elements in the order of the batch. None if the model has parameters or
+        bounds whose batch dimensions are not known, if its data have a gradient, or if
+        predictions by leaf do not pay.
     """
+    X, targets = model.train_inputs[0], model.train_targets
+    # rows of fantasies may have a gradient, those before them have none
+    if model._fantasies is None and (X.requires_grad or targets.requires_grad):
+        return None
+    lead, num_rows = model._fantasies or (0, X.shape[-2])
     parts = nn.ModuleDict({name: getattr(model, name) for name in _PARTS})
     others = {name for name, _ in model.named_children()} - _TRANSFORMS
     bounds = [m for m in parts.modules() if isinstance(m, Interval)]
@@ -200,14 +205,22 @@ def elements_of(model: Any, lead: int, num_rows: int) -> list[Any] | None:
         bound.numel() > 1 for m in bounds for bound in (m.lower_bound, m.upper_bound)
     ):
         return None
-    out = []
-    for index in np.ndindex(model.train_targets.shape[lead:-1]):
-        values = parameters_of(model, index)
+    out: list[Any] = []
+    for index in np.ndindex(targets.shape[lead:-1]):
+        values = _parameters_of(model, index)
         if values is None:
             return None
-        out.append(_element(model, quick_copy(parts), index, num_rows))
-        for name, parameter in out[-1].named_parameters():
+        element = _element(model, quick_copy(parts), index, num_rows)
+        for name, parameter in element.named_parameters():
             parameter.data = values[name].detach().clone()
+        # outputs have the same inputs, and so the same leaves
+        first, mine = out[0] if out else element, element.train_inputs[0]
+        if torch.equal(mine, first.train_inputs[0]):
+            structure = first._structure(first.train_inputs[0])
+            element._structure_cache = (mine, element.covar_module, structure)
+        if not element._use_predictor():
+            return None
+        out.append(element)
     return out
 
 
@@ -222,6 +235,7 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
         _has_transformed_inputs=False,
         _original_train_inputs=None,
         _fantasies=None,
+        _choose_kernel=False,  # one kernel for all elements
         prediction_strategy=None,
     )
     for part in parts.modules():
@@ -230,7 +244,7 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
             setattr(part, "batch_shape", torch.Size())  # noqa: B010 (for mypy)
 
     def rows(values: Tensor, event: int) -> Tensor:
-        values = _first(element_of(values, index, event), event)
+        values = _first(_element_of(values, index, event), event)
         return values[:num_rows].detach()
 
     element.train_inputs = (rows(model.train_inputs[0], 2),)
@@ -241,7 +255,144 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
     return element.requires_grad_(False).eval()
 
 
-# -- fantasies ----------------------------------------------------------------------
+# -- evidence and fits --------------------------------------------------------------
+
+
+class _Evidence(nn.Module):
+    """The evidence of an element as a function of its parameters and inputs."""
+
+    def __init__(self, element: Any, structure: Structure) -> None:
+        super().__init__()
+        self.element, self.structure = element, structure
+
+    def forward(self, X: Tensor) -> Tensor:
+        """A scalar, at transformed inputs ``n x d``."""
+        return log_evidence(*self.element._system(X, self.structure))
+
+
+def evidence_of_elements(model: Any) -> Tensor | None:
+    """Log evidence of each element, ``batch_shape``, differentiable as that of one.
+
+    Args:
+        model: A ``LeafModel`` without fantasies.
+
+    Returns:
+        None where the dense evidence is faster, or the only one there is.
+    """
+    elements = model._elements()
+    if elements is None:
+        return None
+    shape = model.train_targets.shape[:-1]
+    X, values = model.transform_inputs(model.train_inputs[0]), []
+    for index, element in zip(np.ndindex(shape), elements, strict=True):
+        # paths do not depend on the transform, which keeps decisions
+        structure = element._structure(element.train_inputs[0])
+        if not element._evidence_pays(structure.layout):
+            return None
+        own = _parameters_of(model, index) or {}
+        named = {f"element.{name}": value for name, value in own.items()}
+        inputs = _element_of(X, index, 2)
+        values.append(functional_call(_Evidence(element, structure), named, inputs))
+    return torch.stack(values).view(shape)
+
+
+def fit_elements(
+    model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+) -> MarginalLogLikelihood | None:
+    """Fit each element by itself, which is what a fit of independent GPs is.
+
+    Args:
+        model: A ``LeafModel``.
+        mll: Its objective.
+        kwargs: See ``fit_gpytorch_mll``.
+
+    Returns:
+        The objective in evaluation mode; None where one optimisation has to be for all
+        elements: they share parameters, or the caller has a closure, an optimiser, or
+        arguments that name parameters.
+    """
+    options = kwargs.get("optimizer_kwargs") or {}
+    if (
+        any(kwargs.get(name) for name in ("closure", "closure_kwargs", "optimizer"))
+        or options.keys() - {"options", "method"}
+        or type(mll) is not ExactMarginalLogLikelihood
+        or mll.likelihood is not model.likelihood
+        or model._fantasies is not None
+        or any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors())
+    ):
+        return None
+    mll.train()
+    shape, elements = model.train_targets.shape[:-1], model._elements()
+    free = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if elements is None or any(
+        _batch_shape_of(name, p) != shape for name, p in free.items()
+    ):
+        return None
+    X = model.transform_inputs(model.train_inputs[0])
+    for index, element in zip(np.ndindex(shape), elements, strict=True):
+        inputs = _element_of(X, index, 2)
+        structure = element._structure(element.train_inputs[0])
+        element.train_inputs = (inputs,)
+        element._structure_cache = (inputs, element.covar_module, structure)
+        for name, p in element.named_parameters():
+            p.requires_grad_(name in free)
+        own = ExactMarginalLogLikelihood(element.likelihood, element)
+        element.custom_fit(own, **kwargs)
+    with torch.no_grad():
+        for index, element in zip(np.ndindex(shape), elements, strict=True):
+            for name, p in (_parameters_of(model, index) or {}).items():
+                p.copy_(element.get_parameter(name))
+    model._clear_cache()
+    return mll.eval()
+
+
+# -- posteriors ---------------------------------------------------------------------
+
+
+def posterior_of_elements(
+    model: Any, elements: list[Any], X: Tensor
+) -> MultivariateNormal:
+    """The posterior of a batch, given its fantasies if there are any.
+
+    Args:
+        model: A ``LeafModel``.
+        elements: From ``make_elements``.
+        X: ``batch_shape x q x d``, transformed; batch shapes broadcast.
+    """
+    train_X, targets = model.train_inputs[0], model.train_targets
+    lead, num_rows = model._fantasies or (0, train_X.shape[-2])
+    shape = torch.broadcast_shapes(X.shape[:-2], targets.shape[:-1])
+    own = targets.shape[lead:-1]
+    own = own if own.numel() > 1 else own[:0]
+    before = len(shape) - len(own)
+    number = torch.arange(own.numel()).view(own).expand(shape[before:])
+    X, train_X = _whole(X, 2), _whole(train_X, 2)
+    means, covariances = [], []
+    for index in np.ndindex(number.shape):
+        element = elements[int(number[index])]
+        points = _element_of(X, index, 2)
+        if num_rows == train_X.shape[-2]:
+            posterior = element._fast_posterior(points)
+        else:
+            new = _element_of(train_X, index, 2)[..., num_rows:, :]
+            batch = torch.broadcast_shapes(points.shape[:-2], new.shape[:-2])
+            both = [t.expand(*batch, *t.shape[-2:]) for t in (points, new)]
+            noise = element.likelihood.noise
+            if noise.shape[-1] > 1:  # known, row by row
+                noise = _element_of(model.likelihood.noise, index, 1)[..., num_rows:]
+            posterior = conditioned(
+                element._fast_posterior(torch.cat(both, dim=-2)),
+                _element_of(targets, index, 1)[..., num_rows:],
+                noise,
+            )
+        mean, covariance = posterior.mean, posterior.covariance_matrix
+        means.append(mean.expand(*shape[:before], *mean.shape[-1:]))
+        covariances.append(covariance.expand(*shape[:before], *covariance.shape[-2:]))
+    mean, covariance = means[0], covariances[0]
+    if own:
+        mean = torch.stack(means, dim=-2).unflatten(-2, number.shape)
+        covariance = torch.stack(covariances, dim=-3).unflatten(-3, number.shape)
+    return MultivariateNormal(mean, to_linear_operator(covariance))
 
 
 def conditioned(

@@ -18,7 +18,6 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
@@ -32,8 +31,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.block_low_rank import LeafLayout
@@ -56,14 +54,12 @@ from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.outcome_scale import AnyScaleStandardize, ScaledNormal
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
-    batch_shape_of,
-    conditioned,
-    element_of,
-    elements_of,
+    evidence_of_elements,
     fantasy_shapes,
-    parameters_of,
+    fit_elements,
+    make_elements,
+    posterior_of_elements,
     quick_copy,
-    whole,
 )
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
@@ -87,8 +83,6 @@ _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
 # predictions by leaf are faster unless weights are more than rows and than this.
 _MANY_WEIGHTS = 512
-# More rows than these that a model was conditioned on become data of its leaves.
-_MANY_ROWS = 32
 # Outcome transforms by which moments of one outcome are scaled and shifted.
 _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 
@@ -164,18 +158,6 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     }
 
 
-class _Evidence(nn.Module):
-    """The evidence of an element as a function of its parameters and inputs."""
-
-    def __init__(self, model: LeafModel, structure: Structure) -> None:
-        super().__init__()
-        self.model, self.structure = model, structure
-
-    def forward(self, X: Tensor) -> Tensor:
-        """A scalar, at transformed inputs ``n x d``."""
-        return log_evidence(*self.model._system(X, self.structure))
-
-
 class LeafModel(FastSingleTaskGP):
     """A ``SingleTaskGP`` over a tree, fast where its kernel is a ``LeafKernel``."""
 
@@ -187,10 +169,10 @@ class LeafModel(FastSingleTaskGP):
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
-    # of a model that was conditioned on more rows: how many batch dimensions these
-    # have in front of those of the rows before, and the number of the latter
-    _fantasies: tuple[int, int] | None = None
     _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
+    # of a model with fantasies: how many batch dimensions these have in front of those
+    # of the rows before, and the number of the latter
+    _fantasies: tuple[int, int] | None = None
 
     def _warn_of_scales(
         self,
@@ -211,11 +193,12 @@ class LeafModel(FastSingleTaskGP):
     def _is_structured(self) -> bool:
         """Whether the structured algebra applies to the training data at all.
 
-        To those of one data set with one output; for others see ``_elements``.
+        To one data set with one outcome; of others see ``_elements``.
         """
         return (
             self._is_by_leaf()
-            and self._is_single()
+            and self.train_inputs[0].ndim == 2
+            and self.train_targets.ndim == 1
             and not self.covar_module.batch_shape
         )
 
@@ -228,9 +211,6 @@ class LeafModel(FastSingleTaskGP):
             and self.train_inputs is not None
         )
 
-    def _is_single(self) -> bool:
-        return self.train_inputs[0].ndim == 2 and self.train_targets.ndim == 1
-
     def _evidence_pays(self, layout: LeafLayout) -> bool:
         """Whether leaves and weights are cheaper to factorise than everything."""
         cubes = sum(float(size) ** 3 for size in layout.sizes)
@@ -238,14 +218,8 @@ class LeafModel(FastSingleTaskGP):
         return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
-        if (
-            self.training
-            or settings.prior_mode.on()
-            or (settings.detach_test_caches.off() and propagate_grads.off())
-        ):
+        if self._fantasies is not None or not self._predicts_by_leaf():
             return False
-        if self._fantasies is not None or not self._is_single():
-            return self._is_by_leaf() and self._elements() is not None
         X, Y = self.train_inputs[0], self.train_targets
         if X.requires_grad or Y.requires_grad:
             return False
@@ -259,6 +233,14 @@ class LeafModel(FastSingleTaskGP):
         self._structured_cache = now if pays else None
         return pays
 
+    def _use_elements(self) -> bool:
+        return self._predicts_by_leaf() and self._elements() is not None
+
+    def _predicts_by_leaf(self) -> bool:
+        # BoTorch propagates gradients to inputs, others to hyperparameters too
+        attached = settings.detach_test_caches.off() and propagate_grads.off()
+        return not (self.training or settings.prior_mode.on() or attached)
+
     # -- caches -------------------------------------------------------------------
 
     def _structure(self, X: Tensor) -> Structure:
@@ -269,34 +251,18 @@ class LeafModel(FastSingleTaskGP):
         return cache[2]
 
     def _elements(self) -> list[Any] | None:
-        """A model of each output and data set, without the rows of fantasies.
+        """A model of each outcome and data set, without the rows of fantasies.
 
-        None where the dense algebra is to be used.
+        None where the structured algebra does not apply to all of them.
         """
-        X, kernel = self.train_inputs[0], self.covar_module
+        if not self._is_by_leaf():
+            return None
+        now = self.train_inputs[0], self.covar_module, self.covar_module.variant
         cache = self._elements_cache
-        if cache is None or any(
-            a is not b for a, b in zip(cache, (X, kernel, kernel.variant), strict=False)
-        ):
-            elements = self._new_elements()
-            self._elements_cache = cache = (X, kernel, kernel.variant, elements)
+        # ``now`` is shorter than ``cache``
+        if cache is None or not all(map(operator.is_, now, cache)):
+            self._elements_cache = cache = (*now, make_elements(self))
         return cache[3]
-
-    def _new_elements(self) -> list[Any] | None:
-        X, targets = self.train_inputs[0], self.train_targets
-        # rows of fantasies may have a gradient, those before them have none
-        if self._fantasies is None and (X.requires_grad or targets.requires_grad):
-            return None
-        elements = elements_of(self, *(self._fantasies or (0, X.shape[-2])))
-        if not elements or not all(e._use_predictor() for e in elements):
-            return None
-        first = elements[0]
-        for other in elements[1:]:  # outputs have the same inputs
-            X = other.train_inputs[0]
-            if torch.equal(X, first.train_inputs[0]):
-                structure = first._structure(first.train_inputs[0])
-                other._structure_cache = (X, other.covar_module, structure)
-        return elements
 
     # -- evidence -----------------------------------------------------------------
 
@@ -306,31 +272,16 @@ class LeafModel(FastSingleTaskGP):
         if mll.likelihood is not self.likelihood or kwargs:
             return None
         X = self.train_inputs[0]
-        if self._is_structured():
-            # paths do not depend on the transform, which keeps decisions
-            structure = self._structure(X)
-            if not self._evidence_pays(structure.layout):
+        if not self._is_structured():
+            # of fewer rows one dense batch is faster, and nobody fits fantasies
+            if X.shape[-2] < _SMALL or self._fantasies is not None:
                 return None
-            return log_evidence(*self._system(self.transform_inputs(X), structure))
-        shape = self.train_targets.shape[:-1]
-        if X.shape[-2] < _SMALL or self._fantasies is not None:
-            return None  # one dense batch is faster, and nobody fits fantasies
-        if not self._is_by_leaf() or (elements := self._elements()) is None:
+            return evidence_of_elements(self)
+        # paths do not depend on the transform, which keeps decisions
+        structure = self._structure(X)
+        if not self._evidence_pays(structure.layout):
             return None
-        X, values = self.transform_inputs(X), []
-        for index, element in zip(np.ndindex(shape), elements, strict=True):
-            structure = element._structure(element.train_inputs[0])
-            if not element._evidence_pays(structure.layout):
-                return None
-            own = parameters_of(self, index)
-            assert own is not None, "`elements_of` has found all parameters"
-            evidence = functional_call(
-                _Evidence(element, structure),
-                {f"model.{name}": value for name, value in own.items()},
-                (element_of(X, index, 2),),
-            )
-            values.append(evidence)
-        return torch.stack(values).view(shape)
+        return log_evidence(*self._system(self.transform_inputs(X), structure))
 
     def _system(
         self, X: Tensor, structure: Structure
@@ -366,77 +317,30 @@ class LeafModel(FastSingleTaskGP):
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Predictions are leaf by leaf, from the data of this model, and then conditioned
-        on the new ones. Many new rows without batch dimensions become data of leaves.
+        Data without a batch dimension, or a gradient, are appended. Others condition
+        the posterior of the elements; no factorisation is repeated for them.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         old_X, old_y = self.train_inputs[0], self.train_targets
         shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
-        if not self._use_predictor() or shapes is None:
+        append = self._use_predictor() and X.ndim == 2 and targets.ndim == 1
+        append = append and not (X.requires_grad or targets.requires_grad)
+        if shapes is None or not (append or self._use_elements()):
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        lead, num_rows = self._fantasies or (0, old_X.shape[-2])
-        elements = self._elements()
-        new = quick_copy(
-            self,
-            old_X,
-            old_y,
-            self.likelihood,
-            self.prediction_strategy,
-            self._original_train_inputs,
-        )
+        strategy, raw = self.prediction_strategy, self._original_train_inputs
+        new = quick_copy(self, old_X, old_y, self.likelihood, strategy, raw)
         new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]
         all_X = torch.cat(both, dim=-2).expand(*shapes[1], -1, -1)
         both = [t.expand(*shapes[1], t.shape[-1]) for t in (old_y, targets)]
         new.set_train_data(all_X, torch.cat(both, dim=-1), strict=False)
-        if new._is_single() and all_X.shape[-2] - num_rows > _MANY_ROWS:
+        if append:
             return new
+        lead, num_rows = self._fantasies or (0, old_X.shape[-2])
         new._fantasies = (lead + len(shapes[1]) - old_y.ndim + 1, num_rows)
         kernel = new.covar_module
-        new._elements_cache = (all_X, kernel, kernel.variant, elements)
+        new._elements_cache = (all_X, kernel, kernel.variant, self._elements())
         return new
-
-    def _posterior_by_element(self, X: Tensor) -> MultivariateNormal:
-        """Posterior of a batch, or given fantasies, through the elements."""
-        elements = self._elements()
-        assert elements is not None, "`_use_predictor`"
-        train_X, targets = self.train_inputs[0], self.train_targets
-        lead, num_rows = self._fantasies or (0, train_X.shape[-2])
-        shape = torch.broadcast_shapes(X.shape[:-2], targets.shape[:-1])
-        own = targets.shape[lead:-1]
-        own = own if own.numel() > 1 else own[:0]
-        before = len(shape) - len(own)
-        number = torch.arange(own.numel()).view(own).expand(shape[before:])
-        X, train_X = whole(X, 2), whole(train_X, 2)
-        means, covariances = [], []
-        for index in np.ndindex(number.shape):
-            element = elements[int(number[index])]
-            points = element_of(X, index, 2)
-            if num_rows == train_X.shape[-2]:
-                posterior = element._fast_posterior(points)
-            else:
-                new = element_of(train_X, index, 2)[..., num_rows:, :]
-                batch = torch.broadcast_shapes(points.shape[:-2], new.shape[:-2])
-                both = [t.expand(*batch, *t.shape[-2:]) for t in (points, new)]
-                noise = element.likelihood.noise
-                if noise.shape[-1] > 1:  # known, row by row
-                    noise = element_of(self.likelihood.noise, index, 1)[..., num_rows:]
-                posterior = conditioned(
-                    element._fast_posterior(torch.cat(both, dim=-2)),
-                    element_of(targets, index, 1)[..., num_rows:],
-                    noise,
-                )
-            mean, covariance = posterior.mean, posterior.covariance_matrix
-            means.append(mean.expand(*shape[:before], *mean.shape[-1:]))
-            covariances.append(
-                covariance.expand(*shape[:before], *covariance.shape[-2:])
-            )
-        if own:
-            mean = torch.stack(means, dim=-2).unflatten(-2, number.shape)
-            covariance = torch.stack(covariances, dim=-3).unflatten(-3, number.shape)
-        else:
-            mean, covariance = means[0], covariances[0]
-        return MultivariateNormal(mean, to_linear_operator(covariance))
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
@@ -452,9 +356,10 @@ class LeafModel(FastSingleTaskGP):
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
         if not self._use_predictor():
-            return None
-        if self._fantasies is not None or not self._is_single():
-            return self._posterior_by_element(X)
+            if self._is_structured() and self._fantasies is None:
+                return None
+            elements = self._elements() if self._use_elements() else None
+            return elements and posterior_of_elements(self, elements, X)
         if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
             return self._joint_posterior(X)
         moments = self._moments()
@@ -474,9 +379,7 @@ class LeafModel(FastSingleTaskGP):
         """See ``FastInference.point_moments``."""
         targets, outcome = self.train_targets, getattr(self, "outcome_transform", None)
         at_hand = (
-            self._fantasies is None
-            and self._is_single()
-            and X.dtype == targets.dtype
+            X.dtype == targets.dtype
             and X.device == targets.device
             and len(X) > 0
             and type(self.mean_module) is ConstantMean
@@ -579,51 +482,8 @@ class LeafModel(FastSingleTaskGP):
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() > 1:
             # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
-            return self._fit_elements(mll, kwargs) or fit_map(mll, None, **kwargs)
+            return fit_elements(self, mll, kwargs) or fit_map(mll, **kwargs)
         return fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
-
-    def _fit_elements(
-        self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
-    ) -> MarginalLogLikelihood | None:
-        """Fit each output and data set by itself; None if that is not the same.
-
-        Args:
-            mll: The objective.
-            kwargs: See ``fit_gpytorch_mll``.
-        """
-        options = kwargs.get("optimizer_kwargs") or {}
-        if (
-            any(kwargs.get(name) for name in ("closure", "closure_kwargs", "optimizer"))
-            or options.keys() - {"options", "method"}
-            or type(mll) is not ExactMarginalLogLikelihood
-            or mll.likelihood is not self.likelihood
-            or any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors())
-        ):
-            return None
-        mll.train()
-        shape = self.train_targets.shape[:-1]
-        elements = self._elements() if self._is_by_leaf() else None
-        free = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        if elements is None or any(
-            batch_shape_of(name, p) != shape for name, p in free.items()
-        ):
-            return None
-        X = self.transform_inputs(self.train_inputs[0])
-        for index, element in zip(np.ndindex(shape), elements, strict=True):
-            own = ExactMarginalLogLikelihood(element.likelihood, element)
-            for name, p in element.named_parameters():
-                p.requires_grad_(name in free)
-            structure = element._structure(element.train_inputs[0])
-            inputs = element_of(X, index, 2)
-            element.train_inputs = (inputs,)
-            element._structure_cache = (inputs, element.covar_module, structure)
-            LeafModel.custom_fit(element, own, **kwargs)
-        with torch.no_grad():
-            for index, element in zip(np.ndindex(shape), elements, strict=True):
-                for name, p in (parameters_of(self, index) or {}).items():
-                    p.copy_(element.get_parameter(name))
-        self._clear_cache()
-        return mll.eval()
 
     def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
         """The objective in closed form; None if there is none, see ``LeafObjective``.

@@ -375,7 +375,7 @@ def test_state_of_batches(model_class: type) -> None:
     same(new, dense(new), test)
 
 
-def test_many_observations_become_data() -> None:
+def test_observations_one_after_the_other() -> None:
     model = make(TreeStructuredGP, TREE, 0, n=20)
     expected, g = dense(model), torch.Generator().manual_seed(1)
     test = random_points(TREE, 4, g)
@@ -384,6 +384,14 @@ def test_many_observations_become_data() -> None:
         model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
         same(model, expected, test)
     assert len(model.train_targets) == 65
+    X, Y = X.clone().requires_grad_(True), Y.clone().requires_grad_(True)
+    with propagate_grads(True):
+        model, expected = (m.condition_on_observations(X, Y) for m in (model, expected))
+        same(model, expected, test)
+        means = [m.posterior(test).mean.sum() for m in (model, expected)]
+    slopes = [torch.autograd.grad(mean, (X, Y)) for mean in means]
+    close(slopes[0][0], slopes[1][0])
+    close(slopes[0][1], slopes[1][1])
 
 
 @pytest.mark.parametrize("base", [RQKernel, PeriodicKernel])
