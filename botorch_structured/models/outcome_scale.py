@@ -91,10 +91,10 @@ class AnyScaleStandardize(Standardize):
             X: Not used.
         """
         normal: Any = getattr(posterior, "distribution", None)
-        single = self._is_trained and self._outputs is None
-        single = single and type(posterior) is GPyTorchPosterior
-        single = single and not isinstance(normal, MultitaskMultivariateNormal)
-        if single and self.means.shape[-1] == 1:
+        known = self._is_trained and self._outputs is None
+        known = known and type(posterior) is GPyTorchPosterior
+        several = isinstance(normal, MultitaskMultivariateNormal)
+        if known and not several and self.means.shape[-1] == 1:
             square = self._stdvs_sq[..., 0, 0]
             mean = self.means[..., 0] + self.stdvs[..., 0] * normal.mean
             covariance = normal.lazy_covariance_matrix
@@ -104,22 +104,27 @@ class AnyScaleStandardize(Standardize):
             else:
                 scaled = _times(covariance, square)
             return GPyTorchPosterior(ScaledNormal(mean, scaled))
+        if known and several:
+            covariance = normal.lazy_covariance_matrix
+            if isinstance(covariance, BlockDiagLinearOperator):
+                square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
+                scaled = _times(covariance.base_linear_op, square)
+                mean = self.means + self.stdvs * normal.mean
+                return GPyTorchPosterior(
+                    type(normal)(
+                        mean,
+                        BlockDiagLinearOperator(scaled),
+                        interleaved=normal._interleaved,
+                    )
+                )
         moved = super().untransform_posterior(posterior, X=X)
         if isinstance(moved, TransformedPosterior):
             return moved
-        covariance = posterior.distribution.lazy_covariance_matrix
-        square = self._stdvs_sq.squeeze(-2)  # ``batch_shape x m``
-        normal = moved.distribution
-        if not isinstance(normal, MultitaskMultivariateNormal):
-            return type(moved)(
-                type(normal)(normal.mean, _times(covariance, square.squeeze(-1)))
-            )
-        if not isinstance(covariance, BlockDiagLinearOperator):
+        if isinstance(moved.distribution, MultitaskMultivariateNormal):
             return moved
-        scaled = BlockDiagLinearOperator(_times(covariance.base_linear_op, square))
-        return type(moved)(
-            type(normal)(normal.mean, scaled, interleaved=normal._interleaved)
-        )
+        covariance = posterior.distribution.lazy_covariance_matrix
+        scaled = _times(covariance, self._stdvs_sq.squeeze(-2).squeeze(-1))
+        return type(moved)(type(moved.distribution)(moved.distribution.mean, scaled))
 
 
 def _times(covariance: LinearOperator, square: Tensor) -> LinearOperator:
