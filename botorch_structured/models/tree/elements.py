@@ -279,7 +279,7 @@ def evidence_of_elements(model: Any) -> Tensor | None:
     Returns:
         None where the dense evidence is faster, or the only one there is.
     """
-    elements = model._elements()
+    elements = model._elements(current=False)
     if elements is None:
         return None
     shape = model.train_targets.shape[:-1]
@@ -322,7 +322,7 @@ def fit_elements(
     ):
         return None
     mll.train()
-    shape, elements = model.train_targets.shape[:-1], model._elements()
+    shape, elements = model.train_targets.shape[:-1], model._elements(current=False)
     free = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if elements is None or any(
         _batch_shape_of(name, p) != shape for name, p in free.items()
@@ -334,7 +334,9 @@ def fit_elements(
         structure = element._structure(element.train_inputs[0])
         element.train_inputs = (inputs,)
         element._structure_cache = (inputs, element.covar_module, structure)
+        values = _parameters_of(model, index) or {}
         for name, p in element.named_parameters():
+            p.data.copy_(values[name])
             p.requires_grad_(name in free)
         own = ExactMarginalLogLikelihood(element.likelihood, element)
         element.custom_fit(own, **kwargs)

@@ -163,12 +163,13 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache", "_structured_cache")
+    _data_caches = ("_structure_cache", "_structured_cache", "_shells_cache")
     _fit_caches = ("_predictor_cache", "_moments_cache", "_elements_cache")
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
+    _shells_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
     _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
     # of the rows before, and the number of the latter
@@ -250,19 +251,26 @@ class LeafModel(FastSingleTaskGP):
             self._structure_cache = cache = (X, kernel, kernel.structure(X))
         return cache[2]
 
-    def _elements(self) -> list[Any] | None:
+    def _elements(self, current: bool = True) -> list[Any] | None:
         """A model of each outcome and data set, without the rows of fantasies.
 
         None where the structured algebra does not apply to all of them.
+
+        Args:
+            current: Whether they have the model's hyperparameters. Fantasies share such
+                elements. Others are made once for all evaluations of a fit.
         """
         if not self._is_by_leaf():
             return None
         now = self.train_inputs[0], self.covar_module, self.covar_module.variant
-        cache = self._elements_cache
+        name = "_elements_cache" if current else "_shells_cache"
+        cache = getattr(self, name)
         # ``now`` is shorter than ``cache``
         if cache is None or not all(map(operator.is_, now, cache)):
-            self._elements_cache = cache = (*now, make_elements(self))
-        return cache[3]
+            cache = (*now, make_elements(self))
+            setattr(self, name, cache)
+        elements: list[Any] | None = cache[3]
+        return elements
 
     # -- evidence -----------------------------------------------------------------
 
