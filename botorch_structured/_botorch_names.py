@@ -89,6 +89,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "gpytorch.mlls.ExactMarginalLogLikelihood": ("_add_other_terms",),
     "gpytorch.models.ExactGP": ("_train_targets",),
     "gpytorch.priors.NormalPrior": ("_transform",),
+    "torch.Tensor": ("_version",),
     "torch.nn.Module": (
         "_apply",
         "_buffers",

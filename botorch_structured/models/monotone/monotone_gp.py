@@ -838,7 +838,6 @@ class MonotoneGP(FastSingleTaskGP):
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """A model with more data, and the same hyperparameters and sites."""
-        self._fill_gpytorch_caches()
         fantasy = super().get_fantasy_model(*args, **kwargs)
         fantasy._sites_held = True
         return fantasy
