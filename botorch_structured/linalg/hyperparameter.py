@@ -81,7 +81,7 @@ class QuickLogNormalPrior(LogNormalPrior):
     def log_prob(self, value: Tensor) -> Tensor:
         log_value = value.log()
         # a prior keeps the default dtype of the time when it was made
-        scale = self.scale.to(log_value)
+        scale = self.scale.to(log_value.dtype)
         standard = (log_value - self.loc) / scale
         constant = scale.log() + 0.5 * math.log(2.0 * math.pi)
         return -0.5 * standard.square() - log_value - constant
