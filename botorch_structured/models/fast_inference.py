@@ -442,8 +442,8 @@ def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
         and X.layout == torch.strided
         and not X.is_meta
         and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
-        # a sum is finite only if all of its terms are
-        and math.isfinite(X.detach().sum().item())
+        # a sum is finite only if all of its terms are; distances are of squares
+        and math.isfinite(X.detach().square().sum().item())
     )
 
 
