@@ -54,7 +54,7 @@ class TreedMean(Mean):
         start = torch.zeros(shape, dtype=torch.float64)
         self.register_parameter("constant", torch.nn.Parameter(start))
         self.register_prior(
-            "constant_prior", NormalPrior(0.0, 1.0), _get_constant, _set_constant
+            "constant_prior", NormalPrior(0.0, 1.0), read_constant, _set_constant
         )
 
     def leaf_mean(self, element: int, leaves: Tensor, X: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class TreedMean(Mean):
         return constant.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
 
 
-def _get_constant(module: TreedMean) -> Tensor:
+def read_constant(module: TreedMean) -> Tensor:
     return module.constant
 
 

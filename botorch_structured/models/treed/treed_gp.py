@@ -34,12 +34,13 @@ from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
     Likelihood,
 )
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
@@ -47,9 +48,11 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import RBF
+from botorch_structured.linalg.hyperparameter import read_value
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
+    FastInference,
     FastSingleTaskGP,
     check_noise,
     check_own_objective,
@@ -76,6 +79,7 @@ from botorch_structured.models.treed.leaf_modules import (
     LeafNoiseLikelihood,
     TreedMean,
     TreedMeanCopies,
+    read_constant,
     shared_noise_likelihood,
 )
 from botorch_structured.models.treed.maximum import LeafProblem, Quantity
@@ -94,6 +98,13 @@ from botorch_structured.models.treed.tree import Rows, TreeNode
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
 # curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
+# Functions that read a value as it is: a prior on another function of it is not known.
+_READERS = {
+    read_value,
+    read_constant,
+    Kernel._lengthscale_param,
+    HomoskedasticNoise._noise_param,
+}
 
 
 class TreedGP(FastSingleTaskGP):
@@ -558,11 +569,16 @@ class TreedGP(FastSingleTaskGP):
         """The objective as a sum of functions of the leaves' hyperparameters.
 
         None for a batch, and unless the kernel, the mean, the noise and all priors are
-        the default ones.
+        the default ones, and no method is a subclass's own.
         """
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
+        cls = type(self)
         if (
-            type(mll) is not ExactMarginalLogLikelihood
+            cls.forward is not TreedGP.forward
+            or cls.compute_custom_loss is not FastInference.compute_custom_loss
+            or cls._fast_evidence is not TreedGP._fast_evidence
+            or any(True for _ in self.added_loss_terms())
+            or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
             or self.partition.tree_shape
             or self.train_targets.ndim > 1
@@ -575,14 +591,22 @@ class TreedGP(FastSingleTaskGP):
                 return None
             owners = [kernel.lengthscale_of_leaf, kernel.variance_of_leaf, mean]
             correlation = kernel.correlation(0)
-        elif self._given == (None, None) and not self._is_treed:
+        elif (
+            not self._is_treed
+            and type(kernel) is RBFKernel
+            and kernel.active_dims is None
+            and type(mean) is ConstantMean
+        ):
             owners, correlation = [kernel, None, mean], RBF
         else:
             return None
         noise = None
         if type(likelihood) is LeafNoiseLikelihood:
             owners.append(likelihood.noise_covar.noise_of_leaf)
-        elif type(likelihood) is GaussianLikelihood:
+        elif type(likelihood) is GaussianLikelihood and (
+            self._share_all or not self._is_treed
+        ):
+            # else a node above the leaves has their common noise, but values of its own
             owners.append(likelihood.noise_covar)
         elif type(likelihood) is FixedNoiseGaussianLikelihood:
             owners.append(None)
@@ -590,7 +614,9 @@ class TreedGP(FastSingleTaskGP):
         else:
             return None
         priors: dict[Any, set[Any]] = {}
-        for _, module, prior, *_ in mll.named_priors():
+        for _, module, prior, read, _ in mll.named_priors():
+            if getattr(read, "__func__", read) not in _READERS:
+                return None
             priors.setdefault(module, set()).add(prior)
         quantities = [
             None if owner is None else Quantity.of(owner, [*priors.pop(owner, ())])

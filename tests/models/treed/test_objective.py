@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import NormalPrior
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor
 
+from botorch_structured.models.tree.noise import register_noise_std_prior
 from botorch_structured.models.treed.kernel import TreedStationary
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, randomised, step_data
@@ -138,17 +140,22 @@ def test_copies_of_the_default_kernel_are_the_default(share: str) -> None:
 
 
 @pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("known", [False, True])
-def test_what_a_fit_maximises_is_the_objective(published: bool, known: bool) -> None:
+@pytest.mark.parametrize("noise", ["known", "of each leaf", "of all leaves"])
+def test_what_a_fit_maximises_is_the_objective(published: bool, noise: str) -> None:
     """Value and gradient on arrays, against autograd."""
     for seed in range(3):
         X, Y = step_data(40, seed=seed)
         kwargs: dict[str, Any] = dict(PUBLISHED) if published else {}
-        if known:
+        if noise == "known":
             kwargs["train_Yvar"] = 0.01 + 0.1 * X[:, :1]
+        else:
+            kwargs["leaf_noise"] = noise == "of each leaf"
         model = randomised(TreedGP(X, Y, **kwargs), seed)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         problem = model._leaf_problem(mll.train())
+        if noise == "of all leaves" and not published:
+            assert problem is None  # nodes above the leaves have this noise, too
+            return
         assert problem is not None
         expected = with_gradient(model, model.compute_custom_loss(mll))
         names = [name for name, _ in model.named_parameters()]
@@ -188,7 +195,38 @@ def test_other_modules_have_no_written_out_objective() -> None:
         {"covar_module": ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))},
         {"likelihood": GaussianLikelihood()},
         {"covar_module": MaternKernel(nu=2.5), "max_leaves": 1},
+        {"covar_module": RBFKernel(active_dims=[1]), "max_leaves": 1},
+        {"likelihood": with_prior_of_deviation(), "max_leaves": 1},
     ):
         model = TreedGP(X, Y, **kwargs)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         assert model._leaf_problem(mll) is None, kwargs
+
+
+def with_prior_of_deviation() -> GaussianLikelihood:
+    """A prior on the square root of what is fitted."""
+    likelihood = GaussianLikelihood()
+    register_noise_std_prior(likelihood.noise_covar, LogNormalPrior(-2.0, 0.5))
+    return likelihood
+
+
+def test_the_objective_of_a_subclass_is_its_own() -> None:
+    class OwnPrior(TreedGP):
+        def forward(self, x: Tensor) -> MultivariateNormal:
+            return super().forward(x)
+
+    class OwnLoss(TreedGP):
+        def compute_custom_loss(
+            self, mll: MarginalLogLikelihood, **kwargs: Any
+        ) -> Tensor:
+            return super().compute_custom_loss(mll, **kwargs) + 1.0
+
+    for cls in (OwnPrior, OwnLoss):
+        for kwargs in ({}, {"max_leaves": 1}):
+            model = cls(*step_data(), **kwargs)
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            assert model._leaf_problem(mll) is None
+    model = TreedGP(*step_data(), max_leaves=1)
+    model.covar_module = MaternKernel(nu=0.5)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    assert model._leaf_problem(mll) is None
