@@ -24,6 +24,7 @@ __all__ = [
     "fantasy_shapes",
     "fit_elements",
     "make_elements",
+    "objectives_of_elements",
     "posterior_of_elements",
     "quick_copy",
 ]
@@ -45,8 +46,13 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from botorch_structured.models.fast_inference import with_variance_floor
+from botorch_structured.models.fast_inference import (
+    FIT_OPTIONS,
+    fit_map,
+    with_variance_floor,
+)
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
+from botorch_structured.models.tree.objective import LeafObjective
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -296,38 +302,103 @@ def evidence_of_elements(model: Any) -> Tensor | None:
     return torch.stack(values).view(shape)
 
 
-def fit_elements(
-    model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
-) -> MarginalLogLikelihood | None:
-    """Fit each element by itself, which is what a fit of independent GPs is.
+def _fits_apart(model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]) -> bool:
+    """Whether fits of the elements one by one are the fit of a batch.
+
+    They are not where one optimisation has to be for all elements: they share
+    parameters, or the caller has a closure, an optimiser, or arguments that name
+    parameters.
 
     Args:
         model: A ``LeafModel``.
         mll: Its objective.
         kwargs: See ``fit_gpytorch_mll``.
-
-    Returns:
-        The objective in evaluation mode; None where one optimisation has to be for all
-        elements: they share parameters, or the caller has a closure, an optimiser, or
-        arguments that name parameters.
     """
     options = kwargs.get("optimizer_kwargs") or {}
-    if (
+    shape = model.train_targets.shape[:-1]
+    return not (
         any(kwargs.get(name) for name in ("closure", "closure_kwargs", "optimizer"))
         or options.keys() - {"options", "method"}
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or model._fantasies is not None
         or any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors())
+    ) and all(
+        _batch_shape_of(name, p) == shape
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    )
+
+
+def objectives_of_elements(
+    model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+) -> list[LeafObjective]:
+    """An objective in closed form for each element; none where one has none.
+
+    Args:
+        model: A ``LeafModel``.
+        mll: Its objective; put in training mode.
+        kwargs: See ``fit_gpytorch_mll``.
+    """
+    shape = model.train_targets.shape[:-1]
+    # those that are held may be shared elsewhere, not here
+    if not _fits_apart(model, mll, kwargs) or any(
+        _batch_shape_of(name, p) != shape for name, p in model.named_parameters()
     ):
+        return []
+    mll.train()
+    X, first = model.train_inputs[0], None
+    out: list[LeafObjective] = []
+    for index in np.ndindex(shape):
+        inputs = X[index]
+        # outputs have the same inputs, and so the same leaves
+        if first is None or not torch.equal(inputs, first):
+            first, layout = inputs, model.covar_module.structure(inputs).layout
+        objective = LeafObjective.of(mll, index, layout)
+        if objective is None:
+            return []
+        out.append(objective)
+    return out
+
+
+def fit_elements(
+    model: Any,
+    mll: MarginalLogLikelihood,
+    objectives: list[LeafObjective],
+    kwargs: dict[str, Any],
+) -> MarginalLogLikelihood | None:
+    """Fit each element by itself, which is what a fit of independent GPs is.
+
+    Args:
+        model: A ``LeafModel``.
+        mll: Its objective.
+        objectives: Those of the elements; empty for objectives without a closed form.
+        kwargs: See ``fit_gpytorch_mll``.
+
+    Returns:
+        The objective in evaluation mode; None where one optimisation has to be for all
+        elements, see ``_fits_apart``.
+    """
+    if objectives:
+        parameters, ends = list(mll.parameters()), []
+        start = [p.detach().clone() for p in parameters]
+        for objective in objectives:
+            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            ends.append(objective.read())
+            # a retry draws the parameters of all elements
+            for p, value in zip(parameters, start, strict=True):
+                p.data.copy_(value)
+        for objective, end in zip(objectives, ends, strict=True):
+            objective.write(end)
+        model._clear_cache()
+        return mll.eval()
+    if not _fits_apart(model, mll, kwargs):
         return None
     mll.train()
     shape, elements = model.train_targets.shape[:-1], model._elements(current=False)
-    free = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if elements is None or any(
-        _batch_shape_of(name, p) != shape for name, p in free.items()
-    ):
+    if elements is None:
         return None
+    free = {name for name, p in model.named_parameters() if p.requires_grad}
     X = model.transform_inputs(model.train_inputs[0])
     for index, element in zip(np.ndindex(shape), elements, strict=True):
         inputs = _element_of(X, index, 2)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
@@ -305,6 +306,53 @@ def test_outputs_are_fitted_each_by_itself(model_class: type) -> None:
     test = random_points(TREE, 5, g)
     several = ModelListGP(*alone).posterior(test)
     close(together.posterior(test).mean, several.mean, 1e-2)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@given(seed=seeds, shape=shapes, noise=st.booleans(), published=st.booleans())
+@settings(max_examples=15)
+def test_objectives_of_elements(
+    model_class: type, seed: int, shape: Any, noise: bool, published: bool
+) -> None:
+    """Values and gradients are those of the dense loss, element by element."""
+    outputs, batch = shape
+    make_model: Any = model_class
+    if published and model_class is TreeStructuredGP:
+        make_model = TreeStructuredGP.as_published
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    model = make(make_model, tree, seed, outputs, batch, noise=noise)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    objectives = elements.objectives_of_elements(model, mll, {})
+    other = dense(model)
+    losses = other.compute_custom_loss(
+        ExactMarginalLogLikelihood(other.likelihood, other).train()
+    )
+    assert len(objectives) == losses.numel()
+    places = list(np.ndindex(losses.shape))
+    for index, objective in zip(places, objectives, strict=True):
+        value, gradient = objective(objective.read())
+        assert value == pytest.approx(losses[index].item(), rel=1e-8, abs=1e-8)
+        slopes = torch.autograd.grad(
+            losses[index], list(other.parameters()), retain_graph=True
+        )
+        mine = torch.cat([slope[index].reshape(-1) for slope in slopes])
+        close(torch.from_numpy(gradient), mine)
+
+
+def test_retries_of_one_output_leave_the_others() -> None:
+    """With further attempts, from priors, no output has a worse fit."""
+    g = torch.Generator().manual_seed(0)
+    X, Y = random_points(TREE, 30, g), torch.randn(30, 3, generator=g)
+    several: dict[str, Any] = {"max_attempts": 2, "pick_best_of_all_attempts": True}
+    losses = []
+    for options in ({}, several):
+        torch.manual_seed(0)
+        model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        fit_gpytorch_mll(mll, **options)
+        losses.append(model.compute_custom_loss(mll.train()).detach())
+    assert (losses[1] <= losses[0] + 1e-8).all()
 
 
 def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
