@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from gpytorch import settings
 from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -46,12 +47,17 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.models.fast_inference import (
     FIT_OPTIONS,
     fit_map,
     with_variance_floor,
 )
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
+from botorch_structured.models.tree.leaf_moments import (
+    LeafMoments,
+    differentiable_moments,
+)
 from botorch_structured.models.tree.objective import LeafObjective
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -440,6 +446,10 @@ def posterior_of_elements(
     before = len(shape) - len(own)
     number = torch.arange(own.numel()).view(own).expand(shape[before:])
     X, train_X = _whole(X, 2), _whole(train_X, 2)
+    if own and own == shape[before:] and num_rows == train_X.shape[-2]:
+        found = _points_of_elements(model, elements, X, shape)
+        if found is not None:
+            return found
     means, covariances = [], []
     for index in np.ndindex(number.shape):
         element = elements[int(number[index])]
@@ -466,6 +476,46 @@ def posterior_of_elements(
         mean = torch.stack(means, dim=-2).unflatten(-2, number.shape)
         covariance = torch.stack(covariances, dim=-3).unflatten(-3, number.shape)
     return MultivariateNormal(mean, to_linear_operator(covariance))
+
+
+def _points_of_elements(
+    model: Any, elements: list[Any], X: Tensor, shape: torch.Size
+) -> MultivariateNormal | None:
+    """The posterior of points one by one that are the same for all elements.
+
+    Args:
+        model: A ``LeafModel`` with ``m`` elements that have no fantasies.
+        elements: From ``make_elements``.
+        X: ``batch_shape x 1 x d``, transformed.
+        shape: Of the batch, that of the elements last.
+    """
+    own = model.train_targets.shape[:-1]
+    alike = X.shape[max(X.ndim - 2 - len(own), 0) : -2].numel() == 1
+    if not alike or X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+        return None
+    cache = model._moments_cache
+    if cache is None or cache[0] is not elements:
+        pairs = [(element.covar_module, element._predictor()) for element in elements]
+        moments = LeafMoments.of(pairs, elements[0].train_inputs[0])
+        model._moments_cache = cache = (elements, moments)
+    if cache[1] is None:
+        return None
+
+    def graph(points: Tensor) -> tuple[Tensor, Tensor]:
+        means, variances = zip(*(e._point_graph(points) for e in elements), strict=True)
+        return torch.stack(means), torch.stack(variances)
+
+    points = _element_of(X, (0,) * len(own), 2)
+    mean, variance = (
+        moment.mT.reshape(*points.shape[:-2], *own).expand(shape)
+        for moment in differentiable_moments(
+            points.reshape(-1, X.shape[-1]), cache[1], graph
+        )
+    )
+    variance = variance.clamp_min(settings.min_variance.value(variance.dtype))
+    mean = mean.unsqueeze(-1) + model.mean_module(X.expand(*shape, *X.shape[-2:]))
+    covariance = to_linear_operator(variance[..., None, None])
+    return MultivariateNormal(mean, covariance)
 
 
 def conditioned(

@@ -213,7 +213,8 @@ class LeafModel(FastSingleTaskGP):
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
     _shells_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
-    _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
+    # for its predictor, or for its elements
+    _moments_cache: tuple[object, LeafMoments | None] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
     # of the rows before, and the number of the latter
     _fantasies: tuple[int, int] | None = None
@@ -401,12 +402,10 @@ class LeafModel(FastSingleTaskGP):
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
-        predictor = self._predictor()
-        if predictor.masked:
-            return None
-        cache = self._moments_cache
+        predictor, cache = self._predictor(), self._moments_cache
         if cache is None or cache[0] is not predictor:
-            moments = LeafMoments.of(self.covar_module, self.train_inputs[0], predictor)
+            pair = (self.covar_module, predictor)
+            moments = LeafMoments.of([pair], self.train_inputs[0])
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 

@@ -340,6 +340,49 @@ def test_objectives_of_elements(
         close(torch.from_numpy(gradient), mine)
 
 
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("shape", [(3, ()), (1, (2, 2)), (2, (2,))])
+@given(seed=seeds)
+@settings(max_examples=8)
+def test_points_of_elements(model_class: type, shape: Any, seed: int) -> None:
+    """Points one by one: values, gradients and second ones, with t-batches."""
+    outputs, batch = shape
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    model = make(model_class, tree, seed, outputs, (), noise=True)
+    if batch:  # the same inputs, other outcomes
+        model = make(model_class, tree, seed, outputs, batch)
+        X = model.train_inputs[0]
+        same_X = X[(0,) * (X.ndim - 2)].expand(X.shape).clone()
+        model.set_train_data(same_X, model.train_targets, strict=False)
+    other = dense(model).requires_grad_(False)
+    g = torch.Generator().manual_seed(seed + 1)
+    ones = (1,) * len(batch)
+    few = random_points(tree, 6, g)
+    every, alone = few.view(6, *ones, 1, -1), few[:1].view(*ones, 1, -1)
+    for start, expanded in (
+        (every, every.shape[:-2]),
+        (alone, ones),
+        (alone, (4, *ones)),
+        (alone, (4, *batch)),
+    ):
+        found = []
+        for one in (model, other):
+            points = start.clone().requires_grad_()
+            X = points.expand(*expanded, 1, -1)
+            posterior = one.posterior(X)
+            value = (posterior.mean.sin() + posterior.variance).square().sum()
+            (slope,) = torch.autograd.grad(value, points, create_graph=True)
+            second = ()
+            if model_class is TreeStructuredGP:  # torch's cdist has none
+                second = torch.autograd.grad(slope.sin().sum(), points)
+            found.append((posterior.mean, posterior.variance, slope, *second))
+        for a, b in zip(*found, strict=True):
+            close(a, b, 1e-6)
+        with torch.no_grad():
+            same(model, other, X)
+
+
 def test_retries_of_one_output_leave_the_others() -> None:
     """With further attempts, from priors, no output has a worse fit."""
     g = torch.Generator().manual_seed(0)
