@@ -24,6 +24,7 @@ __all__ = [
     "fantasy_shapes",
     "fit_elements",
     "make_elements",
+    "objectives_of_elements",
     "posterior_of_elements",
     "quick_copy",
 ]
@@ -35,6 +36,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from gpytorch import settings
 from gpytorch.constraints import Interval
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -45,8 +47,18 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from botorch_structured.models.fast_inference import with_variance_floor
+from botorch_structured._botorch_names import functorch_is_active
+from botorch_structured.models.fast_inference import (
+    FIT_OPTIONS,
+    fit_map,
+    with_variance_floor,
+)
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
+from botorch_structured.models.tree.leaf_moments import (
+    LeafMoments,
+    differentiable_moments,
+)
+from botorch_structured.models.tree.objective import LeafObjective
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -296,38 +308,103 @@ def evidence_of_elements(model: Any) -> Tensor | None:
     return torch.stack(values).view(shape)
 
 
-def fit_elements(
-    model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
-) -> MarginalLogLikelihood | None:
-    """Fit each element by itself, which is what a fit of independent GPs is.
+def _fits_apart(model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]) -> bool:
+    """Whether fits of the elements one by one are the fit of a batch.
+
+    They are not where one optimisation has to be for all elements: they share
+    parameters, or the caller has a closure, an optimiser, or arguments that name
+    parameters.
 
     Args:
         model: A ``LeafModel``.
         mll: Its objective.
         kwargs: See ``fit_gpytorch_mll``.
-
-    Returns:
-        The objective in evaluation mode; None where one optimisation has to be for all
-        elements: they share parameters, or the caller has a closure, an optimiser, or
-        arguments that name parameters.
     """
     options = kwargs.get("optimizer_kwargs") or {}
-    if (
+    shape = model.train_targets.shape[:-1]
+    return not (
         any(kwargs.get(name) for name in ("closure", "closure_kwargs", "optimizer"))
         or options.keys() - {"options", "method"}
         or type(mll) is not ExactMarginalLogLikelihood
         or mll.likelihood is not model.likelihood
         or model._fantasies is not None
         or any(prior.batch_shape for _, _, prior, _, _ in mll.named_priors())
+    ) and all(
+        _batch_shape_of(name, p) == shape
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    )
+
+
+def objectives_of_elements(
+    model: Any, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+) -> list[LeafObjective]:
+    """An objective in closed form for each element; none where one has none.
+
+    Args:
+        model: A ``LeafModel``.
+        mll: Its objective; put in training mode.
+        kwargs: See ``fit_gpytorch_mll``.
+    """
+    shape = model.train_targets.shape[:-1]
+    # those that are held may be shared elsewhere, not here
+    if not _fits_apart(model, mll, kwargs) or any(
+        _batch_shape_of(name, p) != shape for name, p in model.named_parameters()
     ):
+        return []
+    mll.train()
+    X, first = model.train_inputs[0], None
+    out: list[LeafObjective] = []
+    for index in np.ndindex(shape):
+        inputs = X[index]
+        # outputs have the same inputs, and so the same leaves
+        if first is None or not torch.equal(inputs, first):
+            first, layout = inputs, model.covar_module.structure(inputs).layout
+        objective = LeafObjective.of(mll, index, layout)
+        if objective is None:
+            return []
+        out.append(objective)
+    return out
+
+
+def fit_elements(
+    model: Any,
+    mll: MarginalLogLikelihood,
+    objectives: list[LeafObjective],
+    kwargs: dict[str, Any],
+) -> MarginalLogLikelihood | None:
+    """Fit each element by itself, which is what a fit of independent GPs is.
+
+    Args:
+        model: A ``LeafModel``.
+        mll: Its objective.
+        objectives: Those of the elements; empty for objectives without a closed form.
+        kwargs: See ``fit_gpytorch_mll``.
+
+    Returns:
+        The objective in evaluation mode; None where one optimisation has to be for all
+        elements, see ``_fits_apart``.
+    """
+    if objectives:
+        parameters, ends = list(mll.parameters()), []
+        start = [p.detach().clone() for p in parameters]
+        for objective in objectives:
+            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            ends.append(objective.read())
+            # a retry draws the parameters of all elements
+            for p, value in zip(parameters, start, strict=True):
+                p.data.copy_(value)
+        for objective, end in zip(objectives, ends, strict=True):
+            objective.write(end)
+        model._clear_cache()
+        return mll.eval()
+    if not _fits_apart(model, mll, kwargs):
         return None
     mll.train()
     shape, elements = model.train_targets.shape[:-1], model._elements(current=False)
-    free = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if elements is None or any(
-        _batch_shape_of(name, p) != shape for name, p in free.items()
-    ):
+    if elements is None:
         return None
+    free = {name for name, p in model.named_parameters() if p.requires_grad}
     X = model.transform_inputs(model.train_inputs[0])
     for index, element in zip(np.ndindex(shape), elements, strict=True):
         inputs = _element_of(X, index, 2)
@@ -369,6 +446,10 @@ def posterior_of_elements(
     before = len(shape) - len(own)
     number = torch.arange(own.numel()).view(own).expand(shape[before:])
     X, train_X = _whole(X, 2), _whole(train_X, 2)
+    if own and own == shape[before:] and num_rows == train_X.shape[-2]:
+        found = _points_of_elements(model, elements, X, shape)
+        if found is not None:
+            return found
     means, covariances = [], []
     for index in np.ndindex(number.shape):
         element = elements[int(number[index])]
@@ -395,6 +476,46 @@ def posterior_of_elements(
         mean = torch.stack(means, dim=-2).unflatten(-2, number.shape)
         covariance = torch.stack(covariances, dim=-3).unflatten(-3, number.shape)
     return MultivariateNormal(mean, to_linear_operator(covariance))
+
+
+def _points_of_elements(
+    model: Any, elements: list[Any], X: Tensor, shape: torch.Size
+) -> MultivariateNormal | None:
+    """The posterior of points one by one that are the same for all elements.
+
+    Args:
+        model: A ``LeafModel`` with ``m`` elements that have no fantasies.
+        elements: From ``make_elements``.
+        X: ``batch_shape x 1 x d``, transformed.
+        shape: Of the batch, that of the elements last.
+    """
+    own = model.train_targets.shape[:-1]
+    alike = X.shape[max(X.ndim - 2 - len(own), 0) : -2].numel() == 1
+    if not alike or X.shape[-2] != 1 or not X.numel() or functorch_is_active():
+        return None
+    cache = model._moments_cache
+    if cache is None or cache[0] is not elements:
+        pairs = [(element.covar_module, element._predictor()) for element in elements]
+        moments = LeafMoments.of(pairs, elements[0].train_inputs[0])
+        model._moments_cache = cache = (elements, moments)
+    if cache[1] is None:
+        return None
+
+    def graph(points: Tensor) -> tuple[Tensor, Tensor]:
+        means, variances = zip(*(e._point_graph(points) for e in elements), strict=True)
+        return torch.stack(means), torch.stack(variances)
+
+    points = _element_of(X, (0,) * len(own), 2)
+    mean, variance = (
+        moment.mT.reshape(*points.shape[:-2], *own).expand(shape)
+        for moment in differentiable_moments(
+            points.reshape(-1, X.shape[-1]), cache[1], graph
+        )
+    )
+    variance = variance.clamp_min(settings.min_variance.value(variance.dtype))
+    mean = mean.unsqueeze(-1) + model.mean_module(X.expand(*shape, *X.shape[-2:]))
+    covariance = to_linear_operator(variance[..., None, None])
+    return MultivariateNormal(mean, covariance)
 
 
 def conditioned(

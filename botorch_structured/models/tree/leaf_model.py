@@ -69,6 +69,7 @@ from botorch_structured.models.tree.elements import (
     fantasy_shapes,
     fit_elements,
     make_elements,
+    objectives_of_elements,
     posterior_of_elements,
     quick_copy,
 )
@@ -212,7 +213,8 @@ class LeafModel(FastSingleTaskGP):
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
     _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
     _shells_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
-    _moments_cache: tuple[LeafPredictor, LeafMoments | None] | None = None
+    # for its predictor, or for its elements
+    _moments_cache: tuple[object, LeafMoments | None] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
     # of the rows before, and the number of the latter
     _fantasies: tuple[int, int] | None = None
@@ -400,12 +402,10 @@ class LeafModel(FastSingleTaskGP):
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
-        predictor = self._predictor()
-        if predictor.masked:
-            return None
-        cache = self._moments_cache
+        predictor, cache = self._predictor(), self._moments_cache
         if cache is None or cache[0] is not predictor:
-            moments = LeafMoments.of(self.covar_module, self.train_inputs[0], predictor)
+            pair = (self.covar_module, predictor)
+            moments = LeafMoments.of([pair], self.train_inputs[0])
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 
@@ -583,7 +583,7 @@ class LeafModel(FastSingleTaskGP):
         Raises:
             ValueError: If ``start_from`` has another class or other options.
         """
-        objective = self.fit_objective(mll)
+        objectives = self._fit_objectives(mll, kwargs)
         parameters = list(mll.parameters())
         cold = [p.detach().clone() for p in parameters]
         found: list[_Fit] = []
@@ -595,14 +595,14 @@ class LeafModel(FastSingleTaskGP):
                 p.data.copy_(value)
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
-            if objective is not None:
+            for objective in objectives:
                 objective.read_correlation()
             try:
-                self._fit(mll, objective, **kwargs)
+                self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 return
-            loss = self._loss(mll, objective)
+            loss = self._loss(mll, objectives)
             if math.isfinite(loss):
                 values = [p.detach().clone() for p in parameters]
                 found.append(_Fit(loss, kernel, values))
@@ -638,11 +638,11 @@ class LeafModel(FastSingleTaskGP):
         return [None]
 
     def _loss(
-        self, mll: MarginalLogLikelihood, objective: LeafObjective | None
+        self, mll: MarginalLogLikelihood, objectives: list[LeafObjective]
     ) -> float:
-        """Minus the objective per data point."""
-        if objective is not None:
-            return objective(objective.read())[0]
+        """Minus the objective per data point; the sum of those of elements."""
+        if objectives:
+            return sum(objective(objective.read())[0] for objective in objectives)
         mll.train()
         with torch.no_grad():
             return float(self.compute_custom_loss(mll).sum())
@@ -650,20 +650,36 @@ class LeafModel(FastSingleTaskGP):
     def _fit(
         self,
         mll: MarginalLogLikelihood,
-        objective: LeafObjective | None,
+        objectives: list[LeafObjective],
         **kwargs: Any,
     ) -> None:
-        """One fit, in closed form where there is an objective for that."""
+        """One fit, in closed form where there are objectives for that."""
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             fit_map(mll, **kwargs)
             return
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() > 1:
             # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
-            if fit_elements(self, mll, kwargs) is None:
+            if fit_elements(self, mll, objectives, kwargs) is None:
                 fit_map(mll, **kwargs)
         else:
+            objective = objectives[0] if objectives else None
             fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+
+    def _fit_objectives(
+        self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
+    ) -> list[LeafObjective]:
+        """Objectives in closed form, of each element; empty where there are none."""
+        if self._aug_batch_shape.numel() > 1:
+            by_leaf = self.tree.decision_columns and self._is_by_leaf()
+            if not by_leaf or not self._has_own_evidence():
+                return []
+            return objectives_of_elements(self, mll, kwargs)
+        objective = self.fit_objective(mll)
+        return [] if objective is None else [objective]
+
+    def _has_own_evidence(self) -> bool:
+        return type(self)._fast_evidence is LeafModel._fast_evidence
 
     def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
         """The objective in closed form; None if there is none, see ``LeafObjective``.
@@ -671,8 +687,7 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        own = type(self)._fast_evidence is LeafModel._fast_evidence
-        if not (own and self._is_structured()):
+        if not (self._has_own_evidence() and self._is_structured()):
             return None
         mll.train()
         layout = self._structure(self.train_inputs[0]).layout

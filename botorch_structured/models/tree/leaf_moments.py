@@ -19,7 +19,8 @@ enters as one more column for each of its values, which has no derivative.
 
 Which path a row is on is looked up by the very numbers in its decision columns: what
 was found for them once is kept, and rows with the same numbers next to each other, as
-in a search, are looked up together.
+in a search, are looked up together. Elements of a batch with the same inputs have the
+same leaves: rows are looked up once, and moments of all elements computed together.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,10 +239,15 @@ def _conditional_tables(kernel: ConditionalKernel, X: Tensor) -> PathTables:
 
 @dataclass(frozen=True)
 class _Stack:
-    """Tables of ``U`` leaves, see the module; ``R`` is the number of rows of J."""
+    """Tables of ``U`` leaves, see the module; ``R`` is the number of rows of J.
+
+    Those of ``m`` elements one after the other: ``U`` is ``m u`` except in the columns,
+    which are the same for all elements.
+    """
 
     correlation: Correlation
-    inputs: Tensor  # U x 1 x E
+    elements: int  # m
+    inputs: Tensor  # u x 1 x E
     inverse: Tensor  # U x 1 x E
     data: Tensor  # S x, U x N x E
     squares: Tensor  # their squared norms, U x 1 x N
@@ -250,7 +256,7 @@ class _Stack:
     inverse_chol: Tensor  # L^-1, U x N x N
     of_data: Tensor  # [e, -H J'], U x N x (1 + R)
     of_features: Tensor  # [mu, J'], U x D x (1 + R)
-    columns: Tensor  # U x 1 x D
+    columns: Tensor  # u x 1 x D
     factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
 
     def __call__(
@@ -260,14 +266,14 @@ class _Stack:
 
         Args:
             X: Extended inputs, ``n x d``.
-            rows: Those on each leaf, ``U x t``; None for all of them on the only one.
+            rows: Those on each leaf, ``u x t``; None for all of them on the only one.
             gradient: Whether gradients are wanted.
 
         Returns:
             Means and variances, ``U x t``, and gradients ``U x 2t x d``, those of the
             means first; or None.
         """
-        scaled = _columns(X, rows, self.inputs) * self.inverse
+        scaled = self._columns(X, rows, self.inputs) * self.inverse
         t = scaled.shape[1]
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
@@ -280,7 +286,7 @@ class _Stack:
         both = w @ self.of_data
         if self.columns.shape[-1]:
             a, b, u, frequency, phase = self.factors
-            at = _columns(X, rows, self.columns)
+            at = self._columns(X, rows, self.columns)
             angle = torch.addcmul(phase, frequency, at)
             z = torch.addcmul(torch.addcmul(a, b, at), u, angle.sin())
             both = torch.baddbmm(both, z, self.of_features)
@@ -302,19 +308,38 @@ class _Stack:
             of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
             g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
             index = torch.cat([index, self.columns], dim=-1)
-        out = X.new_zeros(len(index), 2 * t, X.shape[-1])
+        out = X.new_zeros(len(g), 2 * t, X.shape[-1])
         if len(index) == 1:
-            out[0].index_add_(-1, index.view(-1), g[0])
+            out.index_add_(-1, index.view(-1), g)
         else:
+            index = index.repeat(self.elements, 1, 1)
             out.scatter_add_(-1, index.expand(-1, 2 * t, -1), g)
         return both[..., 0], variance, out
 
+    def _columns(self, X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
+        """Columns ``u x 1 x E`` of rows ``u x t``: ``U x t x E``, or ``1 x t x E``."""
+        if len(index) == 1:
+            if rows is not None:
+                X = X.index_select(0, rows.view(-1))
+            return X.index_select(-1, index.view(-1)).unsqueeze(0)
+        found = X[rows.unsqueeze(-1), index]  # type: ignore[union-attr]
+        return found if self.elements == 1 else found.repeat(self.elements, 1, 1)
 
-def _columns(X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
-    """Columns ``U x 1 x E`` of rows ``U x t`` of ``n x d``: ``U x t x E``."""
-    if rows is None:
-        return X.index_select(-1, index.view(-1)).unsqueeze(0)
-    return X[rows.unsqueeze(-1), index]
+    @staticmethod
+    def joined(stacks: Sequence[_Stack]) -> _Stack:
+        """The stacks of elements, one after the other."""
+        first, shared = stacks[0], {"correlation", "elements", "inputs", "columns"}
+        if len(stacks) == 1:
+            return first
+        names = [f.name for f in fields(first) if f.name not in shared]
+        every: dict[str, Any] = {
+            name: torch.cat([getattr(stack, name) for stack in stacks])
+            for name in names
+            if name != "factors"
+        }
+        factors = zip(*(stack.factors for stack in stacks), strict=True)
+        every["factors"] = tuple(torch.cat(same) for same in factors)
+        return replace(first, elements=len(stacks), **every)
 
 
 class LeafMoments:
@@ -323,14 +348,18 @@ class LeafMoments:
     On the CPU only: which rows are on which path is read from their values.
 
     Args:
-        kernel: A kernel for which ``path_tables`` are known.
+        elements: A kernel for which ``path_tables`` are known, with the factors of the
+            data; or those of ``m`` elements of a batch. Kernels differ in their
+            hyperparameters only, and factors have one layout.
         X: Transformed training inputs, ``n x d``.
-        predictor: The factors of the data.
     """
 
-    def __init__(self, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor) -> None:
-        self.kernel, self.predictor = kernel, predictor
-        self.parameters = list(kernel.parameters())
+    def __init__(
+        self, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+    ) -> None:
+        self._elements = elements
+        self.kernel, self.predictor = kernel, predictor = elements[0]
+        self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
         self._codes = _codes_of(kernel)
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
@@ -343,17 +372,22 @@ class LeafMoments:
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
         self._found: dict[Any, tuple[int, int]] = {}
-        self._tables: dict[int, PathTables] = {}
+        self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
         self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
 
     @classmethod
     def of(
-        cls, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor
+        cls, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
     ) -> LeafMoments | None:
-        """An instance, or None where the kernel has another form."""
-        return cls(kernel, X, predictor) if has_tables(kernel) else None
+        """An instance, or None where a kernel has another form or layouts differ."""
+        layout = elements[0][1].layout
+        known = all(
+            has_tables(kernel) and predictor.layout is layout and not predictor.masked
+            for kernel, predictor in elements
+        )
+        return cls(elements, X) if known else None
 
     def extend(self, X: Tensor) -> Tensor:
         """``n x d`` with more columns, the one-hot codes of categorical ones."""
@@ -371,32 +405,36 @@ class LeafMoments:
             X: Transformed inputs, ``t x d``, not empty.
             gradient: Whether gradients are wanted.
             path: Whether the part of the weights alone is wanted.
+
+        Returns:
+            Of ``t`` points; of ``m x t`` if there are several elements.
         """
-        X = X.detach()
+        X, m = X.detach(), len(self._elements)
         places, lengths = self._locate(X)
         extended = self.extend(X)
         if len(places) == 1:
             stack = self._stack(places[0][0], (places[0][1],), path)
             mean, variance, g = stack(extended, None, gradient)
-            return _moments(mean[0], variance[0], g, X.shape[-1])
-        parts = []
+            parts = [mean, variance]
+            if g is not None:
+                parts += g[..., : X.shape[-1]].chunk(2, dim=1)
+            return PointMoments(*(part[0] if m == 1 else part for part in parts))
+        every = []
         groups = list(_groups(places, lengths))
         for bucket, leaves, index, _, at in groups:
             stack = self._stack(bucket, leaves, path)
-            m, v, g = stack(extended, torch.from_numpy(index), gradient)
+            mean, variance, g = stack(extended, torch.from_numpy(index), gradient)
             here = torch.from_numpy(at)
-            part = [m.reshape(-1)[here], v.reshape(-1)[here]]
+            parts = [v.reshape(m, -1)[:, here] for v in (mean, variance)]
             if g is not None:  # ``U x 2t x d``, the means' first
                 width = index.shape[1]
                 first = torch.from_numpy(at + at // width * width)
-                flat = g.flatten(0, 1)
-                part += [flat[first][:, : X.shape[-1]]]
-                part += [flat[first + width][:, : X.shape[-1]]]
-            parts.append(part)
+                flat = g.reshape(m, -1, g.shape[-1])[..., : X.shape[-1]]
+                parts += [flat[:, first], flat[:, first + width]]
+            every.append(parts)
         back = torch.from_numpy(np.argsort(np.concatenate([g[3] for g in groups])))
-        return PointMoments(
-            *(torch.cat(found)[back] for found in zip(*parts, strict=True))
-        )
+        joined = [torch.cat(same, dim=1)[:, back] for same in zip(*every, strict=True)]
+        return PointMoments(*(part[0] if m == 1 else part for part in joined))
 
     # -- where rows are -----------------------------------------------------------
 
@@ -454,9 +492,9 @@ class LeafMoments:
 
     # -- tables -------------------------------------------------------------------
 
-    def _root(self, weights: Tensor) -> Tensor:
+    def _root(self, predictor: LeafPredictor, weights: Tensor) -> Tensor:
         """J' of the weights of each leaf, ``U x D x R``: R is D where V is more."""
-        root = pad(self.predictor.weight_root.mT, (0, 0, 0, 1))
+        root = pad(predictor.weight_root.mT, (0, 0, 0, 1))
         (_, size), total = weights.shape, root.shape[-1]
         if total <= size:
             return root[weights]
@@ -487,18 +525,32 @@ class LeafMoments:
 
     @torch.no_grad()
     def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
-        predictor, blocks = self.predictor, self.predictor.blocks
-        prior = bucket == len(blocks)
         if bucket not in self._tables:
-            if prior:
-                tables = path_tables(self.kernel, self._prior_rows)
-            else:
-                block = blocks[bucket]
-                rows = self._rows[block.bucket.leaves]
-                tables = path_tables(self.kernel, rows, block.weights)
-            self._tables[bucket] = tables
-        correlation, *every = self._tables[bucket]
-        at = torch.tensor(places)
+            self._tables[bucket] = [
+                self._make_tables(*element, bucket) for element in self._elements
+            ]
+        at, tables = torch.tensor(places), self._tables[bucket]
+        return _Stack.joined(
+            [
+                self._stack_of(predictor, table, bucket, at)
+                for (_, predictor), table in zip(self._elements, tables, strict=True)
+            ]
+        )
+
+    def _make_tables(
+        self, kernel: LeafKernel, predictor: LeafPredictor, bucket: int
+    ) -> PathTables:
+        if bucket == len(predictor.blocks):
+            return path_tables(kernel, self._prior_rows)
+        block = predictor.blocks[bucket]
+        return path_tables(kernel, self._rows[block.bucket.leaves], block.weights)
+
+    def _stack_of(
+        self, predictor: LeafPredictor, tables: PathTables, bucket: int, at: Tensor
+    ) -> _Stack:
+        blocks = predictor.blocks
+        prior = bucket == len(blocks)
+        correlation, *every = tables
         inputs, inverse, variance, constant, weights, columns, *factors = (
             table[at] for table in every
         )
@@ -519,10 +571,11 @@ class LeafMoments:
             real = blocks[bucket].bucket.real
             if real is not None:
                 inverse_chol = inverse_chol * real[at].unsqueeze(-1)
-        root = self._root(weights)
+        root = self._root(predictor, weights)
         mu = pad(predictor.weight_mean, (0, 1))[weights].unsqueeze(-1)
         return _Stack(
             correlation,
+            1,
             inputs.unsqueeze(1),
             inverse.unsqueeze(1),
             data,
@@ -535,15 +588,6 @@ class LeafMoments:
             columns.unsqueeze(1),
             tuple(factor.unsqueeze(1) for factor in factors),
         )
-
-
-def _moments(
-    mean: Tensor, variance: Tensor, slopes: Tensor | None, d: int
-) -> PointMoments:
-    if slopes is None:
-        return PointMoments(mean, variance)
-    of_mean, of_variance = slopes[0, :, :d].chunk(2)
-    return PointMoments(mean, variance, of_mean, of_variance)
 
 
 def _groups(
@@ -592,10 +636,16 @@ class _PointMoments(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
             (X,) = ctx.saved_tensors
-            return *_gradients(ctx.graph(X), (X,), grad_outputs, True), None, None
+            (grad_X,) = _gradients(ctx.graph(X), (X,), grad_outputs, True)
+            if grad_X is None:  # as on paths without data
+                grad_X = X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0)
+            return grad_X, None, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.found.mean_gradient
-        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None, None
+        grad_X = grad_X.addcmul_(of_variance, ctx.found.variance_gradient)
+        if grad_X.ndim > 2:  # of several elements
+            grad_X = grad_X.sum(0)
+        return grad_X, None, None
 
 
 class _OfHyperparameters(torch.autograd.Function):
@@ -642,7 +692,8 @@ def _gradients(
     )
 
 
-#: ``t x d`` inputs to ``t`` means and variances, differentiable any number of times.
+#: ``t x d`` inputs to means and variances, ``t`` or ``m x t``, differentiable any
+#: number of times.
 PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 

@@ -203,7 +203,7 @@ def _distances(
     if unequal.size:
         mine = np.isin(columns, unequal)
         distances[mine] = distances[mine] != 0.0
-    return distances.reshape(*columns.shape, -1)
+    return distances.reshape(*columns.shape, rows.shape[1] ** 2)
 
 
 class _Form:
@@ -393,8 +393,10 @@ class _Form:
             scaled = kernel.weights(
                 self.X, places.active[leaf], places.nodes[leaf], kernel.correlation
             )
-            scaled = scaled / kernel.weights.prior_scale()
-            return _numbers(scaled)[:, : self.num_weights - waves]
+            scaled = scaled / kernel.weights.prior_scale().unsqueeze(-2)
+            # without deviations they are the same for all elements of a batch
+            one = scaled[(0,) * (scaled.ndim - 2)]
+            return _numbers(one)[:, : self.num_weights - waves]
 
     # -- the conditional kernel ---------------------------------------------------
 
@@ -412,7 +414,8 @@ class _Form:
             mine = columns if one is base else _selected(one, columns)
             name, exponent = _correlation(one)
             shared = one.ard_num_dims is None
-            if one.batch_shape or not (shared or one.ard_num_dims == len(mine)):
+            known = shared or one.ard_num_dims == len(mine)
+            if not known or len(one.batch_shape) != u.batch_dims:
                 raise UnknownFormError
             raw = u.logarithm(one.raw_lengthscale)
             constant = -math.log(len(mine)) if name == _UNEQUAL else 0.0
@@ -492,7 +495,7 @@ class LeafObjective:
     def __init__(
         self,
         mll: MarginalLogLikelihood,
-        element: int | None,
+        element: tuple[int, ...] | None,
         layout: LeafLayout | None,
     ) -> None:
         model = mll.model
@@ -543,7 +546,7 @@ class LeafObjective:
     def of(
         cls,
         mll: MarginalLogLikelihood,
-        element: int | None = None,
+        element: tuple[int, ...] | None = None,
         layout: LeafLayout | None = None,
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
@@ -556,8 +559,8 @@ class LeafObjective:
 
         Args:
             mll: The objective; put in training mode.
-            element: Of a model with a batch of data sets or outputs, which one; its
-                objective is independent of the others.
+            element: Of a model with a batch of data sets or outputs, the index of one
+                in the batch shape; its objective is independent of the others.
             layout: The leaves of the training data, if known.
         """
         model = mll.model

@@ -61,10 +61,14 @@ class RawParameters:
         values: Raw values, ``U``.
         free: Positions of those with a gradient, ``k``.
         bounds: Of these, ``k x 2``.
+        batch_dims: Number of batch dimensions of the model.
     """
 
-    def __init__(self, mll: MarginalLogLikelihood, element: int | None) -> None:
+    def __init__(
+        self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
+    ) -> None:
         self._element = element
+        self.batch_dims = len(element or ())
         self._tensors: list[tuple[Tensor, slice]] = []
         self._place: dict[int, Indices] = {}
         self._positive: set[int] = set()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
@@ -305,6 +306,101 @@ def test_outputs_are_fitted_each_by_itself(model_class: type) -> None:
     test = random_points(TREE, 5, g)
     several = ModelListGP(*alone).posterior(test)
     close(together.posterior(test).mean, several.mean, 1e-2)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@given(seed=seeds, shape=shapes, noise=st.booleans(), published=st.booleans())
+@settings(max_examples=15)
+def test_objectives_of_elements(
+    model_class: type, seed: int, shape: Any, noise: bool, published: bool
+) -> None:
+    """Values and gradients are those of the dense loss, element by element."""
+    outputs, batch = shape
+    make_model: Any = model_class
+    if published and model_class is TreeStructuredGP:
+        make_model = TreeStructuredGP.as_published
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    model = make(make_model, tree, seed, outputs, batch, noise=noise)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    objectives = elements.objectives_of_elements(model, mll, {})
+    other = dense(model)
+    losses = other.compute_custom_loss(
+        ExactMarginalLogLikelihood(other.likelihood, other).train()
+    )
+    assert len(objectives) == losses.numel()
+    places = list(np.ndindex(losses.shape))
+    for index, objective in zip(places, objectives, strict=True):
+        value, gradient = objective(objective.read())
+        assert value == pytest.approx(losses[index].item(), rel=1e-8, abs=1e-8)
+        slopes = torch.autograd.grad(
+            losses[index], list(other.parameters()), retain_graph=True
+        )
+        mine = torch.cat([slope[index].reshape(-1) for slope in slopes])
+        close(torch.from_numpy(gradient), mine)
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("shape", [(3, ()), (1, (2, 2)), (2, (2,))])
+@given(seed=seeds)
+@settings(max_examples=8)
+def test_points_of_elements(model_class: type, shape: Any, seed: int) -> None:
+    """Points one by one: values, gradients and second ones, with t-batches."""
+    outputs, batch = shape
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    model = make(model_class, tree, seed, outputs, (), noise=True)
+    if batch:  # the same inputs, other outcomes
+        model = make(model_class, tree, seed, outputs, batch)
+        X = model.train_inputs[0]
+        same_X = X[(0,) * (X.ndim - 2)].expand(X.shape).clone()
+        model.set_train_data(same_X, model.train_targets, strict=False)
+    other = dense(model).requires_grad_(False)
+    g = torch.Generator().manual_seed(seed + 1)
+    ones = (1,) * len(batch)
+    few = random_points(tree, 6, g)
+    every, alone = few.view(6, *ones, 1, -1), few[:1].view(*ones, 1, -1)
+    for start, expanded in (
+        (every, every.shape[:-2]),
+        (alone, ones),
+        (alone, (4, *ones)),
+        (alone, (4, *batch)),
+    ):
+        found = []
+        for one in (model, other):
+            points = start.clone().requires_grad_()
+            X = points.expand(*expanded, 1, -1)
+            posterior = one.posterior(X)
+            value = (posterior.mean.sin() + posterior.variance).square().sum()
+            (slope,) = torch.autograd.grad(value, points, create_graph=True)
+            second = ()
+            if model_class is TreeStructuredGP:  # torch's cdist has none
+                second = torch.autograd.grad(slope.sin().sum(), points)
+            found.append((posterior.mean, posterior.variance, slope, *second))
+        for a, b in zip(*found, strict=True):
+            close(a, b, 1e-6)
+        with torch.no_grad():
+            same(model, other, X)
+
+
+def test_retries_of_one_output_leave_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An attempt from priors draws all parameters; the next output starts as it was."""
+    g = torch.Generator().manual_seed(0)
+    X, Y = random_points(TREE, 30, g), torch.randn(30, 3, generator=g)
+    model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    before = [o.read() for o in elements.objectives_of_elements(model, mll, {})]
+    starts, fit_map = [], elements.fit_map
+
+    def spy(mll: Any, *args: Any, objective: Any, **kwargs: Any) -> Any:
+        starts.append(objective.read())
+        return fit_map(mll, *args, objective=objective, **kwargs)
+
+    monkeypatch.setattr(elements, "fit_map", spy)
+    fit_gpytorch_mll(mll, max_attempts=2, pick_best_of_all_attempts=True)
+    np.testing.assert_array_equal(starts, before)
 
 
 def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:

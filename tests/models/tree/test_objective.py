@@ -176,6 +176,12 @@ def test_default_categories() -> None:
     check(ConditionalGP(X, Y, TREE, categorical_features=[4]), 0)
 
 
+def test_decisions_only() -> None:
+    tree = ParameterTree(2, {0: {0.0: [], 1.0: [1]}, 1: {0.0: [], 1.0: []}})
+    X, Y = data(tree, 0, 20)
+    check(TreeStructuredGP(X, Y, tree), 0)
+
+
 def test_parameters_that_are_held() -> None:
     for model_class in (TreeStructuredGP, ConditionalGP):
         model = model_class(*data(TREE, 1, 20), TREE)
