@@ -260,13 +260,13 @@ def test_weights_that_underflow(weights: list[float]) -> None:
     partition = TreePartition([root], [X])
     points = torch.linspace(0.0, 1.0, 21).double().unsqueeze(-1)
     expected = root.change.left_probability(points.squeeze(-1))
-    for points in (points, points.float()):
-        partition.to(points)
-        blended = partition.leaf_probabilities(points, blend=True)
-        torch.testing.assert_close(blended[:, 0], expected.to(points))
+    for x in (points, points.float()):
+        partition.to(x)
+        blended = partition.leaf_probabilities(x, blend=True)
+        torch.testing.assert_close(blended[:, 0], expected.to(x))
         change = partition.nodes[0].change
         assert change is not None
-        torch.testing.assert_close(change.weights.sum(), points.new_ones(()))
+        torch.testing.assert_close(change.weights.sum(), x.new_ones(()))
 
 
 def test_a_batch_has_no_nodes_of_its_own() -> None:
