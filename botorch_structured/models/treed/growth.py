@@ -452,7 +452,8 @@ def best_split_by_evidence(
             place_of(best) + _CHANGES // 2,
         )
         near = [Split(best.column, float(v)) for v in values[low : high + 1]]
-        attempt([s for s in near if s not in trials], trial, _QUICK)
+        # a fit that falls short makes the change point surer than the data do
+        attempt([split for split in near if split != best], trial, _FIRST)
         value, change = _average(trials, best, values, low, high)
     gain = value + prior
     if not gain > 0:

@@ -74,7 +74,8 @@ class Maximum(NamedTuple):
         values: Of the leaves, ``L``.
         steps: Steps, all leaves at once.
         evaluations: Of leaves.
-        converged: Whether it ended before its last step.
+        converged: Whether it ended before its last step, with a curvature that could
+            tell.
     """
 
     theta: Array
@@ -183,7 +184,8 @@ def maximise(
             if waits:
                 hold = 0.0
                 continue
-            return Maximum(theta, value, step, evaluations, True)
+            # Newton's step that leads down between the bounds is no sign of an end
+            return Maximum(theta, value, step, evaluations, not better.any())
         hold = _HOLD
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
@@ -463,18 +465,30 @@ class LeafProblem:
         max_steps: int,
         longest_step: float = _LARGEST_STEP,
     ) -> Maximum:
-        return maximise(
-            self.densities,
-            theta,
-            points.informations(theta),
-            self.lower,
-            self.upper,
-            self.free,
-            self.shared,
-            tolerance,
-            max_steps,
-            longest_step,
-        )
+        steps = evaluations = 0
+        reached = -math.inf
+        while True:
+            found = maximise(
+                self.densities,
+                theta,
+                points.informations(theta),
+                self.lower,
+                self.upper,
+                self.free,
+                self.shared,
+                tolerance,
+                max_steps - steps,
+                longest_step,
+            )
+            steps += found.steps
+            evaluations += found.evaluations
+            gained = float(found.values.sum()) - reached
+            # what was learnt of the curvature may mislead: on with the information
+            if found.converged or steps >= max_steps or gained < tolerance:
+                return found._replace(
+                    steps=steps, evaluations=evaluations, converged=steps < max_steps
+                )
+            theta, reached = found.theta, float(found.values.sum())
 
     def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
         """An ``optimizer`` of ``fit_gpytorch_mll``.

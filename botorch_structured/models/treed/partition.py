@@ -137,17 +137,19 @@ class TreePartition(nn.Module):
         """
         root, leaves = TreeNode.root(X), itertools.count()
         names = (self.column, self.threshold, self.categorical, self.size)
-        changes = (self.weights > 0).sum(-1).tolist()
-        rows = enumerate(zip(*(t.tolist() for t in names), changes, strict=True))
+        # intervals in the middle too may have weights that underflow
+        likely = self.weights > 0
+        blurred = likely.any(-1).tolist()
+        rows = enumerate(zip(*(t.tolist() for t in names), blurred, strict=True))
 
         def follow(node: TreeNode) -> None:
-            k, (column, threshold, categorical, node.size, count) = next(rows)
+            k, (column, threshold, categorical, node.size, blurs) = next(rows)
             if column < 0:
                 node.leaf = next(leaves)
                 return
             node.split = Split(column, threshold, categorical)
-            if count:
-                change = (getattr(self, name)[k, :count] for name in _CHANGE)
+            if blurs:
+                change = (getattr(self, name)[k, likely[k]] for name in _CHANGE)
                 node.change = ChangePoint(*change)
             node.children = node.divided(X, node.split)
             for child in node.children:

@@ -25,6 +25,7 @@ from botorch_structured.models.treed.leaf_density import (
 )
 from botorch_structured.models.treed.maximum import maximise
 from botorch_structured.models.treed.treed_gp import TreedGP
+from botorch_structured.test_functions.treed import RKHS1D
 from tests.treed_models import PUBLISHED, step_data
 
 Array = NDArray[np.float64]
@@ -194,6 +195,22 @@ def test_the_optimum_is_that_of_l_bfgs_b_or_better(kwargs: dict[str, Any]) -> No
     # in nats; there may be several optima, and either may find a better one
     assert np.median(gains) > -1e-2
     assert sum(gain < -0.05 for gain in gains) <= 1
+
+
+@pytest.mark.parametrize(("n", "seed"), [(200, 0), (50, 3)])
+def test_a_fit_ends_at_an_optimum(n: int, seed: int) -> None:
+    """Of data without noise, whose optimum is at bounds and steep next to them."""
+    X = torch.rand(n, 1, generator=torch.Generator().manual_seed(seed))
+    model = TreedGP(X, RKHS1D(negate=True)(X).unsqueeze(-1))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    values = []
+    # the general path begins where the first fit ended
+    for options in (None, {"options": {"maxiter": 500, "maxcor": 30}}):
+        fit_gpytorch_mll(mll, optimizer_kwargs=options)
+        with torch.no_grad():
+            values.append(-n * float(model.compute_custom_loss(mll.train())))
+    assert model.partition.num_leaves > 1
+    assert values[1] - values[0] < 0.05  # nats
 
 
 def test_a_fit_reads_no_tensor_at_an_evaluation(

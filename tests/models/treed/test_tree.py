@@ -14,6 +14,7 @@ from botorch_structured.models.treed.growth import (
 from botorch_structured.models.treed.partition import TreePartition
 from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
 from botorch_structured.models.treed.tree import (
+    ChangePoint,
     Split,
     TreeNode,
     split_by_variance,
@@ -245,6 +246,27 @@ def test_gaps() -> None:
     torch.testing.assert_close(blended.sum(-1), torch.ones(6).double())
     hard = partition.leaf_probabilities(points, blend=False)
     assert torch.equal(hard.argmax(-1), partition.leaf_index(points))
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.0, 0.0, 1.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [1e-50, 0.2, 0.8]]
+)
+def test_weights_that_underflow(weights: list[float]) -> None:
+    """An interval that the change is not in hides no other one, in no precision."""
+    X = np.array([[0.0], [0.1], [0.2], [0.6], [0.8], [1.0]])
+    root = grow_by_variance(X, np.array([0.0, 0, 0, 5, 5, 5]), 3)
+    values = torch.tensor([0.1, 0.2, 0.6, 0.8]).double()
+    root.change = ChangePoint(values[:-1], values[1:], torch.tensor(weights).double())
+    partition = TreePartition([root], [X])
+    points = torch.linspace(0.0, 1.0, 21).double().unsqueeze(-1)
+    expected = root.change.left_probability(points.squeeze(-1))
+    for x in (points, points.float()):
+        partition.to(x)
+        blended = partition.leaf_probabilities(x, blend=True)
+        torch.testing.assert_close(blended[:, 0], expected.to(x))
+        change = partition.nodes[0].change
+        assert change is not None
+        torch.testing.assert_close(change.weights.sum(), x.new_ones(()))
 
 
 def test_a_batch_has_no_nodes_of_its_own() -> None:
