@@ -248,6 +248,32 @@ def test_gaps() -> None:
     assert torch.equal(hard.argmax(-1), partition.leaf_index(points))
 
 
+@pytest.mark.parametrize("seed", [3, 5])
+def test_thresholds_are_weighed_by_their_evidence(seed: int) -> None:
+    """Fits of the children that ended early would make the best one too sure."""
+    X = np.random.default_rng(seed).random((50, 2))
+    Z = 8.0 * X - 2.0
+    y = Z[:, 0] * np.exp(-(Z**2).sum(-1))
+    evidence = NodeEvidence(
+        X, (y - y.mean()) / y.std(), NodePrior.of_dimension(2, 1e-8)
+    )
+    root = grow_by_evidence(X, evidence, 5)
+    assert root.split is not None
+    for node in root.walk():
+        if node.split is None:
+            continue
+        assert node.change is not None
+        x, values = X[node.home, node.split.column], []
+        for threshold in node.change.starts.tolist():
+            rows = node.home[x <= threshold], node.home[x > threshold]
+            starts = [[node.fit.theta, child.fit.theta] for child in node.children]
+            fits = [evidence.fit(*pair, 50) for pair in zip(rows, starts, strict=True)]
+            values.append(sum(fit.log_evidence for fit in fits))
+        weights = np.exp(np.array(values) - max(values))
+        distance = 0.5 * np.abs(weights / weights.sum() - node.change.weights.numpy())
+        assert distance.sum() < 0.15
+
+
 @pytest.mark.parametrize(
     "weights", [[0.0, 0.0, 1.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [1e-50, 0.2, 0.8]]
 )
