@@ -55,8 +55,8 @@ def take_values(model: Any, earlier: Any) -> None:
     to, of = _entries(model), _entries(earlier)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name not in values:
-                continue  # of branches that are new
+            if name not in values or not parameter.requires_grad:
+                continue  # of branches that are new, or held
             value = values[name].detach().to(parameter)
             size, given = parameter.shape[-1:].numel(), value.shape[-1:].numel()
             if value.shape == parameter.shape and (size == 1 or name not in to):

@@ -134,6 +134,22 @@ def test_branches_may_be_new(make: Any) -> None:
     assert not fit_gpytorch_mll(mll, start_from=before).training
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_is_held_keeps_its_value(outputs: int) -> None:
+    X, Y = data(TREE, 24)
+    Y = torch.cat([Y, Y.cos()], dim=-1)[:, :outputs]
+    before, model = TreeStructuredGP(X[:20], Y[:20], TREE), TreeStructuredGP(X, Y, TREE)
+    model.likelihood.noise = torch.full_like(model.likelihood.noise, 0.05)
+    model.likelihood.requires_grad_(False)
+    held = model.likelihood.noise.clone()
+    with torch.no_grad():
+        for p in before.parameters():
+            p.add_(0.1)
+    take_values(model, before)
+    assert torch.equal(model.likelihood.noise, held)
+    assert torch.equal(model.mean_module.raw_constant, before.mean_module.raw_constant)
+
+
 def test_columns_of_spaces_have_names() -> None:
     def space(names: list[str]) -> SearchSpace:
         bounds = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
