@@ -483,7 +483,12 @@ class ArrayObjective(Protocol):
     bounds: NDArray[np.float64]
 
     def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Value and gradient at raw parameters ``k``."""
+        """Value and gradient at raw parameters ``k``; NaN where a covariance is.
+
+        Raises:
+            NotPSDError: If a covariance is not positive definite even with jitter. It
+                ends an attempt of the fit, as in BoTorch.
+        """
 
     def read(self) -> NDArray[np.float64]:
         """The raw parameters of the model, ``k``."""

@@ -7,8 +7,10 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.models import SingleTaskGP
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.transforms.input import Normalize
@@ -25,6 +27,7 @@ from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 from treed_models import step_data
 
@@ -430,6 +433,40 @@ def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         given,
     ]
     assert given["options"] == {"maxiter": 2}
+
+
+class Singular:
+    """An objective on arrays that has no value."""
+
+    bounds = np.array([[-1.0, 1.0]])
+
+    def __call__(self, theta: Any) -> Any: ...
+
+    def read(self) -> Any:
+        return np.zeros(1)
+
+    def write(self, theta: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("objective", [None, Singular()])
+def test_attempts_without_a_factorisation_end_as_in_botorch(
+    objective: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, mll = cached()
+    tried: list[int] = []
+
+    def fail(*_: Any) -> Any:
+        tried.append(1)
+        raise NotPSDError("no jitter is enough")
+
+    monkeypatch.setattr(Cached, "_fast_evidence", fail)
+    monkeypatch.setattr(Singular, "__call__", fail)
+    start = copy.deepcopy(model.state_dict())
+    with pytest.raises(ModelFittingError, match="All attempts"):
+        fit_map(mll, objective=objective, max_attempts=3)
+    assert len(tried) == 3
+    assert all(torch.equal(start[k], v) for k, v in model.state_dict().items())
 
 
 def test_a_prior_with_another_density() -> None:

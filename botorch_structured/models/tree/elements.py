@@ -261,10 +261,18 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
 
     element.train_inputs = (rows(model.train_inputs[0], 2),)
     element.train_targets = rows(model.train_targets, 1)
-    noise = element.likelihood.noise_covar
-    if isinstance(noise, FixedGaussianNoise):
-        noise.noise = rows(noise.noise, 1)
+    noise = _fixed_noise_of(model, index)
+    if noise is not None:
+        element.likelihood.noise_covar.noise = noise[:num_rows].detach()
     return element.requires_grad_(False).eval()
+
+
+def _fixed_noise_of(model: Any, index: Sequence[int]) -> Tensor | None:
+    """The noise variances of an element, ``n``; None if they are a parameter."""
+    noise = model.likelihood.noise_covar
+    if not isinstance(noise, FixedGaussianNoise):
+        return None
+    return _first(_element_of(noise.noise, index, 1), 1)
 
 
 # -- evidence and fits --------------------------------------------------------------
@@ -296,13 +304,18 @@ def evidence_of_elements(model: Any) -> Tensor | None:
         return None
     shape = model.train_targets.shape[:-1]
     X, values = model.transform_inputs(model.train_inputs[0]), []
+    # bounds of parameters; those of an element are single numbers too
+    buffers = {n: b for n, b in model.named_buffers() if n.split(".")[0] in _PARTS}
     for index, element in zip(np.ndindex(shape), elements, strict=True):
         # paths do not depend on the transform, which keeps decisions
         structure = element._structure(element.train_inputs[0])
         if not element._evidence_pays(structure.layout):
             return None
-        own = _parameters_of(model, index) or {}
+        own = {**buffers, **(_parameters_of(model, index) or {})}
         named = {f"element.{name}": value for name, value in own.items()}
+        noise = _fixed_noise_of(model, index)
+        if noise is not None:
+            element.likelihood.noise_covar.noise = noise
         inputs = _element_of(X, index, 2)
         values.append(functional_call(_Evidence(element, structure), named, inputs))
     return torch.stack(values).view(shape)
@@ -401,7 +414,8 @@ def fit_elements(
     if not _fits_apart(model, mll, kwargs):
         return None
     mll.train()
-    shape, elements = model.train_targets.shape[:-1], model._elements(current=False)
+    shape = model.train_targets.shape[:-1]
+    elements = make_elements(model) if model._is_by_leaf() else None
     if elements is None:
         return None
     free = {name for name, p in model.named_parameters() if p.requires_grad}

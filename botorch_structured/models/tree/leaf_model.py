@@ -204,15 +204,20 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache", "_structured_cache", "_shells_cache")
-    _fit_caches = ("_predictor_cache", "_moments_cache", "_elements_cache")
+    _data_caches = ("_structure_cache", "_structured_cache")
+    _fit_caches = (
+        "_predictor_cache",
+        "_moments_cache",
+        "_elements_cache",
+        "_shells_cache",
+    )
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
-    _elements_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
-    _shells_cache: tuple[Tensor, LeafKernel, object, list[Any] | None] | None = None
+    _elements_cache: tuple[list[object], list[Any] | None] | None = None
+    _shells_cache: tuple[list[object], list[Any] | None] | None = None
     # for its predictor, or for its elements
     _moments_cache: tuple[object, LeafMoments | None] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
@@ -308,19 +313,28 @@ class LeafModel(FastSingleTaskGP):
 
         Args:
             current: Whether they have the model's hyperparameters. Fantasies share such
-                elements. Others are made once for all evaluations of a fit.
+                elements. Others are given these in each evaluation of a fit.
         """
         if not self._is_by_leaf():
             return None
-        now = self.train_inputs[0], self.covar_module, self.covar_module.variant
+        now = self._made_of(current)
         name = "_elements_cache" if current else "_shells_cache"
         cache = getattr(self, name)
-        # ``now`` is shorter than ``cache``
-        if cache is None or not all(map(operator.is_, now, cache)):
-            cache = (*now, make_elements(self))
+        same = cache is not None and len(now) == len(cache[0])
+        if not (same and all(map(operator.is_, now, cache[0]))):
+            cache = (now, make_elements(self))
             setattr(self, name, cache)
-        elements: list[Any] | None = cache[3]
+        elements: list[Any] | None = cache[1]
         return elements
+
+    def _made_of(self, current: bool = True) -> list[object]:
+        """What elements copy, besides values; see ``_elements``."""
+        parts = self.covar_module, self.likelihood, self.mean_module
+        now = [self.train_inputs[0], self.train_targets, self.covar_module.variant]
+        if current:  # as long as ``train`` and ``eval`` are not called
+            return [*now, *parts]
+        # constraints too, which ``register_constraint`` replaces
+        return now + [module for part in parts for module in part.modules()]
 
     # -- evidence -----------------------------------------------------------------
 
@@ -396,8 +410,7 @@ class LeafModel(FastSingleTaskGP):
             return new
         lead, num_rows = self._fantasies or (0, old_X.shape[-2])
         new._fantasies = (lead + len(shapes[1]) - old_y.ndim + 1, num_rows)
-        kernel = new.covar_module
-        new._elements_cache = (all_X, kernel, kernel.variant, self._elements())
+        new._elements_cache = (new._made_of(), self._elements())
         return new
 
     def _moments(self) -> LeafMoments | None:

@@ -13,8 +13,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.elements import EVENT_DIMENSIONS
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 
@@ -38,7 +39,8 @@ def take_values(model: Any, earlier: Any) -> None:
         earlier: A model of the same class and options.
 
     Raises:
-        ValueError: For a model of another class or other options.
+        ValueError: For a model of another class or other options, and for other columns
+            where values would be taken by position.
     """
     if type(earlier) is not type(model):
         raise ValueError(
@@ -53,23 +55,36 @@ def take_values(model: Any, earlier: Any) -> None:
             )
     values = dict(earlier.named_parameters())
     to, of = _entries(model), _entries(earlier)
+    alike = _columns(model) == _columns(earlier)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name not in values:
-                continue  # of branches that are new
+            if name not in values or not parameter.requires_grad:
+                continue  # of branches that are new, or held
             value = values[name].detach().to(parameter)
-            size, given = parameter.shape[-1:].numel(), value.shape[-1:].numel()
-            if value.shape == parameter.shape and (size == 1 or name not in to):
+            here, there = to.get(name), of.get(name)
+            if (
+                here is None
+                or there is None
+                or not (
+                    value.shape[:-1] == parameter.shape[:-1]
+                    and parameter.shape[-1:].numel() == len(here)
+                    and value.shape[-1:].numel() == len(there)
+                )
+            ):  # one value for all, or entries by position
+                if value.shape != parameter.shape:
+                    raise ValueError(
+                        "start_from: expected a model with the same options, got one "
+                        f"with {name} of shape {tuple(value.shape)} for "
+                        f"{tuple(parameter.shape)}."
+                    )
+                if not alike and _has_entries(name, parameter):
+                    raise ValueError(
+                        "start_from: expected a model with the same columns and "
+                        f"decisions in the same order, as {name} has entries whose "
+                        "columns are not known, got one with others."
+                    )
                 parameter.copy_(value)
                 continue
-            here, there = to.get(name, ()), of.get(name, ())
-            same = value.shape[:-1] == parameter.shape[:-1]
-            if not (same and size == len(here) and given == len(there)):
-                raise ValueError(
-                    "start_from: expected a model with the same options, got one with "
-                    f"{name} of shape {tuple(value.shape)} for "
-                    f"{tuple(parameter.shape)}."
-                )
             place = {key: i for i, key in enumerate(there)}
             known = [i for i, key in enumerate(here) if key in place]
             parameter[..., known] = value[..., [place[here[i]] for i in known]]
@@ -95,6 +110,19 @@ def _classes(module: torch.nn.Module) -> list[type]:
     if isinstance(module, TreeStructuredKernel):
         return [type(module)]  # its parts depend on the branches
     return [type(part) for part in module.modules()]
+
+
+def _columns(model: Any) -> tuple[object, object]:
+    """Columns in their order, and decisions; of equal ones positions are the same."""
+    tree = model.tree
+    columns = list(range(tree.dim)) if tree.space is None else list(tree.space.names)
+    return columns, tree.decision_values
+
+
+def _has_entries(name: str, parameter: Tensor) -> bool:
+    """Whether there is more than one value for each element of a batch."""
+    event = EVENT_DIMENSIONS.get(name.rpartition(".")[2], parameter.ndim)
+    return parameter.shape[parameter.ndim - event :].numel() > 1
 
 
 # -- what the entries of a parameter belong to ------------------------------------
@@ -140,10 +168,11 @@ def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
         out[names("smooth_lengthscale")] = out[names("smooth_variance")]
         groups = [tuple(map(column, group)) for group in weights.aligned_columns]
         out[names("aligned_variance")] = out[names("aligned_lengthscale")] = groups
-    elif isinstance(kernel, ConditionalKernel):
+    else:
         for name, part in kernel.named_modules(prefix="covar_module"):
             count = getattr(part, "ard_num_dims", None)
             dims = getattr(part, "active_dims", None)
-            if count is not None and dims is not None and len(dims) == count:
-                out[f"{name}.raw_lengthscale"] = [column(c) for c in dims.tolist()]
+            of_kernel = range(tree.dim) if dims is None else dims.tolist()
+            if len(of_kernel) == count:
+                out[f"{name}.raw_lengthscale"] = [column(c) for c in of_kernel]
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -19,17 +19,22 @@ from botorch.models.transforms import Normalize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
+from gpytorch.constraints import Interval
 from gpytorch.kernels import PeriodicKernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import random_points, random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
+from botorch_structured.linalg.hyperparameter import LogInterval
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import elements, leaf_model
+from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree
 
 MODELS = [TreeStructuredGP, ConditionalGP]
@@ -437,6 +442,99 @@ def test_what_one_fit_for_all_outputs_needs_is_honoured() -> None:
     assert model.mean_module.constant == 0.1 and not mean.raw_constant.requires_grad
     assert (model.likelihood.noise != start).all()
     same(model, dense(model), X[:4])
+
+
+def _replace_noise(model: Any) -> None:
+    model.likelihood.noise_covar.noise = torch.full_like(model.train_targets, 0.7)
+
+
+def _replace_likelihood(model: Any) -> None:
+    bounds = LogInterval(0.2, 10.0, initial_value=0.5)
+    model.likelihood = GaussianLikelihood(
+        noise_constraint=bounds, batch_shape=torch.Size([2])
+    )
+
+
+def _replace_bounds(model: Any) -> None:
+    model.likelihood.noise_covar.register_constraint(
+        "raw_noise", Interval(0.1, 10.0, transform=torch.sigmoid)
+    )
+
+
+def _replace_values_of_bounds(model: Any) -> None:
+    _replace_bounds(model)
+    model.compute_custom_loss(ExactMarginalLogLikelihood(model.likelihood, model))
+    model.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(1.0)
+
+
+def _replace_mean(model: Any) -> None:
+    model.mean_module = ConstantMean(batch_shape=torch.Size([2]))
+    model.mean_module.raw_constant.data.fill_(2.0)
+
+
+@pytest.mark.parametrize(
+    ("replace", "noise"),
+    [
+        (_replace_noise, True),
+        (_replace_likelihood, False),
+        (_replace_bounds, False),
+        (_replace_values_of_bounds, False),
+        (_replace_mean, False),
+    ],
+)
+def test_parts_that_are_replaced(
+    replace: Callable[[Any], None], noise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation and predictor has the parts of the model, as with one output."""
+    monkeypatch.setattr(leaf_model, "_SMALL", 0)
+    model = make(TreeStructuredGP, TREE, 0, 2, n=30, noise=noise)
+    test = random_points(TREE, 4, torch.Generator().manual_seed(1))
+    model.posterior(test)
+    for change in (lambda _: None, replace):
+        model.train()
+        losses = []
+        change(model)
+        for other in (model, dense(model)):
+            mll = ExactMarginalLogLikelihood(other.likelihood, other).train()
+            losses.append(other.compute_custom_loss(mll))
+        close(losses[0], losses[1])
+        same(model.eval(), dense(model), test)
+    # without a change of the mode in between
+    mll = ExactMarginalLogLikelihood(model.likelihood, model.train())
+    model.compute_custom_loss(mll)
+    replace(model)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    other = dense(model)
+    own = ExactMarginalLogLikelihood(other.likelihood, other)
+    close(model.compute_custom_loss(mll), other.compute_custom_loss(own))
+
+
+def _replace_prior(model: Any) -> None:
+    prior = LogNormalPrior(0.0, 0.01)
+    model.likelihood.noise_covar.register_prior("noise_prior", prior, "noise")
+
+
+@pytest.mark.parametrize("replace", [_replace_prior, _replace_likelihood])
+@pytest.mark.parametrize("closed", [False, True])
+def test_fits_after_parts_are_replaced(
+    replace: Callable[[Any], None], closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier fit of the same model does not change a later one."""
+    if not closed:
+        monkeypatch.setattr(LeafObjective, "of", lambda *_, **__: None)
+    ends = []
+    for first in (False, True):
+        model = make(TreeStructuredGP, TREE, 0, 2, n=30, leaf_kernel="rbf")
+        if first:
+            start = [p.detach().clone() for p in model.parameters()]
+            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+            for p, value in zip(model.parameters(), start, strict=True):
+                p.data.copy_(value)
+        replace(model)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        ends.append(model.state_dict())
+    for name, value in ends[0].items():
+        close(value, ends[1][name])
 
 
 @pytest.mark.parametrize("model_class", MODELS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from strategies import random_points
 from torch import Tensor
@@ -134,13 +134,30 @@ def test_branches_may_be_new(make: Any) -> None:
     assert not fit_gpytorch_mll(mll, start_from=before).training
 
 
-def test_columns_of_spaces_have_names() -> None:
-    def space(names: list[str]) -> SearchSpace:
-        bounds = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
-        at = {name: i for i, name in enumerate(names)}
-        tree = ParameterTree(4, {at["c"]: {0.0: [at["x"], at["y"]], 1.0: [at["z"]]}})
-        return SearchSpace(names, bounds, tree)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_is_held_keeps_its_value(outputs: int) -> None:
+    X, Y = data(TREE, 24)
+    Y = torch.cat([Y, Y.cos()], dim=-1)[:, :outputs]
+    before, model = TreeStructuredGP(X[:20], Y[:20], TREE), TreeStructuredGP(X, Y, TREE)
+    model.likelihood.noise = torch.full_like(model.likelihood.noise, 0.05)
+    model.likelihood.requires_grad_(False)
+    held = model.likelihood.noise.clone()
+    with torch.no_grad():
+        for p in before.parameters():
+            p.add_(0.1)
+    take_values(model, before)
+    assert torch.equal(model.likelihood.noise, held)
+    assert torch.equal(model.mean_module.raw_constant, before.mean_module.raw_constant)
 
+
+def space(names: list[str]) -> SearchSpace:
+    bounds = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
+    at = {name: i for i, name in enumerate(names)}
+    tree = ParameterTree(4, {at["c"]: {0.0: [at["x"], at["y"]], 1.0: [at["z"]]}})
+    return SearchSpace(names, bounds, tree)
+
+
+def test_columns_of_spaces_have_names() -> None:
     first, second = space(["c", "x", "y", "z"]), space(["z", "c", "y", "x"])
     X = first.sample(20, seed=0)
     Y = X.sum(-1, keepdim=True).cos()
@@ -151,6 +168,35 @@ def test_columns_of_spaces_have_names() -> None:
     fit_gpytorch_mll(mll, start_from=before)
     assert loss(model) == pytest.approx(loss(before), abs=1e-4)
     assert model._fit_record.short == 1
+
+
+def test_columns_of_other_kernels_have_names() -> None:
+    """Without ``active_dims`` a lengthscale for each column is for that position."""
+    first, second = space(["c", "x", "y", "z"]), space(["z", "c", "y", "x"])
+    X = first.sample(8, seed=0)
+    Y = X.sum(-1, keepdim=True)
+    order = [3, 0, 2, 1]
+
+    def ard() -> MaternKernel:
+        return MaternKernel(ard_num_dims=4).double()
+
+    def by_period() -> PeriodicKernel:
+        return PeriodicKernel(ard_num_dims=4).double()
+
+    for kernel in (ard, by_period):
+        before = TreeStructuredGP(X, Y, first, covar_module=kernel())
+        before.covar_module.lengthscale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        again = TreeStructuredGP(X, Y, first, covar_module=kernel())
+        take_values(again, before)
+        lengthscale = before.covar_module.lengthscale
+        assert torch.equal(again.covar_module.lengthscale, lengthscale)
+        model = TreeStructuredGP(X[:, order], Y, second, covar_module=kernel())
+        if kernel is ard:
+            take_values(model, before)
+            assert torch.equal(model.covar_module.lengthscale, lengthscale[:, order])
+            continue
+        with pytest.raises(ValueError, match="start_from: .*raw_period_length"):
+            take_values(model, before)
 
 
 @pytest.mark.parametrize(
