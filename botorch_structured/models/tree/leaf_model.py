@@ -429,9 +429,7 @@ class LeafModel(FastSingleTaskGP):
         moments = self._moments()
         if moments is None:
             return None
-        mean, variance = differentiable_moments(
-            X.reshape(-1, X.shape[-1]), moments, self._point_graph
-        )
+        mean, variance = differentiable_moments(X.reshape(-1, X.shape[-1]), moments)
         floor = settings.min_variance.value(variance.dtype)
         variance = variance.clamp_min(floor).view(X.shape[:-1])
         return self.mean_module(X) + mean.view(X.shape[:-1]), variance
@@ -517,14 +515,6 @@ class LeafModel(FastSingleTaskGP):
             return list(range(tree.dim))
         aligned = [c for group in kernel.weights.aligned_columns for c in group]
         return sorted({*tree.shared_columns, *aligned})
-
-    def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """What ``LeafMoments`` computes, by operations that autograd knows."""
-        rows = self.covar_module.rows(X)
-        prediction = self._predictor()(rows.key, rows.points, rows.features)
-        reduction = prediction.weight.square().sum(-1)
-        reduction = reduction - prediction.explained.square().sum(-1)
-        return prediction.mean, rows.prior.expand(len(X)) + reduction
 
     def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
         """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""

@@ -27,7 +27,8 @@ from __future__ import annotations
 __all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -329,7 +330,8 @@ class LeafMoments:
     """
 
     def __init__(self, kernel: LeafKernel, X: Tensor, predictor: LeafPredictor) -> None:
-        self.kernel, self.predictor = kernel, predictor
+        # a graph may be built after another correlation was chosen for the model's
+        self.kernel, self.predictor = copy(kernel), predictor
         self.parameters = list(kernel.parameters())
         self._codes = _codes_of(kernel)
         self._data = self.extend(X.detach())
@@ -397,6 +399,14 @@ class LeafMoments:
         return PointMoments(
             *(torch.cat(found)[back] for found in zip(*parts, strict=True))
         )
+
+    def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and variances of ``t x d`` inputs by operations that autograd knows."""
+        rows = self.kernel.rows(X)
+        prediction = self.predictor(rows.key, rows.points, rows.features)
+        reduction = prediction.weight.square().sum(-1)
+        reduction = reduction - prediction.explained.square().sum(-1)
+        return prediction.mean, rows.prior.expand(len(X)) + reduction
 
     # -- where rows are -----------------------------------------------------------
 
@@ -580,22 +590,20 @@ def _groups(
 
 class _PointMoments(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, X: Tensor, moments: LeafMoments, graph: PointFunction
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
         found = moments(X, gradient=ctx.needs_input_grad[0])
         ctx.save_for_backward(X)
-        ctx.found, ctx.graph = found, graph
+        ctx.found, ctx.moments = found, moments
         return found.mean, found.variance
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
             (X,) = ctx.saved_tensors
-            return *_gradients(ctx.graph(X), (X,), grad_outputs, True), None, None
+            return *_gradients(ctx.moments.graph(X), (X,), grad_outputs, True), None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.found.mean_gradient
-        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None, None
+        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None
 
 
 class _OfHyperparameters(torch.autograd.Function):
@@ -606,10 +614,10 @@ class _OfHyperparameters(torch.autograd.Function):
         ctx: Any,
         values: tuple[Tensor, ...],
         X: Tensor,
-        graph: PointFunction,
+        moments: LeafMoments,
         *of: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.X, ctx.graph = X, graph
+        ctx.X, ctx.moments = X, moments
         ctx.save_for_backward(*of)
         return values
 
@@ -617,7 +625,7 @@ class _OfHyperparameters(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            found = ctx.graph(ctx.X)
+            found = ctx.moments.graph(ctx.X)
         of = ctx.saved_tensors
         return None, None, None, *_gradients(found, of, grad_outputs, again)
 
@@ -642,13 +650,7 @@ def _gradients(
     )
 
 
-#: ``t x d`` inputs to ``t`` means and variances, differentiable any number of times.
-PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def differentiable_moments(
-    X: Tensor, moments: LeafMoments, graph: PointFunction
-) -> tuple[Tensor, Tensor]:
+def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
     """Means and variances of points one by one, with their graph.
 
     They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
@@ -656,8 +658,8 @@ def differentiable_moments(
 
     Args:
         X: Transformed inputs, ``t x d``, not empty.
-        moments: Computes them and their first derivatives.
-        graph: Computes the same where other derivatives are wanted.
+        moments: Computes them and their first derivatives, and the graph where others
+            are wanted, of the state that the model has now.
     """
     if not torch.is_grad_enabled():
         found = moments(X)
@@ -668,11 +670,13 @@ def differentiable_moments(
         mean, variance = found.mean, found.variance
         if free:
             pair = (mean, variance)
-            mean, variance = _OfHyperparameters.apply(pair, X, graph, *free)
+            mean, variance = _OfHyperparameters.apply(pair, X, moments, *free)
         return mean, variance
-    mean, variance = _PointMoments.apply(X, moments, graph)
+    mean, variance = _PointMoments.apply(X, moments)
     if free:  # a node of its own: it is not run for gradients in X alone
         zeros = (torch.zeros_like(mean), torch.zeros_like(mean))
-        of_mean, of_variance = _OfHyperparameters.apply(zeros, X.detach(), graph, *free)
+        of_mean, of_variance = _OfHyperparameters.apply(
+            zeros, X.detach(), moments, *free
+        )
         mean, variance = mean + of_mean, variance + of_variance
     return mean, variance

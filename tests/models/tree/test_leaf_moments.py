@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from hypothesis import assume, given
 from strategies import random_points, random_tree, seeds
@@ -87,7 +88,7 @@ def test_moments_and_their_gradients(seed: int) -> None:
     assert moments is not None
     for n in (9, 1, 40):
         X = some_points(model, n, seed + n).requires_grad_()
-        expected = with_gradients(model._point_graph(X), X)
+        expected = with_gradients(moments.graph(X), X)
         for a, b in zip(moments(X, gradient=True), expected, strict=True):
             close(a, b)
         one = [moments(x, gradient=True) for x in X.split(1)]
@@ -119,17 +120,13 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
             for a, b in zip(every, like, strict=True)
         ]
 
-    moments = leaf_moments.differentiable_moments(
-        X, model._moments(), model._point_graph
-    )
-    actual, expected = derivatives(*moments), derivatives(*model._point_graph(X))
+    moments = leaf_moments.differentiable_moments(X, model._moments())
+    actual, expected = derivatives(*moments), derivatives(*model._moments().graph(X))
     for a, b in zip(actual, expected, strict=True):
         close(a, b, 1e-7)
     # where the points are constants
-    moments = leaf_moments.differentiable_moments(
-        X.detach(), model._moments(), model._point_graph
-    )
-    graph = model._point_graph(X.detach())
+    moments = leaf_moments.differentiable_moments(X.detach(), model._moments())
+    graph = model._moments().graph(X.detach())
     a, b = (
         torch.autograd.grad(sum(v.sum() for v in values), parameters, allow_unused=True)
         for values in (moments, graph)
@@ -138,6 +135,46 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
         assert (x is None) == (y is None)
         if x is not None:
             close(x, y)
+
+
+LATER: dict[str, Any] = {
+    "train": lambda m: m.train(),
+    "data": lambda m: m.set_train_data(m.train_inputs[0] / 2, m.train_targets * 2),
+    "kernel": lambda m: m.covar_module.set_correlation("rbf"),
+}
+
+
+@pytest.mark.parametrize("wanted", ["hyperparameters", "points", "points twice"])
+@pytest.mark.parametrize("later", LATER)
+def test_a_later_state_of_the_model_has_no_influence(later: str, wanted: str) -> None:
+    """On gradients of a posterior that was computed before."""
+    X = 7.0 * torch.rand(14, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = (X[:, 0] > 3.5).double()
+    Y = X.sin().sum(-1, keepdim=True)
+
+    def gradients(change: Any) -> list[Tensor]:
+        transform = Normalize(3, indices=[1, 2])
+        model = TreeStructuredGP(
+            X, Y, {0: {0.0: [1], 1.0: [2]}}, input_transform=transform
+        )
+        model.covar_module.set_correlation("matern")
+        at = (X[:5] + torch.tensor([0.0, 0.1, 0.1])).unsqueeze(1)
+        at.requires_grad_(wanted != "hyperparameters")
+        posterior = model.posterior(at)
+        value = (posterior.mean + posterior.variance).sum()
+        change(model)
+        if wanted == "hyperparameters":
+            value.backward()
+            return [p.grad for p in model.parameters() if p.grad is not None]
+        (g,) = torch.autograd.grad(value, at, create_graph=wanted != "points")
+        if wanted == "points":
+            return [g]
+        return [g, *torch.autograd.grad(g.square().sum(), at)]
+
+    expected = gradients(lambda model: None)
+    assert any(g.abs().max() > 1e-3 for g in expected)
+    for a, b in zip(gradients(LATER[later]), expected, strict=True):
+        close(a, b)
 
 
 @given(seeds)
@@ -191,7 +228,7 @@ def test_many_paths_without_data(
     for _ in range(3):
         test = random_points(tree, 30, g).to(dtype)
         found = model._moments()(test)
-        for a, b in zip(found[:2], model._point_graph(test), strict=True):
+        for a, b in zip(found[:2], model._moments().graph(test), strict=True):
             close(a, b.detach(), 1e-4 if dtype == torch.float32 else 1e-9)
 
 
