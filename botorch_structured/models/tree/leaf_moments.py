@@ -30,6 +30,7 @@ import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -321,7 +322,8 @@ def _columns(X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
 class LeafMoments:
     """Posterior moments of points one by one; cached by the path that they are on.
 
-    On the CPU only: which rows are on which path is read from their values.
+    On the CPU only: which rows are on which path is read from their values. Several
+    threads may call it.
 
     Args:
         kernel: A kernel for which ``path_tables`` are known.
@@ -344,6 +346,7 @@ class LeafMoments:
         self._leaf_of_key = {key: leaf for leaf, key in enumerate(keys)}
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
+        self._lock = Lock()  # of what is below
         self._found: dict[Any, tuple[int, int]] = {}
         self._tables: dict[int, PathTables] = {}
         self._prior_rows = X[:0]
@@ -375,16 +378,17 @@ class LeafMoments:
             path: Whether the part of the weights alone is wanted.
         """
         X = X.detach()
-        places, lengths = self._locate(X)
+        with self._lock:  # a place may be another path's after the next look-up
+            places, lengths = self._locate(X)
+            groups = list(_groups(places, lengths)) if len(places) > 1 else []
+            leaves = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
+            stacks = [self._stack(*where, path) for where in leaves]
         extended = self.extend(X)
-        if len(places) == 1:
-            stack = self._stack(places[0][0], (places[0][1],), path)
-            mean, variance, g = stack(extended, None, gradient)
+        if not groups:
+            mean, variance, g = stacks[0](extended, None, gradient)
             return _moments(mean[0], variance[0], g, X.shape[-1])
         parts = []
-        groups = list(_groups(places, lengths))
-        for bucket, leaves, index, _, at in groups:
-            stack = self._stack(bucket, leaves, path)
+        for stack, (_, _, index, _, at) in zip(stacks, groups, strict=True):
             m, v, g = stack(extended, torch.from_numpy(index), gradient)
             here = torch.from_numpy(at)
             part = [m.reshape(-1)[here], v.reshape(-1)[here]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -256,3 +259,39 @@ def test_one_leaf_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     test[3, 0] = torch.nextafter(test[3, 0], test.new_tensor(3.0))
     close(model.posterior(test.unsqueeze(1)).mean, first.mean)
     assert located
+
+
+def test_threads_share_a_model() -> None:
+    """Each of them meets paths without data that the others have not seen."""
+    g = torch.Generator().manual_seed(0)
+    X, test = torch.rand(40, 3, generator=g), torch.rand(300, 3, generator=g)
+    X[:, 0] = torch.randint(3, (40,), generator=g).double()
+    test[:, 0] = torch.randint(60, (300,), generator=g).double()
+    tree = {0: {float(i): [1] for i in range(60)}}
+    model = TreeStructuredGP(X, X[:, 1:2].sin(), tree, leaf_kernel="matern")
+    model.likelihood.noise = 1e-2
+    posterior = model.posterior(test.unsqueeze(1))
+    expected = posterior.mean.flatten(), posterior.variance.flatten()
+    model.train().eval()
+    model.posterior(test[:1].unsqueeze(1))
+
+    def work(seed: int) -> None:
+        own = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(40):
+                i = torch.randint(300, (3,), generator=own)
+                found = model.posterior(test[i].unsqueeze(1))
+                close(found.mean.flatten(), expected[0][i])
+                close(found.variance.flatten(), expected[1][i])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+
+def test_copies_of_a_model_with_moments() -> None:
+    model = random_model(1)
+    X = some_points(model, 5, 2).unsqueeze(1)
+    expected = model.posterior(X).mean
+    copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
+    for other in copies:
+        close(other.posterior(X).mean, expected)
