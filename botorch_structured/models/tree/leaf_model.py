@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import (
     ChainedInputTransform,
     InputTransform,
@@ -57,6 +56,7 @@ from botorch_structured.models.fast_inference import (
     PointMoments,
     accept_rounding,
     fit_map,
+    has_methods_of,
     noise_is_known,
     with_gradient,
     with_variance_floor,
@@ -108,6 +108,8 @@ _MANY_WEIGHTS = 512
 _CHECKED_NUMBERS = 2**18
 # Outcome transforms by which moments of one outcome are scaled and shifted.
 _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
+# What moments come from.
+_WAY_OF_A_POSTERIOR = "posterior", "_point_posterior", "__call__", "_fast_posterior"
 # Prior means that are constant on a path.
 _MEANS_OF_PATHS = (ConstantMean, PathMean)
 
@@ -256,7 +258,7 @@ class LeafModel(FastSingleTaskGP):
             isinstance(self.covar_module, LeafKernel)
             and self.covar_module.is_by_leaf
             and noise_is_known(self.likelihood)
-            and type(self).forward is SingleTaskGP.forward
+            and has_methods_of(LeafModel, self, "forward")
             and self.train_inputs is not None
         )
 
@@ -325,7 +327,8 @@ class LeafModel(FastSingleTaskGP):
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
     ) -> Tensor | None:
-        if mll.likelihood is not self.likelihood or kwargs:
+        own = has_methods_of(LeafModel, self, "__call__")
+        if mll.likelihood is not self.likelihood or kwargs or not own:
             return None
         X = self.train_inputs[0]
         if not self._is_structured():
@@ -437,7 +440,9 @@ class LeafModel(FastSingleTaskGP):
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
         """See ``FastSingleTaskGP._point_posterior``."""
         outcome = getattr(self, "outcome_transform", None)
-        if propagate_grads.on() or type(outcome) not in _LINEAR_IN_ONE_OUTCOME:
+        own = has_methods_of(LeafModel, self, "__call__", "_fast_posterior")
+        linear = type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        if propagate_grads.on() or not (own and linear):
             return None
         self.eval()
         if not self._use_predictor():
@@ -468,6 +473,7 @@ class LeafModel(FastSingleTaskGP):
             and len(X) > 0
             and type(self.mean_module) in _MEANS_OF_PATHS
             and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+            and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         )
         if not at_hand:
             return None
@@ -661,7 +667,7 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        own = type(self)._fast_evidence is LeafModel._fast_evidence
+        own = has_methods_of(LeafModel, self, "_fast_evidence")
         if not (own and self._is_structured()):
             return None
         mll.train()

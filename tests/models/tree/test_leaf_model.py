@@ -12,6 +12,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
 from ConfigSpace import ConfigurationSpace
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -153,3 +154,34 @@ def test_what_is_no_tree_is_refused(model_class: Any) -> None:
         model_class(X, Y, X)
     with pytest.raises(ValueError, match="from_configspace.*got a ConfigurationSpace"):
         model_class(X, Y, ConfigurationSpace())
+
+
+class Higher(TreeStructuredGP):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().__call__(*args, **kwargs)
+        if self.training:
+            return found
+        return MultivariateNormal(found.mean + 3.0, found.lazy_covariance_matrix)
+
+
+class Other(TreeStructuredGP):
+    def path_posterior(self, X: Tensor) -> Any:
+        return self.posterior(X)
+
+
+def test_methods_of_a_subclass_count() -> None:
+    """Points one by one are those of all points together."""
+    X, path = torch.rand(5, 3, dtype=torch.float64), torch.arange(8) % 2
+    X[:, 0] = X[:, 0].round()
+    torch.manual_seed(0)
+    model = make_model(Higher, path)
+    together, apart = model.posterior(X), model.posterior(X.unsqueeze(1))
+    torch.testing.assert_close(together.mean, apart.mean.squeeze(1))
+    torch.testing.assert_close(together.variance, apart.variance.squeeze(1))
+    torch.manual_seed(0)
+    plain = make_model(TreeStructuredGP, path)
+    rise = 3.0 * model.outcome_transform.stdvs
+    expected = plain.posterior(X).mean + rise
+    torch.testing.assert_close(together.mean, expected)
+    assert plain.path_columns == []
+    assert make_model(Other, path).path_columns == [0, 1, 2]

@@ -288,9 +288,10 @@ def test_threads_share_a_model() -> None:
         list(pool.map(work, range(6)))
 
 
-def test_copies_of_a_model_with_moments() -> None:
-    model = random_model(1)
-    X = some_points(model, 5, 2).unsqueeze(1)
+@given(seeds)
+def test_copies_of_a_model_with_moments(seed: int) -> None:
+    model = random_model(seed)
+    X = some_points(model, 5, seed).unsqueeze(1)
     expected = model.posterior(X).mean
     copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
     for other in copies:
