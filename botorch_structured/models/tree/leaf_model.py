@@ -582,15 +582,19 @@ class LeafModel(FastSingleTaskGP):
         objective = self.fit_objective(mll)
         parameters = list(mll.parameters())
         cold = [p.detach().clone() for p in parameters]
+        before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
         found: list[_Fit] = []
         failure: ModelFittingError | None = None
 
-        def fit(start: list[Tensor] | None, kernel: str | None) -> None:
-            nonlocal failure
-            for p, value in zip(parameters, start or [], strict=False):
+        def take(values: Sequence[Tensor], kernel: str | None) -> None:
+            for p, value in zip(parameters, values, strict=True):
                 p.data.copy_(value)
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
+
+        def fit(start: Sequence[Tensor], kernel: str | None) -> None:
+            nonlocal failure
+            take(start, kernel)
             if objective is not None:
                 objective.read_correlation()
             try:
@@ -604,24 +608,23 @@ class LeafModel(FastSingleTaskGP):
                 found.append(_Fit(loss, kernel, values))
 
         record = None
-        if start_from is not None:
-            take_values(self, start_from)
-            fit(None, self._kernels(chosen=True)[0])
-            before = start_from._fit_record
-            if found and before is not None:
-                enough = found[0].loss <= before.loss + MAX_LOSS
-                if enough and before.short < MAX_SHORT_FITS:
-                    record = FitRecord(before.short + 1, before.loss)
-        if record is None:
-            for kernel in self._kernels():
-                fit(cold, kernel)
-        if not found:
-            raise failure or ModelFittingError("The evidence is not finite.")
-        best = min(found, key=lambda f: f.loss)
-        for p, value in zip(parameters, best.values, strict=True):
-            p.data.copy_(value)
-        if best.kernel is not None:
-            self.covar_module.set_correlation(best.kernel)
+        try:
+            if start_from is not None:
+                take_values(self, start_from)
+                fit(parameters, self._kernels(chosen=True)[0])
+                last = start_from._fit_record
+                if found and last is not None:
+                    enough = found[0].loss <= last.loss + MAX_LOSS
+                    if enough and last.short < MAX_SHORT_FITS:
+                        record = FitRecord(last.short + 1, last.loss)
+            if record is None:
+                for kernel in self._kernels():
+                    fit(cold, kernel)
+            if not found:
+                raise failure or ModelFittingError("The evidence is not finite.")
+        finally:  # of a fit that is interrupted, the best so far
+            best = min(found, key=lambda f: f.loss, default=before)
+            take(best.values, best.kernel)
         self._fit_record = record or FitRecord(0, best.loss)
         return mll.eval()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
@@ -185,3 +186,34 @@ def test_methods_of_a_subclass_count() -> None:
     torch.testing.assert_close(together.mean, expected)
     assert plain.path_columns == []
     assert make_model(Other, path).path_columns == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_interrupted_fit_leaves_a_model(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the kernel which was fitted already, or as it was before."""
+    model = make_model(TreeStructuredGP, torch.arange(8) % 2)
+    model.covar_module.set_correlation("matern")
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    X = torch.rand(4, 3, dtype=torch.float64).round()
+    states = [copy.deepcopy(model.state_dict())]
+    fit = model._fit
+
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        if len(states) > at:
+            mll.train()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1.0)
+            raise KeyboardInterrupt
+        fit(*args, **kwargs)
+        states.append(copy.deepcopy(model.state_dict()))
+
+    monkeypatch.setattr(model, "_fit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit_gpytorch_mll(mll)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[k]) for k, value in states[at].items())
+    fresh = copy.deepcopy(model)  # without caches
+    torch.testing.assert_close(model.posterior(X).mean, fresh.posterior(X).mean)
