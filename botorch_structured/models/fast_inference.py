@@ -6,8 +6,10 @@ that computes one of them faster overrides one of two methods,
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
-(and ``_point_posterior`` and ``point_moments``, where points one by one are simpler),
-and lists the attributes that hold its caches,
+(and ``_point_posterior`` and ``point_moments``, where points one by one are simpler).
+A shorter way than through a public method is for models that have this method as it is
+here (``has_methods_of``): a subclass may define another one. The class lists the
+attributes that hold its caches,
 
     _data_caches   computed from training inputs and outcomes alone,
     _fit_caches    computed from hyperparameters too.
@@ -32,6 +34,7 @@ __all__ = [
     "check_noise",
     "check_own_objective",
     "fit_map",
+    "has_methods_of",
     "noise_at",
     "noise_is_known",
     "training_prior",
@@ -257,6 +260,17 @@ class FastInference(ExactGP):
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
         return super().get_fantasy_model(inputs, targets, **kwargs)
+
+
+def has_methods_of(kind: type, model: object, *names: str) -> bool:
+    """Whether methods of a model are those of a class: no subclass has its own.
+
+    Args:
+        kind: The class.
+        model: An instance of it.
+        names: Of the methods.
+    """
+    return all(getattr(type(model), name) is getattr(kind, name) for name in names)
 
 
 def _tensors(model: ExactGP) -> Iterator[Tensor]:

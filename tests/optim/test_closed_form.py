@@ -122,6 +122,21 @@ def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
         )
 
 
+class OtherPosterior(TreeStructuredGP):
+    def posterior(self, *args: Any, **kwargs: Any) -> Any:
+        return super().posterior(*args, **kwargs)
+
+
+class OtherCall(TreeStructuredGP):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+class OtherPath(TreeStructuredGP):
+    def path_posterior(self, X: Tensor) -> Any:
+        return super().path_posterior(X)
+
+
 def test_other_acquisition_functions_need_autograd() -> None:
     model, X = make(), points(4, 1)
 
@@ -139,6 +154,13 @@ def test_other_acquisition_functions_need_autograd() -> None:
         LogExpectedImprovement(batch, best_f=0.0),
     ):
         assert closed_form(acqf, X, gradient=True) is None
+    for mine in (OtherPosterior, OtherCall):
+        acqf = LogExpectedImprovement(make(mine), best_f=0.0)
+        assert closed_form(acqf, X, gradient=True) is None
+    acqf = PathExpectedImprovement(make(OtherPath), best_f=0.0)
+    assert closed_form(acqf, X, gradient=True) is None
+    acqf = LogExpectedImprovement(make(OtherPath), best_f=0.0)
+    assert closed_form(acqf, X, gradient=True) is not None
     acqf = LogExpectedImprovement(model, best_f=0.0)
     assert closed_form(acqf, X.float(), gradient=True) is None  # the model is converted
     assert closed_form(acqf, X, gradient=True) is not None

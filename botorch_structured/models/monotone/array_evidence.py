@@ -52,7 +52,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation, stationary_form
-from botorch_structured.models.fast_inference import noise_is_known
+from botorch_structured.models.fast_inference import has_methods_of, noise_is_known
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     array_expectation_propagation,
@@ -485,7 +485,7 @@ def objective_with_signs(
     model: Any = mll.model
     kept = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
     if (
-        any(getattr(type(model), name) is not getattr(kind, name) for name in kept)
+        not has_methods_of(kind, model, *kept)
         or not _is_own_evidence(mll, *terms)
         or (gp := model._array_gp()) is None
     ):

@@ -72,6 +72,7 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     fit_map,
+    has_methods_of,
     noise_at,
     with_variance_floor,
 )
@@ -761,7 +762,7 @@ class MonotoneGP(FastSingleTaskGP):
         """Of one process; for batches and several outputs GPyTorch's."""
         data = self.train_inputs[0], self.train_targets
         if (
-            not self.has_sites
+            not (self.has_sites and has_methods_of(MonotoneGP, self, "forward"))
             or (data[0].ndim, data[1].ndim) != (2, 1)
             or settings.detach_test_caches.off()
             or any(t.requires_grad for t in data)
@@ -786,7 +787,7 @@ class MonotoneGP(FastSingleTaskGP):
         GPyTorch's own method repeats them for each element of a t-batch; here each
         repeated row would cost a triangular solve.
         """
-        if not self.has_sites:
+        if not (self.has_sites and has_methods_of(MonotoneGP, self, "forward")):
             return super()._get_test_prior_mean_and_covariances(
                 train_inputs, test_inputs, **kwargs
             )

@@ -515,16 +515,12 @@ def _points_of_elements(
     if cache[1] is None:
         return None
 
-    def graph(points: Tensor) -> tuple[Tensor, Tensor]:
-        means, variances = zip(*(e._point_graph(points) for e in elements), strict=True)
-        return torch.stack(means), torch.stack(variances)
-
     points = _element_of(X, (0,) * len(own), 2)
     mean, variance = (
-        moment.mT.reshape(*points.shape[:-2], *own).expand(shape)
-        for moment in differentiable_moments(
-            points.reshape(-1, X.shape[-1]), cache[1], graph
-        )
+        moment.view(len(elements), -1)
+        .mT.reshape(*points.shape[:-2], *own)
+        .expand(shape)
+        for moment in differentiable_moments(points.reshape(-1, X.shape[-1]), cache[1])
     )
     variance = variance.clamp_min(settings.min_variance.value(variance.dtype))
     mean = mean.unsqueeze(-1) + model.mean_module(X.expand(*shape, *X.shape[-2:]))

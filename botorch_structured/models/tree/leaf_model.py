@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import (
     ChainedInputTransform,
     InputTransform,
@@ -57,6 +56,7 @@ from botorch_structured.models.fast_inference import (
     PointMoments,
     accept_rounding,
     fit_map,
+    has_methods_of,
     noise_is_known,
     with_gradient,
     with_variance_floor,
@@ -109,6 +109,8 @@ _MANY_WEIGHTS = 512
 _CHECKED_NUMBERS = 2**18
 # Outcome transforms by which moments of one outcome are scaled and shifted.
 _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
+# What moments come from.
+_WAY_OF_A_POSTERIOR = "posterior", "_point_posterior", "__call__", "_fast_posterior"
 # Prior means that are constant on a path.
 _MEANS_OF_PATHS = (ConstantMean, PathMean)
 
@@ -263,7 +265,7 @@ class LeafModel(FastSingleTaskGP):
             isinstance(self.covar_module, LeafKernel)
             and self.covar_module.is_by_leaf
             and noise_is_known(self.likelihood)
-            and type(self).forward is SingleTaskGP.forward
+            and has_methods_of(LeafModel, self, "forward")
             and self.train_inputs is not None
         )
 
@@ -341,7 +343,8 @@ class LeafModel(FastSingleTaskGP):
     def _fast_evidence(
         self, mll: ExactMarginalLogLikelihood, kwargs: dict[str, Any]
     ) -> Tensor | None:
-        if mll.likelihood is not self.likelihood or kwargs:
+        own = has_methods_of(LeafModel, self, "__call__")
+        if mll.likelihood is not self.likelihood or kwargs or not own:
             return None
         X = self.train_inputs[0]
         if not self._is_structured():
@@ -442,9 +445,7 @@ class LeafModel(FastSingleTaskGP):
         moments = self._moments()
         if moments is None:
             return None
-        mean, variance = differentiable_moments(
-            X.reshape(-1, X.shape[-1]), moments, self._point_graph
-        )
+        mean, variance = differentiable_moments(X.reshape(-1, X.shape[-1]), moments)
         floor = settings.min_variance.value(variance.dtype)
         variance = variance.clamp_min(floor).view(X.shape[:-1])
         return self.mean_module(X) + mean.view(X.shape[:-1]), variance
@@ -452,7 +453,9 @@ class LeafModel(FastSingleTaskGP):
     def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
         """See ``FastSingleTaskGP._point_posterior``."""
         outcome = getattr(self, "outcome_transform", None)
-        if propagate_grads.on() or type(outcome) not in _LINEAR_IN_ONE_OUTCOME:
+        own = has_methods_of(LeafModel, self, "__call__", "_fast_posterior")
+        linear = type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        if propagate_grads.on() or not (own and linear):
             return None
         self.eval()
         if not self._use_predictor():
@@ -483,6 +486,7 @@ class LeafModel(FastSingleTaskGP):
             and len(X) > 0
             and type(self.mean_module) in _MEANS_OF_PATHS
             and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+            and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         )
         if not at_hand:
             return None
@@ -530,14 +534,6 @@ class LeafModel(FastSingleTaskGP):
             return list(range(tree.dim))
         aligned = [c for group in kernel.weights.aligned_columns for c in group]
         return sorted({*tree.shared_columns, *aligned})
-
-    def _point_graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """What ``LeafMoments`` computes, by operations that autograd knows."""
-        rows = self.covar_module.rows(X)
-        prediction = self._predictor()(rows.key, rows.points, rows.features)
-        reduction = prediction.weight.square().sum(-1)
-        reduction = reduction - prediction.explained.square().sum(-1)
-        return prediction.mean, rows.prior.expand(len(X)) + reduction
 
     def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
         """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""
@@ -599,15 +595,19 @@ class LeafModel(FastSingleTaskGP):
         objectives = self._fit_objectives(mll, kwargs)
         parameters = list(mll.parameters())
         cold = [p.detach().clone() for p in parameters]
+        before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
         found: list[_Fit] = []
         failure: ModelFittingError | None = None
 
-        def fit(start: list[Tensor] | None, kernel: str | None) -> None:
-            nonlocal failure
-            for p, value in zip(parameters, start or [], strict=False):
+        def take(values: Sequence[Tensor], kernel: str | None) -> None:
+            for p, value in zip(parameters, values, strict=True):
                 p.data.copy_(value)
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
+
+        def fit(start: Sequence[Tensor], kernel: str | None) -> None:
+            nonlocal failure
+            take(start, kernel)
             for objective in objectives:
                 objective.read_correlation()
             try:
@@ -621,24 +621,23 @@ class LeafModel(FastSingleTaskGP):
                 found.append(_Fit(loss, kernel, values))
 
         record = None
-        if start_from is not None:
-            take_values(self, start_from)
-            fit(None, self._kernels(chosen=True)[0])
-            before = start_from._fit_record
-            if found and before is not None:
-                enough = found[0].loss <= before.loss + MAX_LOSS
-                if enough and before.short < MAX_SHORT_FITS:
-                    record = FitRecord(before.short + 1, before.loss)
-        if record is None:
-            for kernel in self._kernels():
-                fit(cold, kernel)
-        if not found:
-            raise failure or ModelFittingError("The evidence is not finite.")
-        best = min(found, key=lambda f: f.loss)
-        for p, value in zip(parameters, best.values, strict=True):
-            p.data.copy_(value)
-        if best.kernel is not None:
-            self.covar_module.set_correlation(best.kernel)
+        try:
+            if start_from is not None:
+                take_values(self, start_from)
+                fit(parameters, self._kernels(chosen=True)[0])
+                last = start_from._fit_record
+                if found and last is not None:
+                    enough = found[0].loss <= last.loss + MAX_LOSS
+                    if enough and last.short < MAX_SHORT_FITS:
+                        record = FitRecord(last.short + 1, last.loss)
+            if record is None:
+                for kernel in self._kernels():
+                    fit(cold, kernel)
+            if not found:
+                raise failure or ModelFittingError("The evidence is not finite.")
+        finally:  # of a fit that is interrupted, the best so far
+            best = min(found, key=lambda f: f.loss, default=before)
+            take(best.values, best.kernel)
         self._fit_record = record or FitRecord(0, best.loss)
         return mll.eval()
 
@@ -692,7 +691,7 @@ class LeafModel(FastSingleTaskGP):
         return [] if objective is None else [objective]
 
     def _has_own_evidence(self) -> bool:
-        return type(self)._fast_evidence is LeafModel._fast_evidence
+        return has_methods_of(LeafModel, self, "_fast_evidence")
 
     def fit_objective(self, mll: MarginalLogLikelihood) -> LeafObjective | None:
         """The objective in closed form; None if there is none, see ``LeafObjective``.

@@ -28,8 +28,10 @@ from __future__ import annotations
 __all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, replace
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -345,7 +347,8 @@ class _Stack:
 class LeafMoments:
     """Posterior moments of points one by one; cached by the path that they are on.
 
-    On the CPU only: which rows are on which path is read from their values.
+    On the CPU only: which rows are on which path is read from their values. Several
+    threads may call it.
 
     Args:
         elements: A kernel for which ``path_tables`` are known, with the factors of the
@@ -357,8 +360,9 @@ class LeafMoments:
     def __init__(
         self, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
     ) -> None:
-        self._elements = elements
-        self.kernel, self.predictor = kernel, predictor = elements[0]
+        # a graph may be built after another correlation was chosen for the model's
+        self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
+        self.kernel, self.predictor = kernel, predictor = self._elements[0]
         self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
         self._codes = _codes_of(kernel)
         self._data = self.extend(X.detach())
@@ -371,6 +375,7 @@ class LeafMoments:
         self._leaf_of_key = {key: leaf for leaf, key in enumerate(keys)}
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
+        self._lock = Lock()  # of what is below
         self._found: dict[Any, tuple[int, int]] = {}
         self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
@@ -410,19 +415,20 @@ class LeafMoments:
             Of ``t`` points; of ``m x t`` if there are several elements.
         """
         X, m = X.detach(), len(self._elements)
-        places, lengths = self._locate(X)
+        with self._lock:  # a place may be another path's after the next look-up
+            places, lengths = self._locate(X)
+            groups = list(_groups(places, lengths)) if len(places) > 1 else []
+            leaves = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
+            stacks = [self._stack(*where, path) for where in leaves]
         extended = self.extend(X)
-        if len(places) == 1:
-            stack = self._stack(places[0][0], (places[0][1],), path)
-            mean, variance, g = stack(extended, None, gradient)
+        if not groups:
+            mean, variance, g = stacks[0](extended, None, gradient)
             parts = [mean, variance]
             if g is not None:
                 parts += g[..., : X.shape[-1]].chunk(2, dim=1)
             return PointMoments(*(part[0] if m == 1 else part for part in parts))
         every = []
-        groups = list(_groups(places, lengths))
-        for bucket, leaves, index, _, at in groups:
-            stack = self._stack(bucket, leaves, path)
+        for stack, (_, _, index, _, at) in zip(stacks, groups, strict=True):
             mean, variance, g = stack(extended, torch.from_numpy(index), gradient)
             here = torch.from_numpy(at)
             parts = [v.reshape(m, -1)[:, here] for v in (mean, variance)]
@@ -435,6 +441,20 @@ class LeafMoments:
         back = torch.from_numpy(np.argsort(np.concatenate([g[3] for g in groups])))
         joined = [torch.cat(same, dim=1)[:, back] for same in zip(*every, strict=True)]
         return PointMoments(*(part[0] if m == 1 else part for part in joined))
+
+    def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Moments of ``t x d`` inputs by operations that autograd knows."""
+        means, variances = [], []
+        for kernel, predictor in self._elements:
+            rows = kernel.rows(X)
+            prediction = predictor(rows.key, rows.points, rows.features)
+            reduction = prediction.weight.square().sum(-1)
+            reduction = reduction - prediction.explained.square().sum(-1)
+            means.append(prediction.mean)
+            variances.append(rows.prior.expand(len(X)) + reduction)
+        if len(means) == 1:
+            return means[0], variances[0]
+        return torch.stack(means), torch.stack(variances)
 
     # -- where rows are -----------------------------------------------------------
 
@@ -624,28 +644,26 @@ def _groups(
 
 class _PointMoments(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, X: Tensor, moments: LeafMoments, graph: PointFunction
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
         found = moments(X, gradient=ctx.needs_input_grad[0])
         ctx.save_for_backward(X)
-        ctx.found, ctx.graph = found, graph
+        ctx.found, ctx.moments = found, moments
         return found.mean, found.variance
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
             (X,) = ctx.saved_tensors
-            (grad_X,) = _gradients(ctx.graph(X), (X,), grad_outputs, True)
+            (grad_X,) = _gradients(ctx.moments.graph(X), (X,), grad_outputs, True)
             if grad_X is None:  # as on paths without data
                 grad_X = X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0)
-            return grad_X, None, None
+            return grad_X, None
         of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
         grad_X = of_mean * ctx.found.mean_gradient
         grad_X = grad_X.addcmul_(of_variance, ctx.found.variance_gradient)
         if grad_X.ndim > 2:  # of several elements
             grad_X = grad_X.sum(0)
-        return grad_X, None, None
+        return grad_X, None
 
 
 class _OfHyperparameters(torch.autograd.Function):
@@ -656,10 +674,10 @@ class _OfHyperparameters(torch.autograd.Function):
         ctx: Any,
         values: tuple[Tensor, ...],
         X: Tensor,
-        graph: PointFunction,
+        moments: LeafMoments,
         *of: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.X, ctx.graph = X, graph
+        ctx.X, ctx.moments = X, moments
         ctx.save_for_backward(*of)
         return values
 
@@ -667,7 +685,7 @@ class _OfHyperparameters(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            found = ctx.graph(ctx.X)
+            found = ctx.moments.graph(ctx.X)
         of = ctx.saved_tensors
         return None, None, None, *_gradients(found, of, grad_outputs, again)
 
@@ -692,14 +710,7 @@ def _gradients(
     )
 
 
-#: ``t x d`` inputs to means and variances, ``t`` or ``m x t``, differentiable any
-#: number of times.
-PointFunction = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def differentiable_moments(
-    X: Tensor, moments: LeafMoments, graph: PointFunction
-) -> tuple[Tensor, Tensor]:
+def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
     """Means and variances of points one by one, with their graph.
 
     They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
@@ -707,8 +718,8 @@ def differentiable_moments(
 
     Args:
         X: Transformed inputs, ``t x d``, not empty.
-        moments: Computes them and their first derivatives.
-        graph: Computes the same where other derivatives are wanted.
+        moments: Computes them and their first derivatives, and the graph where others
+            are wanted, of the state that the model has now.
     """
     if not torch.is_grad_enabled():
         found = moments(X)
@@ -719,11 +730,13 @@ def differentiable_moments(
         mean, variance = found.mean, found.variance
         if free:
             pair = (mean, variance)
-            mean, variance = _OfHyperparameters.apply(pair, X, graph, *free)
+            mean, variance = _OfHyperparameters.apply(pair, X, moments, *free)
         return mean, variance
-    mean, variance = _PointMoments.apply(X, moments, graph)
+    mean, variance = _PointMoments.apply(X, moments)
     if free:  # a node of its own: it is not run for gradients in X alone
         zeros = (torch.zeros_like(mean), torch.zeros_like(mean))
-        of_mean, of_variance = _OfHyperparameters.apply(zeros, X.detach(), graph, *free)
+        of_mean, of_variance = _OfHyperparameters.apply(
+            zeros, X.detach(), moments, *free
+        )
         mean, variance = mean + of_mean, variance + of_variance
     return mean, variance

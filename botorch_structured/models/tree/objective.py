@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.kernels import (
     Kernel,
@@ -56,7 +55,11 @@ from botorch_structured.linalg.block_evidence import (
 )
 from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
-from botorch_structured.models.fast_inference import FastInference, noise_is_known
+from botorch_structured.models.fast_inference import (
+    FastSingleTaskGP,
+    has_methods_of,
+    noise_is_known,
+)
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
@@ -73,6 +76,8 @@ Indices = NDArray[np.int64]
 # Up to so many distances are kept per bucket of leaves (128 MiB). Of larger data the
 # general objective is as fast, since little of its time is overhead.
 _MAX_KEPT = 2**24
+# What a fit minimises.
+_WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 # A map of at most this many entries is a dense matrix.
 _MAX_DENSE = 2**16
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
@@ -572,8 +577,7 @@ class LeafObjective:
             and mll.likelihood is model.likelihood
             and noise_is_known(mll.likelihood)
             and getattr(mll.likelihood, "second_noise_covar", None) is None
-            and type(model).forward is SingleTaskGP.forward
-            and type(model).compute_custom_loss is FastInference.compute_custom_loss
+            and has_methods_of(FastSingleTaskGP, model, *_WAY_OF_AN_OBJECTIVE)
             and type(model.covar_module) in (TreeStructuredKernel, ConditionalKernel)
             and type(model.covar_module.tree) is ParameterTree
             and not any(True for _ in model.added_loss_terms())

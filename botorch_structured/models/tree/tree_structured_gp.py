@@ -40,6 +40,8 @@ import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers its
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models.fast_inference import (
+    PointMoments,
+    has_methods_of,
     with_gradient,
     with_variance_floor,
 )
@@ -353,6 +355,20 @@ class TreeStructuredGP(LeafModel):
         if transform is not None:
             posterior = transform.untransform_posterior(posterior, X=X)
         return with_least_variance(posterior, least_variance(transform, X))
+
+    def point_moments(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments | None:
+        """See ``FastInference.point_moments``."""
+        if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
+            return None
+        return super().point_moments(X, gradient, path)
+
+    @property
+    def path_columns(self) -> list[int]:
+        """The columns, besides decisions, that ``path_posterior`` may depend on."""
+        own = has_methods_of(TreeStructuredGP, self, "path_posterior")
+        return super().path_columns if own else list(range(self.tree.dim))
 
     def weight_posterior(self) -> MultivariateNormal:
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).

@@ -21,6 +21,7 @@ from botorch.models.transforms.input import (
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     Kernel,
     MaternKernel,
@@ -630,6 +631,34 @@ def test_a_model_in_training_can_be_copied() -> None:
     model = MonotoneGP(*make_data(6), {0: 1}, virtual_X=GRID).train()
     model(*model.train_inputs)
     assert copy.deepcopy(model).training
+
+
+class Higher(MonotoneGP):
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        prior = super().forward(x)
+        return MultivariateNormal(prior.mean + x.sum(-1), prior.lazy_covariance_matrix)
+
+
+def test_the_prior_of_a_subclass_counts() -> None:
+    """In predictions, in batches of them, and in the evidence."""
+    X, Y = make_data(8)
+    options = {"virtual_X": GRID, "outcome_transform": None}
+    model = Higher(X, Y, {0: 1}, **options).eval()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    prior = model(*model.train_inputs)
+    torch.testing.assert_close(model.compute_custom_loss(mll), -mll(prior, Y[:, 0]))
+    assert fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 3}})
+    points = make_data(6, seed=3)[0].reshape(3, 2, 2)
+    found = model.posterior(points)
+    prior = model.forward(torch.cat([X.expand(3, -1, -1), points], dim=-2))
+    mean, K = prior.mean, prior.covariance_matrix
+    noisy = K[:, :8, :8] + model.likelihood.noise * torch.eye(8)
+    gain = torch.linalg.solve(noisy, K[:, :8, 8:]).mT
+    expected = mean[:, 8:, None] + gain @ (Y - mean[:, :8, None])
+    torch.testing.assert_close(found.mean, expected, rtol=1e-7, atol=1e-7)
+    covariance = K[:, 8:, 8:] - gain @ K[:, :8, 8:]
+    variance = covariance.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    torch.testing.assert_close(found.variance, variance, rtol=1e-6, atol=1e-8)
 
 
 def test_predictions_are_those_of_gpytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement, qKnowledgeGradient
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
 from ConfigSpace import ConfigurationSpace
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -153,3 +155,65 @@ def test_what_is_no_tree_is_refused(model_class: Any) -> None:
         model_class(X, Y, X)
     with pytest.raises(ValueError, match="from_configspace.*got a ConfigurationSpace"):
         model_class(X, Y, ConfigurationSpace())
+
+
+class Higher(TreeStructuredGP):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().__call__(*args, **kwargs)
+        if self.training:
+            return found
+        return MultivariateNormal(found.mean + 3.0, found.lazy_covariance_matrix)
+
+
+class Other(TreeStructuredGP):
+    def path_posterior(self, X: Tensor) -> Any:
+        return self.posterior(X)
+
+
+def test_methods_of_a_subclass_count() -> None:
+    """Points one by one are those of all points together."""
+    X, path = torch.rand(5, 3, dtype=torch.float64), torch.arange(8) % 2
+    X[:, 0] = X[:, 0].round()
+    torch.manual_seed(0)
+    model = make_model(Higher, path)
+    together, apart = model.posterior(X), model.posterior(X.unsqueeze(1))
+    torch.testing.assert_close(together.mean, apart.mean.squeeze(1))
+    torch.testing.assert_close(together.variance, apart.variance.squeeze(1))
+    torch.manual_seed(0)
+    plain = make_model(TreeStructuredGP, path)
+    rise = 3.0 * model.outcome_transform.stdvs
+    expected = plain.posterior(X).mean + rise
+    torch.testing.assert_close(together.mean, expected)
+    assert plain.path_columns == []
+    assert make_model(Other, path).path_columns == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_interrupted_fit_leaves_a_model(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the kernel which was fitted already, or as it was before."""
+    model = make_model(TreeStructuredGP, torch.arange(8) % 2)
+    model.covar_module.set_correlation("matern")
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    X = torch.rand(4, 3, dtype=torch.float64).round()
+    states = [copy.deepcopy(model.state_dict())]
+    fit = model._fit
+
+    def interrupt(*args: Any, **kwargs: Any) -> None:
+        if len(states) > at:
+            mll.train()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(1.0)
+            raise KeyboardInterrupt
+        fit(*args, **kwargs)
+        states.append(copy.deepcopy(model.state_dict()))
+
+    monkeypatch.setattr(model, "_fit", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit_gpytorch_mll(mll)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[k]) for k, value in states[at].items())
+    fresh = copy.deepcopy(model)  # without caches
+    torch.testing.assert_close(model.posterior(X).mean, fresh.posterior(X).mean)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
 import torch
+from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from hypothesis import assume, given
 from strategies import random_points, random_tree, seeds
@@ -87,7 +91,7 @@ def test_moments_and_their_gradients(seed: int) -> None:
     assert moments is not None
     for n in (9, 1, 40):
         X = some_points(model, n, seed + n).requires_grad_()
-        expected = with_gradients(model._point_graph(X), X)
+        expected = with_gradients(moments.graph(X), X)
         for a, b in zip(moments(X, gradient=True), expected, strict=True):
             close(a, b)
         one = [moments(x, gradient=True) for x in X.split(1)]
@@ -119,17 +123,13 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
             for a, b in zip(every, like, strict=True)
         ]
 
-    moments = leaf_moments.differentiable_moments(
-        X, model._moments(), model._point_graph
-    )
-    actual, expected = derivatives(*moments), derivatives(*model._point_graph(X))
+    moments = leaf_moments.differentiable_moments(X, model._moments())
+    actual, expected = derivatives(*moments), derivatives(*model._moments().graph(X))
     for a, b in zip(actual, expected, strict=True):
         close(a, b, 1e-7)
     # where the points are constants
-    moments = leaf_moments.differentiable_moments(
-        X.detach(), model._moments(), model._point_graph
-    )
-    graph = model._point_graph(X.detach())
+    moments = leaf_moments.differentiable_moments(X.detach(), model._moments())
+    graph = model._moments().graph(X.detach())
     a, b = (
         torch.autograd.grad(sum(v.sum() for v in values), parameters, allow_unused=True)
         for values in (moments, graph)
@@ -138,6 +138,46 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
         assert (x is None) == (y is None)
         if x is not None:
             close(x, y)
+
+
+LATER: dict[str, Any] = {
+    "train": lambda m: m.train(),
+    "data": lambda m: m.set_train_data(m.train_inputs[0] / 2, m.train_targets * 2),
+    "kernel": lambda m: m.covar_module.set_correlation("rbf"),
+}
+
+
+@pytest.mark.parametrize("wanted", ["hyperparameters", "points", "points twice"])
+@pytest.mark.parametrize("later", LATER)
+def test_a_later_state_of_the_model_has_no_influence(later: str, wanted: str) -> None:
+    """On gradients of a posterior that was computed before."""
+    X = 7.0 * torch.rand(14, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = (X[:, 0] > 3.5).double()
+    Y = X.sin().sum(-1, keepdim=True)
+
+    def gradients(change: Any) -> list[Tensor]:
+        transform = Normalize(3, indices=[1, 2])
+        model = TreeStructuredGP(
+            X, Y, {0: {0.0: [1], 1.0: [2]}}, input_transform=transform
+        )
+        model.covar_module.set_correlation("matern")
+        at = (X[:5] + torch.tensor([0.0, 0.1, 0.1])).unsqueeze(1)
+        at.requires_grad_(wanted != "hyperparameters")
+        posterior = model.posterior(at)
+        value = (posterior.mean + posterior.variance).sum()
+        change(model)
+        if wanted == "hyperparameters":
+            value.backward()
+            return [p.grad for p in model.parameters() if p.grad is not None]
+        (g,) = torch.autograd.grad(value, at, create_graph=wanted != "points")
+        if wanted == "points":
+            return [g]
+        return [g, *torch.autograd.grad(g.square().sum(), at)]
+
+    expected = gradients(lambda model: None)
+    assert any(g.abs().max() > 1e-3 for g in expected)
+    for a, b in zip(gradients(LATER[later]), expected, strict=True):
+        close(a, b)
 
 
 @given(seeds)
@@ -191,7 +231,7 @@ def test_many_paths_without_data(
     for _ in range(3):
         test = random_points(tree, 30, g).to(dtype)
         found = model._moments()(test)
-        for a, b in zip(found[:2], model._point_graph(test), strict=True):
+        for a, b in zip(found[:2], model._moments().graph(test), strict=True):
             close(a, b.detach(), 1e-4 if dtype == torch.float32 else 1e-9)
 
 
@@ -219,3 +259,40 @@ def test_one_leaf_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     test[3, 0] = torch.nextafter(test[3, 0], test.new_tensor(3.0))
     close(model.posterior(test.unsqueeze(1)).mean, first.mean)
     assert located
+
+
+def test_threads_share_a_model() -> None:
+    """Each of them meets paths without data that the others have not seen."""
+    g = torch.Generator().manual_seed(0)
+    X, test = torch.rand(40, 3, generator=g), torch.rand(300, 3, generator=g)
+    X[:, 0] = torch.randint(3, (40,), generator=g).double()
+    test[:, 0] = torch.randint(60, (300,), generator=g).double()
+    tree = {0: {float(i): [1] for i in range(60)}}
+    model = TreeStructuredGP(X, X[:, 1:2].sin(), tree, leaf_kernel="matern")
+    model.likelihood.noise = 1e-2
+    posterior = model.posterior(test.unsqueeze(1))
+    expected = posterior.mean.flatten(), posterior.variance.flatten()
+    model.train().eval()
+    model.posterior(test[:1].unsqueeze(1))
+
+    def work(seed: int) -> None:
+        own = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(40):
+                i = torch.randint(300, (3,), generator=own)
+                found = model.posterior(test[i].unsqueeze(1))
+                close(found.mean.flatten(), expected[0][i])
+                close(found.variance.flatten(), expected[1][i])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+
+@given(seeds)
+def test_copies_of_a_model_with_moments(seed: int) -> None:
+    model = random_model(seed)
+    X = some_points(model, 5, seed).unsqueeze(1)
+    expected = model.posterior(X).mean
+    copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
+    for other in copies:
+        close(other.posterior(X).mean, expected)

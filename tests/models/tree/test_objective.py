@@ -12,6 +12,7 @@ import torch
 from botorch import fit_gpytorch_mll
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     AdditiveKernel,
     Kernel,
@@ -209,6 +210,12 @@ class _Mine(TreeStructuredGP):
         return 2.0 * super().compute_custom_loss(mll, **kwargs)
 
 
+class _Called(TreeStructuredGP):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        prior = super().__call__(*args, **kwargs)
+        return MultivariateNormal(prior.mean + 3.0, prior.lazy_covariance_matrix)
+
+
 class _Louder(MaternKernel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return 4.0 * super().forward(*args, **kwargs)
@@ -223,6 +230,7 @@ def _with_prior(model: Any) -> Any:
 UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "dtype": lambda X, Y: TreeStructuredGP(X.float(), Y.float(), TREE),
     "loss": lambda X, Y: _Mine(X, Y, TREE),
+    "call": lambda X, Y: _Called(X, Y, TREE),
     "mean": lambda X, Y: TreeStructuredGP(X, Y, TREE, mean_module=LinearMean(6)),
     "prior": lambda X, Y: ConditionalGP(
         X,
@@ -265,3 +273,12 @@ def test_another_objective_has_no_closed_form() -> None:
         type("Mine", (ExactMarginalLogLikelihood,), {}),
     ):
         assert model.fit_objective(kind(model.likelihood, model)) is None
+
+
+def test_the_evidence_is_that_of_a_call() -> None:
+    """Of a subclass with its own prior; of enough rows for the evidence by leaf."""
+    X, Y = data(TREE, 0, 40)
+    model = _Called(X, Y, TREE)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    expected = -mll(model(*model.train_inputs), model.train_targets)
+    torch.testing.assert_close(model.compute_custom_loss(mll), expected)
