@@ -142,6 +142,16 @@ def test_the_table(
     ]
 
 
+def test_the_readme_shows_the_table() -> None:
+    root = Path(command.__file__).parents[2]
+    file = root / "benchmarks" / "results" / "speed" / "table.jsonl"
+    results = {(r["row"], r["case"]) for r in command.read_results(file)}
+    assert results == {
+        (name, c) for name, row in command.ROWS.items() for c in row.cases
+    }
+    assert command.report(file) in (root / "README.md").read_text(encoding="utf-8")
+
+
 def test_names_of_cases_share_words() -> None:
     shared = command._together(["8 paths, 20 points", "8 paths, 5 points"])
     assert shared == "8 paths, 20 / 5 points"
