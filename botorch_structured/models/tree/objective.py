@@ -73,9 +73,9 @@ from botorch_structured.spaces import ParameterTree
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Up to so many distances are kept per bucket of leaves (128 MiB). Of larger data the
-# general objective is as fast, since little of its time is overhead.
-_MAX_KEPT = 2**24
+# Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
+# general objective is as fast, since little of its time is overhead, and smaller.
+_MAX_KEPT = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 # A map of at most this many entries is a dense matrix.
@@ -233,6 +233,9 @@ class _Form:
         self, kernel: Any, parameters: RawParameters, X: Tensor, layout: LeafLayout
     ) -> None:
         self.parameters, self.X, self.layout = parameters, X, layout
+        # before anything is made of all rows
+        if any(b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in layout.buckets):
+            raise UnknownFormError
         # of one row of each leaf
         self.places = kernel.locate(X[layout.representative])
         self.quantities = _Quantities()
