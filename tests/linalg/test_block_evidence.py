@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from botorch_structured.linalg.block_evidence import (
 )
 
 NUM_WEIGHTS = 5
+Evidence = Callable[..., tuple[float, Any]]
 BOTH = [evidence_by_block, evidence_as_one]
 
 
@@ -69,7 +72,9 @@ def dense(blocks: list[Block], residual: Array) -> float:
         max_size=3,
     ),
 )
-def test_equals_dense(evidence, seed, sizes) -> None:  # type: ignore[no-untyped-def]
+def test_equals_dense(
+    evidence: Evidence, seed: int, sizes: list[tuple[int, int, int]]
+) -> None:
     blocks, residual = make(seed, sizes)
     value, derivatives = evidence(blocks, residual, NUM_WEIGHTS)
     assert value == pytest.approx(dense(blocks, residual), rel=1e-10)
@@ -104,7 +109,7 @@ def test_equals_dense(evidence, seed, sizes) -> None:  # type: ignore[no-untyped
 
 
 @pytest.mark.parametrize("evidence", BOTH)
-def test_without_weights(evidence) -> None:  # type: ignore[no-untyped-def]
+def test_without_weights(evidence: Evidence) -> None:
     blocks, residual = make(0, [(2, 3, 1), (1, 40, 0)])
     none = [
         b._replace(features=b.features[..., :0], weights=b.weights[:, :0])
@@ -117,7 +122,7 @@ def test_without_weights(evidence) -> None:  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("evidence", BOTH)
 @pytest.mark.parametrize("rows", [2, 40, 110])
-def test_what_is_not_positive_definite(evidence, rows) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_not_positive_definite(evidence: Evidence, rows: int) -> None:
     blocks, residual = make(0, [(2, rows, 0)])
     singular = np.ones((2, rows, rows))
     value, _ = evidence([blocks[0]._replace(covariance=singular)], residual, 5)

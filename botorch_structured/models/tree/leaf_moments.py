@@ -324,7 +324,8 @@ class _Stack:
             if rows is not None:
                 X = X.index_select(0, rows.view(-1))
             return X.index_select(-1, index.view(-1)).unsqueeze(0)
-        found = X[rows.unsqueeze(-1), index]  # type: ignore[union-attr]
+        assert rows is not None, "of several leaves, which rows are on which"
+        found = X[rows.unsqueeze(-1), index]
         return found if self.elements == 1 else found.repeat(self.elements, 1, 1)
 
     @staticmethod
@@ -475,13 +476,11 @@ class LeafMoments:
                 return [place], _NO_LENGTHS
         start = np.concatenate([[0], change.nonzero()[0] + 1])
         bits = [head.tobytes() for head in values[start]]
-        places = [self._found.get(b) for b in bits]
-        if None in places:
-            new = [i for i, place in enumerate(places) if place is None]
+        new = [i for i, b in enumerate(bits) if b not in self._found]
+        if new:
             found = self._look_up(X[torch.from_numpy(start[new])])
-            for i, place in zip(new, found, strict=True):
-                places[i] = self._found[bits[i]] = place
-        return places, np.diff(start, append=len(X))  # type: ignore[return-value]
+            self._found.update(zip([bits[i] for i in new], found, strict=True))
+        return [self._found[b] for b in bits], np.diff(start, append=len(X))
 
     @torch.no_grad()
     def _look_up(self, rows: Tensor) -> list[tuple[int, int]]:

@@ -56,38 +56,41 @@ def take_values(model: Any, earlier: Any) -> None:
     values = dict(earlier.named_parameters())
     to, of = _entries(model), _entries(earlier)
     alike = _columns(model) == _columns(earlier)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name not in values or not parameter.requires_grad:
-                continue  # of branches that are new, or held
-            value = values[name].detach().to(parameter)
-            here, there = to.get(name), of.get(name)
-            if (
-                here is None
-                or there is None
-                or not (
-                    value.shape[:-1] == parameter.shape[:-1]
-                    and parameter.shape[-1:].numel() == len(here)
-                    and value.shape[-1:].numel() == len(there)
-                )
-            ):  # one value for all, or entries by position
-                if value.shape != parameter.shape:
-                    raise ValueError(
-                        "start_from: expected a model with the same options, got one "
-                        f"with {name} of shape {tuple(value.shape)} for "
-                        f"{tuple(parameter.shape)}."
-                    )
-                if not alike and _has_entries(name, parameter):
-                    raise ValueError(
-                        "start_from: expected a model with the same columns and "
-                        f"decisions in the same order, as {name} has entries whose "
-                        "columns are not known, got one with others."
-                    )
-                parameter.copy_(value)
-                continue
+    taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
+    for name, parameter in model.named_parameters():
+        if name not in values or not parameter.requires_grad:
+            continue  # of branches that are new, or held
+        value = values[name].detach().to(parameter)
+        here, there = to.get(name), of.get(name)
+        if (
+            here is not None
+            and there is not None
+            and value.shape[:-1] == parameter.shape[:-1]
+            and parameter.shape[-1:].numel() == len(here)
+            and value.shape[-1:].numel() == len(there)
+        ):
             place = {key: i for i, key in enumerate(there)}
             known = [i for i, key in enumerate(here) if key in place]
-            parameter[..., known] = value[..., [place[here[i]] for i in known]]
+            new = parameter.detach().clone()
+            new[..., known] = value[..., [place[here[i]] for i in known]]
+            taken.append((parameter, new))
+            continue
+        # one value for all, or entries by position
+        if value.shape != parameter.shape:
+            raise ValueError(
+                "start_from: expected a model with the same options, got one with "
+                f"{name} of shape {tuple(value.shape)} for {tuple(parameter.shape)}."
+            )
+        if not alike and _has_entries(name, parameter):
+            raise ValueError(
+                "start_from: expected a model with the same columns and decisions in "
+                f"the same order, as {name} has entries whose columns are not known, "
+                "got one with others."
+            )
+        taken.append((parameter, value))
+    with torch.no_grad():
+        for parameter, value in taken:
+            parameter.copy_(value)
     kernel = model.covar_module
     if isinstance(kernel, TreeStructuredKernel):
         kernel.set_correlation(earlier.covar_module.correlation.name)

@@ -82,14 +82,14 @@ def leaf_terms(
             parts.append(rows[~seen[rows]])
         rows = np.concatenate(parts)
         first = place[id(nodes[0])]
-        own = levels is None or nodes[0] is leaf
+        own = nodes[0] is leaf
         return LeafTerm(
             X[rows],
             y[rows],
             None if noise is None else noise[rows],
             tuple(np.cumsum([len(part) for part in parts]).tolist()),
             np.array([path_weight(leaf, v, lambda u: len(data(u))) for v in nodes]),
-            None if own else tuple(levels[first].tolist()),  # type: ignore[index]
+            None if own or levels is None else tuple(levels[first].tolist()),
             tuple(place[id(node)] for node in nodes),
         )
 

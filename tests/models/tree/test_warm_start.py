@@ -227,8 +227,15 @@ def test_another_model_is_refused(other: Any, message: str) -> None:
     X, Y = data(TREE, 12)
     model = TreeStructuredGP(X, Y, TREE)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    earlier = other(X, Y)
+    with torch.no_grad():
+        for parameter in earlier.parameters():
+            parameter.add_(0.1)
+    before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(ValueError, match=f"start_from: .*{message}"):
-        fit_gpytorch_mll(mll, start_from=other(X, Y))
+        fit_gpytorch_mll(mll, start_from=earlier)
+    # nothing is taken from a model that is refused
+    assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_other_kernels_and_trees_without_decisions() -> None:
