@@ -49,6 +49,8 @@ class Run:
     optimum: float | None
     errors: int  # steps at which the method failed and a random point was evaluated
     suggest_seconds: float  # mean of the steps after the starts
+    truths: np.ndarray | None = None  # ``n`` values without noise, where known
+    middle: float | None = None  # the truth at a middling point, where known
 
     def best(self, at: int | None = None) -> float:
         """The best of the first ``at`` values; NaN where there are fewer."""
@@ -89,6 +91,10 @@ def load(out: str | Path) -> list[Run]:
                 optimum=first["optimum"],
                 errors=sum("error" in r for r in records),
                 suggest_seconds=float(np.mean(chosen)) if chosen else 0.0,
+                truths=np.array([r["truth"] for r in records], dtype=float)
+                if all("truth" in r for r in records)
+                else None,
+                middle=first.get("middle"),
             )
         )
     return sorted(runs, key=lambda r: (r.problem, r.method, r.seed))

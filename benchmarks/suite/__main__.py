@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ProblemFactory, run
+from benchmarks.suite.ranks import BUDGETS, plot_ranks, report
+from benchmarks.summary import Run, load
 
 # Where the problems of a kind are.
 _KINDS = {
@@ -28,7 +30,6 @@ _METHODS = [
     ("benchmarks.suite.peers", "PEERS"),
     ("benchmarks.methods", "BENCHMARKED"),
 ]
-_BUDGETS = [10, 15, 20, 30, 40, 60]
 
 
 def problems(
@@ -99,6 +100,25 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 1 if failures else 0
 
 
+def _report(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    found: dict[tuple[str, str, int], Run] = {}
+    for source in options.out:
+        for one in load(source):  # of a run in several places the longest counts
+            key = (one.problem, one.method, one.seed)
+            if key not in found or len(one.values) > len(found[key].values):
+                found[key] = one
+    runs = list(found.values())
+    if options.methods:
+        runs = [one for one in runs if one.method in options.methods]
+    try:
+        print(report(runs, options.reference, options.at))
+    except ValueError as error:
+        parser.error(str(error))
+    if options.plot:
+        plot_ranks(runs, options.plot)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -117,8 +137,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs.add_argument("--processes", type=int, default=2)
     runs.add_argument("--data", type=Path, help="folder of the data sets")
     runs.add_argument("--out", type=Path, default=Path("results/suite"))
+    tables = commands.add_parser("report", help="ranks, regrets and tests of runs")
+    tables.add_argument(
+        "out", type=Path, nargs="+", help="folders of the harness, or packed files"
+    )
+    tables.add_argument("--reference", help="method to test against the others")
+    tables.add_argument("--methods", nargs="+", help="only these (default: all)")
+    tables.add_argument("--at", type=int, nargs="+", default=list(BUDGETS))
+    tables.add_argument(
+        "--plot", type=Path, help="write the mean ranks to this picture"
+    )
     options = parser.parse_args(arguments)
-    return _run(options, runs)
+    if options.command == "run":
+        return _run(options, runs)
+    return _report(options, tables)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@
       g_p = sqrt(rho) g(shared and aligned columns) + sqrt(1 - rho) h_p(columns of p),
 
   the ``k``-th own columns of all leaves being aligned; the dependence ``rho`` is 0,
-  0.5, 0.8 or 0.95. ``g`` and ``h_p`` are bowls (quadratic; rotated unless additive), smooth
-  or rough draws of Gaussian processes (random Fourier features; lengthscales 0.3 to 0.8
-  and 0.06 to 0.2, times the root of the number of columns unless additive). Relevances
-  of columns are log-normal, 40 % of the problems are additive, and in a quarter values
-  are rounded down to steps, 10 to 200 in four spreads, as error rates are. Amplitudes
-  ``a_p`` are all 1, or log-normal with a deviation of 0.5.
+  0.5, 0.8 or 0.95. ``g`` and ``h_p`` are bowls (quadratic; rotated unless additive),
+  or smooth or rough draws of Gaussian processes (random Fourier features; lengthscales
+  0.3 to 0.8 or 0.06 to 0.2, times the root of the number of columns unless additive).
+  Relevances of columns are log-normal, 40 % of the problems are additive, and in a
+  quarter values are rounded down to steps, 10 to 200 in four spreads, as error rates
+  are. Amplitudes ``a_p`` are all 1, or log-normal with a deviation of 0.5.
 * **Offsets** between leaves: none, 0.3, 1 or 3 times the spread of a leaf; half of them
   accumulate along the tree.
 * **Optimum**: bowls are centred in the middle region, anywhere, or beyond the bounds in
