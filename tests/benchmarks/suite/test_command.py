@@ -1,0 +1,80 @@
+"""The command line of ``benchmarks.suite``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.packed import pack
+from benchmarks.suite import __main__ as command
+from benchmarks.suite.__main__ import main, methods, problems
+
+
+def make(seed: int, name: str, data: Path) -> None:
+    """A factory that reads files."""
+
+
+def test_two_methods_from_run_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["jenatton-4-off", "synthetic-2", "synthetic-18"]
+    shared = ["--kinds", "jenatton", "synthetic", "--problems", *names]
+    shared += ["--budget", "12", "--processes", "0", "--out", str(tmp_path / "out")]
+    chosen = ["--methods", "random", "default", "--seeds", "1", "--first-seed", "3"]
+    assert main(["run", *shared, *chosen]) == 0
+    files = sorted((tmp_path / "out").glob("*/*/*.jsonl"))
+    assert len(files) == 6 and {file.stem for file in files} == {"3"}
+    noisy = tmp_path / "out/synthetic-18/default/3.jsonl"
+    records = [json.loads(line) for line in noisy.read_text().splitlines()]
+    assert len(records) == 12 and not any("error" in record for record in records)
+    assert all(record["truth"] != record["value"] for record in records)
+    assert all(record["middle"] > record["optimum"] for record in records)
+    pack(tmp_path / "out", tmp_path / "packed.jsonl.gz")
+    capsys.readouterr()
+    shown = []
+    for source in ("out", "packed.jsonl.gz"):
+        arguments = ["report", str(tmp_path / source), "--reference", "default"]
+        assert main([*arguments, "--at", "8", "12"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert "## All problems: 3 problems" in shown[0]
+    assert "default against" in shown[0] and "## synthetic: 2 problems" in shown[0]
+
+
+def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in [
+        (["--methods", "nothing"], "--methods: expected some of"),
+        (["--methods", "random", "--problems", "p"], "--problems: expected some of"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(["run", "--kinds", "jenatton", "--out", str(tmp_path), *arguments])
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path)])
+    assert "expected some with an optimum" in capsys.readouterr().err
+
+
+def test_a_kind_that_cannot_be_imported_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(command._KINDS, "yahpo", "benchmarks.suite.not_installed")
+    found = problems("report", ["yahpo", "jenatton"])
+    assert len(found) == 10 and all(name.startswith("jenatton-") for name in found)
+    shown = capsys.readouterr().err
+    assert shown.startswith("yahpo: left out (") and shown.count("\n") == 1
+
+
+def test_the_folder_of_the_data_is_passed_on() -> None:
+    factory = partial(make, name="a", data=Path("here"))
+    with_data = command._with_data(factory, Path("there"))
+    assert with_data.keywords == {"name": "a", "data": Path("there")}
+    assert command._with_data(factory, None) is factory
+    plain = partial(make, name="a")
+    assert command._with_data(plain, Path("there")) is plain
+
+
+def test_methods_are_found() -> None:
+    assert {"default", "random"} <= methods().keys()

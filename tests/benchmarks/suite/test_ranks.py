@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import wilcoxon
+
+from benchmarks.suite.ranks import (
+    compare,
+    mean_ranks,
+    mean_regrets,
+    plot_ranks,
+    report,
+    scaled_regrets,
+    widely_run,
+)
+from benchmarks.summary import Run
+
+
+def one(
+    problem: str,
+    method: str,
+    seed: int,
+    *values: float,
+    truths: tuple[float, ...] | None = None,
+    optimum: float | None = 0.0,
+    middle: float | None = 1.0,
+    errors: int = 0,
+) -> Run:
+    true = None if truths is None else np.array(truths)
+    return Run(
+        problem, method, seed, np.array(values), optimum, errors, 0.5, true, middle
+    )
+
+
+@pytest.fixture
+def runs() -> list[Run]:
+    """On 10 problems ``a`` is best, ``b`` next by little, ``c`` the worst."""
+    found = []
+    for k in range(10):
+        kind = "x" if k < 7 else "y"
+        for seed in range(2):
+            level = 0.1 + 0.01 * k
+            found.append(one(f"{kind}-{k}", "a", seed, 2.0, level))
+            found.append(one(f"{kind}-{k}", "b", seed, 2.0, level + 0.05 + 0.001 * k))
+            found.append(one(f"{kind}-{k}", "c", seed, 2.0, 0.9 + 0.001 * k))
+    return found
+
+
+def test_the_regret_is_that_of_the_best_observed_point() -> None:
+    run = one("p", "a", 0, 5.0, 3.0, 4.0, 1.0, truths=(2.0, 6.0, 2.0, 4.0))
+    trace = scaled_regrets([run])["p"]["a"][0]
+    assert trace.tolist() == [2.0, 6.0, 6.0, 4.0]
+    scaled = one("p", "a", 0, 5.0, 3.0, 3.0, 1.0, optimum=1.0, middle=5.0)
+    assert scaled_regrets([scaled])["p"]["a"][0].tolist() == [1.0, 0.5, 0.5, 0.0]
+
+
+def test_runs_share_the_least_optimum() -> None:
+    runs = [one("p", "a", 0, 0.5, optimum=0.5), one("p", "b", 0, 0.5, optimum=0.0)]
+    traces = scaled_regrets(runs)["p"]
+    assert traces["a"][0] == traces["b"][0] == 0.5
+    assert scaled_regrets([one("p", "a", 0, 1.0, middle=None)]) == {}
+
+
+def test_seeds_are_averaged_where_all_methods_have_them() -> None:
+    runs = [one("p", "a", s, 0.2 * s) for s in range(3)] + [one("p", "b", 1, 0.5)]
+    runs.append(one("q", "a", 0, 1.0))
+    traces = scaled_regrets(runs)
+    assert mean_regrets(traces, ["a"], 1)["p"] == pytest.approx([0.2])
+    both = mean_regrets(traces, ["b", "a"], 1)
+    assert both.keys() == {"p"} and both["p"] == pytest.approx([0.5, 0.2])
+    assert mean_regrets(traces, ["a", "b"], 2) == {}
+
+
+def test_ranks(runs: list[Run]) -> None:
+    traces = scaled_regrets(runs)
+    assert mean_ranks(traces, ["a", "b", "c"], 2) == ({"a": 1, "b": 2, "c": 3}, 10)
+    # at the start all are alike
+    assert mean_ranks(traces, ["a", "b", "c"], 1) == ({"a": 2, "b": 2, "c": 2}, 10)
+    ranks, count = mean_ranks(traces, ["a", "absent"], 2)
+    assert count == 0 and np.isnan(ranks["a"])
+    # the problem is the unit: more seeds of one problem do not count more
+    more = [
+        one("x-0", m, s, 2.0, v)
+        for s in range(2, 9)
+        for m, v in zip("ab", (1, 0), strict=True)
+    ]
+    ranks, _ = mean_ranks(scaled_regrets([*runs, *more]), ["a", "b"], 2)
+    assert ranks == {"a": 1.1, "b": 1.9}
+
+
+def test_equal_up_to_rounding_is_a_tie() -> None:
+    runs = [one("p", "a", 0, 0.1 + 0.2), one("p", "b", 0, 0.3)]
+    traces = scaled_regrets(runs)
+    assert mean_ranks(traces, ["a", "b"], 1)[0] == {"a": 1.5, "b": 1.5}
+    assert compare(traces, "a", "b", 1).p == 1.0
+
+
+def test_comparisons(runs: list[Run]) -> None:
+    traces = scaled_regrets(runs)
+    ours, theirs = compare(traces, "a", "b", 2), compare(traces, "b", "a", 2)
+    assert ours.better and not theirs.better
+    assert (ours.wins, ours.losses, ours.problems) == (10, 0, 10)
+    assert (theirs.wins, theirs.losses) == (0, 10)
+    expected = wilcoxon(-np.arange(1.0, 11.0), alternative="two-sided").pvalue
+    assert ours.p == theirs.p == pytest.approx(expected)
+    assert compare(traces, "a", "absent", 2).problems == 0
+
+
+def test_the_report(runs: list[Run]) -> None:
+    text = report(runs, "a", [1, 2])
+    all_problems = text[text.index("## All") : text.index("## x")]
+    assert "All problems: 10 problems" in text
+    assert "## x: 7 problems" in text and "## y: 3 problems" in text
+    rows = [line.split("|") for line in all_problems.splitlines() if "|" in line]
+    cells = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows[:6]}
+    assert cells["a"] == ["2.00", "1.00"] and cells["c"] == ["2.00", "3.00"]
+    assert cells["problems"] == ["10", "10"]
+    # Holm over two methods and two budgets: the smallest p counts four times
+    p = 2 * 2.0**-10
+    tests = {r[1].strip(): [c.strip() for c in r[2:-1]] for r in rows[-2:]}
+    assert tests["b"] == ["1 (0:0)", f"better {4 * p:.2g} (10:0)"]
+    assert tests["c"][1].startswith("better")
+    worse = report(runs, "c", [2])
+    assert "worse" in worse and "better 0" not in worse
+    # of three problems nothing is significant
+    assert "better 0" not in text[text.index("## y") :]
+
+
+def test_missing_runs_and_failures_are_told(runs: list[Run]) -> None:
+    some = [one("x-1", "slow", 0, 2.0, 0.3, errors=2), one("x-2", "slow", 0, 2.0)]
+    traces = scaled_regrets([*runs, *some])
+    assert widely_run(traces) == ["a", "b", "c"]
+    text = report([*runs, *some], "a", [2, 3])
+    row = next(line for line in text.splitlines() if line.startswith("| slow"))
+    # runs, missing, too short, failed suggestions, in how many runs, seconds
+    numbers = [cell.strip() for cell in row.split("|")[2:-1]]
+    assert numbers == ["2", "18", "2", "2", "1", "0.500"]
+    assert "missing" in text[text.index("a against") :]
+    # on the one problem that all have
+    assert text.count("| slow") >= 4 and "| 1 " in text
+    with pytest.raises(ValueError, match="reference: expected one of"):
+        report(runs, "nobody")
+    with pytest.raises(ValueError, match="runs: expected some with an optimum"):
+        report([one("p", "a", 0, 1.0, optimum=None)])
+    left = report([*runs, one("z", "a", 0, 1.0, middle=None)], None, [2])
+    assert "left out: ['z']" in left and "against" not in left
+
+
+def test_the_plot(runs: list[Run], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_ranks(runs, tmp_path / "ranks.svg", least=1)
+    assert "mean rank of 3 (10 problems)" in (tmp_path / "ranks.svg").read_text()

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.suite import synthetic
+from benchmarks.suite.problem import few_starts, kind_of
+from benchmarks.suite.synthetic import (
+    DEVELOP,
+    REPORT,
+    SyntheticProblem,
+    draw,
+)
+
+SOME = [0, 2, 4, 7, 12, 18, 20, 38]  # rough, smooth, bowls; chains, trees; one to eight
+
+
+def fresh(number: int) -> SyntheticProblem:
+    draw.cache_clear()
+    return draw(number)
+
+
+def test_the_halves_are_disjoint_and_picklable() -> None:
+    assert len(DEVELOP) == len(REPORT) == 40
+    assert not DEVELOP.keys() & REPORT.keys()
+    assert {kind_of(name) for name in (*DEVELOP, *REPORT)} == {"synthetic"}
+    factory = pickle.loads(pickle.dumps(DEVELOP["synthetic-2"]))
+    assert factory(0) is factory(5) is draw(2)
+
+
+def test_a_number_gives_one_problem() -> None:
+    first, second = fresh(2), fresh(2)
+    assert first is not second and first.properties == second.properties
+    assert first.space.names == second.space.names
+    X = first.space.sample(50, seed=0)
+    assert first.truths(X).equal(second.truths(X))
+    assert first.optimizer.equal(second.optimizer)
+    assert draw(3).space.names != first.space.names
+
+
+@pytest.mark.parametrize("number", SOME)
+def test_a_problem_is_what_it_says(number: int) -> None:
+    problem = draw(number)
+    space, p = problem.space, problem.properties
+    X = space.sample(5_000, seed=1)
+    values = problem.truths(X)
+    assert values.isfinite().all()
+    assert space.tree.num_paths == p["paths"] and space.dim == p["columns"]
+    # inactive columns do not count
+    low = torch.where(space.tree.active_mask(X), X, space.bounds[0])
+    assert problem.truths(low).equal(values)
+    # nothing random is below the optimum, which is a point of the space
+    assert space.feasible(problem.optimizer.unsqueeze(0)).all()
+    room = problem.middle_value - problem.optimal_value
+    assert problem.optimal_value == problem.truth(problem.optimizer)
+    assert values.min() > problem.optimal_value - 1e-6 * room
+    # half of the random points are below the middle, and it is well above the optimum
+    share = (values <= problem.middle_value).double().mean()
+    assert 0.4 < share < 0.99 and room > 0.1 * problem.spread
+    assert problem.noise_std == pytest.approx(p["noise"] * problem.spread)
+
+
+def test_every_active_column_counts() -> None:
+    """The value depends on each column, decisions included, and on nothing else."""
+    problem = draw(6)
+    X = problem.space.sample(400, seed=2)
+    Z = problem.space.sample(400, seed=3)
+    active = problem.space.tree.active_mask(X)
+    values = problem.truths(X)
+    for c in range(problem.space.dim):
+        if c in problem.space.tree.decision_columns or not active[:, c].any():
+            continue
+        moved = X.clone()
+        moved[:, c] = Z[:, c]
+        changed = problem.truths(moved) != values
+        assert not changed[~active[:, c]].any()
+        assert changed[active[:, c] & (X[:, c] != Z[:, c])].any()
+
+
+def test_noise_is_of_the_global_generator() -> None:
+    noisy = next(p for k in range(40) if (p := draw(k)).noise_std > 0)
+    x = noisy.starts(0)[0]
+    torch.manual_seed(0)
+    many = np.array([noisy(x) for _ in range(400)])
+    torch.manual_seed(0)
+    assert noisy(x) == many[0]
+    assert many.std() == pytest.approx(noisy.noise_std, rel=0.15)
+    assert many.mean() == pytest.approx(noisy.truth(x), abs=0.3 * noisy.noise_std)
+    quiet = next(p for k in range(40) if not (p := draw(k)).noise_std)
+    x = quiet.starts(0)[0]
+    assert quiet(x) == quiet.truth(x)
+
+
+def test_starts_are_on_different_paths_and_at_most_eight() -> None:
+    for number in SOME:
+        problem = draw(number)
+        starts = problem.starts(3)
+        paths = problem.space.tree.num_paths
+        assert len(starts) == min(8, paths)
+        assert problem.space.feasible(starts).all()
+        assert len(problem.space.tree.path_index(starts).unique()) == len(starts)
+        assert starts.equal(few_starts(problem.space, 3))
+        assert not starts.equal(problem.starts(4))
+
+
+@pytest.fixture(scope="module")
+def drawn() -> Iterator[list[SyntheticProblem]]:
+    """40 draws, without a long search for their optima."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "_SEARCHED", 0)
+        patch.setattr(synthetic, "_REFINED", 1)
+        yield [SyntheticProblem(np.random.default_rng(k)) for k in range(40)]
+
+
+def test_the_draws_have_all_properties(drawn: list[SyntheticProblem]) -> None:
+    for name, few in {"shape": 8, "sharing": 8, "function": 5, "optimum": 8}.items():
+        counts = Counter(p.properties[name] for p in drawn)
+        assert len(counts) == 3 and min(counts.values()) >= few, (name, counts)
+    paths = [p.properties["paths"] for p in drawn]
+    assert min(paths) <= 3 and max(paths) > 40
+    dims = [len(active) for p in drawn for active in p._active]
+    assert min(dims) == 0 and max(dims) == 8
+    assert sum(p.properties["noise"] > 0 for p in drawn) in range(12, 29)
+    assert {p.properties["offset"] for p in drawn} == {0.0, 0.3, 1.0, 3.0}
+    assert {p.properties["rho"] for p in drawn} == {0.0, 0.5, 0.8, 0.95}
+    assert sum(p.properties["steps"] > 0 for p in drawn) >= 5
+    kinds = Counter(type(c).__name__ for p in drawn for c in p.space.columns)
+    assert len(kinds) == 3
+    assert any(c.ordered for p in drawn for c in p.space.columns if c.discrete)
+    assert any(
+        p.space.categorical_features.keys() - {*p.space.tree.decision_columns}
+        for p in drawn
+    )
+
+
+def test_dependence_between_leaves(drawn: list[SyntheticProblem]) -> None:
+    """Aligned positions give related values in the leaves, as ``rho`` says."""
+    correlations: dict[bool, list[float]] = {False: [], True: []}
+    for problem in drawn:
+        rng = np.random.default_rng(0)
+        rho = problem.properties["rho"]
+        same: dict[tuple[int, ...], list[int]] = {}
+        for i, active in enumerate(problem._active):
+            same.setdefault(tuple(k for _, k in active), []).append(i)
+        for slots, leaves in same.items():
+            if not slots or len(leaves) < 2 or rho == 0.5:
+                continue
+            U = np.full((300, problem._slots), 0.5)
+            U[:, slots] = rng.random((300, len(slots)))
+            a, b = (problem._leaf(i, U) for i in leaves[:2])
+            correlations[rho > 0.5].append(float(np.corrcoef(a, b)[0, 1]))
+    assert len(correlations[False]) > 5 and len(correlations[True]) > 5
+    assert np.mean(correlations[True]) > 0.6
+    assert np.mean(correlations[True]) > np.mean(correlations[False]) + 0.3
