@@ -385,7 +385,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(problem.task_id, *scale, flush=True)
         # After each data set: an interrupted command loses one.
         write_scales(
-            "yahpo", "python -m benchmarks.suite.yahpo", {problem.task_id: scale}
+            "yahpo",
+            "python -m benchmarks.suite.yahpo --data DIR",
+            {problem.task_id: scale},
         )
 
 
