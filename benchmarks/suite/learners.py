@@ -45,8 +45,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.suite.optima import Scale, improve, read_scale, write_scales
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from benchmarks.suite.optima import (
+    Scale,
+    ScaledProblem,
+    improve,
+    read_scale,
+    write_scales,
+)
 from botorch_structured.test_functions import ScikitLearnCASH
 from botorch_structured.test_functions.base import import_sklearn
 
@@ -84,7 +89,6 @@ DEVELOP_DATASETS = tuple(_DATASETS[0::2])
 REPORT_DATASETS = tuple(_DATASETS[1::2])
 
 _MOST_ROWS = 300
-_MOST_STARTS = 8
 _SEED = 0  # of the rows and of the folds
 _RANDOM, _PARENTS, _GENERATIONS, _CHILDREN = 1_000, 8, 12, 3
 
@@ -140,7 +144,7 @@ def _read_text(path: Path, source: _Text) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(columns, 1), labels
 
 
-class LearnerProblem:
+class LearnerProblem(ScaledProblem):
     r"""The cross-validation error of nine learners on one data set; to be minimised.
 
     For comparing optimisers on real evaluations of 0.06 s: nine paths, two of them
@@ -149,7 +153,7 @@ class LearnerProblem:
     Attributes:
         cash: The `ScikitLearnCASH`, with its ``evaluations``.
         space: Its `SearchSpace`, 14 columns.
-        dataset: The name of the data set.
+        name: Of the data set.
         optimal_value: The best known error; an AttributeError where there is none.
         middle_value: The median error of 1,000 random points; likewise.
     """
@@ -166,30 +170,8 @@ class LearnerProblem:
             ValueError: Another data set.
         """
         self.cash = ScikitLearnCASH(read_dataset(dataset, Path(data)), seed=_SEED)
-        self.dataset = dataset
-        self.space: SearchSpace = self.cash.space
+        super().__init__(self.cash.space, "cash", dataset)
         self._known: dict[tuple[Any, ...], float] = {}
-
-    @property
-    def optimal_value(self) -> float:
-        """The best known error."""
-        return self._scale().optimal
-
-    @property
-    def middle_value(self) -> float:
-        """The median error of 1,000 random points."""
-        return self._scale().middle
-
-    def _scale(self) -> Scale:
-        scale = read_scale("cash", self.dataset)
-        if scale is None:
-            raise AttributeError(f"No optimum is known of data set {self.dataset!r}.")
-        return scale
-
-    @property
-    def tree(self) -> ParameterTree:
-        """Which columns are active where."""
-        return self.space.tree
 
     def truths(self, X: Tensor) -> Tensor:
         """The errors of ``n x d`` points: ``n``; each configuration is run once."""
@@ -201,26 +183,18 @@ class LearnerProblem:
             errors.append(self._known[key])
         return torch.tensor(errors, dtype=torch.double)
 
-    def truth(self, x: Tensor) -> float:
-        """The error of a point (``d``)."""
-        return float(self.truths(x.reshape(1, -1))[0])
-
-    def __call__(self, x: Tensor) -> float:
-        """The same: there is no noise."""
-        return self.truth(x)
-
-    def starts(self, seed: int) -> Tensor:
-        """``8 x d``: random points of 8 of the 9 learners, the same for a seed."""
-        return self.space.starts(_MOST_STARTS, seed=seed)
-
 
 def make(seed: int, dataset: str, data: str | Path = DATA) -> LearnerProblem:
     """The problem of a data set; it is the same for all seeds."""
     return LearnerProblem(dataset, data)
 
 
-DEVELOP = {f"cash-{name}": partial(make, dataset=name) for name in DEVELOP_DATASETS}
-REPORT = {f"cash-{name}": partial(make, dataset=name) for name in REPORT_DATASETS}
+DEVELOP = {
+    f"cash-{name}": partial(make, dataset=name, data=DATA) for name in DEVELOP_DATASETS
+}
+REPORT = {
+    f"cash-{name}": partial(make, dataset=name, data=DATA) for name in REPORT_DATASETS
+}
 
 
 def find_scale(problem: LearnerProblem) -> Scale:

@@ -9,7 +9,7 @@ has, and its scaled regret is then slightly negative.
 
 from __future__ import annotations
 
-__all__ = ["Scale", "improve", "read_scale", "write_scales"]
+__all__ = ["Scale", "ScaledProblem", "improve", "read_scale", "write_scales"]
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import IntegerColumn
 
@@ -75,6 +76,36 @@ def write_scales(
             f'  "values": {{\n{rows}\n  }}\n }}'
         )
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class ScaledProblem(SuiteProblem):
+    """A problem without noise whose scale is in the table.
+
+    Args:
+        space: The space.
+        kind: Of the problem, such as ``"yahpo"``.
+        name: Of the problem among those of its kind.
+    """
+
+    def __init__(self, space: SearchSpace, kind: str, name: str) -> None:
+        super().__init__(space)
+        self.kind, self.name = kind, name
+
+    @property
+    def optimal_value(self) -> float:
+        """The best known value; an AttributeError where there is none."""
+        return self._scale().optimal
+
+    @property
+    def middle_value(self) -> float:
+        """The median value of 1,000 random points; likewise."""
+        return self._scale().middle
+
+    def _scale(self) -> Scale:
+        scale = read_scale(self.kind, self.name)
+        if scale is None:
+            raise AttributeError(f"No optimum is known of {self.kind} {self.name!r}.")
+        return scale
 
 
 def improve(

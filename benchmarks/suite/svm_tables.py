@@ -32,12 +32,13 @@ __all__ = [
 
 import math
 from collections.abc import Mapping
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from benchmarks.suite.problem import SuiteProblem
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
@@ -69,7 +70,7 @@ _ROWS = len(_C) * (len(_GAMMA) + len(_DEGREES) + 1)
 _CLOSE = 1e-6  # of numbers of the file, which are logarithms
 
 
-class SVMTable:
+class SVMTable(SuiteProblem):
     r"""The test error, 1 - accuracy, of support vector machines on one data set.
 
     For comparing optimisers on a small conditional space of which everything is known:
@@ -84,7 +85,6 @@ class SVMTable:
     Attributes:
         space: The `SearchSpace`: kernel, C, gamma, degree.
         dataset: The name of the data set.
-        optimal_value: The least of the 288 errors.
     """
 
     def __init__(self, dataset: str, data: str | Path = DATA) -> None:
@@ -100,19 +100,13 @@ class SVMTable:
         if dataset not in _DATASETS:
             raise ValueError(f"dataset: expected one of {_DATASETS}, got {dataset!r}.")
         self.dataset = dataset
-        self.space = _space()
+        super().__init__(_space())
         self._errors = _read(Path(data) / _FILE)[dataset]
-        self.optimal_value = float(self._errors.nan_to_num(math.inf).min())
-
-    @cached_property
-    def middle_value(self) -> float:
-        """The median error of 1,000 random points."""
-        return float(self.truths(self.space.sample(1000, seed=0)).median())
 
     @property
-    def tree(self) -> ParameterTree:
-        """Which columns are active where."""
-        return self.space.tree
+    def optimal_value(self) -> float:
+        """The least of the 288 errors."""
+        return float(self._errors.nan_to_num(math.inf).min())
 
     def truths(self, X: Tensor) -> Tensor:
         """The errors of ``n x d`` points: ``n``; a ValueError for other points."""
@@ -127,26 +121,18 @@ class SVMTable:
         own = own.masked_fill(kernel == _KERNELS.index("linear"), 0)
         return self._errors[kernel, c, own]
 
-    def truth(self, x: Tensor) -> float:
-        """The error of a point (``d``)."""
-        return float(self.truths(x.reshape(1, -1))[0])
-
-    def __call__(self, x: Tensor) -> float:
-        """The same: there is no noise."""
-        return self.truth(x)
-
-    def starts(self, seed: int) -> Tensor:
-        """``3 x d``: a random point of each kernel, the same for a seed."""
-        return self.space.starts(seed=seed)
-
 
 def make(seed: int, dataset: str, data: str | Path = DATA) -> SVMTable:
     """The problem of a data set; it is the same for all seeds."""
     return SVMTable(dataset, data)
 
 
-DEVELOP = {f"svm-{name}": partial(make, dataset=name) for name in DEVELOP_DATASETS}
-REPORT = {f"svm-{name}": partial(make, dataset=name) for name in REPORT_DATASETS}
+DEVELOP = {
+    f"svm-{name}": partial(make, dataset=name, data=DATA) for name in DEVELOP_DATASETS
+}
+REPORT = {
+    f"svm-{name}": partial(make, dataset=name, data=DATA) for name in REPORT_DATASETS
+}
 
 
 def _space() -> SearchSpace:

@@ -49,8 +49,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.suite.optima import Scale, improve, read_scale, write_scales
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from benchmarks.suite.optima import Scale, ScaledProblem, improve, write_scales
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import FloatColumn
 
 DATA = Path("../shared/data")
@@ -93,7 +93,7 @@ _SMALLEST_TRAINSIZE = 0.03
 _RANDOM, _PARENTS, _GENERATIONS, _CHILDREN = 20_000, 50, 120, 20
 
 
-class YahpoXGBoost:
+class YahpoXGBoost(ScaledProblem):
     r"""The error rate of xgboost on one data set, by a surrogate; to be minimised.
 
     For comparing optimisers on a conditional space as people meet it, where an
@@ -117,7 +117,7 @@ class YahpoXGBoost:
 
     Attributes:
         space: The `SearchSpace`, 14 columns.
-        task_id: The data set's number.
+        name: The data set's number.
         trainsize: The fraction of the training data, unless `evaluate` gets another.
         optimal_value: The best known error; an AttributeError where there is none.
         middle_value: The median error of 1,000 random points; likewise.
@@ -144,10 +144,9 @@ class YahpoXGBoost:
                 f"task_id: expected one of the {len(known)} data sets of DEVELOP_TASKS "
                 f"and REPORT_TASKS, got {task_id!r}."
             )
-        self.task_id = str(task_id)
         self.trainsize = float(_check_trainsize(trainsize))
         self._folder = Path(data) / _FOLDER
-        self.space = _read_space(self._folder)
+        super().__init__(_read_space(self._folder), "yahpo", str(task_id))
         self._codes = _read_codes(self._folder)
         _session(self._folder)  # what is missing is said here, not at an evaluation
 
@@ -194,47 +193,16 @@ class YahpoXGBoost:
         """The error rates, 1 - acc, of ``n x d`` points: ``n``."""
         return 1.0 - self.evaluate(X)["acc"]
 
-    def truth(self, x: Tensor) -> float:
-        """The error rate of a point (``d``)."""
-        return float(self.truths(x.reshape(1, -1))[0])
-
-    def __call__(self, x: Tensor) -> float:
-        """The same: there is no noise."""
-        return self.truth(x)
-
-    @property
-    def tree(self) -> ParameterTree:
-        """Which columns are active where."""
-        return self.space.tree
-
-    def starts(self, seed: int) -> Tensor:
-        """``3 x d``: a random point of each booster, the same for a seed."""
-        return self.space.starts(seed=seed)
-
-    @property
-    def optimal_value(self) -> float:
-        """The best known error rate."""
-        return self._scale().optimal
-
-    @property
-    def middle_value(self) -> float:
-        """The median error rate of 1,000 random points."""
-        return self._scale().middle
-
     def _scale(self) -> Scale:
-        scale = read_scale("yahpo", self.task_id) if self.trainsize == 1.0 else None
-        if scale is None:
+        if self.trainsize != 1.0:
             raise AttributeError(
-                f"No optimum is known of data set {self.task_id} with trainsize = "
-                f"{self.trainsize}."
+                f"No optimum is known with trainsize = {self.trainsize}."
             )
-        return scale
+        return super()._scale()
 
     def _categories(self, X: Tensor) -> np.ndarray:
         """``n x 3`` codes of the surrogate."""
-        codes = np.full(
-            (len(X), 3), self._codes["task_id"][self.task_id], dtype=np.int32
-        )
+        codes = np.full((len(X), 3), self._codes["task_id"][self.name], dtype=np.int32)
         for j, name in enumerate(_CHOICES[1:], start=1):
             c = self.space.names.index(name)
             choices = self.space.columns[c].choices
@@ -267,8 +235,12 @@ def make(seed: int, task_id: str, data: str | Path = DATA) -> YahpoXGBoost:
     return YahpoXGBoost(task_id, data)
 
 
-DEVELOP = {f"yahpo-{task}": partial(make, task_id=task) for task in DEVELOP_TASKS}
-REPORT = {f"yahpo-{task}": partial(make, task_id=task) for task in REPORT_TASKS}
+DEVELOP = {
+    f"yahpo-{task}": partial(make, task_id=task, data=DATA) for task in DEVELOP_TASKS
+}
+REPORT = {
+    f"yahpo-{task}": partial(make, task_id=task, data=DATA) for task in REPORT_TASKS
+}
 
 
 def _check_trainsize(trainsize: Any) -> Tensor:
@@ -382,12 +354,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     X = problems[0].space.sample(_RANDOM, seed=1)
     for problem in problems:
         scale = _find_scale(problem, X)
-        print(problem.task_id, *scale, flush=True)
+        print(problem.name, *scale, flush=True)
         # After each data set: an interrupted command loses one.
         write_scales(
             "yahpo",
             "python -m benchmarks.suite.yahpo --data DIR",
-            {problem.task_id: scale},
+            {problem.name: scale},
         )
 
 
