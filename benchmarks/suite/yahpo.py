@@ -39,7 +39,7 @@ __all__ = [
 import argparse
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from torch import Tensor
 
 from benchmarks.suite.optima import Scale, ScaledProblem, improve, write_scales
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.columns import FloatColumn
+from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
 
 DATA = Path("../shared/data")
 """Where the folder of the surrogate is, unless a factory gets another ``data``."""
@@ -205,8 +205,9 @@ class YahpoXGBoost(ScaledProblem):
         codes = np.full((len(X), 3), self._codes["task_id"][self.name], dtype=np.int32)
         for j, name in enumerate(_CHOICES[1:], start=1):
             c = self.space.names.index(name)
-            choices = self.space.columns[c].choices
-            of_choice = np.array([self._codes[name][str(v)] for v in choices])
+            column = self.space.columns[c]
+            assert isinstance(column, CategoricalColumn)
+            of_choice = np.array([self._codes[name][str(v)] for v in column.choices])
             codes[:, j] = of_choice[X[:, c].round().long().numpy()]
         return codes
 
@@ -269,7 +270,7 @@ def _read_codes(folder: Path) -> Mapping[str, Mapping[str, int]]:
 def _read_space(folder: Path) -> SearchSpace:
     """ConfigSpace no longer reads its old format: read it as JSON."""
     content = json.loads(_file(folder, "config_space.json").read_text())
-    kinds = {
+    kinds: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "categorical": _categorical,
         "uniform_float": partial(_uniform, cs.UniformFloatHyperparameter),
         "uniform_int": partial(_uniform, cs.UniformIntegerHyperparameter),
