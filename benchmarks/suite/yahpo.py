@@ -2,7 +2,7 @@
 
 The booster (linear, trees, or trees with dropout) decides which of eight of the 14
 hyperparameters there are. A network that was fitted to many real trainings answers in
-0.2 ms, or 25 microseconds where it is asked about many points at once, so hundreds of
+0.8 ms, or 25 microseconds where it is asked about many points at once, so hundreds of
 runs take minutes. It gives the training time, too, and has the fraction of the training
 data as an input: see `YahpoXGBoost.evaluate`.
 
