@@ -1,0 +1,240 @@
+"""Gaussian processes of BoTorch and GPyTorch on the columns of a conditional space.
+
+Each has LogEI as its criterion and `optimize_acqf_paths` as its optimiser, so that a
+difference is the model's: the optimiser proposes what the space allows, and no known
+point. Models see columns that an `Encoding` makes.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Encoding", "arc", "hierarchical", "imputed"]
+
+import math
+from typing import Any, Literal
+
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
+from botorch.settings import validate_input_scaling
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator import to_dense
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from benchmarks.suite.peers.common import finite
+from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.spaces import Equals, In, SearchSpace
+from botorch_structured.spaces.columns import CategoricalColumn, IntegerColumn
+from botorch_structured.spaces.conditions import And
+
+_INACTIVE = -1.0  # numbers that stand for active values are in [0, 1]
+_SAME_CODE = 1e-6
+
+
+class Encoding(InputTransform):
+    """Numbers in [0, 1] from the columns of a space.
+
+    Numeric columns are scaled, integers on a logarithmic scale after their logarithm is
+    taken. A choice without an order is one-hot, or 0 and 1 if there are two. ``source``
+    lists the column that each of the ``k`` new ones is made of.
+
+    Args:
+        space: The space of ``d`` columns.
+        inactive: What inactive columns become: ``"filled"``, the space's fill values;
+            ``"marked"``, -1; ``"kept"``, what they are.
+        whole: Columns that are scaled although they are choices.
+    """
+
+    is_one_to_many = False
+    transform_on_train = True
+    transform_on_eval = True
+    transform_on_fantasize = True
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        inactive: Literal["filled", "marked", "kept"] = "filled",
+        whole: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.space, self.inactive = space, inactive
+        source: list[int] = []
+        code: list[float] = []  # of the choice that a column is 1 for, else NaN
+        for c, column in enumerate(space.columns):
+            choices = isinstance(column, CategoricalColumn) and not column.ordered
+            if choices and len(column.codes) > 2 and c not in whole:
+                source += [c] * len(column.codes)
+                code += column.codes
+            else:
+                source.append(c)
+                code.append(math.nan)
+        self.source = source
+        lo, hi = space.bounds
+        self._logs = [
+            c
+            for c, column in enumerate(space.columns)
+            if isinstance(column, IntegerColumn) and column.log
+        ]
+        self._lo = self._log(lo)
+        width = self._log(hi) - self._lo
+        self._width = torch.where(width > 0.0, width, 1.0)
+        self._code = torch.tensor(code, dtype=torch.double)
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def _log(self, X: Tensor) -> Tensor:
+        if not self._logs:
+            return X
+        X = X.clone()
+        X[..., self._logs] = X[..., self._logs].clamp_min(0.5).log10()
+        return X
+
+    def scale(self, X: Tensor) -> Tensor:
+        """``batch_shape x n x d`` points, each column in [0, 1] where it is active."""
+        return (self._log(X) - self._lo) / self._width
+
+    def transform(self, X: Tensor) -> Tensor:
+        """``batch_shape x n x d`` points -> ``batch_shape x n x k``."""
+        # the training data, at every evaluation of a fit
+        if self.training and self._last is not None and X is self._last[0]:
+            return self._last[1]
+        filled = X if self.inactive == "kept" else self.space.impute(X)
+        chosen = (filled[..., self.source] - self._code).abs() < _SAME_CODE
+        scaled = self.scale(filled)[..., self.source]
+        encoded = torch.where(self._code.isnan(), scaled, chosen.to(X))
+        if self.inactive == "marked":
+            active = self.space.tree.active_mask(X)[..., self.source]
+            encoded = torch.where(active, encoded, _INACTIVE)
+        if self.training and not X.requires_grad:
+            self._last = X, encoded
+        return encoded
+
+
+class _PlainGP(SingleTaskGP):
+    """``SingleTaskGP`` whose fit evaluates the same objective by plain PyTorch.
+
+    BoTorch asks a model for ``compute_custom_loss``. Of its own evaluation two thirds
+    of the time go to the lazy operators, which are of no use for a hundred points.
+    """
+
+    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
+        """Minus the log evidence and log prior, per point."""
+        Z = self.transform_inputs(self.train_inputs[0])
+        covariance = to_dense(self.covar_module.forward(Z, Z))
+        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
+        factor = psd_safe_cholesky(covariance + noise)
+        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(factor, residual, upper=False)
+        value = -0.5 * (
+            half.square().sum()
+            + 2.0 * factor.diagonal().log().sum()
+            + len(Z) * math.log(2.0 * math.pi)
+        )
+        for (
+            _,
+            module,
+            prior,
+            closure,
+            _,
+        ) in self.named_priors():  # those of the likelihood, too
+            value = value + prior.log_prob(closure(module)).sum()
+        return -value / len(Z)
+
+
+def _suggest(problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP) -> Tensor:
+    """Fit the model; the point of the largest LogEI."""
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    criterion = LogExpectedImprovement(model, best_f=Y.max())
+    return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
+
+
+def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """``SingleTaskGP`` as it comes, inactive columns at their fill values."""
+    Y = finite(Y)
+    model = _PlainGP(X, Y, input_transform=Encoding(problem.space))
+    return _suggest(problem, X, Y, model)
+
+
+def arc(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """``SingleTaskGP`` with GPyTorch's ``ArcKernel`` (Swersky et al. 2014).
+
+    A column is a point on an arc where it is active and the centre of the circle where
+    not. Angles and radii belong to the column; the base kernel is Matern-5/2, the prior
+    of the radii that of GPyTorch's example. Angles have the kernel's limits and no
+    prior: the example's puts mass beyond them.
+    """
+    from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
+    from gpytorch.priors import GammaPrior
+
+    Y = finite(Y)
+    encoding = Encoding(problem.space, inactive="marked")
+    kernel = ArcKernel(
+        MaternKernel(nu=2.5),
+        delta_func=lambda x: (x >= 0.0).to(x),
+        radius_prior=GammaPrior(3.0, 2.0),
+        ard_num_dims=len(encoding.source),
+    )
+    # As in the paper, radius and angle are the only parameters of a column.
+    kernel.lengthscale = 1.0
+    kernel.raw_lengthscale.requires_grad_(False)
+    with validate_input_scaling(False):  # -1 marks inactive columns
+        model = _PlainGP(
+            X, Y, covar_module=ScaleKernel(kernel), input_transform=encoding
+        )
+    return _suggest(problem, X, Y, model)
+
+
+def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    """BoTorch's ``HierarchicalConditionalKernelGP``, with its defaults.
+
+    It is made as its constructor does, by the kernel, so that choices that are no
+    decisions can be one-hot. Decisions are one number each, as BoTorch has them.
+
+    Raises:
+        ValueError: The space has a parameter under two values, or one that depends on
+            an interval, for which there is no such model.
+    """
+    from botorch.models.hierarchical import HierarchicalConditionalKernel
+
+    Y, space = finite(Y), problem.space
+    decisions = frozenset(space.tree.decision_columns)
+    encoding = Encoding(space, inactive="kept", whole=decisions)
+    place = {c: encoding.source.index(c) for c in decisions}
+    dependencies: dict[int, dict[float, list[int]]] = {}
+    for parent, value, child in _edges(space):
+        scaled = encoding.scale(X.new_full((1, space.dim), value))[0, parent].item()
+        columns = [j for j, c in enumerate(encoding.source) if c == child]
+        below = dependencies.setdefault(place[parent], {})
+        below.setdefault(scaled, []).extend(columns)
+    kernel = HierarchicalConditionalKernel(len(encoding.source), dependencies)
+    model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    return _suggest(problem, X, Y, model)
+
+
+def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
+    """Parents, values, children; each child under the deepest of its conditions.
+
+    A conjunction is one of a parent and of what the parent itself depends on.
+    """
+    conditions = space.tree.conditions
+    edges = []
+    for child, condition in conditions.items():
+        parts = condition.parts if isinstance(condition, And) else (condition,)
+        implied = {
+            part
+            for other in parts
+            for above in other.columns()
+            if above in conditions
+            for part in (conditions[above],)
+        }
+        parts = [part for part in parts if part not in implied]
+        if len(parts) != 1 or not isinstance(parts[0], (Equals, In)):
+            raise ValueError(
+                f"space: expected {space.names[child]!r} to depend on a value of one "
+                f"parameter, got {condition}."
+            )
+        (part,) = parts
+        values = part.values if isinstance(part, In) else (part.value,)
+        edges += [(part.col, float(v), child) for v in values]
+    return edges

@@ -1,0 +1,159 @@
+"""Samplers of Optuna, by its ask-and-tell interface.
+
+A study is made anew at each step from all that was evaluated. Both samplers draw at
+random until ten trials are known, as they come; starts are trials like all others.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GPSampler", "TPE", "TPEWithStarts"]
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.suite.peers.common import (
+    all_columns,
+    finite,
+    first_feasible,
+    native,
+    walk,
+)
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
+
+_STARTUP = 10  # Optuna's default
+
+
+class _Study:
+    """An Optuna study over a space.
+
+    Args:
+        space: The space.
+        sampler: A sampler of Optuna.
+        flat: Whether inactive parameters are parameters, too, with the fill values of
+            the space in known trials. Otherwise the study is "define by run": a trial
+            has its active parameters only.
+    """
+
+    def __init__(self, space: SearchSpace, sampler: Any, flat: bool) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.space, self.flat = space, flat
+        self.study = optuna.create_study(sampler=sampler, direction="minimize")
+
+    def _distribution(self, c: int) -> Any:
+        from optuna import distributions
+
+        column = self.space.columns[c]
+        if isinstance(column, CategoricalColumn):
+            last = len(column.choices) - 1
+            if column.ordered:
+                return distributions.IntDistribution(0, last)
+            return distributions.CategoricalDistribution(range(last + 1))
+        kind = distributions.IntDistribution
+        if isinstance(column, FloatColumn):
+            kind = distributions.FloatDistribution
+        return kind(column.lower, column.upper, log=column.log)
+
+    def add(self, X: Tensor, Y: Tensor) -> None:
+        """Known ``n x d`` points and ``n x 1`` outcomes, larger ones better."""
+        from optuna.trial import create_trial
+
+        X, names = self.space.impute(X), self.space.names
+        active = self.space.tree.active_mask(X)
+        for x, y, on in zip(X.tolist(), finite(Y).squeeze(-1).tolist(), active):
+            columns = (
+                range(self.space.dim) if self.flat else on.nonzero()[:, 0].tolist()
+            )
+            trial = create_trial(
+                params={names[c]: native(self.space.columns[c], x[c]) for c in columns},
+                distributions={names[c]: self._distribution(c) for c in columns},
+                value=-y,
+            )
+            self.study.add_trial(trial)
+
+    def suggestions(self) -> Iterator[Tensor]:
+        """``d`` points; each one that is not the last was forbidden."""
+        from optuna.trial import TrialState
+
+        while True:
+            trial = self.study.ask()
+            yield (all_columns if self.flat else walk)(
+                self.space, lambda c: self._suggest(trial, c)
+            )
+            self.study.tell(trial, state=TrialState.FAIL)
+
+    def _suggest(self, trial: Any, c: int) -> Any:
+        column, name = self.space.columns[c], self.space.names[c]
+        if isinstance(column, CategoricalColumn):
+            last = len(column.choices) - 1
+            if column.ordered:
+                return trial.suggest_int(name, 0, last)
+            return trial.suggest_categorical(name, range(last + 1))
+        if isinstance(column, FloatColumn):
+            return trial.suggest_float(name, column.lower, column.upper, log=column.log)
+        return trial.suggest_int(name, column.lower, column.upper, log=column.log)
+
+
+class TPEWithStarts:
+    """Multivariate TPE with groups, which knows the common starts."""
+
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        study = self._study(problem.space, seed)
+        study.add(X, Y)
+        return first_feasible(problem.space, study.suggestions(), seed)
+
+    @staticmethod
+    def _study(space: SearchSpace, seed: int) -> _Study:
+        from optuna.exceptions import ExperimentalWarning
+        from optuna.samplers import TPESampler
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # ``group``
+            sampler = TPESampler(
+                multivariate=True, group=True, n_startup_trials=_STARTUP, seed=seed
+            )
+        return _Study(space, sampler, flat=False)
+
+
+class TPE(TPEWithStarts):
+    """Multivariate TPE with groups, which begins with its own ten random points."""
+
+    def starts(self, problem: Any, seed: int) -> Tensor:
+        """``10 x d`` points of Optuna's random sampler."""
+        import torch
+        from optuna.samplers import RandomSampler
+
+        study = _Study(problem.space, RandomSampler(seed=seed), flat=False)
+        points = study.suggestions()
+        first = [
+            first_feasible(problem.space, points, seed + i) for i in range(_STARTUP)
+        ]
+        return torch.stack(first)
+
+
+class GPSampler:
+    """Optuna's Gaussian process with LogEI.
+
+    Args:
+        flat: Whether inactive parameters are imputed. Otherwise the process sees the
+            parameters that all known trials have, and draws the others at random, as
+            Optuna documents it.
+    """
+
+    def __init__(self, flat: bool) -> None:
+        self.flat = flat
+
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        from optuna import samplers
+
+        sampler = samplers.GPSampler(
+            seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False
+        )
+        study = _Study(problem.space, sampler, self.flat)
+        study.add(X, Y)
+        return first_feasible(problem.space, study.suggestions(), seed)

@@ -1,0 +1,197 @@
+"""SMAC3's facade for hyperparameter optimisation, by its ask-and-tell interface."""
+
+from __future__ import annotations
+
+__all__ = ["SMAC", "SMACWithStarts", "configuration_space"]
+
+import itertools
+import math
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import ConfigSpace
+import torch
+from ConfigSpace import hyperparameters as chp
+from torch import Tensor
+
+from benchmarks.suite.peers.common import (
+    finite,
+    first_feasible,
+    from_native,
+    native,
+)
+from botorch_structured.spaces import Between, Equals, In, SearchSpace
+from botorch_structured.spaces.columns import CategoricalColumn, FloatColumn
+from botorch_structured.spaces.conditions import And, Condition, Or
+
+# SMAC takes at most a quarter of its budget for the initial design.
+_BUDGET = 60
+
+
+def configuration_space(
+    space: SearchSpace, seed: int
+) -> ConfigSpace.ConfigurationSpace:
+    """The parameters and conditions of a space, without what it forbids.
+
+    Choices and ordinals are positions in their lists.
+
+    Raises:
+        ValueError: A parameter depends on another one's being inactive.
+    """
+    cs = ConfigSpace.ConfigurationSpace(seed=seed)
+    parameters = [_parameter(space, c) for c in range(space.dim)]
+    cs.add(parameters)
+    cs.add(
+        [
+            _condition(space, parameters, parameters[c], condition)
+            for c, condition in space.tree.conditions.items()
+        ]
+    )
+    return cs
+
+
+def _parameter(space: SearchSpace, c: int) -> chp.Hyperparameter:
+    column = space.columns[c]
+    if isinstance(column, CategoricalColumn):
+        positions = list(range(len(column.choices)))
+        if column.ordered:
+            return chp.OrdinalHyperparameter(column.name, positions)
+        return chp.CategoricalHyperparameter(column.name, positions)
+    if column.bounds[0] == column.bounds[1]:
+        return chp.Constant(column.name, native(column, column.bounds[0]))
+    kind: Any = chp.UniformIntegerHyperparameter
+    if isinstance(column, FloatColumn):
+        kind = chp.UniformFloatHyperparameter
+    return kind(column.name, column.lower, column.upper, log=column.log)
+
+
+def _condition(
+    space: SearchSpace, parameters: list[Any], child: Any, condition: Condition
+) -> Any:
+    if isinstance(condition, (And, Or)):
+        parts = [_condition(space, parameters, child, p) for p in condition.parts]
+        if len(parts) == 1:
+            return parts[0]
+        both = isinstance(condition, And)
+        kind: Any = ConfigSpace.AndConjunction if both else ConfigSpace.OrConjunction
+        return kind(*parts)
+    if not isinstance(condition, (Equals, In, Between)):
+        raise ValueError(
+            f"space: expected {child.name!r} to depend on values of others, got "
+            f"{condition}."
+        )
+    column, parent = space.columns[condition.col], parameters[condition.col]
+    if isinstance(condition, Equals):
+        value = native(column, condition.value)
+        return ConfigSpace.EqualsCondition(child, parent, value)
+    if isinstance(condition, In):
+        values = [native(column, v) for v in condition.values]
+        return ConfigSpace.InCondition(child, parent, values)
+    return _between(column, child, parent, condition)
+
+
+def _between(column: Any, child: Any, parent: Any, condition: Between) -> Any:
+    """ConfigSpace has strict inequalities only."""
+    lo, hi = column.bounds
+    parts = []
+    if condition.lo > lo:
+        below = math.ceil(condition.lo) - 1.0
+        if not column.discrete:
+            below = math.nextafter(condition.lo, -math.inf)
+        parts.append(
+            ConfigSpace.GreaterThanCondition(child, parent, native(column, below))
+        )
+    if condition.hi < hi:
+        above = math.floor(condition.hi) + 1.0
+        if not column.discrete:
+            above = math.nextafter(condition.hi, math.inf)
+        parts.append(
+            ConfigSpace.LessThanCondition(child, parent, native(column, above))
+        )
+    if not parts:  # all of the parent's values: wherever it is active
+        return ConfigSpace.NotEqualsCondition(child, parent, native(column, lo - 1.0))
+    return parts[0] if len(parts) == 1 else ConfigSpace.AndConjunction(*parts)
+
+
+class SMACWithStarts:
+    """SMAC3, which knows the common starts and has no initial design of its own.
+
+    It is made anew at each step, so its forest is grown after every evaluation and not
+    only after every eighth, as it comes.
+    """
+
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        space = problem.space
+        with tempfile.TemporaryDirectory() as folder:
+            facade, cs = _facade(space, seed, folder, initial=0)
+            _tell(facade, cs, space, X, -finite(Y))
+            return first_feasible(space, _suggestions(facade, space), seed)
+
+
+class SMAC(SMACWithStarts):
+    """SMAC3, which begins with its own initial design (Sobol), as it comes."""
+
+    def starts(self, problem: Any, seed: int) -> Tensor:
+        """``k x d`` points, at most a quarter of 60."""
+        space = problem.space
+        with tempfile.TemporaryDirectory() as folder:
+            facade, _ = _facade(space, seed, folder, initial=None)
+            points = _suggestions(facade, space)
+            known = {
+                tuple(p.tolist()): p for p in itertools.islice(points, _BUDGET // 4)
+            }
+        X = torch.stack(list(known.values()))
+        return X[space.feasible(X)]
+
+
+def _facade(
+    space: SearchSpace, seed: int, folder: str, initial: int | None
+) -> tuple[Any, ConfigSpace.ConfigurationSpace]:
+    """The facade, and the space it has; ``initial`` points, or its own number."""
+    from smac import HyperparameterOptimizationFacade, Scenario
+
+    cs = configuration_space(space, seed)
+    scenario = Scenario(
+        cs, deterministic=True, n_trials=_BUDGET, seed=seed, output_directory=folder
+    )
+    facade: Any = HyperparameterOptimizationFacade
+    design = facade.get_initial_design(scenario, n_configs=initial)
+    made = facade(
+        scenario,
+        lambda config, seed=0: 0.0,  # never called
+        initial_design=design,
+        logging_level=False,
+        overwrite=True,
+    )
+    return made, cs
+
+
+def _tell(
+    facade: Any,
+    cs: ConfigSpace.ConfigurationSpace,
+    space: SearchSpace,
+    X: Tensor,
+    costs: Tensor,
+) -> None:
+    from smac.runhistory.dataclasses import TrialInfo, TrialValue
+
+    active = space.tree.active_mask(X)
+    for x, on, cost in zip(X.tolist(), active, costs.squeeze(-1).tolist(), strict=True):
+        values = {
+            space.names[c]: native(space.columns[c], x[c])
+            for c in on.nonzero()[:, 0].tolist()
+        }
+        info = TrialInfo(ConfigSpace.Configuration(cs, values=values), seed=0)
+        facade.tell(info, TrialValue(cost=cost), save=False)
+
+
+def _suggestions(facade: Any, space: SearchSpace) -> Iterator[Tensor]:
+    """``d`` points."""
+    while True:
+        config = dict(facade.ask().config)
+        x = space.fill.clone()
+        for c, column in enumerate(space.columns):
+            if column.name in config:
+                x[c] = from_native(column, config[column.name])
+        yield space.impute(x.unsqueeze(0))[0]
