@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +15,9 @@ from benchmarks.suite import __main__ as command
 from benchmarks.suite.__main__ import main, methods, problems
 
 
-def make(seed: int, name: str, data: Path) -> None:
+def make(seed: int, name: str, data: Path = Path()) -> str:
     """A factory that reads files."""
+    return (data / name).read_text()
 
 
 def test_two_methods_from_run_to_report(
@@ -67,9 +70,25 @@ def test_a_kind_that_cannot_be_imported_is_left_out(
     assert shown.startswith("yahpo: left out (") and shown.count("\n") == 1
 
 
+def test_a_kind_without_its_files_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    named = {"svm-a": partial(make, name="a", data=tmp_path / "elsewhere")}
+    module = SimpleNamespace(DEVELOP=named)
+    monkeypatch.setitem(sys.modules, "benchmarks.suite.some_tables", module)
+    monkeypatch.setitem(command._KINDS, "svm", "benchmarks.suite.some_tables")
+    assert problems("develop", ["svm"]) == {}
+    shown = capsys.readouterr().err
+    assert shown.startswith("svm: left out (") and shown.count("\n") == 1
+    (tmp_path / "a").write_text("table")
+    (factory,) = problems("develop", ["svm"], tmp_path).values()
+    assert factory(0) == "table" and capsys.readouterr().err == ""
+
+
 def test_the_folder_of_the_data_is_passed_on() -> None:
     factory = partial(make, name="a", data=Path("here"))
     with_data = command._with_data(factory, Path("there"))
+    assert isinstance(with_data, partial)
     assert with_data.keywords == {"name": "a", "data": Path("there")}
     assert command._with_data(factory, None) is factory
     plain = partial(make, name="a")
