@@ -25,14 +25,14 @@ def test_two_methods_from_run_to_report(
 ) -> None:
     names = ["jenatton-4-off", "synthetic-2", "synthetic-18"]
     shared = ["--kinds", "jenatton", "synthetic", "--problems", *names]
-    shared += ["--budget", "12", "--processes", "0", "--out", str(tmp_path / "out")]
+    shared += ["--budget", "9", "--processes", "0", "--out", str(tmp_path / "out")]
     chosen = ["--methods", "random", "default", "--seeds", "1", "--first-seed", "3"]
     assert main(["run", *shared, *chosen]) == 0
     files = sorted((tmp_path / "out").glob("*/*/*.jsonl"))
     assert len(files) == 6 and {file.stem for file in files} == {"3"}
     noisy = tmp_path / "out/synthetic-18/default/3.jsonl"
     records = [json.loads(line) for line in noisy.read_text().splitlines()]
-    assert len(records) == 12 and not any("error" in record for record in records)
+    assert len(records) == 9 and not any("error" in record for record in records)
     assert all(record["truth"] != record["value"] for record in records)
     assert all(record["middle"] > record["optimum"] for record in records)
     pack(tmp_path / "out", tmp_path / "packed.jsonl.gz")
@@ -40,7 +40,7 @@ def test_two_methods_from_run_to_report(
     shown = []
     for source in ("out", "packed.jsonl.gz"):
         arguments = ["report", str(tmp_path / source), "--reference", "default"]
-        assert main([*arguments, "--at", "8", "12"]) == 0
+        assert main([*arguments, "--at", "8", "9"]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
     assert "## All problems: 3 problems" in shown[0]

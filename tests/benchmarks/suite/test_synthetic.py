@@ -134,10 +134,11 @@ def test_starts_are_on_different_paths_and_at_most_eight() -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> Iterator[list[SyntheticProblem]]:
-    """40 draws, without a long search for their optima."""
+    """40 draws, without the search for their optima."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "_SEARCHED", 0)
-        patch.setattr(synthetic, "_REFINED", 1)
+        patch.setattr(SyntheticProblem, "_descend", lambda self, i, U: (U, U[:, 0]))
+        patch.setattr(SyntheticProblem, "_refine", lambda self, i, U, rng: (0.0, i, U))
         yield [SyntheticProblem(np.random.default_rng(k)) for k in range(40)]
 
 
