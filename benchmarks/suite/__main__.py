@@ -37,7 +37,8 @@ def problems(
 ) -> dict[str, ProblemFactory]:
     """The problems of one half, by name.
 
-    A kind whose package is not installed is left out, with a line on standard error.
+    A kind whose package or files are missing is left out, with a line on standard
+    error: of a kind that reads files the first problem is made.
 
     Args:
         half: ``"develop"`` or ``"report"``.
@@ -48,17 +49,26 @@ def problems(
     for kind in kinds:
         try:
             module = importlib.import_module(_KINDS[kind])
-            named = dict(getattr(module, half.upper()))
+            named = {
+                name: _with_data(factory, data)
+                for name, factory in getattr(module, half.upper()).items()
+            }
+            if named and _reads_files(first := next(iter(named.values()))):
+                first(0)
         except (ImportError, FileNotFoundError) as error:
             print(f"{kind}: left out ({error})", file=sys.stderr)
             continue
-        found |= {name: _with_data(factory, data) for name, factory in named.items()}
+        found |= named
     return found
 
 
+def _reads_files(factory: Any) -> bool:
+    return isinstance(factory, partial) and "data" in factory.keywords
+
+
 def _with_data(factory: Any, data: Path | None) -> ProblemFactory:
-    reads = isinstance(factory, partial) and "data" in factory.keywords
-    return partial(factory, data=data) if reads and data is not None else factory
+    change = data is not None and _reads_files(factory)
+    return partial(factory, data=data) if change else factory
 
 
 def methods() -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +15,9 @@ from benchmarks.suite import __main__ as command
 from benchmarks.suite.__main__ import main, methods, problems
 
 
-def make(seed: int, name: str, data: Path) -> None:
+def make(seed: int, name: str, data: Path = Path()) -> str:
     """A factory that reads files."""
+    return (data / name).read_text()
 
 
 def test_two_methods_from_run_to_report(
@@ -22,14 +25,14 @@ def test_two_methods_from_run_to_report(
 ) -> None:
     names = ["jenatton-4-off", "synthetic-2", "synthetic-18"]
     shared = ["--kinds", "jenatton", "synthetic", "--problems", *names]
-    shared += ["--budget", "12", "--processes", "0", "--out", str(tmp_path / "out")]
+    shared += ["--budget", "9", "--processes", "0", "--out", str(tmp_path / "out")]
     chosen = ["--methods", "random", "default", "--seeds", "1", "--first-seed", "3"]
     assert main(["run", *shared, *chosen]) == 0
     files = sorted((tmp_path / "out").glob("*/*/*.jsonl"))
     assert len(files) == 6 and {file.stem for file in files} == {"3"}
     noisy = tmp_path / "out/synthetic-18/default/3.jsonl"
     records = [json.loads(line) for line in noisy.read_text().splitlines()]
-    assert len(records) == 12 and not any("error" in record for record in records)
+    assert len(records) == 9 and not any("error" in record for record in records)
     assert all(record["truth"] != record["value"] for record in records)
     assert all(record["middle"] > record["optimum"] for record in records)
     pack(tmp_path / "out", tmp_path / "packed.jsonl.gz")
@@ -37,7 +40,7 @@ def test_two_methods_from_run_to_report(
     shown = []
     for source in ("out", "packed.jsonl.gz"):
         arguments = ["report", str(tmp_path / source), "--reference", "default"]
-        assert main([*arguments, "--at", "8", "12"]) == 0
+        assert main([*arguments, "--at", "8", "9"]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
     assert "## All problems: 3 problems" in shown[0]
@@ -67,9 +70,25 @@ def test_a_kind_that_cannot_be_imported_is_left_out(
     assert shown.startswith("yahpo: left out (") and shown.count("\n") == 1
 
 
+def test_a_kind_without_its_files_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    named = {"svm-a": partial(make, name="a", data=tmp_path / "elsewhere")}
+    module = SimpleNamespace(DEVELOP=named)
+    monkeypatch.setitem(sys.modules, "benchmarks.suite.some_tables", module)
+    monkeypatch.setitem(command._KINDS, "svm", "benchmarks.suite.some_tables")
+    assert problems("develop", ["svm"]) == {}
+    shown = capsys.readouterr().err
+    assert shown.startswith("svm: left out (") and shown.count("\n") == 1
+    (tmp_path / "a").write_text("table")
+    (factory,) = problems("develop", ["svm"], tmp_path).values()
+    assert factory(0) == "table" and capsys.readouterr().err == ""
+
+
 def test_the_folder_of_the_data_is_passed_on() -> None:
     factory = partial(make, name="a", data=Path("here"))
     with_data = command._with_data(factory, Path("there"))
+    assert isinstance(with_data, partial)
     assert with_data.keywords == {"name": "a", "data": Path("there")}
     assert command._with_data(factory, None) is factory
     plain = partial(make, name="a")

@@ -82,6 +82,30 @@ def test_every_active_column_counts() -> None:
         assert changed[active[:, c] & (X[:, c] != Z[:, c])].any()
 
 
+def test_a_longer_search_finds_no_better_optimum() -> None:
+    """Of a problem with 53 paths; with other random points, and five times as many."""
+    problem = draw(4)
+    rng = np.random.default_rng(1)
+    room = problem.middle_value - problem.optimal_value
+    for i in range(problem.properties["paths"]):
+        U = problem._random_positions(i, 2_000, rng)
+        values = problem._leaf(i, U)
+        U, values = problem._descend(i, U[np.argsort(values)[:60]])
+        found = problem.truth(problem._point(i, U[values.argmin()]))
+        assert found > problem.optimal_value - 1e-3 * room
+
+
+def test_slopes_are_derivatives() -> None:
+    for number in (4, 18, 38):
+        function = draw(number)._common
+        U = np.random.default_rng(0).random((3, draw(number)._slots))
+        for j in range(U.shape[1]):
+            h = np.zeros_like(U)
+            h[:, j] = 1e-5
+            expected = (function(U + h) - function(U - h)) / 2e-5
+            assert function.slope(U)[:, j] == pytest.approx(expected, abs=1e-6)
+
+
 def test_noise_is_of_the_global_generator() -> None:
     noisy = next(p for k in range(40) if (p := draw(k)).noise_std > 0)
     x = noisy.starts(0)[0]
@@ -110,10 +134,11 @@ def test_starts_are_on_different_paths_and_at_most_eight() -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> Iterator[list[SyntheticProblem]]:
-    """40 draws, without a long search for their optima."""
+    """40 draws, without the search for their optima."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "_SEARCHED", 0)
-        patch.setattr(synthetic, "_REFINED", 1)
+        patch.setattr(SyntheticProblem, "_descend", lambda self, i, U: (U, U[:, 0]))
+        patch.setattr(SyntheticProblem, "_refine", lambda self, i, U, rng: (0.0, i, U))
         yield [SyntheticProblem(np.random.default_rng(k)) for k in range(40)]
 
 
