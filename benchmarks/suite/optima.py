@@ -1,7 +1,7 @@
 """The scale of problems whose optimum is not known: the best value of a long search.
 
-Scaled regret is 0 at the best value that is known, and 1 at the median of 1,000 random
-points. Both are in ``optima.json`` beside this module, with the command that made them.
+Scaled regret is 0 at the best value that is known, and 1 at the median of random
+points (mostly 1,000). Both are in ``optima.json``, with the command that made them.
 The search has nothing to do with the methods that are compared: random points, then
 random changes of the best ones. A run may therefore find a better value than the table
 has, and its scaled regret is then slightly negative.
@@ -12,6 +12,7 @@ from __future__ import annotations
 __all__ = ["Scale", "ScaledProblem", "improve", "read_scale", "write_scales"]
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -44,38 +45,35 @@ def read_scale(kind: str, name: str, path: Path = _FILE) -> Scale | None:
         name: Of the problem among those of its kind.
         path: Of the table.
     """
-    if not path.exists():
-        return None
-    values = json.loads(path.read_text()).get(kind, {}).get("values", {})
-    return Scale(*values[name]) if name in values else None
+    table = json.loads(path.read_text()) if path.exists() else {}
+    for values in table.get(kind, {}).values():
+        if name in values:
+            return Scale(*values[name])
+    return None
 
 
 def write_scales(
     kind: str, command: str, scales: Mapping[str, Scale], path: Path = _FILE
 ) -> None:
-    """Put the scales of a kind into the table; other kinds stay as they are.
+    """Put scales of a kind into the table; other problems stay as they are.
 
     Args:
         kind: Of the problems.
         command: What made the numbers.
         scales: By the names of problems; they replace those of the same names.
-        path: Of the table.
+        path: Of the table: ``{kind: {command: {name: [optimal, middle]}}}``.
     """
     table = json.loads(path.read_text()) if path.exists() else {}
-    values = table.get(kind, {}).get("values", {})
-    values |= {name: [float(v) for v in scale] for name, scale in scales.items()}
-    table[kind] = {"command": command, "values": values}
-    lines = []
-    for name, part in sorted(table.items()):
-        rows = ",\n".join(
-            f"   {json.dumps(key)}: {json.dumps(value)}"
-            for key, value in part["values"].items()
-        )
-        lines.append(
-            f' {json.dumps(name)}: {{\n  "command": {json.dumps(part["command"])},\n'
-            f'  "values": {{\n{rows}\n  }}\n }}'
-        )
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    commands = table.setdefault(kind, {})
+    for values in commands.values():
+        for name in scales:
+            values.pop(name, None)
+    commands.setdefault(command, {}).update(scales)
+    table[kind] = {made: values for made, values in commands.items() if values}
+    text = json.dumps(table, indent=1, sort_keys=True)
+    # A line for each problem, not one for each number.
+    text = re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", text)
+    path.write_text(text + "\n")
 
 
 class ScaledProblem(SuiteProblem):
@@ -98,7 +96,7 @@ class ScaledProblem(SuiteProblem):
 
     @property
     def middle_value(self) -> float:
-        """The median value of 1,000 random points; likewise."""
+        """The median value of random points; likewise."""
         return self._scale().middle
 
     def _scale(self) -> Scale:

@@ -73,7 +73,12 @@ def test_the_table(tmp_path: Path) -> None:
     assert read_scale("one", "q", path) == Scale(optimal=1 / 3, middle=2.0)
     assert read_scale("two", "p", path) == (0.5, 1.0)
     assert read_scale("two", "q", path) is None
-    assert json.loads(path.read_text())["two"]["command"] == "command 2"
+    write_scales("one", "longer", {"q": Scale(0.25, 2.0)}, path)
+    assert json.loads(path.read_text()) == {
+        "one": {"command 1": {"p": [0.0, 1.0]}, "longer": {"q": [0.25, 2.0]}},
+        "two": {"command 2": {"p": [0.5, 1.0]}},
+    }
+    assert read_scale("one", "q", path) == (0.25, 2.0)
 
 
 def test_a_problem_without_a_scale_has_no_optimum() -> None:
