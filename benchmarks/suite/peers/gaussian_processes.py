@@ -16,9 +16,12 @@ import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
+from botorch.models.hierarchical import HierarchicalConditionalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.settings import validate_input_scaling
+from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior
 from linear_operator import to_dense
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -164,25 +167,30 @@ def arc(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     of the radii that of GPyTorch's example. Angles have the kernel's limits and no
     prior: the example's puts mass beyond them.
     """
-    from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
-    from gpytorch.priors import GammaPrior
-
     Y = finite(Y)
     encoding = Encoding(problem.space, inactive="marked")
+    kernel = _arc_kernel(len(encoding.source))
+    with validate_input_scaling(False):  # -1 marks inactive columns
+        model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    return _suggest(problem, X, Y, model)
+
+
+def _arc_kernel(k: int) -> ScaleKernel:
+    """The kernel over ``k`` columns, inactive where they are negative."""
     kernel = ArcKernel(
         MaternKernel(nu=2.5),
-        delta_func=lambda x: (x >= 0.0).to(x),
+        delta_func=_is_active,
         radius_prior=GammaPrior(3.0, 2.0),
-        ard_num_dims=len(encoding.source),
+        ard_num_dims=k,
     )
     # As in the paper, radius and angle are the only parameters of a column.
     kernel.lengthscale = 1.0
     kernel.raw_lengthscale.requires_grad_(False)
-    with validate_input_scaling(False):  # -1 marks inactive columns
-        model = _PlainGP(
-            X, Y, covar_module=ScaleKernel(kernel), input_transform=encoding
-        )
-    return _suggest(problem, X, Y, model)
+    return ScaleKernel(kernel)
+
+
+def _is_active(Z: Tensor) -> Tensor:
+    return (Z >= 0.0).to(Z)
 
 
 def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -195,21 +203,27 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         ValueError: The space has a parameter under two values, or one that depends on
             an interval, for which there is no such model.
     """
-    from botorch.models.hierarchical import HierarchicalConditionalKernel
-
     Y, space = finite(Y), problem.space
     decisions = frozenset(space.tree.decision_columns)
     encoding = Encoding(space, inactive="kept", whole=decisions)
-    place = {c: encoding.source.index(c) for c in decisions}
-    dependencies: dict[int, dict[float, list[int]]] = {}
-    for parent, value, child in _edges(space):
-        scaled = encoding.scale(X.new_full((1, space.dim), value))[0, parent].item()
-        columns = [j for j, c in enumerate(encoding.source) if c == child]
-        below = dependencies.setdefault(place[parent], {})
-        below.setdefault(scaled, []).extend(columns)
-    kernel = HierarchicalConditionalKernel(len(encoding.source), dependencies)
+    kernel = _hierarchical_kernel(space, encoding)
     model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
+
+
+def _hierarchical_kernel(
+    space: SearchSpace, encoding: Encoding
+) -> HierarchicalConditionalKernel:
+    """The kernel over the encoded columns of a space."""
+    dependencies: dict[int, dict[float, list[int]]] = {}
+    for parent, value, child in _edges(space):
+        point = space.fill.clone()
+        point[parent] = value
+        scaled = encoding.scale(point)[parent].item()
+        columns = [j for j, c in enumerate(encoding.source) if c == child]
+        below = dependencies.setdefault(encoding.source.index(parent), {})
+        below.setdefault(scaled, []).extend(columns)
+    return HierarchicalConditionalKernel(len(encoding.source), dependencies)
 
 
 def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
