@@ -121,7 +121,7 @@ def suggest(name: str, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> T
 @pytest.mark.parametrize("name", NAMES)
 def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
     space = plain_tree() if name == "hierarchical" else mixed()
-    X, Y = told(space, 14)
+    X, Y = told(space, 11)
     first = suggest(name, space, X, Y, 3).reshape(1, -1)
     assert first.isfinite().all() and space.feasible(first).all()
     back = space.encode(space.decode(first))
@@ -277,11 +277,11 @@ class TestCMAES:
         X = problem.starts(0)
         Y = -problem(X).unsqueeze(-1)
         state = None
-        for _ in range(150):
+        for _ in range(80):
             x, state = method(problem, X, Y, 1, state)
             X, Y = torch.cat([X, x[None]]), torch.cat([Y, -problem(x).reshape(1, 1)])
         assert Y.max() > -0.25  # the next best leaf has 0.2 at its best
-        assert Y[-20:].mean() > Y[:40].mean()
+        assert Y[-20:].mean() > Y[4:24].mean()
 
 
 class TestGaussianProcesses:
@@ -317,14 +317,17 @@ class TestGaussianProcesses:
         space = plain_tree()
         X, Y = told(space, 12)
         losses = []
-        for kind in (SingleTaskGP, gps._PlainGP):
+        for kind in (SingleTaskGP, gps._PlainGP, gps._RBFGP):
             model = kind(X, finite(Y), input_transform=Encoding(space))
+            model.covar_module.lengthscale = torch.linspace(0.3, 2.0, 8)
+            model.mean_module.constant.data.fill_(0.4)
             mll = ExactMarginalLogLikelihood(model.likelihood, model)
             loss = get_loss_closure(mll)()
             loss.backward()
             gradient = [p.grad.flatten() for p in model.parameters()]
             losses.append(torch.cat([loss.detach().reshape(1), *gradient]))
-        assert torch.allclose(*losses, rtol=1e-8, atol=1e-10)
+        for other in losses[1:]:
+            assert torch.allclose(other, losses[0], rtol=1e-8, atol=1e-10)
 
     def test_the_hierarchical_kernel_is_botorchs(self) -> None:
         """Its dependencies are those a user of BoTorch would write."""
