@@ -1,8 +1,16 @@
-"""What the peers share: outcomes without NaN, and points made parameter by parameter."""
+"""What the peers share: outcomes without NaN, points made one parameter at a time."""
 
 from __future__ import annotations
 
-__all__ = ["all_columns", "finite", "first_feasible", "from_native", "native", "walk"]
+__all__ = [
+    "active_values",
+    "all_columns",
+    "finite",
+    "first_feasible",
+    "from_native",
+    "native",
+    "walk",
+]
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -35,6 +43,23 @@ def native(column: Column, x: float) -> Any:
     if isinstance(column, CategoricalColumn):
         return column.position(column.decode(x))
     return column.decode(x)
+
+
+def active_values(space: SearchSpace, X: Tensor) -> list[dict[str, Any]]:
+    """``n x d`` points as `native` values of their active parameters, by name.
+
+    Numbers stay on their side of the values that others depend on.
+    """
+    choices = {c.name: c for c in space.columns if isinstance(c, CategoricalColumn)}
+    names = set(space.names)
+    return [
+        {
+            name: choices[name].position(value) if name in choices else value
+            for name, value in config.items()
+            if name in names  # and no constant
+        }
+        for config in space.decode(X)
+    ]
 
 
 def from_native(column: Column, value: Any) -> float:

@@ -44,7 +44,7 @@ class CMAES:
         used, refused = starts, 0
         while True:
             solution, point = strategy.ask()
-            if bool(space.feasible(point.unsqueeze(0))):
+            if not space.is_restricted or bool(space.feasible(point.unsqueeze(0))):
                 if used == len(costs):
                     return point, state
                 cost, used, refused = costs[used], used + 1, 0
@@ -98,16 +98,16 @@ class _Strategy:
                 (self.integers if few else self.reals).append(c)
         numbers = self.reals + self.integers
         self.values = {c: _values(space.columns[c]) for c in self.integers}
-        scaled = [_scaled(space.columns[c], x) for c, x in enumerate(mean.tolist())]
+        self.scaled = {
+            c: np.array([_scaled(space.columns[c], v) for v in values])
+            for c, values in self.values.items()
+        }
+        first = [_scaled(space.columns[c], x) for c, x in enumerate(mean.tolist())]
         self.strategy = CatCMAwM(
             x_space=[[0.0, 1.0] for _ in self.reals] or None,
-            z_space=[
-                [_scaled(space.columns[c], v) for v in self.values[c]]
-                for c in self.integers
-            ]
-            or None,
+            z_space=[self.scaled[c].tolist() for c in self.integers] or None,
             c_space=[len(self._codes(c)) for c in self.choices] or None,
-            mean=np.array([scaled[c] for c in numbers]) if numbers else None,
+            mean=np.array([first[c] for c in numbers]) if numbers else None,
             cov=np.eye(len(numbers)) * _WIDTH**2 if numbers else None,
             sigma=1.0 if numbers else None,
             seed=seed % 2**32,
@@ -130,9 +130,7 @@ class _Strategy:
         for i, c in enumerate(self.reals):
             x[c] = _unscaled(self.space.columns[c], float(solution.x[i]))
         for i, c in enumerate(self.integers):
-            scaled = [_scaled(self.space.columns[c], v) for v in self.values[c]]
-            near = min(range(len(scaled)), key=lambda j: abs(scaled[j] - solution.z[i]))
-            x[c] = self.values[c][near]
+            x[c] = self.values[c][int(np.abs(self.scaled[c] - solution.z[i]).argmin())]
         for i, c in enumerate(self.choices):
             x[c] = self._codes(c)[int(solution.c[i].argmax())]
         return solution, self.space.impute(x.unsqueeze(0))[0]

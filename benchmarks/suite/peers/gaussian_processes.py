@@ -16,9 +16,12 @@ import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
+from botorch.models.hierarchical import HierarchicalConditionalKernel
 from botorch.models.transforms.input import InputTransform
 from botorch.settings import validate_input_scaling
+from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior
 from linear_operator import to_dense
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -120,26 +123,89 @@ class _PlainGP(SingleTaskGP):
 
     def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
         """Minus the log evidence and log prior, per point."""
-        Z = self.transform_inputs(self.train_inputs[0])
-        covariance = to_dense(self.covar_module.forward(Z, Z))
-        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
-        factor = psd_safe_cholesky(covariance + noise)
-        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor, residual, upper=False)
-        value = -0.5 * (
-            half.square().sum()
-            + 2.0 * factor.diagonal().log().sum()
-            + len(Z) * math.log(2.0 * math.pi)
-        )
+        value = self._log_evidence()
         for (
             _,
             module,
             prior,
             closure,
             _,
-        ) in self.named_priors():  # those of the likelihood, too
+        ) in self.named_priors():  # the likelihood's, too
             value = value + prior.log_prob(closure(module)).sum()
-        return -value / len(Z)
+        return -value / len(self.train_targets)
+
+    def _log_evidence(self) -> Tensor:
+        Z = self.transform_inputs(self.train_inputs[0])
+        covariance = to_dense(self.covar_module.forward(Z, Z))
+        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
+        factor = psd_safe_cholesky(covariance + noise)
+        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(factor, residual, upper=False)
+        return -0.5 * (
+            half.square().sum()
+            + 2.0 * factor.diagonal().log().sum()
+            + len(Z) * math.log(2.0 * math.pi)
+        )
+
+
+class _RBFGP(_PlainGP):
+    """The same with BoTorch's default kernel, by the formula of the gradient."""
+
+    def _log_evidence(self) -> Tensor:
+        Z = self.transform_inputs(self.train_inputs[0])
+        return _RBFEvidence.apply(
+            self.covar_module.lengthscale.squeeze(-2),
+            self.likelihood.noise,
+            self.mean_module.constant,
+            self.train_targets,
+            (Z.unsqueeze(-2) - Z.unsqueeze(-3)).square(),
+        )
+
+
+class _RBFEvidence(torch.autograd.Function):
+    """Log evidence of a Gaussian process with an RBF kernel of variance 1.
+
+    With ``A = K + noise I``, residuals r and ``a = A^-1 r``, the derivative by ``A`` is
+    ``G = (a a' - A^-1) / 2``.
+
+    Args:
+        ctx: PyTorch's.
+        lengthscale: ``k``.
+        noise: ``1``, the variance.
+        mean: A number.
+        y: ``n`` outcomes.
+        squares: ``n x n x k`` squared differences of the inputs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        lengthscale: Tensor,
+        noise: Tensor,
+        mean: Tensor,
+        y: Tensor,
+        squares: Tensor,
+    ) -> Tensor:
+        K = torch.exp(-0.5 * (squares @ lengthscale.pow(-2)))
+        factor = psd_safe_cholesky(K + torch.diag_embed(noise.expand(len(y))))
+        inverse = torch.cholesky_inverse(factor)
+        residual = y - mean
+        solved = inverse @ residual
+        G = 0.5 * (torch.outer(solved, solved) - inverse)
+        by_square = (G * K).flatten() @ squares.flatten(0, 1)
+        by_lengthscale = by_square * lengthscale.pow(-3)
+        ctx.save_for_backward(
+            by_lengthscale, G.trace().reshape(noise.shape), solved.sum()
+        )
+        return -0.5 * (
+            residual @ solved
+            + 2.0 * factor.diagonal().log().sum()
+            + len(y) * math.log(2.0 * math.pi)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # PyTorch's signature takes anything
+        return (*(gradient * part for part in ctx.saved_tensors), None, None)
 
 
 def _suggest(problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP) -> Tensor:
@@ -152,7 +218,7 @@ def _suggest(problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP) -> Tensor:
 def imputed(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """``SingleTaskGP`` as it comes, inactive columns at their fill values."""
     Y = finite(Y)
-    model = _PlainGP(X, Y, input_transform=Encoding(problem.space))
+    model = _RBFGP(X, Y, input_transform=Encoding(problem.space))
     return _suggest(problem, X, Y, model)
 
 
@@ -164,25 +230,30 @@ def arc(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     of the radii that of GPyTorch's example. Angles have the kernel's limits and no
     prior: the example's puts mass beyond them.
     """
-    from gpytorch.kernels import ArcKernel, MaternKernel, ScaleKernel
-    from gpytorch.priors import GammaPrior
-
     Y = finite(Y)
     encoding = Encoding(problem.space, inactive="marked")
+    kernel = _arc_kernel(len(encoding.source))
+    with validate_input_scaling(False):  # -1 marks inactive columns
+        model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
+    return _suggest(problem, X, Y, model)
+
+
+def _arc_kernel(k: int) -> ScaleKernel:
+    """The kernel over ``k`` columns, inactive where they are negative."""
     kernel = ArcKernel(
         MaternKernel(nu=2.5),
-        delta_func=lambda x: (x >= 0.0).to(x),
+        delta_func=_is_active,
         radius_prior=GammaPrior(3.0, 2.0),
-        ard_num_dims=len(encoding.source),
+        ard_num_dims=k,
     )
     # As in the paper, radius and angle are the only parameters of a column.
     kernel.lengthscale = 1.0
     kernel.raw_lengthscale.requires_grad_(False)
-    with validate_input_scaling(False):  # -1 marks inactive columns
-        model = _PlainGP(
-            X, Y, covar_module=ScaleKernel(kernel), input_transform=encoding
-        )
-    return _suggest(problem, X, Y, model)
+    return ScaleKernel(kernel)
+
+
+def _is_active(Z: Tensor) -> Tensor:
+    return (Z >= 0.0).to(Z)
 
 
 def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
@@ -195,21 +266,27 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         ValueError: The space has a parameter under two values, or one that depends on
             an interval, for which there is no such model.
     """
-    from botorch.models.hierarchical import HierarchicalConditionalKernel
-
     Y, space = finite(Y), problem.space
     decisions = frozenset(space.tree.decision_columns)
     encoding = Encoding(space, inactive="kept", whole=decisions)
-    place = {c: encoding.source.index(c) for c in decisions}
-    dependencies: dict[int, dict[float, list[int]]] = {}
-    for parent, value, child in _edges(space):
-        scaled = encoding.scale(X.new_full((1, space.dim), value))[0, parent].item()
-        columns = [j for j, c in enumerate(encoding.source) if c == child]
-        below = dependencies.setdefault(place[parent], {})
-        below.setdefault(scaled, []).extend(columns)
-    kernel = HierarchicalConditionalKernel(len(encoding.source), dependencies)
+    kernel = _hierarchical_kernel(space, encoding)
     model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
+
+
+def _hierarchical_kernel(
+    space: SearchSpace, encoding: Encoding
+) -> HierarchicalConditionalKernel:
+    """The kernel over the encoded columns of a space."""
+    dependencies: dict[int, dict[float, list[int]]] = {}
+    for parent, value, child in _edges(space):
+        point = space.fill.clone()
+        point[parent] = value
+        scaled = encoding.scale(point)[parent].item()
+        columns = [j for j, c in enumerate(encoding.source) if c == child]
+        below = dependencies.setdefault(encoding.source.index(parent), {})
+        below.setdefault(scaled, []).extend(columns)
+    return HierarchicalConditionalKernel(len(encoding.source), dependencies)
 
 
 def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:

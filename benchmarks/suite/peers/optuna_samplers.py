@@ -10,11 +10,14 @@ __all__ = ["GPSampler", "TPE", "TPEWithStarts"]
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from benchmarks.suite.peers.common import (
+    active_values,
     all_columns,
     finite,
     first_feasible,
@@ -63,16 +66,23 @@ class _Study:
         """Known ``n x d`` points and ``n x 1`` outcomes, larger ones better."""
         from optuna.trial import create_trial
 
-        X, names = self.space.impute(X), self.space.names
-        active = self.space.tree.active_mask(X)
-        for x, y, on in zip(X.tolist(), finite(Y).squeeze(-1).tolist(), active):
-            columns = (
-                range(self.space.dim) if self.flat else on.nonzero()[:, 0].tolist()
-            )
+        if self.flat:
+            columns = self.space.columns
+            rows = [
+                {c.name: native(c, v) for c, v in zip(columns, x, strict=True)}
+                for x in self.space.impute(X).tolist()
+            ]
+        else:
+            rows = active_values(self.space, X)
+        values = finite(Y).squeeze(-1).tolist()
+        distributions = {
+            name: self._distribution(c) for c, name in enumerate(self.space.names)
+        }
+        for params, value in zip(rows, values, strict=True):
             trial = create_trial(
-                params={names[c]: native(self.space.columns[c], x[c]) for c in columns},
-                distributions={names[c]: self._distribution(c) for c in columns},
-                value=-y,
+                params=params,
+                distributions={name: distributions[name] for name in params},
+                value=-value,
             )
             self.study.add_trial(trial)
 
@@ -82,9 +92,8 @@ class _Study:
 
         while True:
             trial = self.study.ask()
-            yield (all_columns if self.flat else walk)(
-                self.space, lambda c: self._suggest(trial, c)
-            )
+            make = all_columns if self.flat else walk
+            yield make(self.space, partial(self._suggest, trial))
             self.study.tell(trial, state=TrialState.FAIL)
 
     def _suggest(self, trial: Any, c: int) -> Any:
@@ -125,7 +134,6 @@ class TPE(TPEWithStarts):
 
     def starts(self, problem: Any, seed: int) -> Tensor:
         """``10 x d`` points of Optuna's random sampler."""
-        import torch
         from optuna.samplers import RandomSampler
 
         study = _Study(problem.space, RandomSampler(seed=seed), flat=False)

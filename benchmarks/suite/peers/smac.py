@@ -5,9 +5,12 @@ from __future__ import annotations
 __all__ = ["SMAC", "SMACWithStarts", "configuration_space"]
 
 import itertools
+import logging
 import math
 import tempfile
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ConfigSpace
@@ -16,6 +19,7 @@ from ConfigSpace import hyperparameters as chp
 from torch import Tensor
 
 from benchmarks.suite.peers.common import (
+    active_values,
     finite,
     first_feasible,
     from_native,
@@ -114,6 +118,17 @@ def _between(column: Any, child: Any, parent: Any, condition: Between) -> Any:
     return parts[0] if len(parts) == 1 else ConfigSpace.AndConjunction(*parts)
 
 
+@contextmanager
+def _quietly() -> Iterator[str]:
+    """A folder for SMAC's files; without its messages about having no design."""
+    logging.getLogger("smac").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # It takes the mean of the times of a local search without steps.
+        warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
+        warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)
+        yield folder
+
+
 class SMACWithStarts:
     """SMAC3, which knows the common starts and has no initial design of its own.
 
@@ -123,7 +138,7 @@ class SMACWithStarts:
 
     def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         space = problem.space
-        with tempfile.TemporaryDirectory() as folder:
+        with _quietly() as folder:
             facade, cs = _facade(space, seed, folder, initial=0)
             _tell(facade, cs, space, X, -finite(Y))
             return first_feasible(space, _suggestions(facade, space), seed)
@@ -135,7 +150,7 @@ class SMAC(SMACWithStarts):
     def starts(self, problem: Any, seed: int) -> Tensor:
         """``k x d`` points, at most a quarter of 60."""
         space = problem.space
-        with tempfile.TemporaryDirectory() as folder:
+        with _quietly() as folder:
             facade, _ = _facade(space, seed, folder, initial=None)
             points = _suggestions(facade, space)
             known = {
@@ -159,7 +174,6 @@ def _facade(
     design = facade.get_initial_design(scenario, n_configs=initial)
     made = facade(
         scenario,
-        lambda config, seed=0: 0.0,  # never called
         initial_design=design,
         logging_level=False,
         overwrite=True,
@@ -176,12 +190,8 @@ def _tell(
 ) -> None:
     from smac.runhistory.dataclasses import TrialInfo, TrialValue
 
-    active = space.tree.active_mask(X)
-    for x, on, cost in zip(X.tolist(), active, costs.squeeze(-1).tolist(), strict=True):
-        values = {
-            space.names[c]: native(space.columns[c], x[c])
-            for c in on.nonzero()[:, 0].tolist()
-        }
+    rows = active_values(space, X)
+    for values, cost in zip(rows, costs.squeeze(-1).tolist(), strict=True):
         info = TrialInfo(ConfigSpace.Configuration(cs, values=values), seed=0)
         facade.tell(info, TrialValue(cost=cost), save=False)
 

@@ -1,0 +1,364 @@
+"""Each peer suggests what the space allows, whatever it is told."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import ConfigSpace as cfg
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.hierarchical import HierarchicalConditionalKernelGP
+from botorch.models.transforms.input import Normalize
+from botorch.optim.closures import get_loss_closure
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+import benchmarks.suite.peers as peers
+from benchmarks.suite.peers import PEERS, SLOW, versions
+from benchmarks.suite.peers import gaussian_processes as gps
+from benchmarks.suite.peers.common import (
+    finite,
+    first_feasible,
+    from_native,
+    native,
+    walk,
+)
+from benchmarks.suite.peers.gaussian_processes import Encoding
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.test_functions import JenattonTree
+
+# A name that a library provides, and the library.
+_OPTIONAL = {
+    "tpe": "optuna",
+    "tpe_starts": "optuna",
+    "gpsampler": "optuna",
+    "gpsampler_conditional": "optuna",
+    "smac": "smac",
+    "smac_starts": "smac",
+    "cmaes": "cmaes",
+}
+NAMES = sorted({*PEERS, *_OPTIONAL})
+
+
+def peer(name: str) -> Any:
+    if name in _OPTIONAL:
+        pytest.importorskip(_OPTIONAL[name])
+    return PEERS[name]
+
+
+def mixed() -> SearchSpace:
+    """Every kind of column and of condition, and a forbidden combination."""
+    cs = cfg.ConfigurationSpace()
+    learner = cfg.Categorical("learner", ["svm", "net", "none"])
+    kernel = cfg.Categorical("kernel", ["linear", "rbf", "poly"])
+    C = cfg.Float("C", (1e-3, 1e3), log=True)
+    gamma = cfg.Float("gamma", (1e-4, 10.0), log=True)
+    layers = cfg.Integer("layers", (1, 6))
+    width = cfg.Integer("width", (4, 512), log=True)
+    drop = cfg.Float("drop", (0.0, 1.0))
+    seed = cfg.Integer("repeats", (2, 9))
+    size = cfg.OrdinalHyperparameter("size", ["s", "m", "l"])
+    act = cfg.Categorical("act", ["relu", "tanh", "gelu"])
+    cs.add(learner, kernel, C, gamma, layers, width, drop, seed, size, act)
+    cs.add(
+        cfg.EqualsCondition(kernel, learner, "svm"),
+        cfg.InCondition(C, learner, ["svm", "net"]),
+        cfg.InCondition(gamma, kernel, ["rbf", "poly"]),
+        cfg.EqualsCondition(layers, learner, "net"),
+        cfg.AndConjunction(
+            cfg.GreaterThanCondition(width, layers, 2),
+            cfg.EqualsCondition(width, learner, "net"),
+        ),
+        cfg.GreaterThanCondition(seed, drop, 0.5),
+        cfg.EqualsCondition(act, learner, "net"),
+    )
+    cs.add(
+        cfg.ForbiddenAndConjunction(
+            cfg.ForbiddenEqualsClause(learner, "none"),
+            cfg.ForbiddenEqualsClause(size, "l"),
+        )
+    )
+    return SearchSpace.from_configspace(cs)
+
+
+def plain_tree() -> SearchSpace:
+    """Each child under one value, and a choice that is no decision."""
+    cs = cfg.ConfigurationSpace()
+    learner = cfg.Categorical("learner", ["svm", "net", "none"])
+    C = cfg.Float("C", (1e-3, 1e3), log=True)
+    act = cfg.Categorical("act", ["relu", "tanh", "gelu"])
+    drop = cfg.Float("drop", (0.0, 1.0))
+    cs.add(learner, C, act, drop)
+    cs.add(
+        cfg.EqualsCondition(C, learner, "svm"),
+        cfg.EqualsCondition(act, learner, "net"),
+    )
+    return SearchSpace.from_configspace(cs)
+
+
+def told(space: SearchSpace, n: int) -> tuple[Tensor, Tensor]:
+    """Points, and outcomes of which some are failures or huge."""
+    X = space.sample(n, seed=0)
+    Y = -((X - X.mean(0)) / (X.std(0) + 1.0)).square().sum(-1, keepdim=True)
+    Y[1], Y[2], Y[3] = math.nan, -math.inf, -1e6
+    return X, Y
+
+
+def suggest(name: str, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+    method, problem = peer(name), SimpleNamespace(space=space, tree=space.tree)
+    torch.manual_seed(seed)
+    if getattr(method, "keeps_state", False):
+        return method(problem, X, Y, seed, None)[0]
+    return method(problem, X, Y, seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
+    space = plain_tree() if name == "hierarchical" else mixed()
+    X, Y = told(space, 11)
+    first = suggest(name, space, X, Y, 3).reshape(1, -1)
+    assert first.isfinite().all() and space.feasible(first).all()
+    back = space.encode(space.decode(first))
+    assert torch.allclose(back, space.impute(first), rtol=0.0, atol=1e-7)
+    assert torch.equal(suggest(name, space, X, Y, 3).reshape(1, -1), first)
+
+
+@pytest.mark.parametrize("name", ["tpe", "smac"])
+def test_own_starts(name: str) -> None:
+    """They are allowed, different from each other, and depend on the seed."""
+    space = mixed()
+    problem = SimpleNamespace(space=space)
+    X = peer(name).starts(problem, 5)
+    assert 10 <= len(X) <= 15 and space.feasible(X).all()
+    assert len(X.unique(dim=0)) == len(X)
+    assert torch.equal(X, peer(name).starts(problem, 5))
+    assert not torch.equal(X[0], peer(name).starts(problem, 6)[0])
+    assert not hasattr(peer(f"{name}_starts"), "starts")
+
+
+def test_all_can_be_sent_to_processes() -> None:
+    assert pickle.loads(pickle.dumps(PEERS)).keys() == PEERS.keys()
+    assert SLOW <= {*PEERS, *_OPTIONAL}
+
+
+def test_missing_libraries_leave_out_their_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = importlib.util.find_spec
+
+    def without_optuna(name: str, package: str | None = None) -> Any:
+        return None if name == "optuna" else found(name, package)
+
+    before = set(PEERS)
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.util, "find_spec", without_optuna)
+        left = set(importlib.reload(peers).PEERS)
+    importlib.reload(peers)
+    assert left == {n for n in before if _OPTIONAL.get(n) != "optuna"}
+    assert "imputed" in left
+
+
+def test_versions() -> None:
+    assert versions()["torch"] == torch.__version__
+    assert ("optuna" in versions()) == ("tpe" in PEERS)
+
+
+def test_finite() -> None:
+    Y = torch.tensor([[1.0], [math.nan], [-2.0], [math.inf]]).double()
+    assert finite(Y).flatten().tolist() == [1.0, -2.0, -2.0, -2.0]
+    assert finite(Y[1:2]).item() == 0.0
+
+
+def test_walk_asks_for_active_columns() -> None:
+    space = mixed()
+    for x in space.sample(40, seed=1):
+        asked: list[int] = []
+
+        def answer(c: int, x: Tensor = x, asked: list[int] = asked) -> Any:
+            asked.append(c)
+            return native(space.columns[c], x[c].item())
+
+        assert torch.equal(walk(space, answer), x)
+        active = space.tree.active_mask(x[None])[0].nonzero()[:, 0].tolist()
+        assert sorted(asked) == active
+    column = space.columns[space.names.index("size")]
+    assert [from_native(column, i) for i in (0, 2)] == [0.0, 2.0]
+
+
+def test_forbidden_points_end_in_a_random_one() -> None:
+    space = mixed()
+    bad = space.encode({"learner": "none", "drop": 0.2, "size": "m"})[0]
+    good, bad = bad.clone(), bad.clone()
+    bad[space.names.index("size")] = 2.0
+    assert torch.equal(first_feasible(space, iter([bad, good]), 0), good)
+    assert space.feasible(first_feasible(space, iter([bad] * 99), 0)[None]).all()
+
+
+class TestOptuna:
+    def test_only_active_parameters_in_native_units(self) -> None:
+        pytest.importorskip("optuna")
+        from optuna import distributions
+        from optuna.samplers import RandomSampler
+
+        from benchmarks.suite.peers.optuna_samplers import _Study
+
+        space = mixed()
+        X, Y = told(space, 30)
+        study = _Study(space, RandomSampler(seed=0), flat=False)
+        study.add(X, Y)
+        points = study.suggestions()
+        X = torch.cat([X, torch.stack([next(points) for _ in range(30)])])
+        for trial, config in zip(study.study.trials, space.decode(X), strict=True):
+            assert trial.params.keys() == config.keys()
+            for name in {"C", "gamma", "width", "layers"} & config.keys():
+                assert trial.params[name] == pytest.approx(config[name], rel=1e-12)
+            if "width" in config:
+                width = trial.distributions["width"]
+                assert width == distributions.IntDistribution(4, 512, log=True)
+        values = [t.value for t in study.study.trials[:30]]
+        assert values[1] == values[2] == values[3] == 1e6 == max(values)
+
+    def test_the_flat_study_has_all_parameters(self) -> None:
+        pytest.importorskip("optuna")
+        from optuna.samplers import RandomSampler
+
+        from benchmarks.suite.peers.optuna_samplers import _Study
+
+        space = mixed()
+        study = _Study(space, RandomSampler(seed=0), flat=True)
+        study.add(*told(space, 5))
+        assert all(t.params.keys() == set(space.names) for t in study.study.trials)
+        x = next(study.suggestions())
+        assert torch.equal(space.impute(x), x)
+        assert study.study.trials[-1].params.keys() == set(space.names)
+
+
+class TestSMAC:
+    def test_the_configuration_space_has_the_same_active_parameters(self) -> None:
+        from benchmarks.suite.peers.smac import configuration_space
+
+        space = mixed()
+        cs = configuration_space(space, 0)
+        for config in cs.sample_configuration(200):
+            x = space.fill.clone()
+            for name, value in dict(config).items():
+                c = space.names.index(name)
+                x[c] = from_native(space.columns[c], value)
+            active = space.tree.active_mask(x[None])[0].tolist()
+            names = {n for n, on in zip(space.names, active, strict=True) if on}
+            assert names == set(config.keys())
+
+
+class TestCMAES:
+    def test_the_state_repeats_the_search(self) -> None:
+        """A run, and one whose steps know nothing but points, outcomes and state."""
+        method, space = peer("cmaes"), mixed()
+        problem = SimpleNamespace(space=space)
+        X, Y = told(space, 5)
+        state = None
+        for step in range(30):
+            x, state = method(problem, X, Y, 100 + step, state)
+            again, _ = method(problem, X, Y, 999, dict(state))
+            assert torch.equal(x, again) and space.feasible(x[None]).all()
+            # the last: a failure and the worst outcome in the middle of generations
+            y = math.nan if step == 7 else -1e7 if step == 17 else -step
+            X, Y = torch.cat([X, x[None]]), torch.cat([Y, Y.new_tensor([[y]])])
+        assert state == {"seed": 100, "starts": 5}
+        assert len(X.unique(dim=0)) > 25
+
+    def test_it_improves(self) -> None:
+        method, problem = peer("cmaes"), JenattonTree(num_leaves=4)
+        X = problem.starts(0)
+        Y = -problem(X).unsqueeze(-1)
+        state = None
+        for _ in range(80):
+            x, state = method(problem, X, Y, 1, state)
+            X, Y = torch.cat([X, x[None]]), torch.cat([Y, -problem(x).reshape(1, 1)])
+        assert Y.max() > -0.25  # the next best leaf has 0.2 at its best
+        assert Y[-20:].mean() > Y[4:24].mean()
+
+
+class TestGaussianProcesses:
+    def test_encoding(self) -> None:
+        space = mixed()
+        X = space.encode(
+            [
+                {"learner": "net", "C": 1.0, "layers": 6, "width": 512, "drop": 0.25}
+                | {"size": "l", "act": "gelu"},
+                {"learner": "none", "drop": 1.0, "repeats": 2, "size": "s"},
+            ]
+        )
+        encoding = Encoding(space, inactive="marked")
+        Z = encoding(X)
+        at = {n: encoding.source.index(i) for i, n in enumerate(space.names)}
+        assert len(encoding.source) == 7 + 3 + 3 + 3 == Z.shape[-1]
+        learner = Z[:, at["learner"] : at["learner"] + 3]
+        assert learner.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        assert Z[0, at["C"]].item() == pytest.approx(0.5)
+        assert Z[0, at["width"]].item() == pytest.approx(1.0)
+        assert Z[0, at["act"] : at["act"] + 3].tolist() == [0.0, 0.0, 1.0]
+        assert (Z[1, at["act"] : at["act"] + 3] == -1.0).all()
+        assert Z[:, at["size"]].tolist() == [1.0, 0.0]
+        assert Z[0, at["repeats"]] == -1.0 and Z[1, at["repeats"]] == 0.0
+        filled = Encoding(space)(space.sample(50, seed=0))
+        assert filled.min() >= 0.0 and filled.max() <= 1.0
+        c = space.names.index("learner")
+        whole = Encoding(space, whole=frozenset({c}))
+        assert len(whole.source) == 14
+        assert whole(X)[:, whole.source.index(c)].tolist() == [0.5, 1.0]
+
+    def test_the_plain_loss_is_the_dense_one(self) -> None:
+        space = plain_tree()
+        X, Y = told(space, 12)
+        losses = []
+        for kind in (SingleTaskGP, gps._PlainGP, gps._RBFGP):
+            model = kind(X, finite(Y), input_transform=Encoding(space))
+            model.covar_module.lengthscale = torch.linspace(0.3, 2.0, 8)
+            model.mean_module.constant.data.fill_(0.4)
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            loss = get_loss_closure(mll)()
+            loss.backward()
+            gradient = [p.grad.flatten() for p in model.parameters()]
+            losses.append(torch.cat([loss.detach().reshape(1), *gradient]))
+        for other in losses[1:]:
+            assert torch.allclose(other, losses[0], rtol=1e-8, atol=1e-10)
+
+    def test_the_hierarchical_kernel_is_botorchs(self) -> None:
+        """Its dependencies are those a user of BoTorch would write."""
+        problem = JenattonTree(num_leaves=4, shared=True)
+        space = problem.space
+        X = space.sample(9, seed=0)
+        written = {0: {0: [1, 7], 1: [2, 8]}, 1: {0: [3], 1: [4]}, 2: {0: [5], 1: [6]}}
+        model = HierarchicalConditionalKernelGP(
+            X,
+            X[:, :1],
+            hierarchical_dependencies=written,
+            input_transform=Normalize(9, bounds=space.bounds),
+        )
+        encoding = Encoding(space, inactive="kept")
+        kernel = gps._hierarchical_kernel(space, encoding)
+        expected = model.covar_module(model.transform_inputs(X)).to_dense()
+        assert torch.allclose(kernel(encoding(X)).to_dense(), expected)
+
+    def test_what_the_hierarchical_kernel_refuses(self) -> None:
+        space = mixed()
+        X, Y = told(space, 8)
+        with pytest.raises(ValueError, match="duplicate|to depend on a value of one"):
+            gps.hierarchical(SimpleNamespace(space=space), X, Y, 0)
+
+    def test_arc_does_not_see_inactive_columns(self) -> None:
+        space = plain_tree()
+        X, Y = told(space, 8)
+        Z = Encoding(space, inactive="marked")(X)
+        other = torch.where(space.tree.active_mask(X), X, 0.123)
+        assert torch.equal(Encoding(space, inactive="marked")(other), Z)
+        kernel = gps._arc_kernel(Z.shape[-1])
+        away = Z.clone()
+        away[Z < 0.0] = -0.5  # any other mark
+        assert torch.allclose(kernel(Z).to_dense(), kernel(away).to_dense())
