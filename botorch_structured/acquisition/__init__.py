@@ -1,9 +1,24 @@
-"""Acquisition functions of the paths of a tree-structured model."""
+"""Acquisition functions of conditional spaces.
+
+* ``AveragedLogExpectedImprovement``: of several models of one outcome.
+* ``InteriorPrior``: a weak prior for the inside of the box.
+* ``PathExpectedImprovement``, ``PathLogExpectedImprovement``: of the paths of a
+  tree-structured model (Jenatton et al. 2017, equation (6)).
+"""
 
 from __future__ import annotations
 
-__all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement"]
+__all__ = [
+    "AveragedLogExpectedImprovement",
+    "InteriorPrior",
+    "PathExpectedImprovement",
+    "PathLogExpectedImprovement",
+]
 
+from botorch_structured.acquisition.averaged_expected_improvement import (
+    AveragedLogExpectedImprovement,
+)
+from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,

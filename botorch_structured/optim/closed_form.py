@@ -23,9 +23,14 @@ from botorch.acquisition import (
     AcquisitionFunction,
     ExpectedImprovement,
     LogExpectedImprovement,
+    PriorGuidedAcquisitionFunction,
 )
 from torch import Tensor
 
+from botorch_structured.acquisition.averaged_expected_improvement import (
+    AveragedLogExpectedImprovement,
+)
+from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
@@ -59,6 +64,9 @@ def closed_form(
     Returns:
         ``n`` values and ``n x d`` gradients, or None in their place.
     """
+    combined = _COMBINED.get(type(acq_function))
+    if combined is not None:
+        return combined(acq_function, X, gradient)
     kind = _KINDS.get(type(acq_function))
     moments_of = getattr(getattr(acq_function, "model", None), "point_moments", None)
     if kind is None or moments_of is None:
@@ -98,6 +106,47 @@ def closed_form(
         return value, slopes.addcmul_(
             of_variance.unsqueeze(-1), moments.variance_gradient
         )
+
+
+def _averaged(
+    acq_function: Any, X: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """A mixture: gradients are averaged by each part's share of the value."""
+    values, slopes = [], []
+    for part in acq_function.parts:
+        found = closed_form(part, X, gradient)
+        if found is None:
+            return None
+        values.append(found[0])
+        slopes.append(found[1])
+    weighted = torch.stack(values, -1) + acq_function.log_weights.to(X)
+    value = weighted.logsumexp(-1)
+    if not gradient:
+        return value, None
+    shares = weighted.softmax(-1).unsqueeze(-2)
+    return value, (shares @ torch.stack(slopes, -2)).squeeze(-2)
+
+
+def _guided(
+    acq_function: Any, X: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    """The log of an acquisition function plus a multiple of a log density."""
+    prior, exponent = acq_function.prior_module, acq_function._prior_exponent
+    known = type(prior) is InteriorPrior and acq_function._log
+    if not known or acq_function.X_pending is not None:
+        return None
+    found = closed_form(acq_function.acq_func, X, gradient)
+    if found is None:
+        return None
+    value, slope = prior.value_and_gradient(X)
+    value = found[0] + exponent * value
+    return value, None if found[1] is None else found[1] + exponent * slope
+
+
+_COMBINED = {
+    AveragedLogExpectedImprovement: _averaged,
+    PriorGuidedAcquisitionFunction: _guided,
+}
 
 
 def _tail(u: Tensor) -> tuple[Tensor, Tensor]:

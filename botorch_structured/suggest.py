@@ -1,0 +1,184 @@
+r"""The next points to evaluate: the recommended models, criterion and search in one.
+
+``suggest`` is what this package recommends for a search in a conditional space when
+nothing more is known, and what its own loops use. It is nothing but
+
+1. two models of the same data, fitted: ``TreeStructuredGP``, which shares what it
+   learns between branches, and ``ConditionalGP``, which shares hyperparameters only;
+2. their weights, by how well each predicts every observation from the others
+   (``leave_one_out_weights``): few data leave both, many leave one;
+3. the expected improvement of their mixture (``AveragedLogExpectedImprovement``), times
+   a weak prior for the inside of the box that decays with the number of observations
+   (``InteriorPrior``, BoTorch's ``PriorGuidedAcquisitionFunction``);
+4. its maximum over all paths (``optimize_acqf_paths``).
+
+Each is public, so a loop of one's own starts from these lines.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Suggestion", "fit_models", "suggest"]
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_structured.acquisition import (
+    AveragedLogExpectedImprovement,
+    InteriorPrior,
+)
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.surroundings import seeded
+from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_count
+
+# Observations above which one model is fitted: the other one has no weight then.
+_MANY_ROWS = 200
+# The exponent of the prior is 1 at so many observations.
+_PRIOR_OBSERVATIONS = 1.0
+
+
+class Suggestion(NamedTuple):
+    """What `suggest` returns.
+
+    Attributes:
+        X: ``q x d`` points to evaluate; inactive columns hold the space's fill.
+        models: The fitted models; give them as ``start_from`` next time.
+        weights: The weight of each model, with sum 1.
+    """
+
+    X: Tensor
+    models: list[LeafModel]
+    weights: Tensor
+
+
+def fit_models(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Sequence[LeafModel] | None = None,
+    **kwargs: Any,
+) -> list[LeafModel]:
+    """The models behind `suggest`, fitted; the first is a ``TreeStructuredGP``.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points of it.
+        train_Y: ``n x 1`` outcomes, larger ones are better.
+        start_from: What this function returned for fewer observations: fits start from
+            its hyperparameters.
+        kwargs: Further arguments of the models, such as ``outcome_transform``.
+
+    Returns:
+        One model where the space has no decisions or there are more than 200
+        observations, else two.
+    """
+    classes: list[type[LeafModel]] = [TreeStructuredGP]
+    if space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+        classes.append(ConditionalGP)
+    earlier = {type(model): model for model in start_from or ()}
+    models = []
+    for kind in classes:
+        model: LeafModel = kind(train_X, train_Y, space, **kwargs)  # type: ignore[call-arg]
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        options = {"start_from": earlier[kind]} if kind in earlier else {}
+        fit_gpytorch_mll(mll, **options)
+        models.append(model)
+    return models
+
+
+def suggest(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    q: int = 1,
+    X_pending: Tensor | None = None,
+    start_from: Sequence[LeafModel] | None = None,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> Suggestion:
+    r"""Points of a space to evaluate next.
+
+    Choose it where nothing is known but the space: it is the default of this package.
+    Evaluate ``space.starts()`` first.
+
+    Several points are chosen one after the other. For each, the models are conditioned
+    on their own means at the points that are pending, so that no two are alike.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points of it.
+        train_Y: ``n x 1`` outcomes, larger ones are better: give minus an error.
+        q: How many points.
+        X_pending: ``m x d`` points that are being evaluated.
+        start_from: ``models`` of the last suggestion: fits are shorter.
+        seed: The same seed and data give the same points. Default: PyTorch's generator.
+        kwargs: Further arguments of the models, such as ``outcome_transform`` or
+            ``train_Yvar``.
+
+    Returns:
+        The points, the models and their weights.
+
+    Raises:
+        ValueError: An argument is not what it should be.
+        CandidateGenerationError: Every point of the space is known.
+
+    Example:
+        >>> X = space.starts(seed=0)
+        >>> Y = -evaluate(X)
+        >>> for _ in range(20):
+        ...     x = suggest(space, X, Y).X
+        ...     X, Y = torch.cat([X, x]), torch.cat([Y, -evaluate(x)])
+    """
+    q = check_count("q", q)
+    if seed is not None:
+        with seeded(seed, train_X.device):
+            return suggest(
+                space, train_X, train_Y, q, X_pending, start_from, **kwargs
+            )
+    models = fit_models(space, train_X, train_Y, start_from, **kwargs)
+    weights = leave_one_out_weights(models)
+    pending = train_X[:0] if X_pending is None else X_pending.to(train_X)
+    chosen = train_X[:0]
+    for _ in range(q):
+        taken = torch.cat([pending, chosen])
+        acquisition = _criterion(space, models, weights, train_Y, taken)
+        found, _ = optimize_acqf_paths(
+            acquisition, space=space, X_avoid=torch.cat([train_X, taken])
+        )
+        chosen = torch.cat([chosen, found.to(train_X)])
+    return Suggestion(chosen, models, weights)
+
+
+def _criterion(
+    space: SearchSpace,
+    models: Sequence[LeafModel],
+    weights: Tensor,
+    train_Y: Tensor,
+    taken: Tensor,
+) -> AcquisitionFunction:
+    """What is maximised, given the means at points that are taken."""
+    best_f = train_Y.max().expand(len(models))
+    if len(taken):
+        means = [model.posterior(taken).mean.detach() for model in models]
+        models = [
+            model.condition_on_observations(taken, mean)
+            for model, mean in zip(models, means, strict=True)
+        ]
+        expected = torch.stack([mean.max() for mean in means])
+        best_f = torch.maximum(best_f, expected)
+    improvement = AveragedLogExpectedImprovement(models, best_f, weights)
+    return PriorGuidedAcquisitionFunction(
+        improvement,
+        InteriorPrior(space),
+        log=True,
+        prior_exponent=_PRIOR_OBSERVATIONS / len(train_Y),
+    )

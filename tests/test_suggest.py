@@ -1,0 +1,117 @@
+"""The default: what it suggests, and what it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.acquisition import LogExpectedImprovement
+from botorch.exceptions.errors import CandidateGenerationError
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.suggest import fit_models, suggest
+from botorch_structured.test_functions import JenattonTree
+
+
+def evaluated(n: int, seed: int = 0) -> tuple[JenattonTree, Tensor, Tensor]:
+    problem = JenattonTree(shared=True, off_centre=True)
+    X = problem.space.sample(n, seed=seed)
+    return problem, X, -problem(X).unsqueeze(-1)
+
+
+def test_finds_the_optimum_of_a_small_tree() -> None:
+    problem = JenattonTree(off_centre=True)
+    X = problem.space.starts(seed=0)
+    Y = -problem(X).unsqueeze(-1)
+    for step in range(20):
+        x = suggest(problem.space, X, Y, seed=step).X
+        X, Y = torch.cat([X, x]), torch.cat([Y, -problem(x).unsqueeze(-1)])
+    assert -float(Y.max()) - problem.optimal_value < 1e-3
+
+
+def test_the_same_seed_gives_the_same_points_and_leaves_the_generator() -> None:
+    problem, X, Y = evaluated(12)
+    state = torch.random.get_rng_state()
+    found = suggest(problem.space, X, Y, q=2, seed=3).X
+    assert torch.equal(torch.random.get_rng_state(), state)
+    again = suggest(problem.space, X, Y, q=2, seed=3).X
+    assert torch.equal(found, again)
+
+
+def test_several_points_differ_from_each_other_and_from_pending_ones() -> None:
+    problem, X, Y = evaluated(12)
+    first = suggest(problem.space, X, Y, q=3, seed=0).X
+    assert first.shape == (3, X.shape[-1])
+    assert problem.space.feasible(first).all()
+    after = suggest(problem.space, X, Y, X_pending=first, seed=0).X
+    known = problem.space.tree.impute(torch.cat([X, first, after]))
+    assert len(known.unique(dim=0)) == len(known)
+    # means at pending points leave no improvement near them
+    assert not torch.isclose(after, first[:1], atol=1e-3).all()
+
+
+def test_later_fits_start_from_the_last_ones() -> None:
+    problem, X, Y = evaluated(12)
+    last = suggest(problem.space, X[:-1], Y[:-1], seed=0)
+    found = suggest(problem.space, X, Y, start_from=last.models, seed=0)
+    assert [type(m) for m in found.models] == [TreeStructuredGP, ConditionalGP]
+    assert float(found.weights.sum()) == pytest.approx(1.0)
+
+
+def test_a_space_without_decisions_has_one_model() -> None:
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.double)
+    space = SearchSpace(["a", "b"], bounds)
+    X = space.sample(6, seed=0)
+    found = suggest(space, X, X.sum(-1, keepdim=True), seed=0)
+    assert len(found.models) == 1 and space.feasible(found.X).all()
+
+
+def test_many_observations_have_one_model() -> None:
+    problem, X, Y = evaluated(201)
+    assert len(fit_models(problem.space, X, Y)) == 1
+
+
+def test_an_exhausted_space_is_an_error() -> None:
+    tree = ParameterTree(1, {0: {0.0: [], 1.0: []}}, values={0: [0.0, 1.0]})
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double(), tree)
+    X = torch.tensor([[0.0], [1.0]], dtype=torch.double)
+    with pytest.raises(CandidateGenerationError):
+        suggest(space, X, X.clone(), seed=0)
+
+
+def test_bad_arguments() -> None:
+    problem, X, Y = evaluated(6)
+    with pytest.raises(ValueError, match="q: expected"):
+        suggest(problem.space, X, Y, q=0)
+    with pytest.raises(Exception, match="train_Y"):
+        suggest(problem.space, X, Y[:3])
+
+
+def test_one_bad_start_does_not_write_a_branch_off() -> None:
+    """Three branches, two well observed and flat, one seen once, at a bad place.
+
+    Alone, the tree's model shrinks the variance that branches have in common.
+    """
+    tree = ParameterTree(4, {0: {0.0: [1], 1.0: [2], 2.0: [3]}})
+    bounds = torch.tensor([[0.0] * 4, [2.0, 1.0, 1.0, 1.0]], dtype=torch.double)
+    space = SearchSpace(["branch", "a", "b", "c"], bounds, tree)
+    X = torch.full((16, 4), 0.5, dtype=torch.double)
+    X[:, 0] = torch.tensor([0.0, 1.0] * 8)
+    place = torch.linspace(0.02, 0.98, 16, dtype=torch.double)
+    X[:, 1] = X[:, 2] = place
+    X[-1, 0], X[-1, 3] = 2.0, 0.1
+    Y = 0.05 * (3.0 * place).sin().unsqueeze(-1) + 0.02 * X[:, :1]
+    Y[-1] = -1.0
+    found = suggest(space, X, Y, seed=0)
+    grid = torch.linspace(0.0, 1.0, 101, dtype=torch.double)
+    best = []
+    for branch in (0.0, 1.0, 2.0):
+        Z = torch.full((101, 1, 4), 0.5, dtype=torch.double)
+        Z[..., 0], Z[..., 1 + int(branch)] = branch, grid.unsqueeze(-1)
+        values = [
+            w.log() + LogExpectedImprovement(m, Y.max())(Z)
+            for m, w in zip(found.models, found.weights, strict=True)
+        ]
+        best.append(float(torch.stack(values).logsumexp(0).max()))
+    assert best[2] > max(best[:2]) - 8.0
