@@ -327,7 +327,7 @@ class TestGaussianProcesses:
             gradient = [p.grad.flatten() for p in model.parameters()]
             losses.append(torch.cat([loss.detach().reshape(1), *gradient]))
         for other in losses[1:]:
-            assert torch.allclose(other, losses[0], rtol=1e-8, atol=1e-10)
+            assert torch.allclose(other, losses[0], rtol=1e-6, atol=1e-8)
 
     def test_the_hierarchical_kernel_is_botorchs(self) -> None:
         """Its dependencies are those a user of BoTorch would write."""
