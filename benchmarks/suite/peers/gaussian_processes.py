@@ -68,7 +68,8 @@ class Encoding(InputTransform):
         self.space, self.inactive = space, inactive
         source: list[int] = []
         code: list[float] = []  # of the choice that a column is 1 for, else NaN
-        for c, column in enumerate(space.columns):
+        columns: list[Any] = list(space.columns)
+        for c, column in enumerate(columns):
             choices = isinstance(column, CategoricalColumn) and not column.ordered
             if choices and len(column.codes) > 2 and c not in whole:
                 source += [c] * len(column.codes)
@@ -223,7 +224,7 @@ class _RBFLoss(torch.autograd.Function):
         return noise.new_tensor(value / -n)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # PyTorch's signature takes anything
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return (*(gradient * part for part in ctx.gradients), None, None, None)
 
 
@@ -316,7 +317,7 @@ def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
     conditions = space.tree.conditions
     edges = []
     for child, condition in conditions.items():
-        parts = condition.parts if isinstance(condition, And) else (condition,)
+        parts: Any = condition.parts if isinstance(condition, And) else (condition,)
         implied = {
             part
             for other in parts
