@@ -120,7 +120,7 @@ def suggest(name: str, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> T
 
 @pytest.mark.parametrize("name", NAMES)
 def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
-    # the slow ones get a small space, which the second could not do without
+    # the slow ones get a small space; the hierarchical kernel refuses the other one
     space = plain_tree() if name in {"arc", "hierarchical"} else mixed()
     X, Y = told(space, 11)
     first = suggest(name, space, X, Y, 3).reshape(1, -1)
