@@ -81,7 +81,7 @@ class _Strategy:
     """
 
     def __init__(self, space: SearchSpace, mean: Tensor, seed: int) -> None:
-        from cmaes import CatCMAwM
+        from cmaes import CatCMAwM  # type: ignore[import-untyped, unused-ignore]
 
         self.space = space
         self.reals: list[int] = []

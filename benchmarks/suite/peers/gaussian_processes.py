@@ -12,6 +12,7 @@ __all__ = ["Encoding", "arc", "hierarchical", "imputed"]
 import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
@@ -24,6 +25,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
 from linear_operator import to_dense
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.errors import NotPSDError
+from scipy.linalg.lapack import dpotrf, dpotri
 from torch import Tensor
 
 from benchmarks.suite.peers.common import finite
@@ -65,7 +68,8 @@ class Encoding(InputTransform):
         self.space, self.inactive = space, inactive
         source: list[int] = []
         code: list[float] = []  # of the choice that a column is 1 for, else NaN
-        for c, column in enumerate(space.columns):
+        columns: list[Any] = list(space.columns)
+        for c, column in enumerate(columns):
             choices = isinstance(column, CategoricalColumn) and not column.ordered
             if choices and len(column.codes) > 2 and c not in whole:
                 source += [c] * len(column.codes)
@@ -123,7 +127,17 @@ class _PlainGP(SingleTaskGP):
 
     def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
         """Minus the log evidence and log prior, per point."""
-        value = self._log_evidence()
+        Z = self.transform_inputs(self.train_inputs[0])
+        covariance = to_dense(self.covar_module.forward(Z, Z))
+        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
+        factor = psd_safe_cholesky(covariance + noise)
+        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(factor, residual, upper=False)
+        value = -0.5 * (
+            half.square().sum()
+            + 2.0 * factor.diagonal().log().sum()
+            + len(Z) * math.log(2.0 * math.pi)
+        )
         for (
             _,
             module,
@@ -132,49 +146,45 @@ class _PlainGP(SingleTaskGP):
             _,
         ) in self.named_priors():  # the likelihood's, too
             value = value + prior.log_prob(closure(module)).sum()
-        return -value / len(self.train_targets)
-
-    def _log_evidence(self) -> Tensor:
-        Z = self.transform_inputs(self.train_inputs[0])
-        covariance = to_dense(self.covar_module.forward(Z, Z))
-        noise = torch.diag_embed(self.likelihood.noise.expand(len(Z)))
-        factor = psd_safe_cholesky(covariance + noise)
-        residual = (self.train_targets - self.mean_module(Z)).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor, residual, upper=False)
-        return -0.5 * (
-            half.square().sum()
-            + 2.0 * factor.diagonal().log().sum()
-            + len(Z) * math.log(2.0 * math.pi)
-        )
+        return -value / len(Z)
 
 
 class _RBFGP(_PlainGP):
-    """The same with BoTorch's default kernel, by the formula of the gradient."""
+    """The same with BoTorch's default kernel and priors, by formulas in NumPy."""
 
-    def _log_evidence(self) -> Tensor:
-        Z = self.transform_inputs(self.train_inputs[0])
-        return _RBFEvidence.apply(
-            self.covar_module.lengthscale.squeeze(-2),
-            self.likelihood.noise,
+    _squares: np.ndarray | None = None
+
+    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood) -> Tensor:
+        """Minus the log evidence and log prior, per point."""
+        if self._squares is None:
+            Z = self.transform_inputs(self.train_inputs[0]).numpy()
+            self._squares = np.square(Z[:, None] - Z).reshape(-1, Z.shape[-1])
+        kernel, noise = self.covar_module, self.likelihood.noise_covar
+        priors = (kernel.lengthscale_prior, noise.noise_prior)
+        return _RBFLoss.apply(
+            kernel.lengthscale,
+            noise.noise,
             self.mean_module.constant,
-            self.train_targets,
-            (Z.unsqueeze(-2) - Z.unsqueeze(-3)).square(),
+            self.train_targets.numpy(),
+            self._squares,
+            [(p.loc.item(), p.scale.item()) for p in priors],
         )
 
 
-class _RBFEvidence(torch.autograd.Function):
-    """Log evidence of a Gaussian process with an RBF kernel of variance 1.
+class _RBFLoss(torch.autograd.Function):
+    """Minus log evidence and log prior, per point, for an RBF kernel of variance 1.
 
-    With ``A = K + noise I``, residuals r and ``a = A^-1 r``, the derivative by ``A`` is
-    ``G = (a a' - A^-1) / 2``.
+    With ``A = K + noise I``, residuals r and ``a = A^-1 r``, the derivative of the log
+    evidence by ``A`` is ``G = (a a' - A^-1) / 2``.
 
     Args:
         ctx: PyTorch's.
-        lengthscale: ``k``.
+        lengthscale: ``1 x k``.
         noise: ``1``, the variance.
         mean: A number.
         y: ``n`` outcomes.
-        squares: ``n x n x k`` squared differences of the inputs.
+        squares: ``n^2 x k`` squared differences of the inputs.
+        priors: Mean and standard deviation of the logarithms of lengthscales and noise.
     """
 
     @staticmethod
@@ -183,29 +193,39 @@ class _RBFEvidence(torch.autograd.Function):
         lengthscale: Tensor,
         noise: Tensor,
         mean: Tensor,
-        y: Tensor,
-        squares: Tensor,
+        y: np.ndarray,
+        squares: np.ndarray,
+        priors: list[tuple[float, float]],
     ) -> Tensor:
-        K = torch.exp(-0.5 * (squares @ lengthscale.pow(-2)))
-        factor = psd_safe_cholesky(K + torch.diag_embed(noise.expand(len(y))))
-        inverse = torch.cholesky_inverse(factor)
-        residual = y - mean
+        n, scale = len(y), lengthscale.numpy().ravel()
+        K = np.exp(-0.5 * (squares @ scale**-2.0)).reshape(n, n)
+        A = K + noise.item() * np.eye(n)
+        factor, failed = dpotrf(A, lower=1)
+        if failed or not np.isfinite(factor).all():
+            raise NotPSDError("The covariance is not positive definite.")
+        lower, _ = dpotri(factor, lower=1)
+        lower = np.tril(lower)
+        inverse = lower + np.tril(lower, -1).T
+        residual = y - mean.item()
         solved = inverse @ residual
-        G = 0.5 * (torch.outer(solved, solved) - inverse)
-        by_square = (G * K).flatten() @ squares.flatten(0, 1)
-        by_lengthscale = by_square * lengthscale.pow(-3)
-        ctx.save_for_backward(
-            by_lengthscale, G.trace().reshape(noise.shape), solved.sum()
-        )
-        return -0.5 * (
-            residual @ solved
-            + 2.0 * factor.diagonal().log().sum()
-            + len(y) * math.log(2.0 * math.pi)
-        )
+        G = 0.5 * (np.outer(solved, solved) - inverse)
+        value = -0.5 * (residual @ solved + n * math.log(2.0 * math.pi))
+        value -= np.log(factor.diagonal()).sum()
+        by_scale = ((G * K).ravel() @ squares) * scale**-3.0
+        by_noise = np.array([G.trace()])
+        parameters = ((scale, by_scale), (noise.numpy(), by_noise))
+        for (x, slope), (centre, width) in zip(parameters, priors, strict=True):
+            u = (np.log(x) - centre) / width
+            value -= (0.5 * u**2 + np.log(x)).sum()
+            value -= len(x) * math.log(width * math.sqrt(2.0 * math.pi))
+            slope -= (u / width + 1.0) / x
+        gradients = (by_scale[None], by_noise, solved.sum())
+        ctx.gradients = [noise.new_tensor(g) / -n for g in gradients]
+        return noise.new_tensor(value / -n)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # PyTorch's signature takes anything
-        return (*(gradient * part for part in ctx.saved_tensors), None, None)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(gradient * part for part in ctx.gradients), None, None, None)
 
 
 def _suggest(problem: Any, X: Tensor, Y: Tensor, model: SingleTaskGP) -> Tensor:
@@ -297,7 +317,7 @@ def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
     conditions = space.tree.conditions
     edges = []
     for child, condition in conditions.items():
-        parts = condition.parts if isinstance(condition, And) else (condition,)
+        parts: Any = condition.parts if isinstance(condition, And) else (condition,)
         implied = {
             part
             for other in parts

@@ -51,13 +51,13 @@ class _Study:
     def _distribution(self, c: int) -> Any:
         from optuna import distributions
 
-        column = self.space.columns[c]
+        column: Any = self.space.columns[c]
         if isinstance(column, CategoricalColumn):
             last = len(column.choices) - 1
             if column.ordered:
                 return distributions.IntDistribution(0, last)
             return distributions.CategoricalDistribution(range(last + 1))
-        kind = distributions.IntDistribution
+        kind: Any = distributions.IntDistribution
         if isinstance(column, FloatColumn):
             kind = distributions.FloatDistribution
         return kind(column.lower, column.upper, log=column.log)
@@ -97,7 +97,8 @@ class _Study:
             self.study.tell(trial, state=TrialState.FAIL)
 
     def _suggest(self, trial: Any, c: int) -> Any:
-        column, name = self.space.columns[c], self.space.names[c]
+        column: Any = self.space.columns[c]
+        name = column.name
         if isinstance(column, CategoricalColumn):
             last = len(column.choices) - 1
             if column.ordered:

@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ConfigSpace
@@ -56,7 +57,7 @@ def configuration_space(
 
 
 def _parameter(space: SearchSpace, c: int) -> chp.Hyperparameter:
-    column = space.columns[c]
+    column: Any = space.columns[c]
     if isinstance(column, CategoricalColumn):
         positions = list(range(len(column.choices)))
         if column.ordered:
@@ -98,7 +99,7 @@ def _condition(
 def _between(column: Any, child: Any, parent: Any, condition: Between) -> Any:
     """ConfigSpace has strict inequalities only."""
     lo, hi = column.bounds
-    parts = []
+    parts: list[Any] = []
     if condition.lo > lo:
         below = math.ceil(condition.lo) - 1.0
         if not column.discrete:
@@ -168,7 +169,11 @@ def _facade(
 
     cs = configuration_space(space, seed)
     scenario = Scenario(
-        cs, deterministic=True, n_trials=_BUDGET, seed=seed, output_directory=folder
+        cs,
+        deterministic=True,
+        n_trials=_BUDGET,
+        seed=seed,
+        output_directory=Path(folder),
     )
     facade: Any = HyperparameterOptimizationFacade
     design = facade.get_initial_design(scenario, n_configs=initial)
