@@ -5,12 +5,16 @@ nothing more is known, and what its own loops use. It is nothing but
 
 1. two models of the same data, fitted: ``TreeStructuredGP``, which shares what it
    learns between branches, and ``ConditionalGP``, which shares hyperparameters only;
+   both see bad outcomes at logarithmic distances (``ClipTail(tail="log")``), so that
+   one bad evaluation does not write a branch off;
 2. their weights, by how well each predicts every observation from the others
    (``leave_one_out_weights``): few data leave both, many leave one;
-3. the expected improvement of their mixture (``AveragedLogExpectedImprovement``), times
-   a weak prior for the inside of the box that decays with the number of observations
-   (``InteriorPrior``, BoTorch's ``PriorGuidedAcquisitionFunction``);
-4. its maximum over all paths (``optimize_acqf_paths``).
+3. the expected improvement of their mixture (``AveragedLogExpectedImprovement``) over
+   the best mean at an evaluated point, times a weak prior for the inside of the box
+   that decays with the number of observations (``InteriorPrior``, BoTorch's
+   ``PriorGuidedAcquisitionFunction``);
+4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
+   where outcomes repeat, as those of step functions do.
 
 Each is public, so a loop of one's own starts from these lines.
 """
@@ -20,11 +24,13 @@ from __future__ import annotations
 __all__ = ["Suggestion", "fit_models", "suggest"]
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
 from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -36,12 +42,17 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.surroundings import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
+from botorch_structured.transforms import ClipTail
 
 # Observations above which one model is fitted: the other one has no weight then.
 _MANY_ROWS = 200
+# Nearer than this to a known point, in widths of the bounds, a step function has little
+# to tell.
+_STEP = 0.01
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
 
@@ -72,10 +83,12 @@ def fit_models(
     Args:
         space: The space.
         train_X: ``n x d`` evaluated points of it.
-        train_Y: ``n x 1`` outcomes, larger ones are better.
+        train_Y: ``n x 1`` outcomes, larger ones are better; ``-inf`` where an
+            evaluation failed.
         start_from: What this function returned for fewer observations: fits start from
             its hyperparameters.
-        kwargs: Further arguments of the models, such as ``outcome_transform``.
+        kwargs: Further arguments of the models, such as ``outcome_transform`` (default:
+            ``ClipTail(tail="log")``, then ``Standardize``).
 
     Returns:
         One model where the space has no decisions or there are more than 200
@@ -84,13 +97,21 @@ def fit_models(
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     if space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
         classes.append(ConditionalGP)
+    kwargs.setdefault(
+        "outcome_transform",
+        ChainedOutcomeTransform(
+            clip=ClipTail(tail="log"), standardize=Standardize(m=1)
+        ),
+    )
     earlier = {type(model): model for model in start_from or ()}
     models = []
     for kind in classes:
-        model: LeafModel = kind(train_X, train_Y, space, **kwargs)  # type: ignore[call-arg]
+        # a transform learns from the data: each model has its own
+        options = {k: deepcopy(v) for k, v in kwargs.items()}
+        model: LeafModel = kind(train_X, train_Y, space, **options)  # type: ignore[call-arg]
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        options = {"start_from": earlier[kind]} if kind in earlier else {}
-        fit_gpytorch_mll(mll, **options)
+        start = {"start_from": earlier[kind]} if kind in earlier else {}
+        fit_gpytorch_mll(mll, **start)
         models.append(model)
     return models
 
@@ -117,6 +138,7 @@ def suggest(
         space: The space.
         train_X: ``n x d`` evaluated points of it.
         train_Y: ``n x 1`` outcomes, larger ones are better: give minus an error.
+            ``-inf`` where an evaluation failed.
         q: How many points.
         X_pending: ``m x d`` points that are being evaluated.
         start_from: ``models`` of the last suggestion: fits are shorter.
@@ -141,18 +163,19 @@ def suggest(
     q = check_count("q", q)
     if seed is not None:
         with seeded(seed, train_X.device):
-            return suggest(
-                space, train_X, train_Y, q, X_pending, start_from, **kwargs
-            )
+            return suggest(space, train_X, train_Y, q, X_pending, start_from, **kwargs)
     models = fit_models(space, train_X, train_Y, start_from, **kwargs)
     weights = leave_one_out_weights(models)
     pending = train_X[:0] if X_pending is None else X_pending.to(train_X)
     chosen = train_X[:0]
+    distance = _STEP if has_steps(models[0].train_targets) else 0.0
     for _ in range(q):
-        taken = torch.cat([pending, chosen])
-        acquisition = _criterion(space, models, weights, train_Y, taken)
+        known = torch.cat([train_X, pending, chosen])
         found, _ = optimize_acqf_paths(
-            acquisition, space=space, X_avoid=torch.cat([train_X, taken])
+            _criterion(space, models, weights, known, len(train_X)),
+            space=space,
+            X_avoid=known,
+            min_distance=distance,
         )
         chosen = torch.cat([chosen, found.to(train_X)])
     return Suggestion(chosen, models, weights)
@@ -162,23 +185,26 @@ def _criterion(
     space: SearchSpace,
     models: Sequence[LeafModel],
     weights: Tensor,
-    train_Y: Tensor,
-    taken: Tensor,
+    known: Tensor,
+    num_evaluated: int,
 ) -> AcquisitionFunction:
-    """What is maximised, given the means at points that are taken."""
-    best_f = train_Y.max().expand(len(models))
-    if len(taken):
-        means = [model.posterior(taken).mean.detach() for model in models]
+    """What is maximised, given the means at known points that are not evaluated."""
+    with torch.no_grad():
+        means = [
+            model.posterior(known.unsqueeze(-2)).mean.flatten() for model in models
+        ]
+    if len(known) > num_evaluated:
+        taken = known[num_evaluated:]
         models = [
-            model.condition_on_observations(taken, mean)
+            model.condition_on_observations(taken, mean[num_evaluated:, None])
             for model, mean in zip(models, means, strict=True)
         ]
-        expected = torch.stack([mean.max() for mean in means])
-        best_f = torch.maximum(best_f, expected)
+    # With noise the best outcome is not the best point; without, both are the same.
+    best_f = torch.stack([mean.max() for mean in means])
     improvement = AveragedLogExpectedImprovement(models, best_f, weights)
     return PriorGuidedAcquisitionFunction(
         improvement,
         InteriorPrior(space),
         log=True,
-        prior_exponent=_PRIOR_OBSERVATIONS / len(train_Y),
+        prior_exponent=_PRIOR_OBSERVATIONS / num_evaluated,
     )

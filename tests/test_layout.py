@@ -32,6 +32,7 @@ LAYERS = [
     "acquisition",
     "optim",
     "fit",
+    "suggest",
     "test_functions",
     "plots",
     "demo",

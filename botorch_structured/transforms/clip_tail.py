@@ -1,10 +1,10 @@
-"""Flatten very bad outcomes, which otherwise dominate the scale of a model."""
+"""Flatten or compress very bad outcomes, which otherwise dominate a model's scale."""
 
 from __future__ import annotations
 
 __all__ = ["ClipTail"]
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -16,7 +16,7 @@ from botorch_structured.spaces.arguments import as_integer
 
 
 class ClipTail(OutcomeTransform):
-    r"""Flatten every outcome worse than ``median + (median - best)``.
+    r"""Flatten, or compress, outcomes worse than ``median + (median - best)``.
 
     Choose it when a few outcomes are far worse than the rest: a learner that fails, a
     diverging training run, a penalty. Without it they determine the standard deviation
@@ -38,41 +38,63 @@ class ClipTail(OutcomeTransform):
         ... )
         >>> model = SingleTaskGP(train_X, train_Y, outcome_transform=transform)
 
+    ``tail="log"`` keeps the order below the cut, at logarithmic distances,
+
+        Y -> cut - s log(1 + (cut - Y) / s),   s = best - median
+
+    for Y below the cut, with slope 1 there. It is for searches in which it is worth
+    knowing which of two bad branches is worse; `suggest` has it.
+
     **Failed evaluations** may be given as infinitely bad (``-inf``, or ``+inf`` with
     ``maximize=False``): they land on the cut and do not move it, as median and best
-    are taken over the finite outcomes. NaN raises an error.
+    are taken over the finite outcomes (with ``tail="log"`` they become as bad as the
+    worst finite outcome, and no better than the cut). NaN raises an error.
 
     **Equal outcomes.** Where all finite outcomes are equal none of them is changed, and
     failed ones become ``best - max(1, |best|)``. Where all evaluations failed all
     outcomes become zero.
 
     **Scale.** ``untransform`` is the identity, since clipping has no inverse.
-    Predictions are of clipped outcomes: right where points are good, optimistic where
-    they are bad. A clipped point keeps its ``Yvar``. In evaluation mode the cut learned
+    Predictions are of clipped (or compressed) outcomes: right where points are good,
+    optimistic where they are bad. A clipped point keeps its ``Yvar``. In evaluation mode the cut learned
     in training mode is applied, so that points conditioned on, and fantasies, are
     clipped like the data.
     """
 
     cut: Tensor
+    scale: Tensor
+    worst: Tensor
 
-    def __init__(self, maximize: bool = True, outputs: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        maximize: bool = True,
+        outputs: list[int] | None = None,
+        tail: Literal["flat", "log"] = "flat",
+    ) -> None:
         r"""
         Args:
             maximize: Whether larger outcomes are better. Chain two transforms, each
                 with its own ``outputs``, for outcomes of both kinds.
             outputs: The outputs to clip; the others pass unchanged. If omitted, all.
+            tail: What outcomes below the cut become: "flat" or "log".
 
         Raises:
-            ValueError: ``outputs`` is no list of integers.
+            ValueError: ``outputs`` is no list of integers, or an unknown ``tail``.
         """
         super().__init__()
         whole = isinstance(outputs, list) and None not in map(as_integer, outputs)
         if outputs is not None and not whole:
             raise ValueError(f"outputs: expected a list of integers, got {outputs!r}.")
-        self.maximize = maximize
+        if tail not in ("flat", "log"):
+            raise ValueError(f'tail: expected "flat" or "log", got {tail!r}.')
+        self.maximize, self.tail = maximize, tail
         self._outputs = outputs
         # ``batch_shape x 1 x m`` once learned
-        self.register_buffer("cut", torch.zeros(0))
+        for name in self._learned():
+            self.register_buffer(name, torch.zeros(0))
+
+    def _learned(self) -> tuple[str, ...]:
+        return ("cut",) if self.tail == "flat" else ("cut", "scale", "worst")
 
     def forward(
         self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
@@ -101,6 +123,12 @@ class ClipTail(OutcomeTransform):
             )
         cut = self.cut.to(Y)
         clipped = torch.maximum(Y, cut) if self.maximize else torch.minimum(Y, cut)
+        if self.tail == "log":
+            sign, scale = (1.0 if self.maximize else -1.0), self.scale.to(Y)
+            # a failed evaluation is as bad as the worst of the others
+            known = torch.where(Y.isfinite(), Y, self.worst.to(Y))
+            depth = (sign * (cut - known)).clamp_min(0.0)
+            clipped = clipped - sign * scale * (depth / scale).log1p()
         return clipped, Yvar
 
     @torch.no_grad()
@@ -132,6 +160,12 @@ class ClipTail(OutcomeTransform):
         cut = torch.where(spread > tie, median - spread, torch.nan)
         cut = torch.where(cut.isnan(), best - best.abs().clamp_min(1.0), cut)
         cut = torch.where(finite.any(dim=-2, keepdim=True), cut, 0.0)
+        if self.tail == "log":
+            worst = Z.nan_to_num(nan=torch.inf).amin(dim=-2, keepdim=True)
+            worst = torch.where(worst < cut, worst, cut)
+            self.worst = torch.where(own, worst, 0.0) * (1.0 if self.maximize else -1.0)
+            positive = own & (spread > tie)
+            self.scale = torch.where(positive, spread, 1.0)
         cut = cut if self.maximize else -cut
         return torch.where(own, cut, torch.full_like(cut, failed))
 
@@ -148,9 +182,10 @@ class ClipTail(OutcomeTransform):
             kept = idcs if m is None else normalize_indices(idcs, d=m)
             own = outputs if m is None else normalize_indices(outputs, d=m)
             outputs = [i for i, k in enumerate(kept or []) if k in (own or [])]
-        subset = self.__class__(maximize=self.maximize, outputs=outputs)
+        subset = self.__class__(self.maximize, outputs, self.tail)
         if m is not None:
-            subset.cut = self.cut[..., idcs]
+            for name in self._learned():
+                setattr(subset, name, getattr(self, name)[..., idcs])
         subset.train(self.training)
         return subset
 
@@ -175,7 +210,8 @@ class ClipTail(OutcomeTransform):
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         # Before training the cut has no shape: it takes that of the loaded one.
-        loaded = state_dict.get(prefix + "cut")
-        if loaded is not None and loaded.shape != self.cut.shape:
-            self.cut = self.cut.new_zeros(loaded.shape, dtype=loaded.dtype)
+        for name in self._learned():
+            loaded, own = state_dict.get(prefix + name), getattr(self, name)
+            if loaded is not None and loaded.shape != own.shape:
+                setattr(self, name, own.new_zeros(loaded.shape, dtype=loaded.dtype))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -9,21 +9,26 @@ import torch
 from botorch.acquisition import (
     ExpectedImprovement,
     LogExpectedImprovement,
+    PriorGuidedAcquisitionFunction,
     ProbabilityOfImprovement,
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from torch import Tensor
 
 from botorch_structured.acquisition import (
+    AveragedLogExpectedImprovement,
+    InteriorPrior,
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.optim.closed_form import closed_form
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.transforms import ClipTail
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
 KINDS = [
@@ -177,3 +182,49 @@ def test_conditional_gp() -> None:
     acqf.model._use_predictor = lambda: False
     for a, b in zip(found, by_autograd(acqf, X), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("tail", ["flat", "log"])
+def test_clipped_outcomes(tail: Any) -> None:
+    """Predictions stay on the clipped scale: only the standardisation is undone."""
+    outcome = ChainedOutcomeTransform(
+        clip=ClipTail(tail=tail), standardize=Standardize(m=1)
+    )
+    acqf = LogExpectedImprovement(make(outcome_transform=outcome), best_f=0.5)
+    X = points(30, 1)
+    found = closed_form(acqf, X, gradient=True)
+    assert found is not None
+    acqf.model._use_predictor = lambda: False
+    for a, b in zip(found, by_autograd(acqf, X), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def averaged(**kwargs: Any) -> AveragedLogExpectedImprovement:
+    models = [make(), make(ConditionalGP)]
+    return AveragedLogExpectedImprovement(models, 0.5, [0.3, 0.7], **kwargs)
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_mixtures(maximize: bool) -> None:
+    acqf, X = averaged(maximize=maximize), points(30, 1)
+    found = closed_form(acqf, X, gradient=True)
+    assert found is not None
+    for part in acqf.parts:
+        part.model._use_predictor = lambda: False
+    for a, b in zip(found, by_autograd(acqf, X), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_a_prior_of_the_optimum() -> None:
+    bounds = torch.tensor([[0.0] * 6, [2.0] + [4.0] * 5], dtype=torch.double)
+    space = SearchSpace([f"x{c}" for c in range(6)], bounds, TREE)
+    acqf = PriorGuidedAcquisitionFunction(
+        averaged(), InteriorPrior(space), log=True, prior_exponent=0.3
+    )
+    X = points(30, 1)
+    found = closed_form(acqf, X, gradient=True)
+    assert found is not None
+    for a, b in zip(found, by_autograd(acqf, X), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    acqf.set_X_pending(X[:1])
+    assert closed_form(acqf, X, gradient=True) is None

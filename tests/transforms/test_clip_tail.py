@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -196,3 +197,61 @@ def test_devices_and_dtypes(device: torch.device, dtype: torch.dtype) -> None:
     Z, _ = transform(Y)
     assert Z.dtype == dtype and Z.device.type == device.type and Z.min() == 1.0
     assert transform.cut.device.type == device.type
+
+
+def compressed(*values: float, **kwargs: bool) -> list[float]:
+    return ClipTail(tail="log", **kwargs)(column(*values))[0].squeeze(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        # median 3, best 5: the cut is 1, the scale 2
+        ((5.0, 4.0, 3.0, 1.0, -9.0), [5.0, 4.0, 3.0, 1.0, 1.0 - 2.0 * math.log(6.0)]),
+        # failed ones are as bad as the worst other
+        ((5.0, 4.0, 3.0, 1.0, -9.0, -INF), [5.0, 4.0, 3.0, 1.0] + [None, None]),
+        # and not above the cut
+        ((5.0, 4.0, 3.0, 2.0, 1.5, -INF), [5.0, 4.0, 3.0, 2.0, 1.5, 1.0]),
+        ((7.0, 7.0, -INF), [7.0, 7.0, 0.0]),
+        ((-INF, -INF), [0.0, 0.0]),
+        ((2.0, 1.0), [2.0, 1.0]),
+    ],
+)
+def test_a_compressed_tail_both_ways(
+    given_: tuple[float, ...], expected: list[float | None]
+) -> None:
+    found = compressed(*given_)
+    assert [-v for v in compressed(*(-v for v in given_), maximize=False)] == found
+    for value, wanted in zip(found, expected, strict=True):
+        assert wanted is None or value == pytest.approx(wanted)
+    if None in expected:
+        assert found[-1] == found[-2] < 1.0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=12))
+def test_a_compressed_tail_keeps_the_order(values: list[float]) -> None:
+    found = torch.tensor(compressed(*values), dtype=torch.double)
+    order = torch.tensor(values, dtype=torch.double).argsort()
+    assert (found[order].diff() >= -1e-9 * (1.0 + found.abs().max())).all()
+    flat = torch.tensor(clipped(*values), dtype=torch.double)
+    above = flat > flat.min()
+    assert torch.equal(found[above], flat[above])
+    assert (found <= flat).all()
+
+
+def test_a_compressed_tail_is_stored() -> None:
+    Y = column(5.0, 4.0, 3.0, 1.0, -9.0)
+    transform = ClipTail(tail="log")
+    expected = transform(Y)[0]
+    transform.eval()
+    loaded = ClipTail(tail="log")
+    loaded.load_state_dict(transform.state_dict())
+    for other in (
+        loaded.eval(),
+        copy.deepcopy(transform),
+        transform.subset_output([0]),
+    ):
+        assert torch.equal(other(Y)[0], expected)
+    assert torch.equal(transform(column(-9.0))[0], expected[-1:])
+    with pytest.raises(ValueError, match="tail: expected"):
+        ClipTail(tail="steep")  # type: ignore[arg-type]

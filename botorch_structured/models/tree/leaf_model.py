@@ -29,7 +29,11 @@ from botorch.models.transforms.input import (
     Log10,
     Normalize,
 )
-from botorch.models.transforms.outcome import Standardize
+from botorch.models.transforms.outcome import (
+    ChainedOutcomeTransform,
+    OutcomeTransform,
+    Standardize,
+)
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
@@ -91,6 +95,7 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 )
 from botorch_structured.models.tree.warm_start import FitRecord, take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.transforms import ClipTail
 
 #: After so many fits that start from an earlier one, a full one is made.
 MAX_SHORT_FITS = 4
@@ -113,6 +118,16 @@ _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 _WAY_OF_A_POSTERIOR = "posterior", "_point_posterior", "__call__", "_fast_posterior"
 # Prior means that are constant on a path.
 _MEANS_OF_PATHS = (ConstantMean, PathMean)
+
+
+def _scaling(outcome: OutcomeTransform | None) -> tuple[bool, OutcomeTransform | None]:
+    """Whether moments are only scaled and shifted back, and what does it (or None)."""
+    if type(outcome) is not ChainedOutcomeTransform:
+        return type(outcome) in _LINEAR_IN_ONE_OUTCOME, outcome
+    # predictions stay on the scale of a clipped tail
+    parts = [part for part in outcome.values() if type(part) is not ClipTail]
+    known = len(parts) <= 1 and all(type(p) in _LINEAR_IN_ONE_OUTCOME for p in parts)
+    return known, parts[0] if known and parts else None
 
 
 def read_arguments(
@@ -454,7 +469,7 @@ class LeafModel(FastSingleTaskGP):
         """See ``FastSingleTaskGP._point_posterior``."""
         outcome = getattr(self, "outcome_transform", None)
         own = has_methods_of(LeafModel, self, "__call__", "_fast_posterior")
-        linear = type(outcome) in _LINEAR_IN_ONE_OUTCOME
+        linear, outcome = _scaling(outcome)
         if propagate_grads.on() or not (own and linear):
             return None
         self.eval()
@@ -479,13 +494,14 @@ class LeafModel(FastSingleTaskGP):
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
         """See ``FastInference.point_moments``."""
-        targets, outcome = self.train_targets, getattr(self, "outcome_transform", None)
+        targets = self.train_targets
+        linear, outcome = _scaling(getattr(self, "outcome_transform", None))
         at_hand = (
             X.dtype == targets.dtype
             and X.device == targets.device
             and len(X) > 0
             and type(self.mean_module) in _MEANS_OF_PATHS
-            and type(outcome) in _LINEAR_IN_ONE_OUTCOME
+            and linear
             and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         )
         if not at_hand:

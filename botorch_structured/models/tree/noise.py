@@ -16,6 +16,7 @@ from __future__ import annotations
 
 __all__ = [
     "default_likelihood",
+    "has_steps",
     "horseshoe_likelihood",
     "read_amplitude",
     "read_noise_std",
@@ -85,6 +86,15 @@ def repeated_share(targets: Tensor) -> float:
     return float(repeated.double().mean(-1).max())
 
 
+def has_steps(targets: Tensor) -> bool:
+    """Whether so many outcomes repeat that they are values of a step function.
+
+    Args:
+        targets: ``batch_shape x n``.
+    """
+    return targets.shape[-1] >= _FEW_ROWS and repeated_share(targets) > _MANY_REPEATS
+
+
 def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
     """Set prior and floor of a ``default_likelihood``, by whether outcomes repeat.
 
@@ -109,7 +119,7 @@ def set_noise_floor(
     Returns:
         Mode, standard deviation of the logarithm and floor for these outcomes.
     """
-    steps = targets.shape[-1] >= _FEW_ROWS and repeated_share(targets) > _MANY_REPEATS
+    steps = has_steps(targets)
     mode, scale, floor = _STEPS if steps else _EXACT
     likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(floor)
     likelihood.initialize(noise=max(mode, floor) if steps else 1e-4)
