@@ -208,7 +208,7 @@ def _advance(study: Study, method: str) -> None:
     with tqdm(
         total=study.length,
         initial=len(study.records(method)),
-        desc=f"{method:17}",
+        desc=f"{method:18}",
         unit="eval",
         bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
         "[{elapsed}<{remaining}{postfix}]",

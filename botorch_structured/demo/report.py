@@ -14,7 +14,8 @@ import torch
 
 from botorch_structured.acquisition import PathExpectedImprovement
 from botorch_structured.demo.log import Record
-from botorch_structured.demo.study import MODEL, RANDOM, Study, fitted_model
+from botorch_structured.demo.study import MODEL, RANDOM, Study
+from botorch_structured.suggest import fit_models
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +31,8 @@ def learner_table(study: Study) -> str:
     rows = study.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in study.space.decode(rows)]
     X, errors = study.data(MODEL)
-    model = fitted_model(study.space, X, errors)
-    expected = PathExpectedImprovement(model, best_f=-errors.min())(rows.unsqueeze(-2))
+    tree = fit_models(study.space, X, -errors)[0]
+    expected = PathExpectedImprovement(tree, best_f=-errors.min())(rows.unsqueeze(-2))
     improvement = dict(zip(learners, expected.tolist(), strict=True))
     best = best_record(study.records(MODEL))
     winner = None if best.error is not None else best.config["learner"]
@@ -73,7 +74,7 @@ def summary(study: Study) -> str:
             f"error {best.value:.4f} with {best.config['learner']}, found at "
             f"evaluation {records.index(best) + 1} of {len(records)}"
         )
-        lines.append(f"{method:17} {found if best.error is None else 'nothing worked'}")
+        lines.append(f"{method:18} {found if best.error is None else 'nothing worked'}")
     failed = [r for r in study.log.records if r.error is not None]
     if failed:
         lines.append(

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["MODEL", "RANDOM", "START", "Study", "fitted_model", "suggest"]
+__all__ = ["MODEL", "RANDOM", "START", "Study"]
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from botorch.acquisition import LogExpectedImprovement
-from botorch.fit import fit_gpytorch_mll
-from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.demo.log import EvaluationLog, Record
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import suggest
 from botorch_structured.test_functions import ScikitLearnCASH
-from botorch_structured.transforms import ClipTail
 
-START, MODEL, RANDOM = "start", "TreeStructuredGP", "random search"
+START, MODEL, RANDOM = "start", "botorch-structured", "random search"
 
-# An error rate is a step function: nearer than this to a known point, in widths of the
-# bounds, there is little to learn.
-_STEP = 0.01
 # Two of nine learners have a single configuration, which may be drawn again: so many
 # draws contain a new point.
 _TRIES = 200
 # Digits of an error rate: two that differ by the order of a sum are the same.
 _DIGITS = 12
-
-
-def fitted_model(space: SearchSpace, X: Tensor, errors: Tensor) -> TreeStructuredGP:
-    """The model of minus the error rate (BoTorch maximises).
-
-    Args:
-        space: The space.
-        X: ``n x d`` evaluated points.
-        errors: ``n x 1`` error rates; 1.0 where an evaluation failed.
-    """
-    # A failure has the value 1.0, and good learners differ by 0.01: without `ClipTail`
-    # standardised outcomes would hardly show these differences.
-    outcomes = ChainedOutcomeTransform(clip=ClipTail(), standardize=Standardize(m=1))
-    model = TreeStructuredGP(
-        X,
-        -errors,
-        space,
-        outcome_transform=outcomes,
-    )
-    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-    return model
-
-
-def suggest(space: SearchSpace, X: Tensor, errors: Tensor) -> Tensor:
-    """The point to evaluate next: the one with the largest LogEI over all paths.
-
-    Args:
-        space: The space.
-        X: ``n x d`` evaluated points.
-        errors: ``n x 1`` error rates; 1.0 where an evaluation failed.
-
-    Returns:
-        ``1 x d`` point.
-    """
-    model = fitted_model(space, X, errors)
-    candidate, _ = optimize_acqf_paths(
-        LogExpectedImprovement(model, best_f=-errors.min()),
-        space=space,
-        X_avoid=X,
-        min_distance=_STEP,
-    )
-    return candidate
 
 
 def _text(config: dict[str, Any]) -> str:
@@ -190,8 +138,7 @@ class Study:
         X, errors = self.data(method)
         seed = 10_000 * self.seed + done
         if method == MODEL:
-            torch.manual_seed(seed)
-            return suggest(self.space, X, errors).squeeze(0)
+            return suggest(self.space, X, -errors, seed=seed).X.squeeze(0)
         known = X.tolist()
         draws = self.space.sample(_TRIES, seed=seed)
         return next((x for x in draws if x.tolist() not in known), draws[-1])

@@ -85,7 +85,7 @@ def test_a_larger_budget_extends_a_study(finished: Study, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"method": "start"', '"method": "grid"', "method: expected one of start, T"),
+        ('"method": "start"', '"method": "grid"', "method: expected one of start, b"),
         ('"x": [', '"x": [0.5, ', "x: expected 14 numbers, got 15"),
         (
             '"x": [0.0',
@@ -113,7 +113,7 @@ def test_lines_that_were_edited_are_refused(finished: Study, tmp_path: Path) -> 
     tuned = next(
         i
         for i, line in enumerate(lines)
-        if '"method": "TreeStructuredGP"' in line
+        if '"method": "botorch-structured"' in line
         and len(json.loads(line)["config"]) > 1
     )
     entry = json.loads(lines[tuned])
