@@ -8,13 +8,19 @@ for any kernel, batch and device. ``maximum`` adds the leaves up and climbs.
 
 from __future__ import annotations
 
-__all__ = ["LeafDensity", "LeafTerm", "NodePoints", "leaf_terms"]
+__all__ = [
+    "LeafDensity",
+    "LeafTerm",
+    "NodePoints",
+    "leaf_terms",
+]
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import Correlation
@@ -50,6 +56,22 @@ class LeafTerm:
     weights: Array
     level: tuple[float, float, float] | None
     nodes: tuple[int, ...]
+
+    def up_to(self, most: float) -> LeafTerm | None:
+        """Without nodes with more rows than ``most``; None if there is no other."""
+        count = sum(size <= most for size in self.sizes)
+        if not count:
+            return None
+        rows = slice(self.sizes[count - 1])
+        return replace(
+            self,
+            X=self.X[rows],
+            y=self.y[rows],
+            noise=None if self.noise is None else self.noise[rows],
+            sizes=self.sizes[:count],
+            weights=self.weights[:count],
+            nodes=self.nodes[:count],
+        )
 
 
 def leaf_terms(
@@ -140,6 +162,15 @@ class LeafDensity:
         z = theta - self.mode
         slope = -self.precision * z
         return 0.5 * float(slope @ z), slope
+
+    def up_to(self, most: float) -> LeafDensity:
+        """That of the prior, and of nodes with no more rows than ``most``."""
+        found = LeafDensity(
+            [], self.correlation, self.mode, self.precision, self.scratch
+        )
+        small = (term.up_to(most) for term in self.terms)
+        found.terms = [term for term in small if term is not None]
+        return found
 
 
 def _term_evidence(
@@ -287,6 +318,59 @@ class NodePoints:
                 else:  # a rough guess: updates will tell
                     found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
         return found
+
+    def sums(
+        self, theta: Array, most: float = math.inf
+    ) -> tuple[Array, Array, Array] | None:
+        """Values, gradients and informations of leaves, priors included.
+
+        Args:
+            theta: ``L x p``.
+            most: Nodes with more rows are left out.
+
+        Returns:
+            ``L``, ``L x p`` and ``L x p x p``; None if a node has no factor.
+        """
+        L, p = theta.shape
+        values, slopes, bends = np.zeros(L), np.zeros((L, p)), np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            values[j], slopes[j] = density.prior(theta[j])
+            np.fill_diagonal(bends[j], density.precision)
+        for node, places in self.uses.items():
+            for j, term, k in places:
+                if term.sizes[k] > most:
+                    continue
+                point = self(node, theta[j])
+                if point is None:
+                    return None
+                for total, part in zip((values, slopes, bends), point, strict=True):
+                    total[j] += term.weights[k] * part
+        return values, slopes, bends
+
+    def kin(self, most: float) -> tuple[NDArray[np.int64], Array]:
+        """Which leaves are below the same large nodes, and the data these count for.
+
+        Args:
+            most: Rows of a node that is not large.
+
+        Returns:
+            Equal numbers for the same nodes, ``L``; sums of their rows times weights,
+            ``L``.
+        """
+        names: dict[tuple[int, ...], int] = {}
+        kin, scale = [], []
+        for density in self.densities:
+            large = [
+                (node, weight * size)
+                for term in density.terms
+                for node, weight, size in zip(
+                    term.nodes, term.weights, term.sizes, strict=True
+                )
+                if size > most
+            ]
+            kin.append(names.setdefault(tuple(node for node, _ in large), len(names)))
+            scale.append(sum(share for _, share in large))
+        return np.array(kin), np.array(scale)
 
     def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
         """The sum of the log densities of all leaves at the same hyperparameters.
