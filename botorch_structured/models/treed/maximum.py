@@ -69,7 +69,7 @@ _ROWS_OF_TWO_FITS, _SHORT_STEP = 100, 0.4
 # Most steps that all leaves make together.
 _COMMON_STEPS = 3
 # Nodes with a larger share of the data are large, and most rounds for them.
-_SMALL_SHARE, _WRONG = 0.3, 0.5
+_SMALL_SHARE, _FEW_ROWS, _WRONG = 0.3, 128, 0.5
 _ROUNDS = (100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 Density = Callable[[Array], tuple[float, Array]]
@@ -140,6 +140,7 @@ def maximise(
     reach, common_reach = np.full(L, longest_step), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
     evaluations, hold = 0 if here else L, _HOLD
+    steps, converged = max_steps, False
     for step in range(max_steps):
         slope = gradient.copy()
         if shared:
@@ -198,7 +199,7 @@ def maximise(
                 hold = 0.0
                 continue
             # Newton's step that leads down between the bounds is no sign of an end
-            converged = not better.any()
+            steps, converged = step, not better.any()
             break
         hold = _HOLD
         # -- evaluate
@@ -238,11 +239,9 @@ def maximise(
         value = np.where(good, new_value, value)
         gradient = np.where(good[:, None], new_gradient, gradient)
         if not good.any() and max(float(length.max()), abs(common)) < 1e-7:
-            converged = True
+            steps, converged = step, True
             break
-    else:
-        step, converged = max_steps, False
-    return Maximum(theta, value, step, evaluations, converged, gradient, curvature)
+    return Maximum(theta, value, steps, evaluations, converged, gradient, curvature)
 
 
 def _all_of(densities: Sequence[Density], theta: Array) -> tuple[Array, Array]:
@@ -436,13 +435,17 @@ class LeafProblem:
         theta, points = self.theta(), NodePoints(self.densities)
         bounds = self.lower, self.upper
         free = self.free[0]
-        if self.alike and len(theta) > 1 and (theta == theta[0]).all() and free.all():
+        alike = self.alike and len(theta) > 1 and bool((theta == theta[0]).all())
+        if alike and free.all():
             together = climb(
-                lambda at: points.common(at, *bounds), theta[0], _COMMON_STEPS, free
+                lambda at, least: points.common(at, *bounds),
+                theta[0],
+                _COMMON_STEPS,
+                free,
             )
             if together is not None:
                 theta = np.tile(np.clip(together[0], *bounds), (len(theta), 1))
-        if self.alike and len(theta) > 1 and (theta == theta[0]).all():
+        if alike and self.rows > _FEW_ROWS:
             found = self._climb_by_parts(points, theta, tolerance, max_steps)
         else:
             found = self._climb(points, theta, tolerance, max_steps)

@@ -13,7 +13,7 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["NearbyDensity", "Parabola", "damped_update"]
+__all__ = ["NearbyDensity", "Parabolas", "damped_update"]
 
 from dataclasses import dataclass
 
