@@ -224,10 +224,15 @@ class NodeEvidence:
         squared = self.squared.take(rows, axis=1).take(rows, axis=2)
         y = self.y[rows]
         noise = None if self.known_noise is None else self.known_noise[rows]
-        return lambda theta, least: self._evaluate(theta, least, squared, y, noise)
+        return lambda theta, least: self._evaluate(theta, squared, y, noise, least)
 
     def _evaluate(
-        self, theta: Array, least: float, squared: Array, y: Array, noise: Array | None
+        self,
+        theta: Array,
+        squared: Array,
+        y: Array,
+        noise: Array | None,
+        least: float = -math.inf,
     ) -> Point | None:
         """Log posterior of theta, its gradient and the Fisher information.
 
