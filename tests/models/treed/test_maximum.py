@@ -178,18 +178,16 @@ def test_fisher_information_is_the_mean_of_minus_the_curvature(seed: int) -> Non
     assert (np.linalg.eigvalsh(found) > 0.0).all()
 
 
-def published(n: int, seed: int, leaf_noise: bool = False) -> LeafProblem:
-    kwargs: Any = {**PUBLISHED, "leaf_noise": leaf_noise}
-    model = TreedGP(*step_data(n, seed=seed), **kwargs)
+def published(n: int, seed: int) -> LeafProblem:
+    model = TreedGP.as_published(*step_data(n, seed=seed))
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
     problem = model._leaf_problem(mll)
     assert problem is not None
     return problem
 
 
-@pytest.mark.parametrize("leaf_noise", [False, True])
 def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
-    leaf_noise: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With fewer factorisations of all data; and if they are never right enough."""
     tolerance, n = 1e-3, 140
@@ -201,7 +199,7 @@ def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
     ):
         monkeypatch.setattr(maximum, "_FEW_ROWS", few)
         monkeypatch.setattr(maximum, "_WRONG", wrong)
-        problem = published(n, 0, leaf_noise)
+        problem = published(n, 0)
         found[name] = problem.maximum(tolerance, 100)
         # values and gradients are those of the objective
         loss, slope = problem.loss_and_gradient(found[name].theta)

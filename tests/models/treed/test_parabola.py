@@ -79,7 +79,7 @@ def test_a_parabola_learns_from_its_kin(related: bool) -> None:
         large.move(np.arange(L), x, value, -scale[:, None] * (x @ A))
     wrong = large.curvature / scale[:, None, None] - A
     error = float(np.abs(wrong).max() / np.abs(A).max())
-    assert (error < 0.05) == related
+    assert (error < 0.1) == related
 
 
 def test_an_update_stays_positive_definite() -> None:
