@@ -191,10 +191,10 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
             low, high = rows.new_tensor(outcomes)[code].unbind(-1)
             lower[:, col] = torch.maximum(lower[:, col], low)
             upper[:, col] = torch.minimum(upper[:, col], high)
-    places, columns, outcomes = problem.outcomes
+    places, columns, table = problem.outcomes
     if len(columns):
         # The declared value, not one within the tolerance of it.
-        declared = outcomes.gather(1, codes.mT[places].clamp_min(0))
+        declared = table.gather(1, codes.mT[places].clamp_min(0))
         value = torch.where(declared.isnan(), rows.mT[columns], declared)
         table = problem.values.table[columns]
         near = torch.searchsorted(table, value).clamp_max(table.shape[1] - 1)

@@ -490,9 +490,9 @@ class LeafProblem:
             return self._climb(points, theta, tolerance, max_steps)
         value, gradient, curvature = first, _, _ = whole
         small = [density.up_to(most) for density in self.densities]
-        large = Parabolas(
-            theta, *(a - b for a, b in zip(whole, part, strict=True)), *points.kin(most)
-        )
+        kin, scale = points.kin(most)
+        rest = [a - b for a, b in zip(whole, part, strict=True)]
+        large = Parabolas(theta, rest[0], rest[1], rest[2], kin, scale)
         near = [NearbyDensity(at, large, j) for j, at in enumerate(small)]
         steps, evaluations, start = 0, 0, theta
         for promised in _ROUNDS:
