@@ -178,6 +178,24 @@ class Problem:
         """``d`` booleans: columns active on several paths."""
         return _mask(self.tree.shared_columns, self.bounds)
 
+    @cached_property
+    def outcomes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Decisions by value: which they are, their columns, what the tree declares.
+
+        ``C`` places among the decisions, ``C`` columns, and ``C x w`` declared values
+        by code, followed by at least one NaN.
+        """
+        tree = self.tree
+        by_value = [
+            (k, c)
+            for k, c in enumerate(tree.decision_columns)
+            if c not in tree.numeric_decisions
+        ]
+        lists = [list(tree.decision_values[c]) for _, c in by_value]
+        table = _padded(lists, torch.nan, self.bounds)
+        places, columns = torch.tensor(by_value).reshape(-1, 2).to(table.device).mT
+        return places, columns, table
+
     @property
     def is_restricted(self) -> bool:
         """Whether a constraint or ``feasible`` restricts the points."""
@@ -231,6 +249,15 @@ class Problem:
             rows = new.nonzero().squeeze(-1)
             new[rows] = self.admissible(X[rows], active[rows])
         return new
+
+
+def _padded(
+    rows: Sequence[Sequence[float]], with_: float, like: Tensor, least: int = 1
+) -> Tensor:
+    """Lists of numbers side by side, each followed by at least one of another."""
+    width = max(least, 1 + max((len(row) for row in rows), default=0))
+    filled = [[*row, *[with_] * (width - len(row))] for row in rows]
+    return like.new_tensor(filled).reshape(len(rows), width)
 
 
 def _mask(columns: Sequence[int], bounds: Tensor) -> Tensor:
@@ -489,23 +516,26 @@ def _values(
     """
     tables = dict(lists)
     codes, _, _ = tree.locate(seen, strict=False)
-    for col in tree.decisions_by_value:
-        declared = tree.decision_values[col]
-        code = codes[:, tree.decision_columns.index(col)]
-        options = {*declared, *seen[code == len(declared), col].tolist()}
+    declared_of = tree.decision_values
+    sizes = torch.tensor([len(declared_of[c]) for c in tree.decision_columns])
+    unknown = codes == sizes.to(codes.device)
+    other = set(unknown.any(0).nonzero().squeeze(-1).tolist())
+    for k, col in enumerate(tree.decision_columns):
+        if col not in tree.decisions_by_value:
+            continue
+        options = {*declared_of[col]}
+        if k in other:
+            options |= {*seen[unknown[:, k], col].tolist()}
         if col in lists:
             options &= {*lists[col]}
         elif col in whole:
             options = {v for v in options if float(v).is_integer()}
         tables[col] = sorted(options)
-    width = 1 + max((len(t) for t in tables.values()), default=0)
-    table = bounds.new_full((tree.dim, max(width, 2)), torch.inf)
-    for col, numbers in tables.items():
-        row = bounds.new_tensor(numbers)
-        row = row[(bounds[0, col] <= row) & (row <= bounds[1, col])]
-        if col in fixed:
-            row = row[row == row.new_tensor(fixed[col])]
-        table[col, : len(row)] = row
+    table = _padded([tables.get(c, ()) for c in range(tree.dim)], torch.inf, bounds, 2)
+    inside = (bounds[0, :, None] <= table) & (table <= bounds[1, :, None])
+    for col, value in fixed.items():
+        inside[col] &= table[col] == table.new_tensor(value)
+    table = table.masked_fill(~inside, torch.inf).sort(-1).values
     named, decides = _mask(whole, bounds), _mask(tree.decisions_by_value, bounds)
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search

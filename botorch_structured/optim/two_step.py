@@ -21,7 +21,7 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
-from botorch_structured.optim.raw import boxes_at
+from botorch_structured.optim.raw import Boxes, boxes_at
 from botorch_structured.optim.refine import Evaluator
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
@@ -115,25 +115,33 @@ def optimize_acqf_two_step(
 
     matters = _columns_that_matter(path_acq_function, problem)
 
-    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
-        every = search.paths(known)
+    def ranked(every: Boxes, known: Tensor) -> tuple[Boxes, Tensor]:
+        """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            ranked = search.maximise(every, known, first)
+            found = search.maximise(every, known, first)
         else:
             # whether all points of a path are known is for the second step to find out
-            every = every.pin(~matters, every.lower)
-            ranked = search.maximise(every, known[:0], first, per_box=_PER_PATH)
-        ranked = ranked.take(first_of_each(problem.tree.path_key(ranked.X)))
-        paths, _ = boxes_at(problem, ranked.X)
+            held = every.pin(~matters, every.lower)
+            listed = problem.listed.num_paths <= problem.max_paths
+            if listed and not held.free.any():  # one point on each path
+                with first.frozen():
+                    values = first.values(held.lower)
+                order = values.argsort(descending=True, stable=True)
+                return every.take(order), held.lower[order]
+            found = search.maximise(held, known[:0], first, per_box=_PER_PATH)
+        X = found.X[first_of_each(problem.tree.path_key(found.X))]
+        return boxes_at(problem, X)[0], X
+
+    def propose(known: Tensor) -> tuple[Tensor, Tensor]:
+        paths, X = ranked(search.paths(known), known)
         if fix_shared:
-            paths = paths.pin(problem.shared, ranked.X)
-        found = ranked
+            paths = paths.pin(problem.shared, X)
         for i in range(0, len(paths), top_k):
             few = paths.take(slice(i, i + top_k))
             found = search.maximise(few, known, evolve=False)
             if len(found.X):
-                break
-        return found.X, found.values
+                return found.X, found.values
+        return known[:0], known.new_zeros(0)
 
     return search.greedily(propose)
 

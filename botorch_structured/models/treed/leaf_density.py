@@ -8,23 +8,31 @@ for any kernel, batch and device. ``maximum`` adds the leaves up and climbs.
 
 from __future__ import annotations
 
-__all__ = ["LeafDensity", "LeafTerm", "NodePoints", "leaf_terms"]
+__all__ = [
+    "LeafDensity",
+    "LeafTerm",
+    "NodePoints",
+    "leaf_terms",
+]
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.models.treed.objective import path_weight
-from botorch_structured.models.treed.scoring import Point, likelihood
+from botorch_structured.models.treed.scoring import Point, likelihood, thinned
 from botorch_structured.models.treed.tree import Array, Rows, TreeNode
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 # What is added to the diagonal of a matrix without a factor, as by GPyTorch.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
+# Of a node with more rows, so many say what its Fisher information is.
+_INFORMED_ROWS = 75
 _BLOCK = 128  # rows of a matrix that is worked on at once
 
 
@@ -50,6 +58,22 @@ class LeafTerm:
     weights: Array
     level: tuple[float, float, float] | None
     nodes: tuple[int, ...]
+
+    def up_to(self, most: float) -> LeafTerm | None:
+        """Without nodes with more rows than ``most``; None if there is no other."""
+        count = sum(size <= most for size in self.sizes)
+        if not count:
+            return None
+        rows = slice(self.sizes[count - 1])
+        return replace(
+            self,
+            X=self.X[rows],
+            y=self.y[rows],
+            noise=None if self.noise is None else self.noise[rows],
+            sizes=self.sizes[:count],
+            weights=self.weights[:count],
+            nodes=self.nodes[:count],
+        )
 
 
 def leaf_terms(
@@ -140,6 +164,15 @@ class LeafDensity:
         z = theta - self.mode
         slope = -self.precision * z
         return 0.5 * float(slope @ z), slope
+
+    def up_to(self, most: float) -> LeafDensity:
+        """That of the prior, and of nodes with no more rows than ``most``."""
+        found = LeafDensity(
+            [], self.correlation, self.mode, self.precision, self.scratch
+        )
+        small = (term.up_to(most) for term in self.terms)
+        found.terms = [term for term in small if term is not None]
+        return found
 
 
 def _term_evidence(
@@ -248,24 +281,42 @@ class NodePoints:
             node: Its name.
             at: Of its leaves.
         """
+        name = node, at.tobytes()
+        if name not in self._known:
+            self._known[name] = self._evaluate(node, at)
+        return self._known[name]
+
+    def _evaluate(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
         _, term, k = self.uses[node][0]
         size = term.sizes[k]
         if term.level is not None:
             amplitude, mean, v = term.level
             at = np.array([*at[:-3], math.log(amplitude), mean, math.log(v)])
-        name = node, at.tobytes()
-        if name not in self._known:
-            if node not in self._squared:
-                X = term.X[:size].T
-                self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
-            self._known[name] = likelihood(
-                at,
-                self._squared[node],
-                term.y[:size],
-                self.densities[0].correlation,
-                noise=None if term.noise is None else term.noise[:size],
-            )
-        return self._known[name]
+        rows = thinned(np.arange(size), _INFORMED_ROWS)
+        if node not in self._squared:
+            X = term.X[rows].T
+            self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
+        correlation = self.densities[0].correlation
+        found = likelihood(
+            at,
+            self._squared[node],
+            term.y[rows],
+            correlation,
+            noise=None if term.noise is None else term.noise[rows],
+        )
+        if found is None or len(rows) == size:
+            return found
+        whole = replace(
+            term,
+            X=term.X[:size],
+            y=term.y[:size],
+            noise=None if term.noise is None else term.noise[:size],
+            sizes=(size,),
+            weights=np.ones(1),
+            level=None,
+        )
+        exact = _term_evidence(whole, at, correlation, self.densities[0].scratch)
+        return None if exact is None else (*exact, found[2] * (size / len(rows)))
 
     def informations(self, theta: Array) -> Array:
         """Minus the expected second derivatives for each leaf, ``L x p x p``.
@@ -287,6 +338,59 @@ class NodePoints:
                 else:  # a rough guess: updates will tell
                     found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
         return found
+
+    def sums(
+        self, theta: Array, most: float = math.inf
+    ) -> tuple[Array, Array, Array] | None:
+        """Values, gradients and informations of leaves, priors included.
+
+        Args:
+            theta: ``L x p``.
+            most: Nodes with more rows are left out.
+
+        Returns:
+            ``L``, ``L x p`` and ``L x p x p``; None if a node has no factor.
+        """
+        L, p = theta.shape
+        values, slopes, bends = np.zeros(L), np.zeros((L, p)), np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            values[j], slopes[j] = density.prior(theta[j])
+            np.fill_diagonal(bends[j], density.precision)
+        for node, places in self.uses.items():
+            for j, term, k in places:
+                if term.sizes[k] > most:
+                    continue
+                point = self(node, theta[j])
+                if point is None:
+                    return None
+                for total, part in zip((values, slopes, bends), point, strict=True):
+                    total[j] += term.weights[k] * part
+        return values, slopes, bends
+
+    def kin(self, most: float) -> tuple[NDArray[np.int64], Array]:
+        """Which leaves are below the same large nodes, and the data these count for.
+
+        Args:
+            most: Rows of a node that is not large.
+
+        Returns:
+            Equal numbers for the same nodes, ``L``; sums of their rows times weights,
+            ``L``.
+        """
+        names: dict[tuple[int, ...], int] = {}
+        kin, scale = [], []
+        for density in self.densities:
+            large = [
+                (node, weight * size)
+                for term in density.terms
+                for node, weight, size in zip(
+                    term.nodes, term.weights, term.sizes, strict=True
+                )
+                if size > most
+            ]
+            kin.append(names.setdefault(tuple(node for node, _ in large), len(names)))
+            scale.append(sum(share for _, share in large))
+        return np.array(kin), np.array(scale)
 
     def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
         """The sum of the log densities of all leaves at the same hyperparameters.

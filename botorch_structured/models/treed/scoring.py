@@ -104,7 +104,7 @@ class Point:
 
 
 def climb(
-    evaluate: Callable[[Array], Point | None],
+    evaluate: Callable[[Array, float], Point | None],
     start: Array,
     max_steps: int,
     free: NDArray[np.bool_],
@@ -112,7 +112,8 @@ def climb(
     """Maximise by damped scoring.
 
     Args:
-        evaluate: The log density at theta; None where it cannot be computed.
+        evaluate: The log density at theta; None where it cannot be computed, and
+            perhaps where it is no larger than the second argument.
         start: Where to begin.
         max_steps: Most steps.
         free: Components of theta that are parameters.
@@ -121,7 +122,7 @@ def climb(
         The best theta, and the density there; None if the start is not possible.
     """
     theta = start
-    here = evaluate(theta)
+    here = evaluate(theta, -math.inf)
     if here is None:
         return None
     damping = 1e-2
@@ -138,7 +139,7 @@ def climb(
             break
         trial = theta.copy()
         trial[free] += step
-        there = evaluate(trial)
+        there = evaluate(trial, here.value)
         if there is None or there.value <= here.value:
             damping *= 8.0
             if damping > _MAX_DAMPING:
@@ -217,32 +218,49 @@ class NodeEvidence:
         half = float(np.log(chol.diagonal()).sum())
         return point.value + 0.5 * len(chol) * _LOG_TWO_PI - half
 
-    def _density(self, rows: Rows) -> Callable[[Array], Point | None]:
+    def _density(self, rows: Rows) -> Callable[[Array, float], Point | None]:
         """Log posterior of theta given some of the data."""
-        squared = self.squared[:, rows[:, None], rows]
+        # by whole rows first: half the time of both at once
+        squared = self.squared.take(rows, axis=1).take(rows, axis=2)
         y = self.y[rows]
         noise = None if self.known_noise is None else self.known_noise[rows]
-        return lambda theta: self._evaluate(theta, squared, y, noise)
+        return lambda theta, least: self._evaluate(theta, squared, y, noise, least)
 
     def _evaluate(
-        self, theta: Array, squared: Array, y: Array, noise: Array | None
+        self,
+        theta: Array,
+        squared: Array,
+        y: Array,
+        noise: Array | None,
+        least: float = -math.inf,
     ) -> Point | None:
-        """Log posterior of theta, its gradient and the Fisher information."""
+        """Log posterior of theta, its gradient and the Fisher information.
+
+        None where it is no larger than ``least``.
+        """
         if np.abs(theta).max() > _LARGEST:
             return None
         prior, free = self.prior, self.free
-        correlation = RBF if self.rbf else MATERN52
-        found = likelihood(theta, squared, y, correlation, prior.noise_floor, noise)
+        z = (theta - prior.mode) / prior.scale
+        of_prior = -0.5 * float(z[free] @ z[free]) - self._normaliser
+        found = likelihood(
+            theta,
+            squared,
+            y,
+            RBF if self.rbf else MATERN52,
+            prior.noise_floor,
+            noise,
+            least - of_prior,
+        )
         if found is None:
             return None
         value, gradient, information = found
-        z = (theta - prior.mode) / prior.scale
         gradient -= z / prior.scale
         information.ravel()[:: len(z) + 1] += self._precision
         if noise is not None:
-            z, gradient = z[free], gradient[free]
+            gradient = gradient[free]
             information = information[np.ix_(free, free)]
-        value -= 0.5 * float(z @ z) + self._normaliser
+        value += of_prior
         return Point(value, gradient, information) if math.isfinite(value) else None
 
 
@@ -253,6 +271,7 @@ def likelihood(
     correlation: Correlation,
     floor: float = 0.0,
     noise: Array | None = None,
+    least: float = -math.inf,
 ) -> tuple[float, Array, Array] | None:
     """Log density of outcomes given theta, its gradient and the Fisher information.
 
@@ -264,9 +283,10 @@ def likelihood(
         floor: Smallest noise variance, to which v is added.
         noise: Known noise variances, ``n``, instead; the components of log v then mean
             nothing.
+        least: A log density below it is of no interest: its gradient is not computed.
 
     Returns:
-        None if the covariance cannot be factorised.
+        None if the covariance cannot be factorised, and for less than ``least``.
     """
     n, k = len(y), len(squared)
     variance, mean = math.exp(theta[k]), float(theta[k + 1])
@@ -285,7 +305,12 @@ def likelihood(
     chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
     if info != 0:
         return None
-    logdet = float(np.log(chol.diagonal()).sum())
+    r = y - mean
+    half = lapack.dtrtrs(chol, r, lower=1)[0]
+    value = -0.5 * float(half @ half) - 0.5 * n * _LOG_TWO_PI
+    value -= float(np.log(chol.diagonal()).sum())
+    if value <= least:
+        return None
     inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
     if info != 0:
         return None
@@ -293,7 +318,6 @@ def likelihood(
     inverse += inverse.T.copy()
     diagonal = inverse.ravel()[:: n + 1]
     diagonal *= 0.5
-    r = y - mean
     alpha = inverse @ r
     products = inverse @ parts
     traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
@@ -312,7 +336,6 @@ def likelihood(
         squares = 1.0
         squares_vv = float(v @ (inverse * inverse) @ v)
     square = float(alpha @ alpha)
-    value = -0.5 * float(r @ alpha) - 0.5 * n * _LOG_TWO_PI - logdet
     gradient = np.empty(k + 3)
     gradient[:k] = 0.5 * (parts @ alpha @ alpha - traces)
     gradient[k] = 0.5 * (float(alpha @ (r - v * alpha)) - n + total_v)

@@ -17,13 +17,13 @@ from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.models.treed import leaf_density
+from botorch_structured.models.treed import leaf_density, maximum
 from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
     NodePoints,
 )
-from botorch_structured.models.treed.maximum import maximise
+from botorch_structured.models.treed.maximum import LeafProblem, maximise
 from botorch_structured.models.treed.treed_gp import TreedGP
 from botorch_structured.test_functions.treed import RKHS1D
 from tests.treed_models import PUBLISHED, step_data
@@ -176,6 +176,78 @@ def test_fisher_information_is_the_mean_of_minus_the_curvature(seed: int) -> Non
     )
     np.testing.assert_allclose(summed.information, found.sum(0), rtol=1e-9, atol=1e-9)
     assert (np.linalg.eigvalsh(found) > 0.0).all()
+
+
+def published(n: int, seed: int) -> LeafProblem:
+    model = TreedGP.as_published(*step_data(n, seed=seed))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    problem = model._leaf_problem(mll)
+    assert problem is not None
+    return problem
+
+
+def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With fewer factorisations of all data; and if they are never right enough."""
+    tolerance, n = 1e-3, 140
+    found = {}
+    for name, few, wrong in (
+        ("all nodes", n, 0.5),
+        ("parabolas", 100, 0.5),
+        ("no trust", 100, 1e9),
+    ):
+        monkeypatch.setattr(maximum, "_FEW_ROWS", few)
+        monkeypatch.setattr(maximum, "_WRONG", wrong)
+        problem = published(n, 0)
+        found[name] = problem.maximum(tolerance, 100)
+        # values and gradients are those of the objective
+        loss, slope = problem.loss_and_gradient(found[name].theta)
+        total = float(found[name].values.sum()) + problem.constant
+        assert -n * loss == pytest.approx(total, abs=0.1)
+        assert found[name].converged
+    best = max(float(at.values.sum()) for at in found.values())
+    for at in found.values():
+        assert best - float(at.values.sum()) < 0.02  # nats
+    assert found["parabolas"].evaluations < 0.7 * found["all nodes"].evaluations
+
+
+def test_leaves_below_the_same_large_nodes_are_kin() -> None:
+    problem = published(60, 1)
+    points, most = NodePoints(problem.densities), 20
+    kin, scale = points.kin(most)
+    for j, density in enumerate(problem.densities):
+        (term,) = density.terms
+        count = sum(size > most for size in term.sizes)
+        small = density.up_to(most)
+        assert [len(part.X) for part in small.terms] == [
+            size for size in term.sizes[-1 - count :: -1][:1]
+        ]
+        rows = np.array(term.sizes) * term.weights
+        assert scale[j] == pytest.approx(rows[len(rows) - count :].sum())
+        large = term.nodes[len(rows) - count :]
+        for i, other in enumerate(problem.densities):
+            (theirs,) = other.terms
+            same = tuple(
+                node
+                for node, size in zip(theirs.nodes, theirs.sizes, strict=True)
+                if size > most
+            )
+            assert (kin[i] == kin[j]) == (same == large)
+
+
+def test_sums_over_nodes_are_the_densities_of_leaves() -> None:
+    """And large nodes, of whose information some rows tell, are exact otherwise."""
+    for n in (40, 120):
+        problem = published(n, 0)
+        theta = problem.theta()
+        whole = NodePoints(problem.densities).sums(theta)
+        assert whole is not None
+        for j, density in enumerate(problem.densities):
+            value, slope = density(theta[j])
+            assert whole[0][j] == pytest.approx(value, rel=1e-9)
+            np.testing.assert_allclose(whole[1][j], slope, rtol=1e-6, atol=1e-7)
+        assert (np.linalg.eigvalsh(whole[2]) > 0.0).all()
 
 
 @pytest.mark.parametrize("kwargs", [{}, PUBLISHED])

@@ -12,7 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
+from botorch_structured.linalg.correlations import MATERN52
+from botorch_structured.models.treed.scoring import (
+    NodeEvidence,
+    NodePrior,
+    likelihood,
+)
 
 seeds = st.integers(0, 10_000)
 
@@ -162,3 +167,18 @@ def test_scoring_gives_up_where_nothing_can_be_computed() -> None:
     # three copies of a point without noise: no factor
     node = NodeEvidence(X, np.arange(3.0), NodePrior.of_dimension(1, 1e-6), np.zeros(3))
     assert node.fit(np.arange(3), [np.zeros(4)]).log_evidence == -math.inf
+
+
+def test_less_than_is_wanted_costs_a_factorisation_only() -> None:
+    """A step that leads down is given up at its value."""
+    rng = np.random.default_rng(0)
+    X, y = rng.random((12, 2)), rng.standard_normal(12)
+    squared = ((X[:, None] - X) ** 2).sum(-1)[None]
+    theta = np.array([-1.0, 0.1, 0.2, -2.0])
+    found = likelihood(theta, squared, y, MATERN52)
+    assert found is not None
+    above = likelihood(theta, squared, y, MATERN52, least=found[0] - 1e-6)
+    assert above is not None
+    for a, b in zip(found, above, strict=True):
+        assert np.array_equal(a, b)
+    assert likelihood(theta, squared, y, MATERN52, least=found[0] + 1e-6) is None
