@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement
@@ -115,3 +119,37 @@ def test_one_bad_start_does_not_write_a_branch_off() -> None:
         ]
         best.append(float(torch.stack(values).logsumexp(0).max()))
     assert best[2] > max(best[:2]) - 8.0
+
+
+def test_the_documented_loop_makes_the_same_choices() -> None:
+    """The block of docs/models.md that takes `suggest` apart."""
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (block,) = [b for b in blocks if "AveragedLogExpectedImprovement(" in b]
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(block, names)
+    torch.manual_seed(0)
+    problem, X = names["problem"], names["space"].starts(seed=0)
+    Y = -problem(X).unsqueeze(-1)
+    while len(X) < len(names["X"]):
+        x = suggest(problem.space, X, Y).X
+        X, Y = torch.cat([X, x]), torch.cat([Y, -problem(x).unsqueeze(-1)])
+    assert torch.equal(X, names["X"])
+
+
+def test_corners_are_the_exception() -> None:
+    """Of the numeric columns of 24 suggestions, on leaves of four columns each."""
+    tree = ParameterTree(9, {0: {0.0: [1, 2, 3, 4], 1.0: [5, 6, 7, 8]}})
+    bounds = torch.tensor([[0.0] * 9, [1.0] * 9], dtype=torch.double)
+    space = SearchSpace([f"x{c}" for c in range(9)], bounds, tree)
+    shares = []
+    for seed in range(3):
+        X = space.starts(4, seed=seed)
+        for _ in range(8):
+            active = tree.active_mask(X)[:, 1:]
+            Y = -((X[:, 1:] - 0.4).square() * active).sum(-1, keepdim=True)
+            X = torch.cat([X, suggest(space, X, Y, seed=seed).X])
+        new, active = X[4:, 1:], tree.active_mask(X)[4:, 1:]
+        shares.append(((new == 0.0) | (new == 1.0))[active].double().mean())
+    assert float(torch.stack(shares).mean()) < 0.2
