@@ -139,7 +139,7 @@ def test_the_documented_loop_makes_the_same_choices() -> None:
 
 
 def test_corners_are_the_exception() -> None:
-    """Of the numeric columns of 24 suggestions, on leaves of four columns each."""
+    """In 24 suggestions; without the prior a fifth of the columns are on bounds."""
     tree = ParameterTree(9, {0: {0.0: [1, 2, 3, 4], 1.0: [5, 6, 7, 8]}})
     bounds = torch.tensor([[0.0] * 9, [1.0] * 9], dtype=torch.double)
     space = SearchSpace([f"x{c}" for c in range(9)], bounds, tree)
@@ -148,8 +148,9 @@ def test_corners_are_the_exception() -> None:
         X = space.starts(4, seed=seed)
         for _ in range(8):
             active = tree.active_mask(X)[:, 1:]
-            Y = -((X[:, 1:] - 0.4).square() * active).sum(-1, keepdim=True)
+            waves = torch.where(active, (9.0 * X[:, 1:]).cos(), 1.0)
+            Y = waves.prod(-1, keepdim=True)
             X = torch.cat([X, suggest(space, X, Y, seed=seed).X])
         new, active = X[4:, 1:], tree.active_mask(X)[4:, 1:]
         shares.append(((new == 0.0) | (new == 1.0))[active].double().mean())
-    assert float(torch.stack(shares).mean()) < 0.2
+    assert float(torch.stack(shares).mean()) < 0.1
