@@ -31,12 +31,12 @@ import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -55,7 +55,6 @@ from botorch_structured.models.tree.tree_structured_kernel import (
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
 # Numbers that a compression of J takes at once.
 _MAX_NUMBERS = 1 << 22
-Array = NDArray[Any]
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
 
 
@@ -265,6 +264,11 @@ class _Stack:
     columns: Tensor  # u x 1 x D
     factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
 
+    @cached_property
+    def moving(self) -> Tensor:
+        """The columns that moments depend on, ``u x (E + D)``."""
+        return torch.cat([self.inputs, self.columns], dim=-1).squeeze(1)
+
     def __call__(
         self, X: Tensor, rows: Tensor | None, gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -276,11 +280,10 @@ class _Stack:
             gradient: Whether gradients are wanted.
 
         Returns:
-            Means and variances, ``U x t``, and gradients ``U x 2 x t x d``, those of
-            the means first; or None.
+            Means and variances, ``U x t``, and derivatives by the columns ``moving``,
+            ``U x 2t x (E + D)``, those of the means first; or None.
         """
         scaled = self._columns(X, rows, self.inputs) * self.inverse
-        t = scaled.shape[1]
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
         if gradient:
@@ -306,20 +309,12 @@ class _Stack:
         g = torch.cat([slope * self.alpha, slope * (back @ self.inverse_chol)], dim=1)
         twice = torch.cat([scaled, scaled], dim=1) * g.sum(-1, True)
         g = torch.baddbmm(twice, g, self.data, alpha=-1.0) * self.inverse
-        index = self.inputs
         if self.columns.shape[-1]:
             rate = torch.addcmul(b, u * frequency, angle.cos())
             of_mean = rate * self.of_features[..., :1].mT
             of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
             g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
-            index = torch.cat([index, self.columns], dim=-1)
-        out = X.new_zeros(len(g), 2 * t, X.shape[-1])
-        if len(index) == 1:
-            out.index_add_(-1, index.view(-1), g)
-        else:
-            index = index.repeat(self.elements, 1, 1)
-            out.scatter_add_(-1, index.expand(-1, 2 * t, -1), g)
-        return both[..., 0], variance, out.unflatten(1, (2, t))
+        return both[..., 0], variance, g
 
     def _columns(self, X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
         """Columns ``u x 1 x E`` of rows ``u x t``: ``U x t x E``, or ``1 x t x E``."""
@@ -425,29 +420,32 @@ class LeafMoments:
             leaves = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
             stacks = [self._stack(*where, path) for where in leaves]
         extended = self.extend(X)
+        n, d = extended.shape
+        out: tuple[Tensor, ...] = X.new_empty(m, n), X.new_empty(m, n)
+        if gradient:
+            slopes = X.new_zeros(2, m, n, d)
+            out += *slopes[..., : X.shape[-1]].unbind(0),
         if not groups:
-            mean, variance, g = stacks[0](extended, None, gradient)
-            parts = [mean, variance]
+            out[0][:], out[1][:], g = stacks[0](extended, None, gradient)
             if g is not None:
-                parts += g[..., : X.shape[-1]].unbind(1)
-            return PointMoments(*(part[0] if m == 1 else part for part in parts))
+                both = g.view(m, 2, n, -1).transpose(0, 1)
+                slopes.index_add_(-1, stacks[0].moving.view(-1), both)
+            return PointMoments(*(part[0] if m == 1 else part for part in out))
         # to pick rows takes NumPy a fifth of the time of torch
-        every: list[list[Array]] = []
-        where, start = np.empty(len(X), dtype=np.int64), 0
-        for stack, (_, _, index, rows, at) in zip(stacks, groups, strict=True):
+        for stack, (_, leaves, index, rows, at) in zip(stacks, groups, strict=True):
             mean, variance, g = stack(extended, torch.from_numpy(index), gradient)
-            found = [mean.numpy(), variance.numpy()]
-            if g is not None:
-                found += [*g.numpy()[..., : X.shape[-1]].swapaxes(0, 1)]
-            every.append([v.reshape(m, index.size, *v.shape[2:]) for v in found])
-            where[rows] = start + at
-            start += index.size
-        joined = [
-            np.concatenate(same, axis=1) if len(same) > 1 else same[0]
-            for same in zip(*every, strict=True)
-        ]
-        picked = [torch.from_numpy(part.take(where, axis=1)) for part in joined]
-        return PointMoments(*(part[0] if m == 1 else part for part in picked))
+            for here, found in zip(out, (mean, variance), strict=False):
+                here.numpy()[:, rows] = found.numpy().reshape(m, -1)[:, at]
+            if g is None:
+                continue
+            both = g.numpy().reshape(m, len(leaves), 2, index.shape[1], -1)
+            both = both.transpose(2, 0, 1, 3, 4).reshape(2 * m, index.size, -1)[:, at]
+            place = stack.moving.numpy()[at // index.shape[1]] + d * rows[:, None]
+            place = place + n * d * np.arange(2 * m)[:, None, None]
+            slopes.view(-1).scatter_add_(
+                0, torch.from_numpy(place.ravel()), torch.from_numpy(both.ravel())
+            )
+        return PointMoments(*(part[0] if m == 1 else part for part in out))
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
