@@ -153,12 +153,16 @@ class FastInference(ExactGP):
         super().set_train_data(*args, **kwargs)
         self._drop_caches()
 
-    def eval(self) -> Self:
-        """Set evaluation mode; nothing is done where that is the mode already."""
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; modules are not walked through where it is the mode already."""
         parts = self._modules.values()
-        if self.training or any(part is not None and part.training for part in parts):
-            return super().eval()
-        self._set_transformed_inputs()
+        if any(m.training != mode for m in (self, *parts) if m is not None):
+            return super().train(mode)
+        if mode:
+            self._clear_cache()
+            self._revert_to_original_inputs()
+        else:
+            self._set_transformed_inputs()
         return self
 
     def _apply(self, fn: Any) -> Any:

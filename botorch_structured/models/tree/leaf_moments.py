@@ -342,6 +342,16 @@ class _Stack:
         every["factors"] = tuple(torch.cat(same) for same in factors)
         return replace(first, elements=len(stacks), **every)
 
+    def part(self, at: list[int]) -> _Stack:
+        """Some of the leaves of one element."""
+        index = torch.tensor(at)
+        some: dict[str, Any] = {
+            f.name: getattr(self, f.name)[index]
+            for f in fields(self)
+            if f.name not in ("correlation", "elements", "factors")
+        }
+        return replace(self, factors=tuple(f[index] for f in self.factors), **some)
+
 
 class LeafMoments:
     """Posterior moments of points one by one; cached by the path that they are on.
@@ -529,8 +539,12 @@ class LeafMoments:
         key = (bucket, places, path)
         stack = self._stacks.get(key)
         if stack is None:
+            larger = self._larger(bucket, places, path)
             if len(self._stacks) >= _MAX_STACKS:
                 self._stacks.clear()
+            if larger is not None:
+                self._stacks[key] = larger
+                return larger
             stack = self._stacks[key] = self._make_stack(bucket, places)
             if path:  # no K_p, and no data of the leaf
                 stack = self._stacks[key] = replace(
@@ -546,6 +560,17 @@ class LeafMoments:
                     of_data=stack.of_data[:, :0],
                 )
         return stack
+
+    def _larger(
+        self, bucket: int, places: tuple[int, ...], path: bool
+    ) -> _Stack | None:
+        """Leaves out of a stack that has more, as when some climbs have ended."""
+        if len(self._elements) > 1:
+            return None
+        for (other, kept, its), stack in reversed(self._stacks.items()):
+            if (other, its) == (bucket, path) and set(places) < set(kept):
+                return stack.part([kept.index(place) for place in places])
+        return None
 
     @torch.no_grad()
     def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
