@@ -101,8 +101,9 @@ from botorch_structured.models.outcome_scale import (
     with_least_variance,
 )
 
-#: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not change
-#: predictions; twice the default number of corrections saves a tenth of evaluations.
+#: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
+#: change predictions. Twice as many corrections as by default save a tenth of the
+#: evaluations.
 FIT_OPTIONS = {"ftol": 1e-6, "gtol": 5e-5, "maxiter": 200, "maxcor": 20}
 
 

@@ -434,7 +434,7 @@ class LeafMoments:
         out: tuple[Tensor, ...] = X.new_empty(m, n), X.new_empty(m, n)
         if gradient:
             slopes = X.new_zeros(2, m, n, d)
-            out += *slopes[..., : X.shape[-1]].unbind(0),
+            out += (*slopes[..., : X.shape[-1]].unbind(0),)
         if not groups:
             out[0][:], out[1][:], g = stacks[0](extended, None, gradient)
             if g is not None:

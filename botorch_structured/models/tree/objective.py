@@ -82,10 +82,10 @@ _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 _MAX_DENSE = 2**16
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
 _ROWS_PER_WEIGHT = 1.5
-# The unit of a parameter in a fit, in standard deviations of its prior. With these units
-# a fit takes half as many evaluations as without. One deviation would be as fast, but a
-# first step of that length often ends near another, worse optimum: with 60 points on two
-# leaves the best evidence was lower by 2 on average (without units, by 11).
+# The unit of a parameter in a fit, in standard deviations of its prior. With these
+# units a fit takes half as many evaluations as without. A whole deviation would be as
+# fast, but a first step of that length often ends near another optimum: with 60 points
+# on two leaves the best evidence was lower by 2 on average (without units, by 11).
 _UNIT = 0.25
 # Data determine a variance with a wide prior better than that. Not that of the noise,
 # which may be anywhere below the signal.
