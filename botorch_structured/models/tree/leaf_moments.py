@@ -427,8 +427,8 @@ class LeafMoments:
         with self._lock:  # a place may be another path's after the next look-up
             places, lengths = self._locate(X)
             groups = list(_groups(places, lengths)) if len(places) > 1 else []
-            leaves = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
-            stacks = [self._stack(*where, path) for where in leaves]
+            where = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
+            stacks = [self._stack(*leaves, path) for leaves in where]
         extended = self.extend(X)
         n, d = extended.shape
         out: tuple[Tensor, ...] = X.new_empty(m, n), X.new_empty(m, n)
@@ -444,17 +444,16 @@ class LeafMoments:
         # to pick rows takes NumPy a fifth of the time of torch
         for stack, (_, leaves, index, rows, at) in zip(stacks, groups, strict=True):
             mean, variance, g = stack(extended, torch.from_numpy(index), gradient)
-            for here, found in zip(out, (mean, variance), strict=False):
-                here.numpy()[:, rows] = found.numpy().reshape(m, -1)[:, at]
+            for here, values in zip(out, (mean, variance), strict=False):
+                here.numpy()[:, rows] = values.numpy().reshape(m, -1)[:, at]
             if g is None:
                 continue
-            both = g.numpy().reshape(m, len(leaves), 2, index.shape[1], -1)
-            both = both.transpose(2, 0, 1, 3, 4).reshape(2 * m, index.size, -1)[:, at]
+            parts = g.numpy().reshape(m, len(leaves), 2, index.shape[1], -1)
+            parts = parts.transpose(2, 0, 1, 3, 4).reshape(2 * m, index.size, -1)
             place = stack.moving.numpy()[at // index.shape[1]] + d * rows[:, None]
             place = place + n * d * np.arange(2 * m)[:, None, None]
-            slopes.view(-1).scatter_add_(
-                0, torch.from_numpy(place.ravel()), torch.from_numpy(both.ravel())
-            )
+            found = torch.from_numpy(parts[:, at].ravel())
+            slopes.view(-1).scatter_add_(0, torch.from_numpy(place.ravel()), found)
         return PointMoments(*(part[0] if m == 1 else part for part in out))
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
