@@ -18,6 +18,7 @@ __all__ = ["closed_form"]
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from botorch.acquisition import (
     AcquisitionFunction,
@@ -25,6 +26,8 @@ from botorch.acquisition import (
     LogExpectedImprovement,
     PriorGuidedAcquisitionFunction,
 )
+from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from botorch_structured.acquisition.averaged_expected_improvement import (
@@ -36,6 +39,8 @@ from botorch_structured.acquisition.path_expected_improvement import (
     PathLogExpectedImprovement,
     least_sigma,
 )
+
+Array = NDArray[Any]
 
 # Type to whether it is a logarithm, and whether it is that of a path.
 _KINDS: dict[type, tuple[bool, bool]] = {
@@ -76,36 +81,37 @@ def closed_form(
         return None
     log, path = kind
     moments = moments_of(X, gradient, path)
-    if moments is None:
+    if moments is None or X.device.type != "cpu":
         return None
-    with torch.no_grad():
-        least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
-        sigma = moments.variance.clamp_min(least).sqrt()
-        sign = 1.0 if acqf.maximize else -1.0
-        u = (moments.mean - acqf.best_f.to(X)) * (sign / sigma)
-        phi = torch.exp(-0.5 * u.square()) * (1.0 / math.sqrt(2.0 * math.pi))
-        Phi = torch.special.ndtr(u)
-        h = torch.addcmul(phi, u, Phi)
+    # NumPy takes a quarter of the time of torch for arrays of this size
+    least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
+    variance = moments.variance.numpy()
+    sigma = np.sqrt(np.maximum(variance, least))
+    sign = 1.0 if acqf.maximize else -1.0
+    u = (moments.mean.numpy() - acqf.best_f.item()) * (sign / sigma)
+    with np.errstate(all="ignore"):  # far below, where it is replaced
+        phi = np.exp(-0.5 * np.square(u)) * (1.0 / math.sqrt(2.0 * math.pi))
+        Phi = special.ndtr(u)
+        h = phi + u * Phi
         if not log:
             value, of_mean, of_sigma = sigma * h, Phi, phi
         else:
-            value, of_mean, of_sigma = h.log(), Phi / h, phi / h
+            value, of_mean, of_sigma = np.log(h), Phi / h, phi / h
             far = u < -1.0
             if far.any():  # h loses digits
-                mills, share = _tail(torch.where(far, u, -1.0))
-                log_phi = -0.5 * (u.square() + math.log(2.0 * math.pi))
-                value = torch.where(far, log_phi + share.log(), value)
-                of_mean = torch.where(far, mills / share, of_mean)
-                of_sigma = torch.where(far, 1.0 / share, of_sigma)
-            value = value + sigma.log()
-        if not gradient:
-            return value, None
-        size = sigma if log else torch.ones_like(sigma)
-        of_variance = of_sigma * (moments.variance > least) / (2.0 * sigma * size)
-        slopes = (sign * of_mean / size).unsqueeze(-1) * moments.mean_gradient
-        return value, slopes.addcmul_(
-            of_variance.unsqueeze(-1), moments.variance_gradient
-        )
+                v = u[far]
+                mills, share = _tail(v, _FAR[X.dtype])
+                value[far] = np.log(share) - 0.5 * (v * v + math.log(2.0 * math.pi))
+                of_mean[far] = mills / share
+                of_sigma[far] = 1.0 / share
+            value = value + np.log(sigma)
+    if not gradient:
+        return torch.from_numpy(value), None
+    size = sigma if log else 1.0
+    of_variance = of_sigma * (variance > least) / (2.0 * sigma * size)
+    slope = (sign * of_mean / size)[:, None] * moments.mean_gradient.numpy()
+    slope += of_variance[:, None] * moments.variance_gradient.numpy()
+    return torch.from_numpy(value), torch.from_numpy(slope)
 
 
 def _averaged(
@@ -149,9 +155,9 @@ _COMBINED = {
 }
 
 
-def _tail(u: Tensor) -> tuple[Tensor, Tensor]:
+def _tail(u: Array, far: float) -> tuple[Array, Array]:
     """Phi / phi and h / phi, for ``u`` of -1 or less."""
-    mills = torch.special.erfcx(u * -math.sqrt(0.5)) * math.sqrt(0.5 * math.pi)
-    r = u.square().reciprocal()
+    mills = special.erfcx(u * -math.sqrt(0.5)) * math.sqrt(0.5 * math.pi)
+    r = 1.0 / np.square(u)
     series = r * (1.0 - r * (3.0 - r * (15.0 - 105.0 * r)))
-    return mills, torch.where(u > _FAR[u.dtype], 1.0 + u * mills, series)
+    return mills, np.where(u > far, 1.0 + u * mills, series)

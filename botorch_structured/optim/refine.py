@@ -120,10 +120,10 @@ class Evaluator:
                 gradients.append(
                     torch.zeros_like(part) if gradient is None else gradient.squeeze(-2)
                 )
-        return (
-            _number(torch.cat(values)).to(X),
-            torch.cat(gradients).nan_to_num(0.0, 0.0, 0.0).to(X),
-        )
+        gradient = torch.cat(gradients) if len(gradients) > 1 else gradients[0]
+        if not math.isfinite(gradient.sum()):
+            gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
+        return _number(torch.cat(values)).to(X), gradient.to(X)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ def _number(values: Tensor) -> Tensor:
     return torch.where(values.isnan(), -math.inf, values)
 
 
-ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ValueAndGradient = Callable[[Array, Array], tuple[Array, Array]]
 
 
 def maximize_in_unit_box(
@@ -163,9 +163,9 @@ def maximize_in_unit_box(
     inadmissible points, at whose border a climb has to continue along the other axes.
 
     Args:
-        value_and_gradient: Maps ``n x k`` points and the ``n`` numbers of the starts
-            they came from to ``n`` values and ``n x k`` gradients; -inf where a
-            point is not admissible.
+        value_and_gradient: Maps arrays to arrays: ``n x k`` points and the ``n``
+            numbers of the starts they came from to ``n`` values and ``n x k``
+            gradients; -inf where a point is not admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
         max_iter: Most iterations, each of one call.
@@ -179,17 +179,9 @@ def maximize_in_unit_box(
     # as long.
     like = U
     best_U = U.detach().cpu().numpy().copy()
-
-    def evaluate(U: Array, start: Array) -> tuple[Array, Array]:
-        found = value_and_gradient(
-            torch.from_numpy(U).to(like), torch.from_numpy(start).to(like.device)
-        )
-        f, g = (t.detach().cpu().numpy() for t in found)
-        return f, g
-
     start: Array = np.arange(len(best_U))
     k = best_U.shape[-1]
-    f, g = evaluate(best_U, start)
+    f, g = value_and_gradient(best_U, start)
     best_f = f.copy()
     eye = np.eye(k, dtype=best_U.dtype)
     # State of the starts still moving: number, point, value, gradient, Hessian of the
@@ -231,7 +223,7 @@ def maximize_in_unit_box(
             axes = _steepest_axes(g_free, width)
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
             trial = np.where(probing[:, None, None], probe, trial)
-        f_new, g_new = evaluate(trial.reshape(-1, k), start.repeat(width))
+        f_new, g_new = value_and_gradient(trial.reshape(-1, k), start.repeat(width))
         f_new = f_new.reshape(n, width)
         row, j = np.arange(n), f_new.argmax(-1)
         f_best = f_new[row, j]
@@ -545,27 +537,34 @@ def _climb_together(
     U = torch.where(valid, (X.gather(-1, columns) - low) / width, 0.5).clamp(0, 1)
     checked = here.problem.feasible is not None
 
-    def points(U: Tensor, start: Tensor) -> Tensor:
-        new = torch.lerp(low[start], high[start], U)
-        new = torch.minimum(torch.maximum(new, low[start]), high[start])
-        old = X[start]
-        new = torch.where(valid[start], new, old.gather(-1, columns[start]))
-        return old.scatter(-1, columns[start], new)
+    # of each start, as arrays; nothing else of it changes
+    old, place, least, most = (t.cpu().numpy() for t in (X, columns, low, high))
+    unit = torch.where(valid, width, 0.0).cpu().numpy()
 
-    def value_and_gradient(U: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+    def points(U: Array, start: Array) -> Tensor:
+        lower, upper, step = least[start], most[start], unit[start]
+        # exact at both bounds
+        new = np.where(U < 0.5, lower + U * step, upper - (1.0 - U) * step)
+        at, columns = old[start], place[start]
+        stay = np.take_along_axis(at, columns, -1)
+        new = np.where(step > 0.0, np.clip(new, lower, upper), stay)
+        np.put_along_axis(at, columns, new, -1)
+        return torch.from_numpy(at).to(X)
+
+    def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
         at = points(U, start)
         value, gradient = evaluator.value_and_gradient(at)
         if checked:
-            ok = here.problem.admissible(at, here.active[start])
-            value = torch.where(ok, value, -math.inf)
-        gradient = gradient.gather(-1, columns[start]) * width[start]
-        return value, gradient.masked_fill(~valid[start], 0.0)
+            active = here.active[torch.from_numpy(start).to(at.device)]
+            value = torch.where(here.problem.admissible(at, active), value, -math.inf)
+        slope = gradient.cpu().numpy()
+        slope = np.take_along_axis(slope, place[start], -1) * unit[start]
+        return value.cpu().numpy(), slope
 
     U, new = maximize_in_unit_box(value_and_gradient, U, valid)
-    start = torch.arange(len(X), device=X.device)
     better = new > values
-    X = torch.where(better[:, None], points(U, start), X)
-    return X, torch.where(better, new, values)
+    found = points(U.cpu().numpy(), np.arange(len(X)))
+    return torch.where(better[:, None], found, X), torch.where(better, new, values)
 
 
 def _climb_constrained(

@@ -439,6 +439,7 @@ class Singular:
     """An objective on arrays that has no value."""
 
     bounds = np.array([[-1.0, 1.0]])
+    units = np.ones(1)
 
     def __call__(self, theta: Any) -> Any: ...
 

@@ -324,6 +324,7 @@ class EvidenceObjective:
         self._parameters = own = RawParameters(mll, None)
         self._priors = LogPriors(mll.model, own)
         self.bounds, self.gp = own.bounds, gp
+        self.units = np.ones(len(own.free))
         self.nu, self.signs, self.sites = nu, signs, sites
         *positive, constant = gp.raw
         self._logarithms = [None if p is None else own.logarithm(p) for p in positive]

@@ -517,19 +517,25 @@ class LeafModel(FastSingleTaskGP):
         chained = point.requires_grad
         if len(transformed) != len(X) or transformed.requires_grad != chained:
             return None
+        scale, shift = 1.0, 0.0
+        if outcome is not None:
+            scale, shift = outcome.stdvs.item(), outcome.means.item()
         with torch.no_grad():
             found = moments(transformed.detach(), gradient, path)
-            scale, shift = 1.0, 0.0
-            if outcome is not None:
-                scale, shift = outcome.stdvs.item(), outcome.means.item()
+            mean, variance = found.mean, found.variance
+            if type(self.mean_module) is ConstantMean:
+                shift += scale * self.mean_module.constant.item()
+            else:
+                mean = mean + self.mean_module(transformed)
             floor = settings.min_variance.value(X.dtype)
-            mean = scale * (found.mean + self.mean_module(transformed)) + shift
-            variance = scale**2 * found.variance.clamp_min(floor)
+            above = variance > floor
+            mean = mean.mul(scale).add_(shift)
+            variance = variance.clamp_min(floor).mul_(scale**2)
         if found.mean_gradient is None or found.variance_gradient is None:
             return PointMoments(mean, variance)
-        above = (found.variance > floor).to(X).unsqueeze(-1)
-        slopes = [found.mean_gradient * scale, found.variance_gradient * above]
-        slopes[1] = slopes[1] * scale**2
+        slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
+        if not above.all():
+            slopes[1] *= above.unsqueeze(-1)
         if chained:
             slopes = [
                 torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]

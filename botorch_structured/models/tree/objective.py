@@ -82,6 +82,14 @@ _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 _MAX_DENSE = 2**16
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
 _ROWS_PER_WEIGHT = 1.5
+# The unit of a parameter in a fit, in standard deviations of its prior. With these
+# units a fit takes half as many evaluations as without. A whole deviation would be as
+# fast, but a first step of that length often ends near another optimum: with 60 points
+# on two leaves the best evidence was lower by 2 on average (without units, by 11).
+_UNIT = 0.25
+# Data determine a variance with a wide prior better than that. Not that of the noise,
+# which may be anywhere below the signal.
+_WIDEST = 1.0
 # A correlation of this name is of sum_j W_j D_j with D_j = |x_j - x'_j|, else squared.
 _ABSOLUTE = "laplace"
 # The name of exp(-sum_j W_j D_j) with D_j = 1[x_j != x'_j].
@@ -498,6 +506,7 @@ class LeafObjective:
 
     Attributes:
         bounds: Bounds of the parameters, ``k x 2``.
+        units: See ``_UNIT``, ``k``.
     """
 
     def __init__(
@@ -548,7 +557,14 @@ class LeafObjective:
         self._index = np.concatenate(list(self._indices()))
         rows = [leaves.rows.ravel() for leaves in form.leaves]
         self._mean_index = np.append(self._mean, self._mean[-1])[np.concatenate(rows)]
-        self.bounds = u.bounds
+        units = np.minimum(self._priors.deviations, _WIDEST)
+        if self._noise is not None:
+            noisy = u.logarithm(noise.raw_noise)
+            units[noisy] = self._priors.deviations[noisy]
+        _, slope = u.logarithms(u.read())
+        if slope is not None:  # raw values that are no logarithms are used as they are
+            units[slope != 1.0] = 1.0
+        self.bounds, self.units = u.bounds, _UNIT * units[u.free]
 
     @classmethod
     def of(

@@ -179,6 +179,10 @@ class LogPriors:
     A log-normal prior of x^p is -((p u - m) / s)^2 / 2 - p u plus a constant, a normal
     one of a mean the same without p u, and a gamma prior (a - 1) p u - b x^p plus a
     constant.
+
+    Attributes:
+        deviations: Standard deviations of u under log-normal and normal priors, else
+            1, ``U``.
     """
 
     def __init__(self, model: Any, parameters: RawParameters) -> None:
@@ -219,6 +223,8 @@ class LogPriors:
         self._place = table[0].astype(np.int64)
         _, self._power, self._loc, scale, self._tilt = table
         self._inverse = 1.0 / scale
+        self.deviations = np.ones(len(parameters.values))
+        self.deviations[self._place] = scale / self._power
         self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
         self._constant += constants + _LOG_HORSESHOE * sum(
             p.size for p, _, _ in self._horseshoes

@@ -27,11 +27,12 @@ MODELS = [TreeStructuredGP, ConditionalGP, TreeStructuredGP.as_published]
 
 
 def data(tree: ParameterTree, n: int) -> tuple[Tensor, Tensor]:
+    """The first ``n`` rows of a data set."""
     g = torch.Generator().manual_seed(0)
-    X = random_points(tree, n, g)
+    X = random_points(tree, 64, g)
     shown = torch.where(tree.active_mask(X), X, 0.0)
-    noise = 0.05 * torch.randn(n, 1, generator=g, dtype=torch.float64)
-    return X, (1.5 * shown.sum(-1, keepdim=True)).sin() + noise
+    noise = 0.05 * torch.randn(64, 1, generator=g, dtype=torch.float64)
+    return X[:n], ((1.5 * shown.sum(-1, keepdim=True)).sin() + noise)[:n]
 
 
 def fitted(make: Any, tree: ParameterTree, n: int, **kwargs: Any) -> Any:
