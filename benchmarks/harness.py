@@ -13,7 +13,8 @@ not interrupted. A method that needs a memory, such as a Markov chain, is a
 ``StatefulMethod``: it gets the ``state`` that it returned at the last step, which must
 be JSON, and the state is kept in the records.
 Problems are built in the process that needs them, by a function of the seed; all
-methods start from the same ``problem.starts(seed)``, which count as evaluations.
+methods start from the same ``problem.starts(seed)``, which count as evaluations, except
+those that have ``starts(problem, seed)`` of their own (an attribute of the function).
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def run(
             ``functools.partial``).
         problems: Functions by name, picklable; each makes the problem of a seed. A
             problem is minimised, and has ``starts(seed)``, ``space`` and, if known,
-            ``optimal_value``.
+            ``optimal_value``. If it has ``truth(x)`` (the value without noise) and
+            ``middle_value`` (that of a middling point), the records have them too.
         seeds: Seeds of the runs.
         budget: Evaluations of each run, the starts included.
         out: A folder. Runs found there are continued, complete ones left alone.
@@ -245,17 +247,17 @@ def _complete(
     with _locked(path) as file:
         records = _repair(file)
         problem = factory(key.seed)
-        starts = problem.starts(key.seed)
+        own = getattr(method, "starts", None)
+        starts = problem.starts(key.seed) if own is None else own(problem, key.seed)
         known = [record["x"] for record in records[: len(starts)]]
         if known != starts[: len(known)].tolist():
             raise ValueError(
                 f"{path} holds another experiment: expected its first points to be the "
                 f"starts of {key.problem} with seed {key.seed}."
             )
-        try:
-            optimum: float | None = float(problem.optimal_value)
-        except (AttributeError, NotImplementedError):
-            optimum = None
+        optimum = _known(problem, "optimal_value")
+        middle = _known(problem, "middle_value")
+        truth = getattr(problem, "truth", None)
         while (step := len(records)) < budget:
             record: dict[str, Any] = {**dataclasses.asdict(key), "step": step}
             began = time.perf_counter()
@@ -279,11 +281,23 @@ def _complete(
                 "suggest_s": round(suggested - began, 6),
                 "evaluate_s": round(time.perf_counter() - suggested, 6),
             }
+            if middle is not None:
+                record["middle"] = middle
+            if truth is not None:
+                record["truth"] = float(truth(x))
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             records.append(record)
             tell(key, "evaluated", f"{min(r['value'] for r in records):.4g}")
+
+
+def _known(problem: Any, name: str) -> float | None:
+    """A number that a problem may have."""
+    try:
+        return float(getattr(problem, name))
+    except (AttributeError, NotImplementedError):
+        return None
 
 
 def _suggest(

@@ -41,10 +41,14 @@ def test_constraints_pin_what_is_asked_for() -> None:
 
 
 def _requirements() -> list[Requirement]:
-    """Of users and of those who run the tests; linters have no lower bound to test."""
+    """Of users and of those who run the tests.
+
+    Linters, and what only the suite of benchmarks needs, have no lower bound to test.
+    """
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    asked = project["dependencies"] + sum((extras[k] for k in {*extras} - {"dev"}), [])
+    tested = {*extras} - {"dev", "suite"}
+    asked = project["dependencies"] + sum((extras[k] for k in tested), [])
     return [one for one in map(Requirement, asked) if one.name != project["name"]]
 
 

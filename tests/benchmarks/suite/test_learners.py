@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.suite import learners
+from benchmarks.suite.learners import (
+    DATA,
+    DEVELOP,
+    FILES,
+    REPORT,
+    LearnerProblem,
+    read_dataset,
+)
+from benchmarks.suite.optima import read_scale
+
+pytest.importorskip("sklearn")
+
+
+def test_the_halves_alternate() -> None:
+    assert len(DEVELOP) == len(REPORT) == 8
+    names = sorted(name.removeprefix("cash-") for name in [*DEVELOP, *REPORT])
+    assert names[::2] == [name.removeprefix("cash-") for name in DEVELOP]
+    assert pickle.loads(pickle.dumps(DEVELOP["cash-pima"])).keywords["data"] == DATA
+
+
+def test_columns_of_text(tmp_path: Path) -> None:
+    (tmp_path / "uci").mkdir()
+    adult = "39, State, 7.5, x, <=50K\n50, ?, 8.5, x, >50K\n\n28, State, 1, x, <=50K\n"
+    (tmp_path / "uci/adult-train.csv.gz").write_bytes(gzip.compress(adult.encode()))
+    X, y = read_dataset("adult", tmp_path)
+    # numbers; "?", "State"; a column that does not vary is left out
+    assert X.tolist() == [[39, 0, 1, 7.5], [50, 1, 0, 8.5], [28, 0, 1, 1]]
+    assert y.tolist() == [0, 1, 0]
+    (tmp_path / "uci/titanic-pmlb.csv").write_text(
+        "Class\tAge\tclass\n1\t2\t-1\n3\t4\t1"
+    )
+    X, y = read_dataset("titanic", tmp_path)
+    assert X.tolist() == [[1, 2], [3, 4]] and y.tolist() == [0, 1]
+
+
+def test_libsvm_s_format(tmp_path: Path) -> None:
+    (tmp_path / "libsvm").mkdir()
+    (tmp_path / "libsvm/heart").write_text("1 1:70 3:4\n0 2:1.5\n")
+    X, y = read_dataset("heart", tmp_path)
+    assert X.tolist() == [[70, 0, 4], [0, 1.5, 0]] and y.tolist() == [1, 0]
+
+
+def test_large_data_sets_are_stratified() -> None:
+    from sklearn.datasets import load_breast_cancer
+
+    _, whole = load_breast_cancer(return_X_y=True)
+    X, y = read_dataset("breast_cancer")
+    assert X.shape == (300, 30)
+    assert y.mean() == pytest.approx(whole.mean(), abs=1 / 300)
+    assert np.array_equal(read_dataset("breast_cancer")[0], X)
+
+
+def test_a_configuration_has_one_value() -> None:
+    problem = DEVELOP["cash-wine"](0)
+    configs = [
+        {"learner": "gnb"},
+        {"learner": "knn", "knn:n_neighbors": 5},
+        {"learner": "knn", "knn:n_neighbors": 25},
+    ]
+    X = problem.space.encode(configs)
+    values = problem.truths(X)
+    assert ((values > 0) & (values < 0.2)).all()
+    assert [problem(x) for x in X] == [problem.truth(x) for x in X] == values.tolist()
+    assert len(problem.cash.evaluations) == 3  # each was run once
+    assert torch.equal(DEVELOP["cash-wine"](1).truths(X), values)
+
+
+def test_starts() -> None:
+    problem = LearnerProblem("wine")
+    starts = problem.space.decode(problem.starts(0))
+    assert len({config["learner"] for config in starts}) == 8
+    assert torch.equal(problem.starts(0), problem.starts(0))
+    assert not torch.equal(problem.starts(0), problem.starts(1))
+
+
+def test_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dataset: expected one of"):
+        LearnerProblem("moons")
+    with pytest.raises(FileNotFoundError, match="data set 'pima' of UCI or LIBSVM"):
+        LearnerProblem("pima", tmp_path)
+
+
+def test_the_table_has_all_data_sets() -> None:
+    for name in learners.DEVELOP_DATASETS + learners.REPORT_DATASETS:
+        scale = read_scale("cash", name)
+        assert scale is not None and 0.0 <= scale.optimal < scale.middle < 1.0
+    problem = LearnerProblem("wine")
+    assert (
+        problem.optimal_value <= problem.truths(problem.space.sample(5, seed=0)).min()
+    )
+
+
+@pytest.mark.skipif(not (DATA / "uci").exists(), reason=f"needs {DATA / 'uci'}")
+def test_the_data_sets_themselves() -> None:
+    for name in FILES:
+        X, y = read_dataset(name)
+        assert 200 < len(y) <= 300 and len(np.unique(y)) >= 2
+        assert np.isfinite(X).all() and (X.std(0) > 0).all()

@@ -1,0 +1,204 @@
+"""What the surrogate is asked, with a stand-in for it; and itself, where it is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.suite import yahpo
+from benchmarks.suite.optima import read_scale
+from benchmarks.suite.yahpo import DATA, DEVELOP, REPORT, YahpoXGBoost
+
+TREES = ["dart", "gbtree"]
+# Name: lower and upper bound, whether whole, whether logarithmic, boosters.
+NUMBERS: dict[str, tuple[float, float, bool, bool, list[str] | None]] = {
+    "alpha": (0.01, 100.0, False, True, None),
+    "colsample_bylevel": (0.01, 1.0, False, False, TREES),
+    "colsample_bytree": (0.01, 1.0, False, False, TREES),
+    "eta": (0.001, 1.0, False, True, TREES),
+    "gamma": (0.0001, 10.0, False, True, TREES),
+    "lambda": (0.01, 100.0, False, True, None),
+    "max_depth": (1, 15, True, False, TREES),
+    "min_child_weight": (2.0, 200.0, False, True, TREES),
+    "nrounds": (7, 2981, True, True, None),
+    "rate_drop": (0.0, 1.0, False, False, ["dart"]),
+    "repl": (1, 10, True, False, None),
+    "skip_drop": (0.0, 1.0, False, False, ["dart"]),
+    "subsample": (0.1, 1.0, False, False, None),
+    "trainsize": (0.03, 1.0, False, False, None),
+}
+CHOICES = {
+    "booster": ["gblinear", "gbtree", "dart"],
+    "num.impute.selected.cpo": ["impute.mean", "impute.median", "impute.hist"],
+    "task_id": ["1040", "3"],
+}
+CONFIG = {
+    "booster": "gbtree",
+    "num.impute.selected.cpo": "impute.hist",
+    "nrounds": 100,
+    "eta": 0.1,
+    "gamma": 0.01,
+    "lambda": 2.0,
+    "alpha": 0.5,
+    "subsample": 0.75,
+    "max_depth": 6,
+    "min_child_weight": 5.0,
+    "colsample_bytree": 0.25,
+    "colsample_bylevel": 0.5,
+}
+have_data = (DATA / "yahpo_rbv2_xgboost" / "model.onnx").exists()
+needs_surrogate = pytest.mark.skipif(
+    not (have_data and importlib.util.find_spec("onnxruntime")),
+    reason=f"needs onnxruntime and {DATA / 'yahpo_rbv2_xgboost'}",
+)
+
+
+class StandIn:
+    """Answers with numbers that say which input they came from; notes the inputs."""
+
+    def run(self, outputs: None, given: dict[str, Any]) -> list[np.ndarray]:
+        self.given = given
+        answer = np.zeros((len(given["x_cat"]), 9), dtype=np.float32)
+        answer[:, 0] = 0.5 + 0.01 * given["x_cat"][:, 1]  # acc, by the booster
+        answer[:, 5] = given["x_cont"][:, 0]  # logloss: nrounds
+        answer[:, 6] = given["x_cont"][:, 12]  # timetrain: trainsize
+        return [answer]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The files of a surrogate in ``tmp_path``, and what answers in its place."""
+    folder = tmp_path / "yahpo_rbv2_xgboost"
+    folder.mkdir()
+    parameters: list[dict[str, Any]] = [
+        {"name": n, "type": "categorical", "choices": c, "default": c[0]}
+        for n, c in CHOICES.items()
+    ]
+    conditions: list[dict[str, Any]] = []
+    for name, (low, high, whole, log, boosters) in NUMBERS.items():
+        kind = "uniform_int" if whole else "uniform_float"
+        entry = {"name": name, "type": kind, "log": log, "default": high}
+        parameters.append({**entry, "lower": low, "upper": high})
+        condition = {"child": name, "parent": "booster"}
+        if boosters == ["dart"]:
+            conditions.append({**condition, "type": "EQ", "value": "dart"})
+        elif boosters:
+            conditions.append({**condition, "type": "IN", "values": boosters})
+    content = {"hyperparameters": parameters, "conditions": conditions}
+    path = folder / "config_space.json"
+    path.write_text(json.dumps({**content, "forbiddens": []}))
+    codes = {
+        name: {choice: i for i, choice in enumerate(["#na#", *sorted(choices)])}
+        for name, choices in CHOICES.items()
+    }
+    (folder / "encoding.json").write_text(json.dumps(codes))
+    session = StandIn()
+    monkeypatch.setattr(yahpo, "_session", lambda path: session)
+    return session
+
+
+def test_the_halves_are_those_of_the_data_s_readme() -> None:
+    assert len(DEVELOP) == len(REPORT) == 40
+    assert not DEVELOP.keys() & REPORT.keys()
+    assert {"yahpo-3", "yahpo-41278"} <= DEVELOP.keys() and "yahpo-15" in REPORT
+    assert pickle.loads(pickle.dumps(DEVELOP["yahpo-3"])).keywords["data"] == DATA
+
+
+def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) -> None:
+    problem = YahpoXGBoost("1040", tmp_path)
+    columns = problem.evaluate(problem.space.encode([CONFIG]))
+    # the task, gbtree among dart, gblinear and gbtree; impute.hist is the first
+    assert stand_in.given["x_cat"].tolist() == [[1, 3, 1]]
+    assert stand_in.given["x_cat"].dtype == np.int32
+    expected = [100, 0.1, 0.01, 2, 0.5, 0.75, 6, 5, 0.25, 0.5, 0, 0, 1, 10]
+    numbers = stand_in.given["x_cont"]
+    assert numbers.dtype == np.float32
+    np.testing.assert_allclose(numbers, [expected], rtol=1e-6)
+    assert columns["acc"].tolist() == pytest.approx([0.53])
+    assert columns["logloss"].tolist() == [100.0]
+    assert columns["timetrain"].tolist() == [1.0]
+
+
+def test_what_is_inactive_does_not_matter(stand_in: StandIn, tmp_path: Path) -> None:
+    problem = YahpoXGBoost("3", tmp_path)
+    shared = ("nrounds", "lambda", "alpha", "subsample", "num.impute.selected.cpo")
+    linear = {name: CONFIG[name] for name in shared} | {"booster": "gblinear"}
+    X = problem.space.encode([linear])
+    problem.evaluate(X)
+    expected = stand_in.given["x_cont"].copy()
+    assert np.count_nonzero(expected) == 6  # four numbers, trainsize and repl
+    X[~problem.tree.active_mask(X)] = torch.nan
+    problem.evaluate(X)
+    np.testing.assert_array_equal(stand_in.given["x_cont"], expected)
+
+
+def test_space_and_starts(stand_in: StandIn, tmp_path: Path) -> None:
+    problem = YahpoXGBoost("3", tmp_path)
+    assert problem.space.dim == 14 and problem.tree.num_paths == 3
+    default = problem.space.decode(problem.space.starts(kind="default"))[0]
+    assert default["booster"] == "gblinear" and default["nrounds"] == 2981
+    starts = problem.starts(4)
+    assert torch.equal(starts, problem.starts(4))
+    assert not torch.equal(starts, problem.starts(5))
+    boosters = {config["booster"] for config in problem.space.decode(starts)}
+    assert boosters == set(CHOICES["booster"])
+    # 1 - acc, and no noise
+    values = torch.tensor([problem(x) for x in starts])
+    assert values.tolist() == pytest.approx([0.48, 0.47, 0.49])
+    assert [problem.truth(x) for x in starts] == values.tolist()
+
+
+def test_trainsize(stand_in: StandIn, tmp_path: Path) -> None:
+    problem = YahpoXGBoost("3", tmp_path, trainsize=0.5)
+    X = problem.space.sample(2, seed=0)
+    assert problem.evaluate(X)["timetrain"].tolist() == [0.5, 0.5]
+    fractions = torch.tensor([0.25, 1.0])
+    assert problem.evaluate(X, fractions)["timetrain"].tolist() == [0.25, 1.0]
+    with pytest.raises(AttributeError, match="trainsize = 0.5"):
+        _ = problem.optimal_value
+    for wrong in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="trainsize: expected numbers from 0.03"):
+            problem.evaluate(X, wrong)
+    with pytest.raises(ValueError, match="a number or 2 of them"):
+        problem.evaluate(X, torch.ones(3))
+
+
+def test_arguments(stand_in: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="task_id: expected one of the 80"):
+        YahpoXGBoost("11", tmp_path)
+    problem = YahpoXGBoost(3, tmp_path)
+    X = problem.space.sample(2, seed=0)
+    with pytest.raises(ValueError, match="shape n x 14"):
+        problem.evaluate(X[:, :5])
+    X[0, problem.space.names.index("subsample")] = 3.0
+    with pytest.raises(ValueError, match="points of the space"):
+        problem.evaluate(X)
+    with pytest.raises(FileNotFoundError, match="config_space.json of the folder rbv2"):
+        YahpoXGBoost("3", tmp_path / "elsewhere")
+
+
+def test_the_table_has_all_data_sets(stand_in: StandIn, tmp_path: Path) -> None:
+    problem = YahpoXGBoost("3", tmp_path)
+    assert 0.0 <= problem.optimal_value < 0.01 < 0.28 < problem.middle_value < 0.29
+    for task in yahpo.DEVELOP_TASKS + yahpo.REPORT_TASKS:
+        scale = read_scale("yahpo", task)
+        assert scale is not None and scale.optimal < scale.middle
+
+
+@needs_surrogate
+def test_the_surrogate_itself() -> None:
+    problem = DEVELOP["yahpo-3"](0)
+    X = problem.space.sample(1000, seed=0)
+    values = problem.truths(X)
+    assert float(values.median()) == pytest.approx(problem.middle_value, abs=1e-6)
+    assert problem.optimal_value <= values.min()
+    assert problem.truth(X[7]) == pytest.approx(float(values[7]), abs=1e-6)
+    whole, part = (problem.evaluate(X, size)["timetrain"] for size in (1.0, 0.1))
+    assert part.median() < whole.median()
