@@ -81,15 +81,16 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
             )
         if improvement not in ("learned", "published"):
             raise ValueError(
-                'improvement: expected "learned" or "published", got '
-                f"{improvement!r}."
+                f'improvement: expected "learned" or "published", got {improvement!r}.'
             )
         columns, values = _read_target(model, target)
         super().__init__(model=model)
         if not isinstance(best_f, Tensor):
             best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
         if best_f.numel() != 1 or not best_f.isfinite().all():
-            raise ValueError(f"best_f: expected a finite number, got {best_f.tolist()}.")
+            raise ValueError(
+                f"best_f: expected a finite number, got {best_f.tolist()}."
+            )
         self.register_buffer("best_f", best_f.reshape(()))
         self.register_buffer("target_columns", columns)
         self.register_buffer("target_values", values)
@@ -111,9 +112,7 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
         # not self.to(X), which would walk through two models in every call
         values, best_f = self.target_values.to(X), self.best_f.to(X)
         columns = self.target_columns.to(X.device)
-        at_target = X.index_copy(
-            -1, columns, values.expand(*X.shape[:-1], len(values))
-        )
+        at_target = X.index_copy(-1, columns, values.expand(*X.shape[:-1], len(values)))
         if self.improvement == "published":
             posterior = self._posterior(self.model, at_target)
             mean, variance = posterior.mean, posterior.variance.squeeze(-1)
@@ -148,8 +147,8 @@ class ContextLogExpectedImprovement(_ContextImprovement):
     r"""Log EI at the target context that an evaluation at X brings, per expected cost.
 
     Choose it where a candidate can also be evaluated at cheaper contexts, or where
-    costs differ between candidates: "EI per second" is ``target={}``, then the target is
-    X itself. With a point x, a context beta and the target context 1,
+    costs differ between candidates (with ``target={}`` it is EI per second: the target
+    is X itself). With a point x, a context beta and the target context 1,
 
     .. math:: \alpha(x, \beta) = \log E[(m' - f^*)_+] - \log E[\mathrm{cost}(x, \beta)]
 
