@@ -620,10 +620,11 @@ def _correlate(
     """
     if context is None:
         return correlation.value(squared_distance(a, b))
-    return math.prod(
+    own, of_context = (
         correlation.value(squared_distance(a * mask, b * mask))
-        for mask in (context, ~context)
+        for mask in (~context, context)
     )
+    return own * of_context
 
 
 def _product_blocks(

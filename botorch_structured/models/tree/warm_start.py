@@ -157,8 +157,8 @@ def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
                     for p, j in used.nonzero().tolist()
                 ]
         else:
-            columns = kernel.columns[: leaf.num_columns]
-            out[names("relative_lengthscale")] = [column(c) for c in columns]
+            of_leaves = kernel.columns[: leaf.num_columns]
+            out[names("relative_lengthscale")] = [column(c) for c in of_leaves]
             out[names("relative_outputscale")] = edges
         context = [column(c) for c in kernel.context_columns]
         out[names("context_lengthscale")] = context
