@@ -59,8 +59,11 @@ def test_the_command_goes_on(tmp_path: Path, capsys: Any) -> None:
         allowed = {1.0} if trace.method == "cost" else {1.0, 1 / 3, 1 / 9, 1 / 27}
         assert all(any(abs(s - a) < 1e-9 for a in allowed) for s in trace.shares)
     assert min(others[1].shares[:9]) == max(others[1].shares[:9]) < 0.2  # the bracket
-    main(arguments)
-    assert len(context_cost._read(tmp_path / "develop.jsonl")) == 4
+    file = tmp_path / "develop.jsonl"
+    before = file.read_text()
+    file.write_text(before + '{"problem": "3", "me')  # killed while it wrote
+    main([*arguments, "--report"])
+    assert file.read_text() == before
     assert capsys.readouterr().out.startswith("|")
 
 
@@ -77,7 +80,7 @@ def test_only_full_evaluations_count() -> None:
     # at half the seconds of "full" (30 of 60) and later: 0.2, scaled (0.2 - 0.1) / 0.5
     assert cells[:2] == ["context", "1"]
     assert cells[4:7] == ["0.2000"] * 3
-    assert cells[7:10] == ["0.100", "1 of 1", "0 / 0"]
+    assert cells[7:12] == ["0.100", "1 of 1", "0.100", "1 of 1", "0 / 0"]
 
 
 def test_refuses_tasks_of_the_other_half(tmp_path: Path, capsys: Any) -> None:
