@@ -19,7 +19,8 @@ BIBTEX: dict[str, str] = {
 # from it elsewhere.
 _OBJECTS_OF = {
     "Jenatton2017tree": """
-        JenattonTree PathExpectedImprovement PathLogExpectedImprovement
+        ContextLogExpectedImprovement JenattonTree PathContextLogExpectedImprovement
+        PathExpectedImprovement PathLogExpectedImprovement
         TreeStructuredGP TreeStructuredKernel optimize_acqf_two_step
     """,
     "Levesque2017conditional": """

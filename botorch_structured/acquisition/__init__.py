@@ -4,19 +4,30 @@
 * ``InteriorPrior``: a weak prior for the inside of the box.
 * ``PathExpectedImprovement``, ``PathLogExpectedImprovement``: of the paths of a
   tree-structured model (Jenatton et al. 2017, equation (6)).
+* ``ContextLogExpectedImprovement``, ``PathContextLogExpectedImprovement``: at a target
+  context, per expected cost (the same, section 5); ``best_at_context`` is their
+  incumbent.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "AveragedLogExpectedImprovement",
+    "ContextLogExpectedImprovement",
     "InteriorPrior",
+    "PathContextLogExpectedImprovement",
     "PathExpectedImprovement",
     "PathLogExpectedImprovement",
+    "best_at_context",
 ]
 
 from botorch_structured.acquisition.averaged_expected_improvement import (
     AveragedLogExpectedImprovement,
+)
+from botorch_structured.acquisition.context_cost import (
+    ContextLogExpectedImprovement,
+    PathContextLogExpectedImprovement,
+    best_at_context,
 )
 from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (

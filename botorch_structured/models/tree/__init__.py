@@ -37,7 +37,12 @@ marginal, 4         ``TreeStructuredKernel`` in a ``SingleTaskGP``
 Figure 1, 4.1       ``test_functions.JenattonTree``
 basis, 4.3          ``shared_features="fourier"``: stratified frequencies
                     (``weight_features.WeightFeatures``) in place of random ones
-subsampling, 5      not implemented: the paper suggests it as future work only
+K~_p, 5             ``context_features`` of ``TreeStructuredGP``:
+                    ``tree_structured_kernel.TreeStructuredKernel.leaf_covariance``
+alpha / cost, 5     ``acquisition.ContextLogExpectedImprovement``
+(p*, beta*), 5      ``acquisition.PathContextLogExpectedImprovement``, with
+                    ``improvement="published"`` as printed
+hyperband, 5        ``optim.successive_halving``, ``optim.encode_triplets``
 ==================  ====================================================================
 
 ``TreeStructuredGP.as_published`` is sections 2 to 4 with the paper's choices.

@@ -121,10 +121,14 @@ class _FourierFeatureMap(_LeafFeatureMap):
     ) -> Tensor:
         """``batch_shape x n x (2 l num_blocks)``."""
         seen = seen.to(points)
-        square = seen @ self.frequencies.square().mT
+        squares = self.frequencies.square().mT
+        square = seen @ squares
         columns = seen.sum(-1, keepdim=True)
         # the logarithms of the densities up to constants; 2 nu = 5
-        target = -(5 + columns) / 2 * (square / 5).log1p()
+        target = square.new_zeros(())
+        for part in self._factors(seen):
+            count = part.sum(-1, keepdim=True)
+            target = target - (5 + count) / 2 * (part @ squares / 5).log1p()
         target = target if self.matern else -square / 2
         drawn = -(self.degrees + columns) / 2 * (square / self.degrees).log1p()
         weights = (target - drawn).softmax(-1)
@@ -132,6 +136,10 @@ class _FourierFeatureMap(_LeafFeatureMap):
         angles = points @ self.frequencies.mT
         waves = torch.cat([amplitude * angles.sin(), amplitude * angles.cos()], dim=-1)
         return self._in_blocks(x, key, waves)
+
+    def _factors(self, seen: Tensor) -> list[Tensor]:
+        """The columns of each kernel of a product, ``batch_shape x n x e``."""
+        return [seen]
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""
@@ -145,6 +153,12 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
     @property
     def num_outputs(self) -> int:
         return super().num_outputs + self.kernel.num_weights + len(self.seeds)
+
+    def _factors(self, seen: Tensor) -> list[Tensor]:
+        if not self.kernel.is_product:
+            return [seen]
+        context = self.kernel.leaf_hyperparameters.is_context[:-1].to(seen)
+        return [seen * (1.0 - context), seen * context]
 
     def forward(self, x: Tensor) -> Tensor:
         """``batch_shape x n x num_outputs``."""

@@ -135,7 +135,7 @@ def has_tables(kernel: LeafKernel) -> bool:
         return False
     if type(kernel) is ConditionalKernel:
         return stationary_form(kernel.base_kernel) is not None
-    return type(kernel) is TreeStructuredKernel
+    return type(kernel) is TreeStructuredKernel and not kernel.is_product
 
 
 def _tree_tables(

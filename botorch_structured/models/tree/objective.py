@@ -270,9 +270,10 @@ class _Form:
         places = self.places
         lengths, variance = self._leaf_quantities(kernel)
         hyper = kernel.leaf_hyperparameters
-        points = _numbers(self.X)[:, kernel.columns]
+        width = hyper.num_columns
+        points = _numbers(self.X)[:, kernel.columns[:width]]
         categorical = []
-        for j, column in enumerate(kernel.columns):
+        for j, column in enumerate(kernel.columns[:width]):
             known = getattr(hyper, f"known_{column}", None)
             if known is not None:
                 categorical.append(j)
@@ -283,13 +284,27 @@ class _Form:
         undeclared = (places.codes >= kernel.weights.num_outcomes).sum(-1)
         self._read_weights(kernel)
         fixed = self._fixed(kernel)
+        context = kernel.context_columns
+        if context:
+            raw = self.parameters.logarithm(hyper.context_lengthscale.raw_value)
+            of_context = self.quantities.add(len(context))
+            self.quantities.depend(of_context, raw, -2.0)
         out = []
         for bucket, leaves in self._buckets(variance):
-            columns = _numbers(positions(places.seen[bucket.leaves]))
+            columns = _numbers(positions(places.seen[bucket.leaves, :width]))
             index = np.take_along_axis(lengths[_numbers(bucket.leaves)], columns, 1)
             unequal = np.array(categorical, dtype=np.int64)
             distances = _distances(name, points, columns, leaves.rows, unequal)
             leaves.factors.append(_Factor(name, distances, index))
+            if context:
+                columns = np.broadcast_to(
+                    np.arange(len(context)), (len(index), len(context))
+                )
+                points_of = _numbers(self.X)[:, context]
+                distances = _distances(
+                    name, points_of, columns, leaves.rows, unequal[:0]
+                )
+                leaves.factors.append(_Factor(name, distances, of_context[columns]))
             if self.offsets.size and bool(undeclared[bucket.leaves].any()):
                 leaves.undeclared = _numbers(undeclared[bucket.leaves]).astype(float)
             if self.num_weights:
@@ -304,12 +319,14 @@ class _Form:
             name = f"{kernel.correlation.name}_frequencies"
             self.frequencies = _numbers(getattr(kernel.weights, name))
             for leaves in self.leaves:
-                leaves.factors[0].name = _TREE_NAMES[kernel.correlation.name]
+                for factor in leaves.factors:
+                    factor.name = _TREE_NAMES[kernel.correlation.name]
 
     def _leaf_quantities(self, kernel: TreeStructuredKernel) -> tuple[Indices, Indices]:
         """W of each leaf and column (and one for unused places), and v of each leaf."""
         q, u, places = self.quantities, self.parameters, self.places
-        hyper, width = kernel.leaf_hyperparameters, len(kernel.columns)
+        hyper = kernel.leaf_hyperparameters
+        width = hyper.num_columns
         variance = q.add(self.layout.num_leaves)
         if hyper.sharing == "independent":
             path = _numbers(places.path)

@@ -135,6 +135,13 @@ class TreeStructuredGP(LeafModel):
         leaf_kernel: "evidence" (default: both are fitted, that with the larger
             evidence is kept),
             "matern" (5/2) or "rbf".
+        context_features: Columns that describe the evaluation and not the candidate,
+            such as the share of the training set (section 5). They have to be numeric
+            and active on every path. Every K_p is multiplied by a kernel K_context over
+            them, with a lengthscale that all leaves share; like other shared columns
+            they have linear and smooth terms. Without them such a column would be
+            seen by those terms only (by ``leaf_inputs="own"``). To search with them:
+            ``acquisition.ContextLogExpectedImprovement``.
 
     Raises:
         ValueError: An unknown option, columns out of range, an undeclared value in a
@@ -175,6 +182,7 @@ class TreeStructuredGP(LeafModel):
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
+        context_features: Sequence[int] | None = None,
     ) -> None:
         tree, input_transform, categorical_features = read_arguments(
             train_X,
@@ -206,6 +214,7 @@ class TreeStructuredGP(LeafModel):
             "node_weights": not node_weights,
             "weight_variances": weight_variances != "tied",
             "leaf_kernel": leaf_kernel != "evidence",
+            "context_features": context_features is not None,
         }
         if covar_module is not None and any(options.values()):
             given = [name for name, changed in options.items() if changed]
@@ -236,6 +245,7 @@ class TreeStructuredGP(LeafModel):
                 categorical_features=known_values,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
                 batch_shape=aug_batch_shape,
+                context_features=context_features,
             )
             if likelihood is None and train_Yvar is None:
                 likelihood, own_likelihood = default_likelihood(aug_batch_shape), True

@@ -43,7 +43,10 @@ from botorch_structured.linalg.correlations import (
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models.tree.leaf_inference import (
     MAX_LISTED_PATHS,
+    BlockPrior,
     BlockTensors,
+    CrossCovariance,
+    GivenBlocks,
     LeafKernel,
     Structure,
     stationary_cross,
@@ -55,6 +58,7 @@ from botorch_structured.models.tree.weight_features import (
     one_hot_code,
 )
 from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces.arguments import check_columns
 
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
@@ -158,7 +162,7 @@ class LeafHyperparameters(Module):
     draws :math:`\rho` of each column and :math:`\delta` of each decision on the path
     towards one. "tied" has neither, and "independent" (the paper) has a lengthscale
     for each path and column and a scale for each path. Shapes depend on the tree alone,
-    never on the data.
+    never on the data. A context column has one lengthscale, which all leaves share.
 
     Args:
         tree: The parameter tree.
@@ -166,6 +170,7 @@ class LeafHyperparameters(Module):
         columns_of_path: For each path the positions in ``columns`` that its K_p sees;
             None when there are too many paths to list.
         sharing: "hierarchical", "tied" or "independent".
+        num_context: Number of context columns, which follow ``columns``.
         batch_shape: Batch shape of the model.
     """
 
@@ -175,6 +180,7 @@ class LeafHyperparameters(Module):
         columns: list[int],
         columns_of_path: list[list[int]] | None,
         sharing: Literal["hierarchical", "tied", "independent"],
+        num_context: int = 0,
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
     ) -> None:
         super().__init__()
@@ -186,6 +192,8 @@ class LeafHyperparameters(Module):
         ) -> Hyperparameter:
             return Hyperparameter((1, count), mode, scale, bounds, batch_shape)
 
+        if num_context:
+            self.context_lengthscale = parameter(num_context, 1.0, 0.75, _LENGTHSCALES)
         # BoTorch's prior mode grows like sqrt(d), as distances do. Here it grows like
         # d: with few data the variance is largest in the 2^d corners of the box.
         # Shorter lengthscales for one column make a search evaluate more than the two
@@ -234,8 +242,18 @@ class LeafHyperparameters(Module):
             path: Path of each row, ``batch_shape x n``; used by "independent" only.
 
         Returns:
-            ``batch_shape x 1 x num_columns``, or with n rows for "independent".
+            ``batch_shape x 1 x num_columns``, or with n rows for "independent". Those
+            of context columns are the last.
         """
+        inverse = self._inverse_own(path)
+        if not hasattr(self, "context_lengthscale"):
+            return inverse
+        context = self.context_lengthscale.value.reciprocal()
+        batch = torch.broadcast_shapes(inverse.shape[:-1], context.shape[:-1])
+        parts = [part.expand(*batch, part.shape[-1]) for part in (inverse, context)]
+        return torch.cat(parts, dim=-1)
+
+    def _inverse_own(self, path: Tensor | None) -> Tensor:
         if self.num_columns == 0:
             return self.dimension_scale.new_zeros(1, 0)
         if self.sharing == "independent":
@@ -304,7 +322,8 @@ class TreeStructuredKernel(LeafKernel):
     where p is the path of x, K_p a stationary kernel over columns of the leaf p
     (``LeafHyperparameters``) and z_p(x) the features of the weights c on the path
     (``WeightFeatures``). The covariance is exactly invariant to the values of inactive
-    columns.
+    columns. With context columns beta, K_p(x_p, x'_p) is multiplied by a kernel
+    K_context(beta, beta') that all leaves share (section 5).
 
     Choose ``TreeStructuredGP``, which has this covariance and fast inference, unless
     the covariance is to be part of another model. ``SingleTaskGP(X, Y,
@@ -324,7 +343,9 @@ class TreeStructuredKernel(LeafKernel):
             "independent" (one per weight).
         aligned_columns: Groups of leaf columns declared comparable across leaves.
         categorical_features: Categorical columns and their known values.
-        correlation: "matern" (5/2) or "rbf": that of K_p and of the smooth terms.
+        correlation: "matern" (5/2) or "rbf": that of K_p, of K_context and of the
+            smooth terms.
+        context_features: Context columns, see ``TreeStructuredGP``.
         batch_shape: Batch shape of the hyperparameters.
     """
 
@@ -343,6 +364,7 @@ class TreeStructuredKernel(LeafKernel):
         categorical_features: Mapping[int, list[float]] | None = None,
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+        context_features: Sequence[int] | None = None,
     ) -> None:
         check_choices(
             shared_features=shared_features,
@@ -360,6 +382,8 @@ class TreeStructuredKernel(LeafKernel):
             if column not in tree.decision_columns
         }
         groups = _check_aligned_columns(tree, aligned_columns, categorical)
+        context = _check_context(tree, context_features, categorical)
+        self.context_columns = context
         shared = tree.shared_columns if shared_features != "none" else []
         numeric = [c for c in shared if c not in categorical]
         self.weights = WeightFeatures(
@@ -374,27 +398,35 @@ class TreeStructuredKernel(LeafKernel):
             batch_shape=batch_shape,
         )
         own = set(tree.own_columns)
-        free = sorted({*own, *tree.shared_columns})
+        free = sorted({*own, *tree.shared_columns} - {*context})
         seen = self._columns_of_paths(free, own)
         if leaf_inputs == "active" or seen is None:
             columns = free
         else:
             columns = sorted({c for path in seen for c in path})
-        position = {column: j for j, column in enumerate(columns)}
-        self.columns = columns
+        position = {column: j for j, column in enumerate(columns + context)}
         self.leaf_hyperparameters = LeafHyperparameters(
             tree,
             columns,
             None if seen is None else [[position[c] for c in path] for path in seen],
             leaf_hyperparameters,
+            len(context),
             batch_shape,
         )
+        self.columns = columns = columns + context
         self._numeric = [c for c in columns if c not in categorical]
         self._categorical = {c: categorical[c] for c in columns if c in categorical}
         self._encoded = OneHotColumns(self._numeric, self._categorical)
         self.encoded_columns = [position[c] for c in self._encoded.columns]
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
-        tables = {"own": torch.tensor([c in own for c in columns], dtype=torch.bool)}
+        tables = {
+            "own": torch.tensor([c in own for c in columns], dtype=torch.bool),
+            "context": torch.tensor([c in context for c in columns], dtype=torch.bool),
+            # of encoded columns, and of the one that unused places have
+            "is_context": torch.tensor(
+                [*(c in context for c in self._encoded.columns), False]
+            ),
+        }
         # a list as an index would be copied to the device at each call
         indices = {
             "column_index": columns,
@@ -459,8 +491,10 @@ class TreeStructuredKernel(LeafKernel):
         codes, active, key = tree.locate(X, strict=X.device.type == "cpu")
         seen = active.index_select(-1, self.leaf_hyperparameters.column_index)
         if self.leaf_inputs == "own":
-            own = self.leaf_hyperparameters.own
-            seen = seen & (own | ~(seen & own).any(-1, keepdim=True))
+            leaf = self.leaf_hyperparameters
+            own = leaf.own & ~leaf.context
+            alone = ~(seen & own).any(-1, keepdim=True)
+            seen = seen & (own | leaf.context | alone)
         independent = self.leaf_hyperparameters.sharing == "independent"
         return Places(
             key,
@@ -493,9 +527,18 @@ class TreeStructuredKernel(LeafKernel):
     def leaf_covariance(self, a: Rows, b: Rows) -> Tensor:
         """See ``LeafKernel.leaf_covariance``."""
         same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
-        value = self.correlation.value(squared_distance(a.points, b.points))
+        context = self.leaf_hyperparameters.is_context if self.is_product else None
+        value = _correlate(self.correlation, a.points, b.points, context)
         value = value * a.variance.unsqueeze(-1) + a.constant.unsqueeze(-1)
         return torch.where(same, value, 0.0)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether K_p K_context is not one stationary kernel of all their columns.
+
+        With RBF it is.
+        """
+        return bool(self.context_columns) and self.correlation.name != "rbf"
 
     def structure(self, X: Tensor) -> Structure:
         """See ``LeafKernel.structure``."""
@@ -543,7 +586,7 @@ class TreeStructuredKernel(LeafKernel):
             points = block.gather(X)
             if block.codes is not None:
                 points = torch.where(block.numeric, points, block.codes)
-            prior = StationaryBlocks(
+            stationary = StationaryBlocks(
                 bucket,
                 points,
                 inverse[row, block.lengths],
@@ -551,10 +594,81 @@ class TreeStructuredKernel(LeafKernel):
                 None if constant is None else constant[leaves],
                 self.correlation,
             )
-            cross = stationary_cross(prior, block.inputs)
+            prior: BlockPrior = stationary
+            if self.is_product:
+                prior, cross = _product_blocks(
+                    stationary, block.inputs, leaf.is_context
+                )
+            else:
+                cross = stationary_cross(stationary, block.inputs)
             weights = block.features.weights
             out.append(BlockTensors(bucket, prior, mine, weights, cross))
         return out
+
+
+def _correlate(
+    correlation: Correlation, a: Tensor, b: Tensor, context: Tensor | None
+) -> Tensor:
+    """Correlations of scaled points, a product over context and other columns.
+
+    Args:
+        correlation: k.
+        a: ``batch_shape x n x e``.
+        b: ``batch_shape x m x e``.
+        context: Which columns are of the context, ``e`` or ``batch_shape x 1 x e``;
+            None for one correlation of all of them.
+    """
+    if context is None:
+        return correlation.value(squared_distance(a, b))
+    own, of_context = (
+        correlation.value(squared_distance(a * mask, b * mask))
+        for mask in (~context, context)
+    )
+    return own * of_context
+
+
+def _product_blocks(
+    blocks: StationaryBlocks, inputs: Tensor, is_context: Tensor
+) -> tuple[GivenBlocks, CrossCovariance]:
+    """A_p = v k(own columns) k(context) + c of a bucket, and that of other points.
+
+    Args:
+        blocks: The factors of one correlation of all columns.
+        inputs: Which of the encoded columns these are, ``B x e``.
+        is_context: Which encoded columns are of the context, one past the last is not.
+    """
+    mask = is_context[inputs].unsqueeze(-2)
+
+    def covariance(a: Tensor, b: Tensor, places: Any) -> Tensor:
+        k = _correlate(blocks.correlation, a, b, mask[places])
+        k = k * blocks.variance[places, None, None]
+        if blocks.constant is not None:
+            k = k + blocks.constant[places, None, None]
+        return k
+
+    def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
+        x = points[index.unsqueeze(-1), inputs[places].unsqueeze(-2)]
+        return covariance(x, blocks.scaled[places], places)
+
+    data = covariance(blocks.scaled, blocks.scaled, slice(None))
+    return GivenBlocks(blocks.bucket.mask_pairs(data)), cross
+
+
+def _check_context(
+    tree: ParameterTree,
+    features: Sequence[int] | None,
+    categorical: Mapping[int, list[float]],
+) -> list[int]:
+    """Numeric columns that are active everywhere, ascending."""
+    columns = sorted(set(check_columns("context_features", features or (), tree.dim)))
+    other = {*categorical, *tree.conditions, *tree.decision_columns}
+    bad = [c for c in columns if c in other]
+    if bad:
+        raise ValueError(
+            "context_features: expected numeric columns that are active on every path "
+            f"and decide nothing, got {bad}."
+        )
+    return columns
 
 
 def _check_aligned_columns(

@@ -103,6 +103,7 @@ def _options(model: Any, earlier: Any) -> Iterator[tuple[str, object, object]]:
     a, b = model.covar_module, earlier.covar_module
     if isinstance(a, TreeStructuredKernel):
         yield "leaf_inputs", a.leaf_inputs, b.leaf_inputs
+        yield "context_features", a.context_columns, b.context_columns
         sharing = a.leaf_hyperparameters.sharing, b.leaf_hyperparameters.sharing
         yield "leaf_hyperparameters", *sharing
         yield "leaf_kernel", model._choose_kernel, earlier._choose_kernel
@@ -156,8 +157,11 @@ def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
                     for p, j in used.nonzero().tolist()
                 ]
         else:
-            out[names("relative_lengthscale")] = [column(c) for c in kernel.columns]
+            of_leaves = kernel.columns[: leaf.num_columns]
+            out[names("relative_lengthscale")] = [column(c) for c in of_leaves]
             out[names("relative_outputscale")] = edges
+        context = [column(c) for c in kernel.context_columns]
+        out[names("context_lengthscale")] = context
         names = "covar_module.weights.{}.raw_value".format
         nodes = [([None, *edges])[i] for i in weights.node_columns.tolist()]
         out[names("node_variance")] = nodes[: weights.num_inner]

@@ -67,6 +67,7 @@ MODELS = {
     "tree, categories": lambda: TreeStructuredGP(
         points(16), outcomes(points(16)), {}, categorical_features=[0]
     ),
+    "tree, context": lambda: tree(context_features=[3]),
     "tree, two outputs": lambda: tree(2),
     "conditional": conditional,
     "conditional, two outputs": lambda: conditional(2),

@@ -106,6 +106,9 @@ def test_tree_kernel(seed: int) -> None:
     own = [c for c in tree.own_columns if c not in named]
     if own and rng.random() < 0.5:
         options["aligned_columns"] = [[rng.choice(own)]]
+    always = {*others} - {*tree.conditions, *named}
+    if rng.random() < 0.5:
+        options["context_features"] = sorted(always)[:2]
     if rng.random() < 0.3:
         options["train_Yvar"] = 0.05 + 0.1 * torch.rand(n, 1, dtype=torch.float64)
     try:

@@ -61,6 +61,15 @@ class TestContract(StructuredModelTestCase):
         return TreeStructuredGP(X, Y, DEPENDENCIES, **kwargs)
 
 
+class TestContractContext(TestContract):
+    """The same with one of the shared columns as the context."""
+
+    def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> TreeStructuredGP:
+        return TreeStructuredGP(
+            X, Y, DEPENDENCIES, context_features=[7], leaf_kernel="matern", **kwargs
+        )
+
+
 class TestContractMasked(TestContract):
     """The same with predictions as they are made on a GPU."""
 
