@@ -85,6 +85,7 @@ from botorch_structured.models.tree.leaf_moments import (
     differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
@@ -484,7 +485,7 @@ class LeafModel(FastSingleTaskGP):
             X.dtype == targets.dtype
             and X.device == targets.device
             and len(X) > 0
-            and type(self.mean_module) in _MEANS_OF_PATHS
+            and type(self.mean_module) in (*_MEANS_OF_PATHS, OldStudiesMean)
             and type(outcome) in _LINEAR_IN_ONE_OUTCOME
             and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         )
@@ -501,18 +502,24 @@ class LeafModel(FastSingleTaskGP):
         chained = point.requires_grad
         if len(transformed) != len(X) or transformed.requires_grad != chained:
             return None
+        rises = gradient and type(self.mean_module) is OldStudiesMean
+        at = transformed.detach().requires_grad_(rises)
+        with torch.set_grad_enabled(rises):
+            prior = self.mean_module(at)
         with torch.no_grad():
             found = moments(transformed.detach(), gradient, path)
             scale, shift = 1.0, 0.0
             if outcome is not None:
                 scale, shift = outcome.stdvs.item(), outcome.means.item()
             floor = settings.min_variance.value(X.dtype)
-            mean = scale * (found.mean + self.mean_module(transformed)) + shift
+            mean = scale * (found.mean + prior) + shift
             variance = scale**2 * found.variance.clamp_min(floor)
         if found.mean_gradient is None or found.variance_gradient is None:
             return PointMoments(mean, variance)
         above = (found.variance > floor).to(X).unsqueeze(-1)
         slopes = [found.mean_gradient * scale, found.variance_gradient * above]
+        if rises:
+            slopes[0] = slopes[0] + scale * torch.autograd.grad(prior.sum(), at)[0]
         slopes[1] = slopes[1] * scale**2
         if chained:
             slopes = [
