@@ -271,10 +271,10 @@ def _set_slope(module: OldStudiesMean, value: Tensor) -> None:
 def _check_studies(studies: Any, space: Any) -> None:
     if not isinstance(space, SearchSpace):
         raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
-    if isinstance(studies, Tensor) or not isinstance(studies, Sequence) or not studies:
+    if not isinstance(studies, Sequence) or not studies:
         raise ValueError(
             "studies: expected a list of one or more pairs (X, Y), got "
-            f"{f'a {type(studies).__name__}' if studies else 'none'}."
+            f"{studies if studies == [] else f'a {type(studies).__name__}'}."
         )
     for t, study in enumerate(studies):
         if not isinstance(study, Sequence) or len(study) != 2:
@@ -283,8 +283,10 @@ def _check_studies(studies: Any, space: Any) -> None:
                 f"study {t}."
             )
         X, Y = study
+        failures = isinstance(Y, Tensor) and bool((Y == -math.inf).any())
         try:
-            check_training_data(X, Y, tree=True)
+            finite = Y.masked_fill(Y == -math.inf, 0.0) if failures else Y
+            check_training_data(X, finite, tree=True)
         except ValueError as error:
             raise ValueError(f"studies: study {t}: {error}") from error
         if X.ndim != 2 or X.shape[-1] != space.dim or Y.shape[-1] != 1 or len(X) < 2:
@@ -481,7 +483,7 @@ def _fit(
         value = 0.5 * half.square().sum() + root.diagonal().log().sum()
         value = value + 0.5 * ((u - center) / scale).square().sum()
         (gradient,) = torch.autograd.grad(value, u)
-        return float(value), gradient.numpy()
+        return value.item(), gradient.numpy()
 
     bounds = [
         (m - _MOST_SPREADS * s, m + _MOST_SPREADS * s)

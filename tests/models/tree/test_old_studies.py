@@ -119,6 +119,15 @@ def test_few_inducing_points_do(mean: OldStudiesMean) -> None:
     assert correlation(few) > 0.85
 
 
+def test_a_failure_is_the_worst_outcome(mean: OldStudiesMean) -> None:
+    studies = make_studies(6)
+    for _, Y in studies[:2]:
+        Y[Y.argmin()] = -torch.inf
+    other = OldStudiesMean.from_studies(studies, SPACE)
+    X = transformed(points(20)[0])
+    torch.testing.assert_close(other.basis(X), mean.basis(X))
+
+
 @pytest.mark.parametrize("n", [2, 300])
 def test_one_study(n: int) -> None:
     one = OldStudiesMean.from_studies(make_studies(1, n=n), SPACE)
@@ -383,7 +392,7 @@ def test_in_a_plain_gp(mean: OldStudiesMean) -> None:
         ([(SPACE.sample(1), torch.zeros(1, 1).double())], "two rows or more"),
         ([(SPACE.sample(3)[:, 1:], torch.zeros(3, 1).double())], "``n x 5`` points"),
         ([(SPACE.sample(3) + 50.0, torch.zeros(3, 1).double())], "of the space"),
-        ([(SPACE.sample(2), torch.tensor([[1.0], [torch.nan]]).double())], "NaN"),
+        ([(SPACE.sample(2), torch.tensor([[1.0], [torch.nan]]).double())], "nan"),
     ],
 )
 def test_bad_studies(studies: Any, message: str) -> None:
