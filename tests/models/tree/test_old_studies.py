@@ -344,11 +344,13 @@ def test_several_outputs(learnt: OldStudiesMean) -> None:
     mean = OldStudiesMean.from_studies(studies, SPACE, batch_shape=torch.Size([2]))
     X, Y = points(15)
     both = torch.cat([Y, 2.0 * X[:, 3:4] + X[:, 4:]], dim=-1)
-    # one kernel is chosen for all outputs
-    kernel = {"leaf_kernel": "matern"}
-    model = fitted(TreeStructuredGP(X, both, SPACE, mean_module=mean, **kernel))
+    # one kernel and one prior of the noise are chosen for all outputs
+    noise, kernel = torch.full_like(both, 1e-3), {"leaf_kernel": "matern"}
+    model = TreeStructuredGP(X, both, SPACE, noise, mean_module=mean, **kernel)
+    fitted(model)
     single = copy.deepcopy(learnt)
-    alone = fitted(TreeStructuredGP(X, Y, SPACE, mean_module=single, **kernel))
+    alone = TreeStructuredGP(X, Y, SPACE, noise[:, :1], mean_module=single, **kernel)
+    fitted(alone)
     test_X = points(5, seed=4)[0]
     expected = alone.posterior(test_X).mean.squeeze(-1)
     found = model.posterior(test_X).mean[:, 0]
