@@ -38,8 +38,6 @@ from botorch.models.transforms.input import InputTransform
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
 from scipy.optimize import minimize
-from scipy.special import ndtri
-from scipy.stats import rankdata
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
@@ -88,8 +86,11 @@ def normal_scores(Y: Tensor) -> Tensor:
     Returns:
         ``n`` scores in double precision.
     """
-    ranks = rankdata(Y.detach().cpu().numpy())
-    return torch.from_numpy(ndtri((ranks - 0.5) / len(ranks)))
+    values = Y.detach().cpu().double()
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    counts = counts.double()
+    rank = counts.cumsum(0) - 0.5 * (counts - 1.0)  # the mean of equal ones, from 1
+    return torch.special.ndtri((rank[place] - 0.5) / len(values))
 
 
 class OldStudiesMean(Mean):

@@ -16,9 +16,9 @@ from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardi
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import ConditionalGP, OldStudiesMean, TreeStructuredGP
 from botorch_structured.models.tree.objective import LeafObjective
-from botorch_structured.models.tree.old_studies import OldStudiesMean, normal_scores
+from botorch_structured.models.tree.old_studies import normal_scores
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 from botorch_structured.transforms import ClipTail
