@@ -4,6 +4,8 @@
   something in common: levels, shared columns (Jenatton et al. 2017).
 * ``ConditionalGP``: evaluations on one branch say nothing about another
   (Levesque et al. 2017).
+* ``OldStudiesMean``: a prior mean of these two, from old studies of the same space (it
+  is no model, but learnt from data like one).
 * ``TreedGP``: the objective is flat in one region and rough in another: regions are
   found from the data, each with a GP of its own (Assael et al. 2014).
 * ``MultiTaskABLR``: a warm start from the evaluations of old searches, linear in their
@@ -25,6 +27,7 @@ __all__ = [
     "DecomposedGP",
     "MonotoneGP",
     "MultiTaskABLR",
+    "OldStudiesMean",
     "SampledGP",
     "TreeStructuredGP",
     "TreedGP",
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from botorch_structured.models.monotone.monotone_gp import MonotoneGP
     from botorch_structured.models.sampled.sampled_gp import SampledGP
     from botorch_structured.models.tree.conditional_gp import ConditionalGP
+    from botorch_structured.models.tree.old_studies import OldStudiesMean
     from botorch_structured.models.tree.tree_structured_gp import TreeStructuredGP
     from botorch_structured.models.treed.treed_gp import TreedGP
 
@@ -47,6 +51,7 @@ _MODULES = {
     "DecomposedGP": "monotone.decomposed_gp",
     "MonotoneGP": "monotone.monotone_gp",
     "MultiTaskABLR": "ablr.multi_task_ablr",
+    "OldStudiesMean": "tree.old_studies",
     "SampledGP": "sampled.sampled_gp",
     "TreeStructuredGP": "tree.tree_structured_gp",
     "TreedGP": "treed.treed_gp",

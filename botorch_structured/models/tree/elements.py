@@ -71,6 +71,7 @@ EVENT_DIMENSIONS = {
     "raw_offset": 1,
     "raw_outputscale": 0,
     "raw_period_length": 2,
+    "raw_slope": 0,
     "raw_value": 2,
     "raw_variance": 2,
 }

@@ -89,6 +89,7 @@ from botorch_structured.models.tree.leaf_moments import (
     differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
@@ -500,7 +501,7 @@ class LeafModel(FastSingleTaskGP):
             X.dtype == targets.dtype
             and X.device == targets.device
             and len(X) > 0
-            and type(self.mean_module) in _MEANS_OF_PATHS
+            and type(self.mean_module) in (*_MEANS_OF_PATHS, OldStudiesMean)
             and linear
             and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         )
@@ -520,13 +521,17 @@ class LeafModel(FastSingleTaskGP):
         scale, shift = 1.0, 0.0
         if outcome is not None:
             scale, shift = outcome.stdvs.item(), outcome.means.item()
+        rises = gradient and type(self.mean_module) is OldStudiesMean
+        at = transformed.detach().requires_grad_(rises)
         with torch.no_grad():
             found = moments(transformed.detach(), gradient, path)
             mean, variance = found.mean, found.variance
             if type(self.mean_module) is ConstantMean:
                 shift += scale * self.mean_module.constant.item()
             else:
-                mean = mean + self.mean_module(transformed)
+                with torch.set_grad_enabled(rises):
+                    prior = self.mean_module(at)
+                mean = mean + prior.detach()
             floor = settings.min_variance.value(X.dtype)
             above = variance > floor
             mean = mean.mul(scale).add_(shift)
@@ -534,6 +539,8 @@ class LeafModel(FastSingleTaskGP):
         if found.mean_gradient is None or found.variance_gradient is None:
             return PointMoments(mean, variance)
         slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
+        if rises:
+            slopes[0] = slopes[0] + scale * torch.autograd.grad(prior.sum(), at)[0]
         if not above.all():
             slopes[1] *= above.unsqueeze(-1)
         if chained:

@@ -61,6 +61,7 @@ from botorch_structured.models.fast_inference import (
     noise_is_known,
 )
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
     LogPriors,
@@ -557,7 +558,10 @@ class LeafObjective:
             self._noise = None
             self._fixed_noise = np.append(_numbers(value), 1.0)
         self._fixed_noise[n] = 1.0  # padding is the identity
-        if type(mean) is ConstantMean:
+        # of a mean c + s h(x): the place of s, and h
+        self._slope = np.zeros(0, dtype=np.int64)
+        self._basis: Array = np.zeros((n, 0))
+        if type(mean) in (ConstantMean, OldStudiesMean):
             self._mean = np.repeat(u.unbounded(mean.raw_constant), n)
         elif type(mean) is PathMean:
             path = _numbers(mean.tree.path_index(X))
@@ -567,13 +571,19 @@ class LeafObjective:
             self._mean = place[path]
         else:
             raise UnknownFormError
+        if type(mean) is OldStudiesMean:
+            self._slope = u.unbounded(mean.raw_slope)
+            with torch.no_grad():
+                self._basis = _numbers(mean.basis(X))[:, None]
         self._map, self._constants = form.quantities.map(len(u.values))
         back = self._map.T
         self._back = back.tocsr() if sparse.issparse(back) else back
         self._as_one = n <= _ROWS_PER_WEIGHT * form.num_weights
         self._index = np.concatenate(list(self._indices()))
         rows = [leaves.rows.ravel() for leaves in form.leaves]
-        self._mean_index = np.append(self._mean, self._mean[-1])[np.concatenate(rows)]
+        every = np.concatenate(rows)
+        self._mean_index = np.append(self._mean, self._mean[-1])[every]
+        self._basis_of_alpha = np.pad(self._basis, ((0, 1), (0, 0)))[every]
         units = np.minimum(self._priors.deviations, _WIDEST)
         if self._noise is not None:
             noisy = u.logarithm(noise.raw_noise)
@@ -656,6 +666,7 @@ class LeafObjective:
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         self._residual[:-1] = self._targets - u[self._mean]
+        self._residual[:-1] -= self._basis @ u[self._slope]
         form = self._form
         noise: Any = 0.0 if self._noise is None else q[self._noise]
         parts = [self._block(leaves, q, noise) for leaves in form.leaves]
@@ -686,7 +697,9 @@ class LeafObjective:
         d_q = np.bincount(self._index, np.concatenate(slopes), minlength=len(q))
         prior, gradient = self._priors(u)
         gradient += self._back @ d_q
-        gradient += np.bincount(self._mean_index, np.concatenate(alpha), len(u))
+        by_row = np.concatenate(alpha)
+        gradient += np.bincount(self._mean_index, by_row, len(u))
+        gradient[self._slope] += by_row @ self._basis_of_alpha
         if slope is not None:
             gradient *= slope
         scale = -1.0 / self._num_data

@@ -29,6 +29,7 @@ from botorch_structured.linalg.hyperparameter import (
     read_value,
 )
 from botorch_structured.models.tree.noise import read_amplitude, read_noise_std
+from botorch_structured.models.tree.old_studies import read_slope
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -46,6 +47,7 @@ _READERS: dict[Any, tuple[str, float]] = {
     ScaleKernel._outputscale_param: ("raw_outputscale", 1.0),
     HomoskedasticNoise._noise_param: ("raw_noise", 1.0),
     ConstantMean._constant_param: ("raw_constant", 1.0),
+    read_slope: ("raw_slope", 1.0),
 }
 
 
@@ -196,7 +198,7 @@ class LogPriors:
                 raise UnknownFormError
             name, power = reader
             raw = getattr(module, name)
-            if name == "raw_constant":
+            if name in ("raw_constant", "raw_slope"):
                 place, tilt = parameters.unbounded(raw), 0.0
                 known = type(prior) is NormalPrior
             else:

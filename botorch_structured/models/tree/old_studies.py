@@ -1,0 +1,501 @@
+r"""What old studies of the same space have taught, as the prior mean of a new model.
+
+Choose ``OldStudiesMean`` where the same space was searched before for other data sets
+(or other customers, other versions): the first suggestions of the new study then use
+what worked there. ``MultiTaskABLR.new_task`` does the same without a tree, from up to a
+million old rows.
+
+The outcomes of each old study are replaced by normal scores, so that scales, outliers
+and failures of single studies do not count. A Gaussian process with a common and an own
+part describes all studies t together,
+
+.. math:: y_t(x) = o_t + \mu(x) + \delta_t(x) + \epsilon, \quad
+    \mu \sim GP(0, \tau_\mu k), \quad \delta_t \sim GP(0, \tau_\delta k), \quad
+    o_t \sim N(0, \omega), \quad \epsilon \sim N(0, \sigma^2)
+
+with a Matern-5/2 kernel k of all columns of the space: inactive ones are set to one
+value, those without an order count as equal or not. Lengthscales and variances are
+MAP estimates from some of the rows. The prior mean of a new study is ``h(x) =
+E[mu(x)]`` given all rows, up to the scale and the level of its outcomes.
+
+With inducing points Z the functions are linear in M features, ``phi(x) = L^-1 k(Z, x)``
+with ``L L' = k(Z, Z)``, and what these leave out of the variance is noise. Time is
+linear in the number of studies, cubic in the rows of each, and h is a sum of M kernels.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OldStudiesMean", "normal_scores"]
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from botorch.models.transforms.input import InputTransform
+from gpytorch.means import Mean
+from gpytorch.priors import NormalPrior
+from scipy.optimize import minimize
+from torch import Tensor
+
+from botorch_structured.linalg.correlations import MATERN52, squared_distance
+from botorch_structured.models.checks import check_training_data
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
+
+# What an inactive column holds, in transformed inputs (of the unit interval).
+_INACTIVE = 0.5
+# Hyperparameters are fitted to so many rows: all rows gain nothing, and take longer.
+_FITTED_ROWS = 500
+_FIT_STEPS = 60
+# Priors of their logarithms: mode and standard deviation. Lengthscales grow with the
+# square root of the number of columns.
+_LENGTHSCALE = (0.5, 1.0)
+_VARIANCE = (0.5, 1.0)
+_NOISE = (0.1, 1.5)
+# Of the levels o_t: half a unit, which is far for the median of 30 to 500 rows, if
+# their points were chosen in different ways.
+_LEVEL_VARIANCE = 0.25
+_JITTER = 1e-6
+# Prior of the slope of a new study.
+_SLOPE = (1.0, 1.0)
+# Random points among which `starts` chooses, besides those of the old studies.
+_POOL = 2_000
+_MOST_STARTS = 32
+_FEW_STARTS = 8
+# Starts are less correlated than this under k.
+_ALIKE = 0.9
+_TIE = 1e-6
+# Values of columns without an order are equal up to this.
+_SAME = 1e-4
+# Bounds of hyperparameters, in standard deviations of their priors.
+_MOST_SPREADS = 5.0
+
+
+def normal_scores(Y: Tensor) -> Tensor:
+    """Quantiles of the standard normal distribution in the place of outcomes.
+
+    The i-th smallest of n outcomes becomes the quantile (i - 1/2) / n. Equal outcomes
+    get the score of their mean rank.
+
+    Args:
+        Y: ``n`` outcomes.
+
+    Returns:
+        ``n`` scores in double precision.
+    """
+    values = Y.detach().cpu().double()
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    counts = counts.double()
+    rank = counts.cumsum(0) - 0.5 * (counts - 1.0)  # the mean of equal ones, from 1
+    return torch.special.ndtri((rank[place] - 0.5) / len(values))
+
+
+class OldStudiesMean(Mean):
+    r"""Prior mean ``m(x) = c + s h(x)``, with h learnt from old studies.
+
+    Make it with ``from_studies`` and give it to ``TreeStructuredGP`` or
+    ``ConditionalGP`` as ``mean_module``. The fit of the model estimates the level c and
+    the slope s, on the scale of its transformed outcomes. The slope has a normal prior:
+    it tends to 0 where the old studies do not describe the new one. The value does not
+    depend on inactive columns.
+
+    Models that are given the same object share c and s, whose values are those of the
+    last fit. Give ``copy.deepcopy(mean)`` to models that are used side by side.
+
+    Attributes:
+        raw_constant: c, ``batch_shape``.
+        raw_slope: s, ``batch_shape``.
+        variances: tau_mu, tau_delta and sigma^2. Old studies are alike, and help, where
+            the first is large.
+
+    Example:
+        >>> old = OldStudiesMean.from_studies([(X_1, Y_1), (X_2, Y_2)], space)
+        >>> X = old.starts(5)  # in the place of ``space.starts()``
+        >>> model = TreeStructuredGP(X, evaluate(X), space, mean_module=old)
+    """
+
+    points: Tensor
+    weights: Tensor
+    inverse_lengthscale: Tensor
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        points: Tensor,
+        weights: Tensor,
+        inverse_lengthscale: Tensor,
+        starts: Tensor,
+        variances: tuple[float, float, float],
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+    ) -> None:
+        """See ``from_studies``.
+
+        Args:
+            space: The space.
+            points: ``M x d`` transformed and imputed points Z.
+            weights: ``M``, of the kernels at these in h.
+            inverse_lengthscale: ``d``.
+            starts: ``k x d`` points of the space, best first.
+            variances: tau_mu, tau_delta and sigma^2.
+            batch_shape: Batch shape of the model.
+        """
+        super().__init__()
+        self.space, self.batch_shape = space, batch_shape
+        self._starts, self.variances = starts, variances
+        self._columns = _Columns.of(space)
+        self.register_buffer("points", points)
+        self.register_buffer("weights", weights)
+        self.register_buffer("inverse_lengthscale", inverse_lengthscale)
+        for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
+            start = torch.full(batch_shape, value, dtype=torch.float64)
+            self.register_parameter(name, torch.nn.Parameter(start))
+        self.register_prior("slope_prior", NormalPrior(*_SLOPE), read_slope, _set_slope)
+
+    @classmethod
+    def from_studies(
+        cls,
+        studies: Sequence[tuple[Tensor, Tensor]],
+        space: SearchSpace,
+        input_transform: InputTransform | None = None,
+        max_points: int = 400,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
+        seed: int = 0,
+    ) -> Self:
+        """Learn the mean from old studies; takes a few seconds.
+
+        Args:
+            studies: ``(X, Y)`` of each: ``n_t x d`` points of ``space`` and ``n_t x
+                1`` outcomes, larger ones are better, on any scale. Studies may have
+                different numbers of rows, at least two; 30 to 500 are usual.
+            space: The space that all studies are of.
+            input_transform: That of the new model, if it is not
+                ``space.input_transform()``, which a model gets that is given the
+                space. It has to bring numeric columns to about the unit interval.
+            max_points: M at most. With no more distinct rows than this, nothing is
+                approximated.
+            batch_shape: Batch shape of the new model; ``torch.Size([m])`` for m outputs
+                with the same h.
+            seed: Of the choices of rows.
+
+        Raises:
+            ValueError: Without a study, for data that no model accepts, for studies
+                with fewer than two rows or several outcomes, and for points that are
+                not in the space.
+        """
+        max_points = check_count("max_points", max_points, least=1)
+        _check_studies(studies, space)
+        given = [X.detach().cpu().double() for X, _ in studies]
+        scores = [normal_scores(Y.squeeze(-1)) for _, Y in studies]
+        columns = _Columns.of(space)
+        transform = space.input_transform() if input_transform is None else None
+        transform = transform or input_transform
+
+        def read(X: Tensor) -> Tensor:
+            with torch.no_grad():
+                return columns.read(X if transform is None else transform(X))
+
+        generator = torch.Generator().manual_seed(seed)
+        rows = [read(X) for X in given]
+        learnt = _Functions.learn(columns, rows, scores, max_points, generator)
+        pool = torch.cat([space.sample(_POOL, seed=seed), *given]).unique(dim=0)
+        pool = pool[space.feasible(pool)]
+        starts = pool[learnt.complementary(read(pool))]
+        return cls(
+            space,
+            learnt.points,
+            learnt.weights,
+            learnt.inverse_lengthscale,
+            starts,
+            learnt.variances,
+            batch_shape,
+        )
+
+    def starts(self, n: int | None = None) -> Tensor:
+        """Points to begin the new study with, in the place of ``space.starts``.
+
+        They are chosen one by one: each raises the sum over old studies of the best
+        prediction among the chosen ones the most. The first suits most studies, those
+        that follow suit those that it does not suit. They need not cover all paths.
+
+        Args:
+            n: How many, at most 32. Default: as many as there are paths, at most 8.
+
+        Returns:
+            ``n x d`` points of the space.
+
+        Raises:
+            ValueError: For another number.
+        """
+        most = len(self._starts)
+        n = min(self.space.tree.num_paths, _FEW_STARTS, most) if n is None else n
+        n = check_count("n", n, least=1)
+        if n > most:
+            raise ValueError(f"n: expected at most {most} starts, got {n}.")
+        return self._starts[:n].clone()
+
+    def basis(self, x: Tensor) -> Tensor:
+        """The function h, at transformed inputs.
+
+        Args:
+            x: ``batch_shape x n x d``.
+
+        Returns:
+            ``batch_shape x n``.
+        """
+        k = self._columns.covariance(
+            self._columns.read(x), self.points, self.inverse_lengthscale
+        )
+        return k @ self.weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Means, ``batch_shape x n``.
+
+        Args:
+            x: ``batch_shape x n x d`` transformed inputs.
+        """
+        level, slope = self.raw_constant.unsqueeze(-1), self.raw_slope.unsqueeze(-1)
+        return level + slope * self.basis(x)
+
+
+def read_slope(module: OldStudiesMean) -> Tensor:
+    """What the prior of an ``OldStudiesMean`` is on."""
+    return module.raw_slope
+
+
+def _set_slope(module: OldStudiesMean, value: Tensor) -> None:
+    module.initialize(raw_slope=value.to(module.raw_slope).expand_as(module.raw_slope))
+
+
+def _check_studies(studies: Any, space: Any) -> None:
+    if not isinstance(space, SearchSpace):
+        raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
+    if not isinstance(studies, Sequence) or not studies:
+        raise ValueError(
+            "studies: expected a list of one or more pairs (X, Y), got "
+            f"{studies if studies == [] else f'a {type(studies).__name__}'}."
+        )
+    for t, study in enumerate(studies):
+        if not isinstance(study, Sequence) or len(study) != 2:
+            raise ValueError(
+                f"studies: expected pairs (X, Y), got a {type(study).__name__} as "
+                f"study {t}."
+            )
+        X, Y = study
+        failures = isinstance(Y, Tensor) and bool((Y == -math.inf).any())
+        try:
+            finite = Y.masked_fill(Y == -math.inf, 0.0) if failures else Y
+            check_training_data(X, finite, tree=True)
+        except ValueError as error:
+            raise ValueError(f"studies: study {t}: {error}") from error
+        if X.ndim != 2 or X.shape[-1] != space.dim or Y.shape[-1] != 1 or len(X) < 2:
+            raise ValueError(
+                f"studies: expected ``n x {space.dim}`` points and ``n x 1`` outcomes, "
+                f"two rows or more, got {tuple(X.shape)} and {tuple(Y.shape)} as study "
+                f"{t}."
+            )
+        bad = ~space.feasible(X.detach().cpu().double())
+        if bad.any():
+            row = int(bad.nonzero()[0])
+            raise ValueError(
+                f"studies: expected points of the space, got {X[row].tolist()}, row "
+                f"{row} of study {t}."
+            )
+
+
+# -- functions of all studies -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """How the kernel reads transformed inputs.
+
+    Attributes:
+        tree: Which columns are active where.
+        unordered: Columns whose values are equal or not.
+        ordered: The others.
+        shift: Of columns that no input transform scales, else 0, ``d``.
+        scale: Likewise, else 1.
+    """
+
+    tree: ParameterTree
+    unordered: list[int]
+    ordered: list[int]
+    shift: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, space: SearchSpace) -> _Columns:
+        tree = space.tree
+        unordered = sorted({*tree.decisions_by_value, *space.categorical_features})
+        ordered = [c for c in range(space.dim) if c not in unordered]
+        low, high = space.bounds
+        left_alone = torch.zeros(space.dim, dtype=torch.bool)
+        left_alone[tree.numeric_decisions] = True
+        left_alone &= high > low
+        shift = torch.where(left_alone, low, 0.0)
+        scale = torch.where(left_alone, high - low, 1.0)
+        return cls(tree, unordered, ordered, shift, scale)
+
+    def read(self, x: Tensor) -> Tensor:
+        """Transformed inputs with one value in all inactive columns."""
+        scaled = (x - self.shift.to(x)) / self.scale.to(x)
+        return torch.where(self.tree.active_mask(x), scaled, _INACTIVE)
+
+    def covariance(self, a: Tensor, b: Tensor, inverse_lengthscale: Tensor) -> Tensor:
+        """The kernel at what ``read`` gives, ``batch_shape x n x d`` and ``m x d``."""
+        own = inverse_lengthscale[self.ordered]
+        squared = squared_distance(a[..., self.ordered] * own, b[:, self.ordered] * own)
+        for c in self.unordered:
+            apart = (a[..., c, None] - b[:, c]).abs() > _SAME
+            squared = squared + inverse_lengthscale[c].square() * apart
+        return MATERN52.value(squared)
+
+
+@dataclass(frozen=True)
+class _Functions:
+    """mu and the functions of all studies.
+
+    Attributes:
+        columns: How inputs are read.
+        points: Z, ``M x d``.
+        inverse_lengthscale: ``d``.
+        weights: Of the kernels at Z in mu, ``M``.
+        own_weights: The same in mu + delta_t, ``M x T``.
+        variances: tau_mu, tau_delta and sigma^2.
+    """
+
+    columns: _Columns
+    points: Tensor
+    inverse_lengthscale: Tensor
+    weights: Tensor
+    own_weights: Tensor
+    variances: tuple[float, float, float]
+
+    @classmethod
+    def learn(
+        cls,
+        columns: _Columns,
+        rows: list[Tensor],
+        scores: list[Tensor],
+        max_points: int,
+        generator: torch.Generator,
+    ) -> _Functions:
+        """The posterior means.
+
+        Args:
+            columns: How inputs are read.
+            rows: ``n_t x d`` read points of each study.
+            scores: ``n_t`` scores.
+            max_points: M at most.
+            generator: Of the choices of rows.
+        """
+        everything = torch.cat(rows)
+        found = _fit(columns, rows, scores, generator)
+        inverse = (-found[:-3]).exp()
+        common, own, noise = found[-3:].exp().tolist()
+        points = everything.unique(dim=0)
+        chosen = torch.randperm(len(points), generator=generator)[:max_points]
+        points = points[chosen.sort().values]
+        eye = torch.eye(len(points), dtype=points.dtype)
+        root = columns.covariance(points, points, inverse) + _JITTER * eye
+        root = torch.linalg.cholesky(root)
+
+        information, projected = eye / common, torch.zeros_like(points[:, 0])
+        kept = []
+        for X, y in zip(rows, scores, strict=True):
+            k = columns.covariance(points, X, inverse)
+            features = torch.linalg.solve_triangular(root, k, upper=False)  # M x n
+            lack = (1.0 - features.square().sum(0)).clamp_min(0.0)
+            covariance = own * features.mT @ features + _LEVEL_VARIANCE
+            covariance += torch.diag(noise + (common + own) * lack)
+            factor = torch.linalg.cholesky(covariance)
+            half = torch.linalg.solve_triangular(factor, features.mT, upper=False)
+            target = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
+            information = information + half.mT @ half
+            projected = projected + (half.mT @ target).squeeze(-1)
+            kept.append((half, target.squeeze(-1)))
+        mean = torch.cholesky_solve(
+            projected.unsqueeze(-1), torch.linalg.cholesky(information)
+        ).squeeze(-1)
+        studies = torch.stack(
+            [mean + own * half.mT @ (target - half @ mean) for half, target in kept], -1
+        )
+        both = torch.cat([mean.unsqueeze(-1), studies], dim=-1)
+        both = torch.linalg.solve_triangular(root.mT, both, upper=True)
+        variances = common, own, noise
+        return cls(columns, points, inverse, both[:, 0], both[:, 1:], variances)
+
+    def complementary(self, pool: Tensor) -> Tensor:
+        """Which points to begin with, see ``OldStudiesMean.starts``.
+
+        Args:
+            pool: ``P x d`` read points.
+
+        Returns:
+            At most ``_MOST_STARTS`` row numbers.
+        """
+        columns, inverse = self.columns, self.inverse_lengthscale
+        k = columns.covariance(pool, self.points, inverse)
+        predicted, mean = k @ self.own_weights, k @ self.weights
+        best = torch.full_like(predicted[0], -math.inf)
+        open_ = torch.ones(len(pool), dtype=torch.bool)
+        chosen: list[int] = []
+        while len(chosen) < _MOST_STARTS and bool(open_.any()):
+            value = torch.maximum(predicted, best).mean(-1)
+            # where no study would gain, by what suits most
+            value = (value + _TIE * mean).masked_fill(~open_, -math.inf)
+            i = int(value.argmax())
+            chosen.append(i)
+            best = torch.maximum(best, predicted[i])
+            alike = columns.covariance(pool, pool[i : i + 1], inverse).squeeze(-1)
+            open_ &= alike < _ALIKE
+        return torch.tensor(chosen, dtype=torch.long)
+
+
+def _fit(
+    columns: _Columns,
+    rows: list[Tensor],
+    scores: list[Tensor],
+    generator: torch.Generator,
+) -> Tensor:
+    """MAP estimates of log lengthscales, then log tau_mu, tau_delta and sigma^2."""
+    study = torch.cat([torch.full((len(y),), t) for t, y in enumerate(scores)])
+    some = torch.randperm(len(study), generator=generator)[:_FITTED_ROWS]
+    X, y, study = torch.cat(rows)[some], torch.cat(scores)[some], study[some]
+    same = (study.unsqueeze(-1) == study).double()
+    d, n = X.shape[-1], len(X)
+    modes = [math.log(_LENGTHSCALE[0] * math.sqrt(d))] * d
+    modes += [math.log(_VARIANCE[0])] * 2 + [math.log(_NOISE[0])]
+    center = torch.tensor(modes, dtype=torch.double)
+    spread = [_LENGTHSCALE[1]] * d + [_VARIANCE[1]] * 2 + [_NOISE[1]]
+    scale = torch.tensor(spread, dtype=torch.double)
+    eye = torch.eye(n, dtype=torch.double)
+
+    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        u = torch.from_numpy(theta).requires_grad_(True)
+        common, own, noise = u[-3:].exp()
+        k = columns.covariance(X, X, (-u[:-3]).exp())
+        covariance = (common + own * same) * k + _LEVEL_VARIANCE * same
+        root = torch.linalg.cholesky(covariance + noise * eye)
+        half = torch.linalg.solve_triangular(root, y.unsqueeze(-1), upper=False)
+        value = 0.5 * half.square().sum() + root.diagonal().log().sum()
+        value = value + 0.5 * ((u - center) / scale).square().sum()
+        (gradient,) = torch.autograd.grad(value, u)
+        return value.item(), gradient.numpy()
+
+    bounds = [
+        (m - _MOST_SPREADS * s, m + _MOST_SPREADS * s)
+        for m, s in zip(modes, spread, strict=True)
+    ]
+    found = minimize(
+        objective,
+        center.numpy(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": _FIT_STEPS},
+    )
+    return torch.from_numpy(found.x)
