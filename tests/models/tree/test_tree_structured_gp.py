@@ -439,8 +439,9 @@ def test_aligned_columns_share_what_leaves_learn() -> None:
         model = TreeStructuredGP(X, Y, tree, aligned_columns=groups)
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         errors[groups is None] = (model.posterior(test).mean - target).abs().max()
-    # measured: an eighth; what is left are the offsets of leaves with two points each
-    assert errors[False] < 0.2 * errors[True]
+    # An eighth or a fifth, by which of two optima the fit ends in; what is left are the
+    # offsets of leaves with two points each.
+    assert errors[False] < 0.25 * errors[True]
 
 
 def test_normalize_leaves_decisions_alone() -> None:
