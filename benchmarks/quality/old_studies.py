@@ -67,7 +67,7 @@ class Transfer:
         self._with_mean = with_mean
 
     def _mean(self, problem: YahpoXGBoost) -> OldStudiesMean:
-        return copy.deepcopy(_learnt(problem.task_id, *self._studies))
+        return copy.deepcopy(_learnt(problem.name, *self._studies))
 
     def starts(self, problem: YahpoXGBoost, seed: int) -> Tensor:
         """The first points, as many as there are paths."""
