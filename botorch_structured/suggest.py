@@ -108,7 +108,7 @@ def fit_models(
     for kind in classes:
         # a transform learns from the data: each model has its own
         options = {k: deepcopy(v) for k, v in kwargs.items()}
-        model: LeafModel = kind(train_X, train_Y, space, **options)  # type: ignore[call-arg]
+        model: LeafModel = kind(train_X, train_Y, space, **options)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         start = {"start_from": earlier[kind]} if kind in earlier else {}
         fit_gpytorch_mll(mll, **start)

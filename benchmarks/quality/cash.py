@@ -5,8 +5,8 @@
 One evaluation per learner, then 50 chosen ones; 20 seeds, each with folds and starts
 of its own. The paired one-sided Wilcoxon test at the end is of the hypothesis that the
 default, ``suggest``, finds a lower cross-validation error than random search; ``tree``
-is ``TreeStructuredGP`` alone, with ``ClipTail``. Seeds below 200 were used to choose the
-defaults of the models, 200 to 219 were shown with earlier ones.
+is ``TreeStructuredGP`` alone, with ``ClipTail``. Seeds below 200 were used to choose
+the defaults of the models, 200 to 219 were shown with earlier ones.
 """
 
 from __future__ import annotations

@@ -45,6 +45,10 @@ class InteriorPrior(nn.Module):
         ... )
     """
 
+    lower: Tensor
+    width: Tensor
+    numeric: Tensor
+
     def __init__(self, space: SearchSpace, floor: float = 0.1) -> None:
         super().__init__()
         if not check_number("floor", floor) > 0:

@@ -124,7 +124,8 @@ def _averaged(
         if found is None:
             return None
         values.append(found[0])
-        slopes.append(found[1])
+        if found[1] is not None:
+            slopes.append(found[1])
     weighted = torch.stack(values, -1) + acq_function.log_weights.to(X)
     value = weighted.logsumexp(-1)
     if not gradient:

@@ -123,7 +123,7 @@ _MEANS_OF_PATHS = (ConstantMean, PathMean)
 
 def _scaling(outcome: OutcomeTransform | None) -> tuple[bool, OutcomeTransform | None]:
     """Whether moments are only scaled and shifted back, and what does it (or None)."""
-    if type(outcome) is not ChainedOutcomeTransform:
+    if outcome is None or type(outcome) is not ChainedOutcomeTransform:
         return type(outcome) in _LINEAR_IN_ONE_OUTCOME, outcome
     # predictions stay on the scale of a clipped tail
     parts = [part for part in outcome.values() if type(part) is not ClipTail]
