@@ -118,20 +118,33 @@ def _averaged(
     acq_function: Any, X: Tensor, gradient: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """A mixture: gradients are averaged by each part's share of the value."""
+    known = [closed_form(part, X, gradient) for part in acq_function.parts]
+    if all(found is None for found in known):
+        return None
     values, slopes = [], []
-    for part in acq_function.parts:
-        found = closed_form(part, X, gradient)
-        if found is None:
-            return None
-        values.append(found[0])
-        if found[1] is not None:
-            slopes.append(found[1])
+    for part, found in zip(acq_function.parts, known, strict=True):
+        value, slope = found or _by_autograd(part, X, gradient)
+        values.append(value)
+        if slope is not None:
+            slopes.append(slope)
     weighted = torch.stack(values, -1) + acq_function.log_weights.to(X)
     value = weighted.logsumexp(-1)
     if not gradient:
         return value, None
     shares = weighted.softmax(-1).unsqueeze(-2)
     return value, (shares @ torch.stack(slopes, -2)).squeeze(-2)
+
+
+def _by_autograd(
+    acq_function: AcquisitionFunction, X: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    point = X.detach().unsqueeze(-2).requires_grad_(gradient)
+    with torch.set_grad_enabled(gradient):
+        value = acq_function(point)
+    if not gradient:
+        return value, None
+    (slope,) = torch.autograd.grad(value.sum(), point)
+    return value.detach(), slope.squeeze(-2)
 
 
 def _guided(

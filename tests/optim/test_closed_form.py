@@ -228,3 +228,18 @@ def test_a_prior_of_the_optimum() -> None:
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
     acqf.set_X_pending(X[:1])
     assert closed_form(acqf, X, gradient=True) is None
+
+
+def test_a_mixture_with_a_part_that_has_no_closed_form() -> None:
+    """Only that part goes through autograd."""
+    X = points(20, 0)
+    other = SingleTaskGP(X, X[:, 1:].cos().sum(-1, keepdim=True))
+    acqf = AveragedLogExpectedImprovement([make(), other], 0.5, [0.6, 0.4])
+    Z = points(30, 1)
+    found = closed_form(acqf, Z, gradient=True)
+    assert found is not None
+    for a, b in zip(found, by_autograd(acqf, Z), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+    values, none = closed_form(acqf, Z, gradient=False)
+    torch.testing.assert_close(values, found[0])
+    assert none is None
