@@ -1,63 +1,83 @@
-"""Make the README's picture: the demonstration with several seeds.
+"""Make the README's pictures from the results of the benchmarks.
 
     python docs/make_image.py
 
-Takes less than a minute a seed, and goes on where it was when it is run again.
+``demo.png``: the demonstration's problem, 20 seeds, and where the evaluations of one of
+them went (``benchmarks/results/cash``). ``ranks.png``: mean ranks of methods on the
+problems that no default was chosen by (``benchmarks/results/suite/report.jsonl.gz``).
+Runs nothing: seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-
+from benchmarks.harness import RunKey, read_records
+from benchmarks.suite.ranks import plot_ranks
+from benchmarks.summary import load
 from botorch_structured.demo import EvaluationLog, Study
-from botorch_structured.demo.report import best_record, picture
-from botorch_structured.demo.study import MODEL, RANDOM
+from botorch_structured.demo.log import Record
+from botorch_structured.demo.report import picture
+from botorch_structured.demo.study import MODEL, RANDOM, START
 from botorch_structured.test_functions import ScikitLearnCASH
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_METHODS = {"default": MODEL, "random": RANDOM}
+_RANKED = {
+    "default": "botorch-structured",
+    "tpe_starts": "Optuna TPE",
+    "cmaes": "CatCMA",
+    "random": "random search",
+}
 
 
-def finished_study(folder: Path, seed: int, budget: int) -> Study:
-    """The study of a seed, run as far as it has not been."""
-    path = folder / f"seed{seed}.jsonl"
+def stored_study(seed: int, folder: Path) -> Study:
+    """The study of a seed, as the harness has stored it.
+
+    Args:
+        seed: The seed of a run.
+        folder: Where the log of the study goes.
+    """
+    problem = ScikitLearnCASH(seed=seed)
+    runs = {
+        name: read_records(RunKey("breast_cancer", method, seed).path(RESULTS / "cash"))
+        for method, name in _METHODS.items()
+    }
+    starts = sum(bool(record.get("start")) for record in runs[MODEL])
+    budget = len(runs[MODEL]) - starts
     settings = {"dataset": "breast_cancer", "seed": seed, "budget": budget}
-    log = (
-        EvaluationLog.resume(path)
-        if path.exists()
-        else EvaluationLog.create(path, settings)
-    )
-    problem = ScikitLearnCASH(seed=seed, timeout=30.0)
-    study = Study(problem, log, budget, seed)
-    for method in (MODEL, RANDOM):
-        for _ in study.run(method):
-            pass
-    problem.close()
-    return study
+    log = EvaluationLog.create(folder / f"{seed}.jsonl", settings)
+    for name, records in runs.items():
+        for record in records:
+            if record.get("start") and name != MODEL:
+                continue  # the same for both
+            x, failed = record["x"], record["value"] == 1.0
+            (config,) = problem.space.decode(problem.space.fill.new_tensor([x]))
+            method = START if record.get("start") else name
+            error = "failed" if failed else None
+            seconds = record["evaluate_s"]
+            log.append(Record(method, config, x, record["value"], error, seconds))
+    return Study(problem, log, budget, seed)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10, help="how many")
-    # Seeds below 200 were used to choose the model's defaults.
-    parser.add_argument("--first-seed", type=int, default=200)
-    parser.add_argument("--budget", type=int, default=50)
-    parser.add_argument("--folder", type=Path, default=ROOT / "results" / "demo_image")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/images/demo.png")
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--first-seed", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    studies = []
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    for seed in tqdm(seeds, desc="seeds"):
-        studies.append(finished_study(options.folder, seed, options.budget))
-        found = [best_record(studies[-1].records(m)) for m in (MODEL, RANDOM)]
-        tqdm.write(f"seed {seed}: " + ", ".join(f"{r.value:.4f}" for r in found))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    picture(studies, options.out)
+    with tempfile.TemporaryDirectory() as folder:
+        studies = [stored_study(seed, Path(folder)) for seed in seeds]
+        picture(studies, options.out / "demo.png")
+    runs = load(RESULTS / "suite" / "report.jsonl.gz")
+    shown = [replace(r, method=_RANKED[r.method]) for r in runs if r.method in _RANKED]
+    plot_ranks(shown, options.out / "ranks.png")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ from benchmarks.speed.problems import (
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.fast_inference import FIT_OPTIONS
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.spaces import ParameterTree
+from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.suggest import Suggestion, suggest
 
 _NOISE = 0.02  # where hyperparameters are not fitted
 _DENSE = "dense, plain torch"
@@ -171,6 +172,37 @@ def suggestion(paths: int, n: int, warm: bool) -> Contest:
         [[_SAME], [_PLAIN]],
         check=check,
         prepare=lambda seed: (before(seed), box(seed)),
+    )
+
+
+_ALONE = "TreeStructuredGP alone"
+
+
+def recommended(paths: int, n: int) -> Contest:
+    """``suggest``, which averages two models, against one of these and BoTorch's."""
+    tree = binary_tree(paths)
+    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, tree.dim)
+    space = SearchSpace([f"x{c}" for c in range(tree.dim)], bounds, tree)
+    one = suggestion(paths, n, warm=False)
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        return make_data(tree, sizes(paths, n), seed)
+
+    def ours(seed: int) -> Suggestion:
+        return suggest(space, *data(seed), seed=seed)
+
+    def check() -> dict[str, Any]:
+        found = ours(0)
+        if not space.feasible(found.X).all():
+            raise AssertionError(f"X: expected a point of the space, got {found.X}.")
+        return {"weights": found.weights.tolist()}
+
+    return Contest(
+        {"ours": ours, _ALONE: one.calls["ours"], _PLAIN: one.calls[_PLAIN]},
+        [[_ALONE], [_PLAIN]],
+        check=check,
+        prepare=one.prepare,
     )
 
 
@@ -378,6 +410,12 @@ ROWS = {
     "warm-suggestion": Row(
         "the same from the last fit",
         partial(suggestion, warm=True),
+        {"8 paths, 60 points": {"paths": 8, "n": 60}},
+        _SMALL,
+    ),
+    "suggest": Row(
+        "suggest",
+        recommended,
         {"8 paths, 60 points": {"paths": 8, "n": 60}},
         _SMALL,
     ),
