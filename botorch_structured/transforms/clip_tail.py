@@ -56,9 +56,9 @@ class ClipTail(OutcomeTransform):
 
     **Scale.** ``untransform`` is the identity, since clipping has no inverse.
     Predictions are of clipped (or compressed) outcomes: right where points are good,
-    optimistic where they are bad. A clipped point keeps its ``Yvar``. In evaluation mode the cut learned
-    in training mode is applied, so that points conditioned on, and fantasies, are
-    clipped like the data.
+    optimistic where they are bad. A clipped point keeps its ``Yvar``. In evaluation
+    mode the cut learned in training mode is applied, so that points conditioned on, and
+    fantasies, are clipped like the data.
     """
 
     cut: Tensor
