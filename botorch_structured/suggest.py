@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
+from botorch.exceptions.errors import CandidateGenerationError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -45,14 +46,14 @@ from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count
+from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.transforms import ClipTail
 
 # Observations above which one model is fitted: the other one has no weight then.
 _MANY_ROWS = 200
 # Nearer than this to a known point, in widths of the bounds, a step function has little
-# to tell.
-_STEP = 0.01
+# to tell. Where there is no other point left, a nearer one has to do.
+_STEPS = (0.01, 0.001, 0.0)
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
 
@@ -93,7 +94,11 @@ def fit_models(
     Returns:
         One model where the space has no decisions or there are more than 200
         observations, else two.
+
+    Raises:
+        ValueError: An argument is not what it should be.
     """
+    _check_arguments(space, train_X, train_Y, start_from)
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     if space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
         classes.append(ConditionalGP)
@@ -161,24 +166,73 @@ def suggest(
         ...     X, Y = torch.cat([X, x]), torch.cat([Y, -evaluate(x)])
     """
     q = check_count("q", q)
-    if seed is not None:
+    _check_arguments(space, train_X, train_Y, start_from, X_pending)
+    if (seed := check_seed(seed)) is not None:
         with seeded(seed, train_X.device):
             return suggest(space, train_X, train_Y, q, X_pending, start_from, **kwargs)
     models = fit_models(space, train_X, train_Y, start_from, **kwargs)
     weights = leave_one_out_weights(models)
     pending = train_X[:0] if X_pending is None else X_pending.to(train_X)
     chosen = train_X[:0]
-    distance = _STEP if has_steps(models[0].train_targets) else 0.0
+    distances = _STEPS if has_steps(models[0].train_targets) else (0.0,)
     for _ in range(q):
         known = torch.cat([train_X, pending, chosen])
-        found, _ = optimize_acqf_paths(
-            _criterion(space, models, weights, known, len(train_X)),
-            space=space,
-            X_avoid=known,
-            min_distance=distance,
+        criterion = _criterion(
+            space, models, weights, known, len(train_X), kwargs.get("train_Yvar")
         )
+        found = _maximise(criterion, space, known, distances)
         chosen = torch.cat([chosen, found.to(train_X)])
     return Suggestion(chosen, models, weights)
+
+
+def _check_arguments(
+    space: Any,
+    train_X: Any,
+    train_Y: Any,
+    start_from: Any,
+    X_pending: Any = None,
+) -> None:
+    if not isinstance(space, SearchSpace):
+        raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
+    # the models look at the numbers
+    for name, given, width in (
+        ("train_X", train_X, space.dim),
+        ("train_Y", train_Y, 1),
+        ("X_pending", X_pending, space.dim),
+    ):
+        if name == "X_pending" and given is None:
+            continue
+        got = f"a {type(given).__name__}"
+        if isinstance(given, Tensor):
+            if given.ndim == 2 and given.shape[-1] == width:
+                continue
+            got = f"shape {tuple(given.shape)}"
+        raise ValueError(f"{name}: expected an n x {width} tensor, got {got}.")
+    models = () if start_from is None else start_from
+    if not all(isinstance(model, LeafModel) for model in models):
+        raise ValueError(
+            "start_from: expected the models of an earlier suggestion, "
+            f"got {[type(model).__name__ for model in models]}."
+        )
+
+
+def _maximise(
+    criterion: AcquisitionFunction,
+    space: SearchSpace,
+    known: Tensor,
+    distances: Sequence[float],
+) -> Tensor:
+    """The best point at the first of some distances from known ones that has any."""
+    for distance in distances[:-1]:
+        try:
+            return optimize_acqf_paths(
+                criterion, space=space, X_avoid=known, min_distance=distance
+            )[0]
+        except CandidateGenerationError:
+            continue
+    return optimize_acqf_paths(
+        criterion, space=space, X_avoid=known, min_distance=distances[-1]
+    )[0]
 
 
 def _criterion(
@@ -187,6 +241,7 @@ def _criterion(
     weights: Tensor,
     known: Tensor,
     num_evaluated: int,
+    noise: Tensor | None,
 ) -> AcquisitionFunction:
     """What is maximised, given the means at known points that are not evaluated."""
     with torch.no_grad():
@@ -195,8 +250,12 @@ def _criterion(
         ]
     if len(known) > num_evaluated:
         taken = known[num_evaluated:]
+        # where variances of noise are known, those of new outcomes have to be guessed
+        guess: dict[str, Tensor] = {}
+        if noise is not None:
+            guess["noise"] = noise.to(known).mean().expand(len(taken), 1)
         models = [
-            model.condition_on_observations(taken, mean[num_evaluated:, None])
+            model.condition_on_observations(taken, mean[num_evaluated:, None], **guess)
             for model, mean in zip(models, means, strict=True)
         ]
     # With noise the best outcome is not the best point; without, both are the same.

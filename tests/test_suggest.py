@@ -84,8 +84,40 @@ def test_an_exhausted_space_is_an_error() -> None:
         suggest(space, X, X.clone(), seed=0)
 
 
+def test_noise_that_is_known() -> None:
+    problem, X, Y = evaluated(12)
+    noise = torch.full_like(Y, 1e-4)
+    pending = problem.space.sample(2, seed=5)
+    found = suggest(
+        problem.space, X, Y, q=2, X_pending=pending, seed=0, train_Yvar=noise
+    ).X
+    known = problem.space.tree.impute(torch.cat([X, pending, found]))
+    assert len(known.unique(dim=0)) == len(known)
+
+
+def test_steps_of_a_column_without_room() -> None:
+    """No point of the column is a hundredth of its width away from all known ones."""
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())
+    X = torch.linspace(0.0, 1.0, 80, dtype=torch.double).unsqueeze(-1)
+    x = suggest(space, X, (4.0 * X).floor(), seed=0).X
+    assert space.feasible(x).all()
+    assert float((x - X).abs().min()) >= 1e-3
+
+
 def test_bad_arguments() -> None:
     problem, X, Y = evaluated(6)
+    space: Any = problem.space
+    with pytest.raises(ValueError, match="space: expected"):
+        suggest(space.tree, X, Y)
+    with pytest.raises(ValueError, match="train_Y: expected an n x 1 tensor"):
+        suggest(space, X, torch.cat([Y, Y], dim=-1))
+    with pytest.raises(ValueError, match="X_pending: expected an n x"):
+        suggest(space, X, Y, X_pending=X[0])
+    with pytest.raises(ValueError, match="seed: expected"):
+        suggest(space, X, Y, seed="one")  # type: ignore[arg-type]
+    last: Any = suggest(space, X, Y, seed=0)
+    with pytest.raises(ValueError, match="start_from: expected the models"):
+        suggest(space, X, Y, start_from=last)
     with pytest.raises(ValueError, match="q: expected"):
         suggest(problem.space, X, Y, q=0)
     with pytest.raises(Exception, match="train_Y"):

@@ -16,7 +16,8 @@ attributes that hold its caches,
 
 The class sets each of them to None, which means that nothing is cached. They are reset
 to None with new data, another dtype or device, and in copies and pickles;
-``_fit_caches`` also when ``train`` or ``eval`` is called and when a state is loaded.
+``_fit_caches`` also when ``train`` is called, when ``eval`` ends a fit, and when a
+state is loaded.
 
 ``FastSingleTaskGP`` is the base of models that are a ``SingleTaskGP``. It checks the
 points of a posterior, and takes outcomes of any scale.
@@ -155,9 +156,8 @@ class FastInference(ExactGP):
         self._drop_caches()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; modules are not walked through where it is the mode already."""
-        parts = self._modules.values()
-        if any(m.training != mode for m in (self, *parts) if m is not None):
+        """Set the mode; nothing is set where it is the mode of all modules already."""
+        if not _all_in_mode(self, mode):
             return super().train(mode)
         if mode:
             self._clear_cache()
@@ -276,6 +276,21 @@ def has_methods_of(kind: type, model: object, *names: str) -> bool:
         names: Of the methods.
     """
     return all(getattr(type(model), name) is getattr(kind, name) for name in names)
+
+
+def _all_in_mode(model: torch.nn.Module, mode: bool) -> bool:
+    """Whether it is the mode of a model and of all its parts.
+
+    ``Module.modules`` takes several times as long, at each posterior.
+    """
+    stack: list[torch.nn.Module | None] = [model]
+    while stack:
+        module = stack.pop()
+        if module is not None:
+            if module.training != mode:
+                return False
+            stack += module._modules.values()
+    return True
 
 
 def _tensors(model: ExactGP) -> Iterator[Tensor]:

@@ -380,9 +380,10 @@ def test_eval_reaches_each_part() -> None:
     X = torch.rand(6, 2)
     model = Cached(X, X.sum(-1, keepdim=True), input_transform=Normalize(2)).eval()
     assert model.eval() is model and not model.training
-    model.likelihood.train()
-    model.posterior(X)
-    assert not any(part.training for part in model.modules())
+    for part in (model.likelihood, model.likelihood.noise_covar):  # a part of a part
+        part.train()
+        model.posterior(X)
+        assert not any(part.training for part in model.modules())
     model.train()
     assert torch.equal(model.train_inputs[0], X)
     model.eval()
