@@ -35,6 +35,7 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 #: Class to the private attributes and methods that are read, set or overridden.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "botorch.acquisition.LogExpectedImprovement": ("_log",),
+    "botorch.acquisition.PriorGuidedAcquisitionFunction": ("_prior_exponent",),
     "botorch.models.SingleTaskGP": (
         "_apply_noise",
         "_aug_batch_shape",

@@ -31,7 +31,7 @@ import torch
 from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
 from botorch.exceptions.errors import CandidateGenerationError
 from botorch.fit import fit_gpytorch_mll
-from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from botorch.models.transforms.outcome import ChainedOutcomeTransform
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -41,6 +41,7 @@ from botorch_structured.acquisition import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.surroundings import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
@@ -105,7 +106,7 @@ def fit_models(
     kwargs.setdefault(
         "outcome_transform",
         ChainedOutcomeTransform(
-            clip=ClipTail(tail="log"), standardize=Standardize(m=1)
+            clip=ClipTail(tail="log"), standardize=AnyScaleStandardize(m=1)
         ),
     )
     earlier = {type(model): model for model in start_from or ()}

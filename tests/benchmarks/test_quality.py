@@ -69,7 +69,7 @@ def test_cash_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     cash.main([*arguments, "--processes", "0", "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "default better than" in shown and "one-sided Wilcoxon" in shown
-    records = read_records(tmp_path / "wine" / "default" / "201.jsonl")
+    records = read_records(tmp_path / "wine" / "default" / "301.jsonl")
     assert len(records) == 10 and not any("error" in r for r in records)
 
 
