@@ -27,8 +27,8 @@ Printed: scaled regret (0 the best known error, 1 the median of random points) w
 share of the seconds of "full" is spent; the share at which a method has the error that
 "full" ends with (exactly, and up to 0.001 of scaled regret); and on how many data sets
 it has at half of the seconds a better error than that (p: one-sided Wilcoxon test).
-Runs that ``--out`` has are not repeated. With ``--worth`` it says instead what a part of
-the data costs and tells, at random points.
+Runs that ``--out`` has are not repeated. With ``--worth`` it says instead what a part
+of the data costs and tells, at random points.
 """
 
 from __future__ import annotations
@@ -386,9 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.worth:
         problems = [ContextProblem(task, options.data) for task in tasks]
         rows = []
-        for k in range(_RUNGS, -1, -1):
-            found = np.median([worth(p, 3.0**-k) for p in problems], axis=0)
-            rows.append([f"{3.0**-k:.3f}", *(f"{value:.2f}" for value in found)])
+        for share in (1 / 27, 0.1, 1 / 3, 1.0):
+            found = np.median([worth(p, share) for p in problems], axis=0)
+            rows.append([f"{share:.3f}", *(f"{value:.2f}" for value in found)])
         header = ["share", "seconds", "rank correlation", "of the best quarter"]
         print(markdown_table(header, rows))
         return

@@ -92,7 +92,7 @@ def test_what_a_part_of_the_data_tells(tmp_path: Path, capsys: Any) -> None:
     cells = [[c.strip() for c in row.split("|")[1:-1]] for row in rows if row]
     assert [row[:2] for row in cells] == [
         ["0.037", "0.04"],
-        ["0.111", "0.11"],
+        ["0.100", "0.10"],
         ["0.333", "0.33"],
         ["1.000", "1.00"],
     ]
