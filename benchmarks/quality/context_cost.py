@@ -387,8 +387,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         problems = [ContextProblem(task, options.data) for task in tasks]
         rows = []
         for share in (1 / 27, 0.1, 1 / 3, 1.0):
-            found = np.median([worth(p, share) for p in problems], axis=0)
-            rows.append([f"{share:.3f}", *(f"{value:.2f}" for value in found)])
+            medians = np.median([worth(p, share) for p in problems], axis=0)
+            rows.append([f"{share:.3f}", *(f"{value:.2f}" for value in medians)])
         header = ["share", "seconds", "rank correlation", "of the best quarter"]
         print(markdown_table(header, rows))
         return

@@ -97,4 +97,4 @@ def test_refuses() -> None:
     two = SingleTaskGP(X, torch.cat([seconds(X), seconds(X)], dim=-1))
     for model in (two, "none"):
         with pytest.raises(ValueError, match="cost_model: expected a BoTorch model"):
-            CostPrior(model)  # type: ignore[arg-type]
+            CostPrior(model)
