@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
 from botorch.models import ModelListGP, MultiTaskGP, SingleTaskGP
 from botorch.models.transforms.outcome import Log, Standardize
 from gpytorch.distributions import MultitaskMultivariateNormal
@@ -34,7 +35,11 @@ def instances() -> dict[str, Any]:
     log = SingleTaskGP(X, Y, outcome_transform=Log())
     standardize = Standardize(m=1)
     standardize(Y)
+    improvement = LogExpectedImprovement(model, best_f=1.0)
     made = {
+        "botorch.acquisition": [
+            PriorGuidedAcquisitionFunction(improvement, torch.nn.Identity())
+        ],
         "botorch.models": [model, MultiTaskGP(T, Y, task_feature=2)],
         "botorch.models.transforms.outcome": [standardize],
         "botorch.posteriors": [log.posterior(X)],

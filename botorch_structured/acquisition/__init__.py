@@ -7,6 +7,7 @@
 * ``ContextLogExpectedImprovement``, ``PathContextLogExpectedImprovement``: at a target
   context, per expected cost (the same, section 5); ``best_at_context`` is their
   incumbent.
+* ``CostPrior``: any of them per expected cost, where what is left pays for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 __all__ = [
     "AveragedLogExpectedImprovement",
     "ContextLogExpectedImprovement",
+    "CostPrior",
     "InteriorPrior",
     "PathContextLogExpectedImprovement",
     "PathExpectedImprovement",
@@ -29,6 +31,7 @@ from botorch_structured.acquisition.context_cost import (
     PathContextLogExpectedImprovement,
     best_at_context,
 )
+from botorch_structured.acquisition.cost_prior import CostPrior
 from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,

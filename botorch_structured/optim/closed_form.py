@@ -33,6 +33,7 @@ from torch import Tensor
 from botorch_structured.acquisition.averaged_expected_improvement import (
     AveragedLogExpectedImprovement,
 )
+from botorch_structured.acquisition.cost_prior import CostPrior
 from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
@@ -152,15 +153,17 @@ def _guided(
 ) -> tuple[Tensor, Tensor | None] | None:
     """The log of an acquisition function plus a multiple of a log density."""
     prior, exponent = acq_function.prior_module, acq_function._prior_exponent
-    known = type(prior) is InteriorPrior and acq_function._log
+    known = type(prior) in (CostPrior, InteriorPrior) and acq_function._log
     if not known or acq_function.X_pending is not None:
         return None
     found = closed_form(acq_function.acq_func, X, gradient)
     if found is None:
         return None
-    value, slope = prior.value_and_gradient(X)
-    value = found[0] + exponent * value
-    return value, None if found[1] is None else found[1] + exponent * slope
+    of_prior = prior.value_and_gradient(X)
+    if of_prior is None:
+        return None
+    value = found[0] + exponent * of_prior[0]
+    return value, None if found[1] is None else found[1] + exponent * of_prior[1]
 
 
 _COMBINED = {

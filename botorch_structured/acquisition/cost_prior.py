@@ -1,0 +1,114 @@
+r"""What an evaluation costs, and whether what is left pays for it.
+
+References:
+
+.. [Hvarfner2022pibo]
+    C. Hvarfner, D. Stoll, A. Souza, M. Lindauer, F. Hutter and L. Nardi. piBO:
+    Augmenting Acquisition Functions with User Beliefs for Bayesian Optimization. ICLR
+    2022.
+
+.. [Snoek2012practical]
+    J. Snoek, H. Larochelle and R. P. Adams. Practical Bayesian Optimization of Machine
+    Learning Algorithms. NeurIPS 2012. Expected improvement per second: section 3.2.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CostPrior"]
+
+import math
+
+import torch
+from botorch.models.model import Model
+from botorch.utils.transforms import is_ensemble
+from torch import Tensor, nn
+
+from botorch_structured.spaces.arguments import check_number
+
+_LEAST_VARIANCE = 1e-12
+
+
+class CostPrior(nn.Module):
+    r"""Weight of a candidate: affordable, per expected cost.
+
+    .. math:: \log p(x) = \log P(\mathrm{cost}(x) \le \mathrm{left})
+        - \log E[\mathrm{cost}(x)]
+
+    of a log-normal cost. Choose it where costs differ between candidates, with
+    BoTorch's ``PriorGuidedAcquisitionFunction`` ([Hvarfner2022pibo]_), exponent 1,
+    around any logarithmic acquisition function: log EI becomes EI per second
+    ([Snoek2012practical]_) of candidates that what is left pays for. With
+    ``optimize_acqf_paths`` it costs no autograd. Where the context of an evaluation is
+    to be chosen as well, ``ContextLogExpectedImprovement`` is what goes into it.
+
+    Args:
+        cost_model: Of the *logarithm* of the cost, with one output.
+        left: What may still be spent, in the units of the cost. None: no limit.
+
+    Raises:
+        ValueError: ``cost_model`` has several outputs or is an ensemble; ``left`` is
+            not positive.
+
+    Example:
+        >>> cost_model = TreeStructuredGP(X, seconds.log(), space)  # ... fit it
+        >>> acqf = PriorGuidedAcquisitionFunction(
+        ...     LogExpectedImprovement(model, best_f=Y.max()),
+        ...     CostPrior(cost_model, left=3600.0 - seconds.sum()), log=True,
+        ... )
+        >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
+    """
+
+    def __init__(self, cost_model: Model, left: float | Tensor | None = None) -> None:
+        super().__init__()
+        if not isinstance(cost_model, Model) or cost_model.num_outputs != 1:
+            raise ValueError(
+                "cost_model: expected a BoTorch model with one output, got "
+                f"{cost_model!r}."
+            )
+        if is_ensemble(cost_model):
+            raise ValueError(
+                "cost_model: expected one set of hyperparameters, got an ensemble, "
+                f"{type(cost_model).__name__}."
+            )
+        if left is not None:
+            left = check_number("left", float(left))
+            if not left > 0.0:
+                raise ValueError(f"left: expected a positive number, got {left}.")
+        self.cost_model, self.left = cost_model, left
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Log weight, ``batch_shape x q x d`` -> ``batch_shape x q``."""
+        # points are independent of each other: each is a batch of its own
+        posterior = self.cost_model.posterior(X.unsqueeze(-2))
+        mean = posterior.mean.flatten(-2).squeeze(-1)
+        variance = posterior.variance.flatten(-2).squeeze(-1)
+        value = -mean - 0.5 * variance
+        if self.left is None:
+            return value
+        sigma = variance.clamp_min(_LEAST_VARIANCE).sqrt()
+        return value + torch.special.log_ndtr((math.log(self.left) - mean) / sigma)
+
+    def value_and_gradient(self, X: Tensor) -> tuple[Tensor, Tensor] | None:
+        """``n`` log weights and ``n x d`` gradients without autograd; None: it cannot.
+
+        Args:
+            X: ``n x d``.
+        """
+        moments_of = getattr(self.cost_model, "point_moments", None)
+        moments = None if moments_of is None else moments_of(X, True)
+        if moments is None:
+            return None
+        value = -moments.mean - 0.5 * moments.variance
+        of_mean = -torch.ones_like(value)
+        of_variance = torch.full_like(value, -0.5)
+        if self.left is not None:
+            sigma = moments.variance.clamp_min(_LEAST_VARIANCE).sqrt()
+            z = (math.log(self.left) - moments.mean) / sigma
+            log_share = torch.special.log_ndtr(z)
+            hazard = (-0.5 * (z * z + math.log(2.0 * math.pi)) - log_share).exp()
+            value = value + log_share
+            of_mean = of_mean - hazard / sigma
+            varies = moments.variance > _LEAST_VARIANCE
+            of_variance = of_variance - varies * hazard * z / (2.0 * sigma * sigma)
+        slope = of_mean.unsqueeze(-1) * moments.mean_gradient
+        return value, slope + of_variance.unsqueeze(-1) * moments.variance_gradient
