@@ -84,7 +84,7 @@ def closed_form(
     moments = moments_of(X, gradient, path)
     if moments is None or X.device.type != "cpu":
         return None
-    # NumPy takes a quarter of the time of torch for arrays of this size
+    # a call of NumPy costs less than one of torch, which counts for arrays of this size
     least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
     variance = moments.variance.numpy()
     sigma = np.sqrt(np.maximum(variance, least))

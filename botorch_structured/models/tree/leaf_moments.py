@@ -441,7 +441,7 @@ class LeafMoments:
                 both = g.view(m, 2, n, -1).transpose(0, 1)
                 slopes.index_add_(-1, stacks[0].moving.view(-1), both)
             return PointMoments(*(part[0] if m == 1 else part for part in out))
-        # to pick rows takes NumPy a fifth of the time of torch
+        # NumPy picks rows of small arrays faster than torch
         for stack, (_, leaves, index, rows, at) in zip(stacks, groups, strict=True):
             mean, variance, g = stack(extended, torch.from_numpy(index), gradient)
             for here, values in zip(out, (mean, variance), strict=False):
