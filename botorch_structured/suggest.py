@@ -50,7 +50,7 @@ from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.transforms import ClipTail
 
-# Observations above which one model is fitted: the other one has no weight then.
+# Observations above which one model is fitted: averaging is for few data.
 _MANY_ROWS = 200
 # Nearer than this to a known point, in widths of the bounds, a step function has little
 # to tell. Where there is no other point left, a nearer one has to do.
@@ -93,8 +93,8 @@ def fit_models(
             ``ClipTail(tail="log")``, then ``Standardize``).
 
     Returns:
-        One model where the space has no decisions or there are more than 200
-        observations, else two.
+        A ``TreeStructuredGP``, and, where the space has decisions and there are at most
+        200 observations, a ``ConditionalGP``.
 
     Raises:
         ValueError: An argument is not what it should be.

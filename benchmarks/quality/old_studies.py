@@ -14,7 +14,7 @@ and ``--searched`` change the old studies; give such runs another ``--out``.
 
 from __future__ import annotations
 
-__all__ = ["main"]
+__all__ = ["main", "report"]
 
 import argparse
 import copy
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from benchmarks.harness import RunKey, read_records, run
 from benchmarks.suite.yahpo import DATA, DEVELOP_TASKS, REPORT_TASKS, YahpoXGBoost, make
+from benchmarks.summary import Run, load
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.optim import optimize_acqf_paths
@@ -123,18 +124,22 @@ def _studies(
     return found
 
 
-def _report(out: Path, tasks: Sequence[str], methods: Sequence[str]) -> str:
-    """Scaled regret, its mean and median, and a paired test over data sets."""
+def report(runs: Sequence[Run], tasks: Sequence[str], methods: Sequence[str]) -> str:
+    """Scaled regret, its mean and median, and a paired test over data sets.
+
+    Args:
+        runs: Those of all methods and data sets, seed 0.
+        tasks: Names of data sets.
+        methods: "without", and those to compare with it.
+    """
+    by_key = {(one.problem, one.method): one for one in runs}
     traces = {}
     for method in methods:
         found = []
         for task in tasks:
-            records = read_records(RunKey(f"yahpo-{task}", method, 0).path(out))
-            values = [
-                (r["value"] - r["optimum"]) / (r["middle"] - r["optimum"])
-                for r in records
-            ]
-            found.append(np.minimum.accumulate(values))
+            one = by_key[f"yahpo-{task}", method]
+            assert one.optimum is not None and one.middle is not None
+            found.append((one.trace() - one.optimum) / (one.middle - one.optimum))
         length = min(map(len, found))
         traces[method] = np.stack([trace[:length] for trace in found])
     shown = [n for n in _SHOWN if n <= min(t.shape[1] for t in traces.values())]
@@ -171,10 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=20, help="starts included")
     parser.add_argument("--out", type=Path, default=Path("results/old_studies"))
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--report", type=Path, help="only print the runs stored here")
     options = parser.parse_args(arguments)
     out = options.out / options.half
     every = _HALVES[options.half]
     tasks = every[: options.tasks]
+    if options.report:
+        print(report(load(options.report), tasks, ["without", *options.methods]))
+        return
     settings = (options.half, out, options.data, options.random, options.searched)
     methods = {
         name: Transfer(*settings, with_mean=name == "mean") for name in options.methods
@@ -187,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     old = {"without": without}  # all of them first: they are the old studies
     run(old, problems(every), budget=options.searched, **common)
     run({**old, **methods}, problems(tasks), budget=options.budget, **common)
-    print(_report(out, tasks, ["without", *methods]))
+    print(report(load(out), tasks, ["without", *methods]))
 
 
 if __name__ == "__main__":

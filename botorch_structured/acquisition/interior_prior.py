@@ -36,7 +36,7 @@ class InteriorPrior(nn.Module):
             an optimum on a bound stays possible.
 
     Raises:
-        ValueError: ``floor`` is not positive.
+        ValueError: ``space`` is no ``SearchSpace``, or ``floor`` is not positive.
 
     Example:
         >>> acqf = PriorGuidedAcquisitionFunction(
@@ -51,6 +51,9 @@ class InteriorPrior(nn.Module):
 
     def __init__(self, space: SearchSpace, floor: float = 0.1) -> None:
         super().__init__()
+        if not isinstance(space, SearchSpace):
+            got = type(space).__name__
+            raise ValueError(f"space: expected a SearchSpace, got {got}.")
         if not check_number("floor", floor) > 0:
             raise ValueError(f"floor: expected a positive number, got {floor}.")
         self.tree, self.floor = space.tree, floor

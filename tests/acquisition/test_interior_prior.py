@@ -66,6 +66,8 @@ def test_in_botorchs_acquisition_function() -> None:
     torch.testing.assert_close(guided(Z), expected)
 
 
-def test_a_positive_floor_is_needed() -> None:
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="space: expected a SearchSpace, got Param"):
+        InteriorPrior(JenattonTree().space.tree)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="floor: expected a positive number"):
         InteriorPrior(JenattonTree().space, floor=0.0)

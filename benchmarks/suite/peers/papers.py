@@ -15,19 +15,12 @@ from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.methods import INDEPENDENT
 from benchmarks.suite.peers.common import finite
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
 
-# A GP for each path with all its columns, and nothing that paths share.
-_INDEPENDENT: dict[str, Any] = {
-    "shared_features": "none",
-    "leaf_inputs": "active",
-    "leaf_hyperparameters": "independent",
-    "leaf_offset": "fixed",
-    "node_weights": False,
-}
 # `TreeStructuredGP.as_published`, with the kernel of the larger evidence.
 _PUBLISHED: dict[str, Any] = {
     "shared_features": "linear",
@@ -46,16 +39,13 @@ def _fitted(problem: Any, X: Tensor, Y: Tensor, options: dict[str, Any]) -> Any:
 def independent(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """The paper's "independent": a Gaussian process for each path, LogEI over all."""
     Y = finite(Y)
-    model = _fitted(problem, X, Y, _INDEPENDENT)
+    model = _fitted(problem, X, Y, INDEPENDENT)
     criterion = LogExpectedImprovement(model, best_f=Y.max())
     return optimize_acqf_paths(criterion, space=problem.space, X_avoid=X)[0]
 
 
 def marginal(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    """The paper's "marginal": its covariance, and LogEI over all paths at once.
-
-    A ``SingleTaskGP`` with a ``TreeStructuredKernel`` is the same model, only slower.
-    """
+    """The paper's "marginal": its covariance, and LogEI over all paths at once."""
     Y = finite(Y)
     model = _fitted(problem, X, Y, _PUBLISHED)
     criterion = LogExpectedImprovement(model, best_f=Y.max())
