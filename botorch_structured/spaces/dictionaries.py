@@ -87,9 +87,18 @@ class DictionaryNames:
         Raises:
             ValueError: No dictionary has it; what is wrong with the nearest one.
         """
+        for k, own in enumerate(self._dictionaries):
+            given = _given(row, own)
+            if given.keys() == own.keys() and not _refused_by(own, given):
+                inner = {self._inner[k][name]: value for name, value in given.items()}
+                return {**inner, **self._hidden[k]}
+        raise ValueError(self._mismatch(row))
+
+    def _mismatch(self, row: Mapping[str, Any]) -> str:
+        """What is wrong with a configuration that no dictionary has."""
         known = {name for d in self._dictionaries for name in d}
         if unknown := [name for name in row if name not in known]:
-            raise ValueError(
+            return (
                 f"configs: expected parameters among {sorted(known)}, got unknown ones "
                 f"{unknown} in {row}."
             )
@@ -97,31 +106,22 @@ class DictionaryNames:
             columns = [d[name] for d in self._dictionaries if name in d]
             if not is_blank(value) and not any(_takes(c, value) for c in columns):
                 expected = " or ".join(dict.fromkeys(c.expected() for c in columns))
-                raise ValueError(f"{name!r}: expected {expected}, got {value!r}.")
-        found = []
-        for k, own in enumerate(self._dictionaries):
-            given = {
-                name: value
-                for name, value in row.items()
-                if not is_blank(value)
-                or any(map(is_blank, getattr(own.get(name), "choices", ())))
-            }
-            wrong = [
-                f"{name!r}: expected {own[name].expected()}, got {value!r}"
-                for name, value in given.items()
-                if name in own and not _takes(own[name], value)
-            ]
-            absent = [name for name in own if name not in given]
-            extra = [name for name in given if name not in own]
-            if not wrong and not absent and not extra:
-                inner = {self._inner[k][name]: value for name, value in given.items()}
-                return {**inner, **self._hidden[k]}
-            rank = (len(wrong), len(absent) + len(extra))
-            if absent or extra:
-                what = f"without {absent}" if absent else f"with {extra} in addition"
-                wrong.append(f"configs: expected {list(own)}, got {row} {what}")
-            found.append((rank, wrong[0]))
-        raise ValueError(min(found, key=lambda pair: pair[0])[1] + ".")
+                return f"{name!r}: expected {expected}, got {value!r}."
+        wrong = [_refused_by(own, _given(row, own)) for own in self._dictionaries]
+        differing = [_given(row, own).keys() ^ own.keys() for own in self._dictionaries]
+        nearest = min(
+            range(len(wrong)), key=lambda k: (len(wrong[k]), len(differing[k]))
+        )
+        own, given = (
+            self._dictionaries[nearest],
+            _given(row, self._dictionaries[nearest]),
+        )
+        for name in wrong[nearest]:
+            return f"{name!r}: expected {own[name].expected()}, got {row[name]!r}."
+        absent = [name for name in own if name not in given]
+        extra = [name for name in given if name not in own]
+        what = f"without {absent}" if absent else f"with {extra} in addition"
+        return f"configs: expected {list(own)}, got {row} {what}."
 
     def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
@@ -334,6 +334,23 @@ def _assemble(
         ],
     )
     return columns, tree, constants, translation
+
+
+def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:
+    """What a row says; blanks are values only where they are choices."""
+    return {
+        name: value
+        for name, value in row.items()
+        if not is_blank(value)
+        or any(map(is_blank, getattr(own.get(name), "choices", ())))
+    }
+
+
+def _refused_by(own: Mapping[str, Column], given: Mapping[str, Any]) -> list[str]:
+    """The parameters of a dictionary that cannot take what is given."""
+    return [
+        name for name, c in own.items() if name in given and not _takes(c, given[name])
+    ]
 
 
 def _takes(column: Column, value: Any) -> bool:
