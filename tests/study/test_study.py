@@ -159,7 +159,7 @@ def test_values_that_are_none(given: Any, message: str) -> None:
 
 def test_bad_arguments() -> None:
     for space in (None, "space", PROBLEM.tree):
-        with pytest.raises(ValueError, match="space: expected a SearchSpace or"):
+        with pytest.raises(ValueError, match="space: expected a SearchSpace, a"):
             Study(space)
     for objectives in ("min", {}, {"a": "down"}, ["minimize"], {1: "minimize"}):
         with pytest.raises(ValueError, match="objectives: expected 'minimize'"):
