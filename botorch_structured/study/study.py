@@ -397,7 +397,9 @@ class Study:
                 "objectives: expected other names than those of parameters for a "
                 f"table, got {sorted(clash)}."
             )
-        configs, values, costs = [], [], []
+        configs: list[dict[str, str]] = []
+        values: list[Any] = []
+        costs: list[Any] = []
         with open(path, newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
             given = list(table.fieldnames or ())
