@@ -56,6 +56,7 @@ def draw_study(
     figure = Figure(figsize=(12.5, max(4.0, 1.0 + 0.3 * rows)), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
     plot_traces({"this study": values}, left, minimize=minimize, ylabel=f"best {name}")
+    left.get_legend().remove()  # one line
     if _many(space):
         _draw_bars(right, space, X, values, minimize)
     else:

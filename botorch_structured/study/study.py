@@ -327,7 +327,7 @@ class Study:
         evaluate: Callable[[dict[str, Any]], Any],
         num_evaluations: int,
         catch: type[Exception] | tuple[type[Exception], ...] = (),
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> None:
         """Ask, evaluate, tell, one after the other; costs are seconds.
 
@@ -339,7 +339,7 @@ class Study:
             evaluate: A function of a configuration whose result `tell` takes.
             num_evaluations: How many evaluations, after those that were told already.
             catch: Exceptions that mean that an evaluation failed.
-            progress: Whether to show a progress bar.
+            progress: Whether to show a progress bar; a text is shown in front of it.
 
         Raises:
             ValueError: An argument, or what ``evaluate`` returned, is not what it
@@ -351,7 +351,16 @@ class Study:
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected exceptions, got {catch!r}.")
-        with tqdm(total=total, disable=not progress, unit="eval") as bar:
+        with tqdm(
+            total=total + len(self._trials),
+            initial=len(self._trials),
+            desc=progress if isinstance(progress, str) else None,
+            disable=not progress,
+            unit="eval",
+            bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
+            "[{elapsed}<{remaining}{postfix}]",
+        ) as bar:
+            bar.set_postfix_str(self._incumbent())
             for _ in range(total):
                 (config,) = self.ask()
                 try:
@@ -359,9 +368,16 @@ class Study:
                 except BaseException:
                     self._again[:0] = self._encode([config], "config")
                     raise
-                if len(self.objectives) == 1 and self._outcomes.feasible(self._trials):
-                    bar.set_postfix_str(f"best {self.best[1]:.6g}")
+                bar.set_postfix_str(self._incumbent(), refresh=False)
                 bar.update()
+
+    def _incumbent(self) -> str:
+        """The best value so far in words."""
+        if not (good := self._outcomes.feasible(self._trials)):
+            return ""
+        if len(self.objectives) > 1:
+            return f"{len(self._front(good))} on the Pareto front"
+        return f"best {next(iter(self.objectives))} {self.best[1]:.4g}"
 
     def _evaluate(
         self,
