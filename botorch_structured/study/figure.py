@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from botorch_structured.plots import plot_traces, plot_tree
 from botorch_structured.plots.style import COLOURS, GREY, tidy
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import Column
 from botorch_structured.study.trial import Trial
 
 if TYPE_CHECKING:
@@ -82,9 +83,11 @@ def _draw_bars(
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "failed"
-        config = space.decode(X[here[0]])[0]
-        names = [space.names[c] for c in space.tree.decision_columns]
-        path = ", ".join(f"{n}={config[n]}" for n in names if n in config)
+        decisions = space.tree.path_of(X[here[0]]).decisions
+        path = ", ".join(
+            f"{space.names[c]}={_shown(space.columns[c], v)}"
+            for c, v in decisions.items()
+        )
         labels.append(f"{path:.60}  ({best})")
         lengths.append(count)
     ax.barh(range(len(labels)), lengths, color=COLOURS[0])
@@ -92,6 +95,13 @@ def _draw_bars(
     ax.invert_yaxis()
     ax.set_xlabel("evaluations")
     tidy(ax)
+
+
+def _shown(column: Column, outcome: Any) -> str:
+    """A value, or an interval, of a decision."""
+    if isinstance(outcome, tuple):
+        return f"{outcome[0]:.4g} to {outcome[1]:.4g}"
+    return str(column.decode(outcome))
 
 
 def draw_front(
