@@ -81,6 +81,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
+from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from scipy import optimize
 from threadpoolctl import ThreadpoolController
@@ -565,6 +566,8 @@ def fit_map(
         known = {"options", "method", "timeout_sec"}
         if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
             kwargs["optimizer"] = partial(_minimise, objective)
+            if _first_attempt(objective, mll, optimizer_kwargs, **kwargs):
+                return mll.eval()
     return fit_fallback(
         mll,
         closure=closure,
@@ -572,6 +575,36 @@ def fit_map(
         optimizer_kwargs=optimizer_kwargs,
         **kwargs,
     )
+
+
+def _first_attempt(
+    objective: ArrayObjective,
+    mll: MarginalLogLikelihood,
+    given: dict[str, Any],
+    optimizer: Callable[..., Any],
+    max_attempts: int = 1,
+    pick_best_of_all_attempts: bool = False,
+    warning_handler: Callable[[WarningMessage], bool] = DEFAULT_WARNING_HANDLER,
+    caught_exception_types: tuple[type[BaseException], ...] = (NotPSDError,),
+    **kwargs: Any,
+) -> bool:
+    """Whether the first attempt of BoTorch's fit succeeds; else nothing has changed.
+
+    BoTorch first copies all that a model has, which takes as long as a short fit.
+    """
+    if max_attempts < 1 or pick_best_of_all_attempts:
+        return False
+    start = objective.read()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", category=OptimizationWarning)
+        try:
+            optimizer(mll, **given)
+        except caught_exception_types:
+            return False
+    if not all(map(warning_handler, caught)):
+        objective.write(start)
+        return False
+    return True
 
 
 def _minimise(
@@ -582,16 +615,7 @@ def _minimise(
     method: str = "L-BFGS-B",
     timeout_sec: float | None = None,
 ) -> OptimizationResult:
-    """``fit_gpytorch_mll_scipy`` of an objective in closed form.
-
-    Args:
-        objective: That of ``mll``.
-        mll: Its model has the starting values, and is given the result.
-        closure: None.
-        options: Of the solver.
-        method: A solver of SciPy.
-        timeout_sec: The best point after so many seconds is the result.
-    """
+    """``fit_gpytorch_mll_scipy`` of an objective in closed form, that of ``mll``."""
     start = time.monotonic()
     minimize = optimize.minimize if timeout_sec is None else minimize_with_timeout
     limit = {} if timeout_sec is None else {"timeout_sec": timeout_sec}
