@@ -189,8 +189,8 @@ def _average_near(acq_function: Any, X: Tensor, columns: Array) -> Near | None:
         value = np.logaddexp.reduce(weighted)
         with np.errstate(invalid="ignore"):  # all may be -inf
             shares = np.exp(weighted - value)
-        slopes = (s * g[..., None] for s, (_, g) in zip(shares, found, strict=True))
-        return value, sum(slopes)  # type: ignore[return-value]
+        slopes = [s[..., None] * g for s, (_, g) in zip(shares, found, strict=True)]
+        return value, np.sum(slopes, axis=0)
 
     return evaluate
 
