@@ -270,9 +270,12 @@ def maximize_in_unit_box(
 
 
 def _solve(B: Array, g: Array) -> Array:
-    """B^-1 g, ``S x k``; NaN or infinite where B is singular, which NumPy refuses."""
-    found, _ = torch.linalg.solve_ex(torch.from_numpy(B), torch.from_numpy(g))
-    return found.numpy()
+    """B^-1 g, ``S x k``; NaN or infinite where B is singular."""
+    try:
+        return np.linalg.solve(B, g[:, :, None])[:, :, 0]
+    except np.linalg.LinAlgError:  # of one of them; of all nothing is returned
+        found, _ = torch.linalg.solve_ex(torch.from_numpy(B), torch.from_numpy(g))
+        return found.numpy()
 
 
 def _steepest_axes(g: Array, width: int) -> Array:
@@ -559,9 +562,11 @@ def _climb_together(
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
         if local is not None:
             value, slope = local(changed(U, start), start)
-            np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
             slope *= unit[start][:, None]
-            return np.where(np.isnan(value), -math.inf, value), slope
+            if not math.isfinite(slope.sum()) or np.isnan(value).any():
+                np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+                value = np.where(np.isnan(value), -math.inf, value)
+            return value, slope
         at = points(U, start)
         values, gradient = evaluator.value_and_gradient(at)
         if checked:
