@@ -49,17 +49,15 @@ from botorch_structured.models.checks import (
     check_training_data,
 )
 from botorch_structured.models.fast_inference import (
-    FIT_OPTIONS,
     FastSingleTaskGP,
     PointMoments,
-    accept_rounding,
-    fit_map,
     has_methods_of,
     noise_is_known,
     with_gradient,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
+from botorch_structured.models.map_fit import FIT_OPTIONS, accept_rounding, fit_map
 from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,

@@ -112,13 +112,12 @@ class _Stack:
             Means and variances, ``U x t``, and derivatives by the columns ``moving``,
             ``U x 2t x (E + D)``, those of the means first; or None.
         """
+        if not gradient:
+            return *self._values(X, rows), None
         scaled = self._columns(X, rows, self.inputs) * self.inverse
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
-        if gradient:
-            k, slope = self.correlation.value_and_slope(distance)
-        else:
-            k = self.correlation.value(distance)
+        k, slope = self.correlation.value_and_slope(distance)
         k = torch.addcmul(self.constant, k, self.variance)
         w = k @ self.inverse_chol.mT
         both = torch.baddbmm(self.still, w, self.of_data)
@@ -131,8 +130,6 @@ class _Stack:
         y = both[..., 1:]
         variance = (self.variance + self.constant).squeeze(-1) - w.square().sum(-1)
         variance = variance + y.square().sum(-1)
-        if not gradient:
-            return both[..., 0], variance, None
         back = torch.baddbmm(w, y, self.of_data[..., 1:].mT, beta=-2.0, alpha=2.0)
         slope = slope * (-2.0 * self.variance)
         g = torch.cat([slope * self.alpha, slope * (back @ self.inverse_chol)], dim=1)
@@ -144,6 +141,46 @@ class _Stack:
             of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
             g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
         return both[..., 0], variance, g
+
+    def _values(self, X: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Means and variances alone, of which many points are wanted at once.
+
+        A new array of a thousand points takes as long as an operation on it, so there
+        are few of them, and distances are one product, of (S x, |S x|^2, 1).
+        """
+        scaled = self._columns(X, rows, self.inputs).numpy() * self.inverse.numpy()
+        width = scaled.shape[-1]
+        point = np.ones((*scaled.shape[:-1], width + 2), dtype=scaled.dtype)
+        point[..., :width] = scaled
+        np.einsum("ute,ute->ut", scaled, scaled, out=point[..., width])
+        k = point @ self._distances
+        np.maximum(k, 0.0, out=k)
+        self.correlation.array_value(k, k)
+        k *= self.variance.numpy()
+        k += self.constant.numpy()
+        w = k @ self.inverse_chol.mT.numpy()
+        both = w @ self.of_data.numpy()
+        both += self.still.numpy()
+        if self.columns.shape[-1]:
+            a, b, u, frequency, phase = (factor.numpy() for factor in self.factors)
+            at = self._columns(X, rows, self.columns).numpy()
+            z = np.sin(at * frequency + phase)
+            z *= u
+            z += at * b
+            z += a
+            both += z @ self.of_features.numpy()
+        y = both[..., 1:]
+        variance = (self.variance + self.constant).squeeze(-1).numpy() + np.einsum(
+            "utr,utr->ut", y, y
+        )
+        variance -= np.einsum("utn,utn->ut", w, w)
+        return torch.from_numpy(both[..., 0]), torch.from_numpy(variance)
+
+    @cached_property
+    def _distances(self) -> np.ndarray:
+        """What makes squared distances of (S x, |S x|^2, 1), ``U x (E + 2) x N``."""
+        ones = torch.ones_like(self.squares)
+        return torch.cat([-2.0 * self.data.mT, ones, self.squares], dim=1).numpy()
 
     def _columns(self, X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
         """Columns ``u x 1 x E`` of rows ``u x t``: ``U x t x E``, or ``1 x t x E``."""
@@ -211,7 +248,12 @@ class LeafMoments:
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
         tree = kernel.tree
-        self._decisions = torch.tensor(tree.decision_columns, dtype=torch.long)
+        self._decisions = np.array(tree.decision_columns, dtype=np.int64)
+        # views of columns side by side need no copy
+        breaks = np.flatnonzero(np.diff(self._decisions) != 1) + 1
+        self._runs = [
+            slice(run[0], run[-1] + 1) for run in np.split(self._decisions, breaks)
+        ]
         # whose values move within an interval: looked up by path
         self._by_value = not tree.numeric_decisions
         keys = predictor.layout.keys.tolist()
@@ -348,15 +390,17 @@ class LeafMoments:
             self._found.clear()
             self._prior_keys, self._prior_rows = {}, X[:0]
             self._drop_tables(len(self.predictor.blocks))
-        if self._by_value:
-            values = X.index_select(-1, self._decisions).numpy()
-        else:
-            values = self.kernel.locate(X).key.unsqueeze(-1).numpy()
-        change = (values[1:] != values[:-1]).any(-1)
-        if not change.any():  # one path only, as in a climb from one start
-            place = self._found.get(values[0].tobytes())
+        every, decisions, runs = X.numpy(), self._decisions, self._runs
+        if not self._by_value:
+            every = self.kernel.locate(X).key.unsqueeze(-1).numpy()
+            decisions, runs = np.zeros(1, dtype=np.int64), [slice(0, 1)]
+        if all((every[1:, run] == every[:-1, run]).all() for run in runs):
+            # one path only, as in a climb from one start
+            place = self._found.get(every[0, decisions].tobytes())
             if place is not None:
                 return [place], _NO_LENGTHS
+        values = every[:, decisions]
+        change = (values[1:] != values[:-1]).any(-1)
         start = np.concatenate([[0], change.nonzero()[0] + 1])
         bits = [head.tobytes() for head in values[start]]
         new = [i for i, b in enumerate(bits) if b not in self._found]

@@ -86,9 +86,10 @@ class ColumnScales:
             transform: ``Normalize``, ``Log10``, both of them, or None.
             width: The number of columns.
         """
-        parts: Sequence[Any] = () if transform is None else (transform,)
-        if type(transform) is ChainedInputTransform:
-            parts = [*transform.values()]
+        part: Any = transform
+        parts = [] if part is None else [part]
+        if type(part) is ChainedInputTransform:
+            parts = [*part.values()]
         scales = cls(width)
         return scales if all(map(scales._add, parts)) else None
 
