@@ -152,14 +152,14 @@ PROBLEMS = {
                     HistGradientBoostingClassifier(early_stopping=False, random_state=0)
                 ],
                 "model__learning_rate": loguniform(1e-3, 1),
-                "model__max_iter": randint(5, 101),
+                "model__max_iter": randint(5, 61),
                 "model__max_leaf_nodes": randint(2, 33),
                 "model__min_samples_leaf": randint(1, 51),
                 "model__l2_regularization": loguniform(1e-6, 1e3),
             },
             *(
                 {
-                    "model": [kind(n_estimators=40, random_state=0)],
+                    "model": [kind(n_estimators=20, random_state=0)],
                     "model__max_features": uniform(0.02, 0.98),
                     "model__min_samples_leaf": randint(1, 51),
                     "model__criterion": ["gini", "entropy"],
