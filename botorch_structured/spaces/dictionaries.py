@@ -375,7 +375,8 @@ def _column(name: str, values: Any) -> Column:
         raise _refused(name, values)
     choices = [native(v) for v in values]
     numbers = all(isinstance(c, Real) and not isinstance(c, bool) for c in choices)
-    ordered = numbers and len(choices) > 1 and sorted(set(choices)) == choices
+    ascending = sorted(set(choices)) if numbers else []
+    ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
     return CategoricalColumn(name, choices, ordered=ordered)
 
 

@@ -69,6 +69,7 @@ def test_ranges(values: Any, low: float, high: float, middle: float) -> None:
         ([1, 2, 4], True),
         (np.logspace(-3, 3, 7), True),
         (range(3), True),
+        ([0.1, 0.01, 0.001], True),
         ([4, 1, 2], False),
         ([None, 1, 2], False),
         ([False, True], False),
