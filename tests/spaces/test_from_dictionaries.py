@@ -215,6 +215,14 @@ def test_what_is_no_configuration(config: dict[str, Any], message: str) -> None:
         SearchSpace.from_dictionaries(LEARNERS).encode(config)
 
 
+def test_none_may_be_a_choice() -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"x": (0.0, 1.0)}, {"x": (0.0, 1.0), "depth": [None, 3]}]
+    )
+    configs = [{"x": 0.5}, {"x": 0.5, "depth": None}, {"x": 0.5, "depth": 3}]
+    assert space.decode(space.encode(configs)) == configs
+
+
 def test_rows_of_a_table() -> None:
     space = SearchSpace.from_dictionaries(LEARNERS)
     row = {"learner": "neighbours", "k": "3", "p": "1", "leaf_size": "30", "C": ""}
