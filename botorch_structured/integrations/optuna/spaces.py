@@ -70,25 +70,26 @@ def configurations(
         missing.
     """
     columns = {name: c for c, name in enumerate(space.names)}
-    X = space.fill.repeat(len(entries), 1)
-    given = torch.zeros(X.shape, dtype=torch.bool)
+    numbers = [space.fill.tolist() for _ in entries]
     usable = []
-    for i, entry in enumerate(entries):
+    for x, entry in zip(numbers, entries, strict=True):
         try:
             for name, value in entry.items():
-                c = columns[name]
-                X[i, c] = space.columns[c].encode(value)
-                given[i, c] = True
+                x[columns[name]] = space.columns[columns[name]].encode(value)
             usable.append(True)
         except ValueError:
             usable.append(False)
-    missing = (space.tree.active_mask(X) & ~given).any(-1).tolist()
-    keep = [
-        i for i in range(len(entries)) if usable[i] and (whole[i] or not missing[i])
-    ]
-    X = space.impute(X)
-    keep = [i for i, good in zip(keep, space.feasible(X[keep]), strict=True) if good]
-    found: list[dict[str, Any] | None] = [None] * len(entries)
-    for i, config in zip(keep, space.decode(X[keep]), strict=True):
-        found[i] = config
+    X = torch.tensor(numbers, dtype=torch.double).reshape(-1, space.dim)
+    active = space.tree.active_mask(X)
+    good = space.feasible(X).tolist()
+    found: list[dict[str, Any] | None] = []
+    for i, (entry, on) in enumerate(zip(entries, active.tolist(), strict=True)):
+        names = [name for name, is_on in zip(space.names, on, strict=True) if is_on]
+        complete = all(name in entry for name in names)
+        if not usable[i] or not good[i] or not (complete or whole[i]):
+            found.append(None)
+        elif complete and not space.constants:
+            found.append({name: entry[name] for name in names})
+        else:
+            found.append(space.decode(space.impute(X[i]))[0])
     return found
