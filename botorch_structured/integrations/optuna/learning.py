@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from optuna.distributions import BaseDistribution
 
-from botorch_structured.integrations.optuna.parameter import Parameter
+from botorch_structured.integrations.optuna.parameter import Parameter, Values
 from botorch_structured.spaces import (
     Between,
     Equals,
@@ -54,11 +54,11 @@ class Asked:
     """What one trial asked for.
 
     Args:
-        values: ``{name: (distribution, value)}``.
+        values: ``{name: (distribution, value)}``, all distributions known.
         complete: Whether the trial came to its end, so that there is nothing else.
     """
 
-    values: Mapping[str, tuple[BaseDistribution, Any]]
+    values: Values
     complete: bool = True
 
 
@@ -104,12 +104,12 @@ class LearntSpace:
         self._name_columns()
         self.space = self._build_space()
 
-    def index(self, name: str, distribution: BaseDistribution) -> int | None:
+    def index(self, name: str, distribution: BaseDistribution | None) -> int | None:
         """The column of a parameter; None if no trial has asked for it."""
         key = (name, None if name in self._united else distribution)
         return self._position.get(key)
 
-    def entries(self, values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    def entries(self, values: Values) -> dict[str, Any]:
         """Names of columns and what they hold, of ``{name: (distribution, value)}``."""
         found = {}
         for name, (distribution, value) in values.items():
@@ -117,11 +117,9 @@ class LearntSpace:
                 found[self.names[i]] = self.parameters[i].entry(value)
         return found
 
-    def values(
-        self, config: Mapping[str, Any]
-    ) -> dict[str, tuple[BaseDistribution | None, Any]]:
+    def values(self, config: Mapping[str, Any]) -> Values:
         """``{name: (distribution, value)}`` of a configuration of the space."""
-        found: dict[str, tuple[BaseDistribution | None, Any]] = {}
+        found: Values = {}
         for i, column in enumerate(self.names):
             if column in config:
                 p = self.parameters[i]
@@ -138,6 +136,7 @@ class LearntSpace:
                 if name in self._united:
                     found[name, None] = self._united[name]
                 elif (name, distribution) not in found:
+                    assert distribution is not None  # they are known of trials
                     found[name, distribution] = Parameter(name, distribution)
         keys = sorted(found, key=lambda key: (key[0], repr(key[1])))
         self.parameters = [found[key] for key in keys]
@@ -152,8 +151,8 @@ class LearntSpace:
         for t, trial in enumerate(trials):
             row = {}
             for name, (distribution, value) in trial.values.items():
-                i = self.index(name, distribution)
-                assert i is not None  # it was found
+                key = (name, None if name in self._united else distribution)
+                i = self._position[key]
                 row[i] = number = self.parameters[i].number(value)
                 self._asked[i] |= 1 << t
                 self._at[i][number] = self._at[i].get(number, 0) | 1 << t
@@ -232,8 +231,14 @@ class LearntSpace:
     ) -> tuple[list[_Where], bool]:
         ways: list[_Where] = []
         explained = True
-        for span, trials in split.branches:
-            below, fully = self._grow(with_it & trials, without & trials, depth - 1)
+        parts = [
+            self._grow(with_it & trials, without & trials, depth - 1)
+            for _, trials in split.branches
+        ]
+        elsewhere = without & ~self._asked[split.decision]
+        if not elsewhere and all(below == [{}] for below, _ in parts):
+            return [{}], False  # no branch is without it
+        for (span, _), (below, fully) in zip(split.branches, parts, strict=True):
             explained &= fully
             for way in below:
                 spans = [span] if split.decision not in way else way[split.decision]
@@ -375,7 +380,7 @@ class LearntSpace:
 
     # -- what nobody has tried ---------------------------------------------------------
 
-    def untried(self) -> dict[str, tuple[BaseDistribution, Any]] | None:
+    def untried(self) -> Values | None:
         """Decisions of a trial that sees something new; None if nothing is left.
 
         A value that no trial has is tried, as something may depend on it: each value of
@@ -399,7 +404,7 @@ class LearntSpace:
                     chosen |= {**way, i: number}
                     break
         chosen = chosen or self._separating()
-        found = {}
+        found: Values = {}
         for i, number in chosen.items():
             p = self.parameters[i]
             found[p.name] = (p.distribution, p.value_at(number))
@@ -425,6 +430,7 @@ class LearntSpace:
         matter = {c for above in self._parents.values() for c in above}
         for i, parameter in enumerate(self.parameters):
             tried, worth_it = self._at[i], True
+            untried: Iterable[float]
             if parameter.is_choice and (i in matter or self._is_few(i)):
                 numbers = range(int(parameter.size))
                 untried = (float(v) for v in numbers if v not in tried)

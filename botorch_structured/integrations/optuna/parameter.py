@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Parameter"]
+__all__ = ["Parameter", "Values"]
 
 import math
 from typing import Any
@@ -22,6 +22,9 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
 )
 
+Values = dict[str, tuple[BaseDistribution | None, Any]]
+"""``{name: (distribution, value)}``; the distribution is None where it is not known."""
+
 
 class Parameter:
     """A name under one distribution.
@@ -38,10 +41,10 @@ class Parameter:
 
     def __init__(self, name: str, distribution: BaseDistribution) -> None:
         self.name = name
-        self.distribution: Any = distribution
+        self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
         self.is_integer = isinstance(distribution, IntDistribution)
-        step = None if self.is_choice else self.distribution.step
+        step = getattr(distribution, "step", None)
         if self.is_integer and step == 1:
             step = None
         self.step: float | None = step
@@ -69,11 +72,11 @@ class Parameter:
         return self.number(self._low), self.number(self._high)
 
     @property
-    def _low(self) -> float:
+    def _low(self) -> Any:
         return self.distribution.low
 
     @property
-    def _high(self) -> float:
+    def _high(self) -> Any:
         return self.distribution.high
 
     def column(self, name: str) -> Column:
@@ -99,6 +102,7 @@ class Parameter:
             return self.distribution.choices[self._labels.index(entry)]
         if self.step is not None:
             entry = min(self._low + entry * self.step, self._high)
+            entry = float(f"{entry:.12g}")  # 0.3 for 3 steps of 0.1
         return int(entry) if self.is_integer else float(entry)
 
     def number(self, value: Any) -> float:

@@ -18,6 +18,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
+from botorch_structured.integrations.optuna.parameter import Values
 from botorch_structured.spaces import SearchSpace
 
 _NUM_PLACES = 256
@@ -33,7 +34,7 @@ class Suggestion:
         whole: Whether this is a whole path, and not decisions that lead to a new one.
     """
 
-    values: dict[str, tuple[BaseDistribution | None, Any]] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     whole: bool = False
 
 
@@ -69,7 +70,7 @@ class Places:
         kept = json.loads(text) if text else {}
         if kept.get("trial") != number:
             return None
-        values = {}
+        values: Values = {}
         for name, kind, internal in kept["values"]:
             distribution, value = self._value(name, kind, internal)
             values[name] = (distribution, value)
@@ -79,14 +80,14 @@ class Places:
         """Let other processes know of a suggestion."""
         if not self.exist:
             return
-        values = []
+        rows = []
         for name, (distribution, value) in suggestion.values.items():
             if distribution is None:
-                values.append([name, "", self._column(name).encode(value)])
+                rows.append([name, "", self._column(name).encode(value)])
             else:
                 internal = distribution.to_internal_repr(value)
-                values.append([name, repr(distribution), internal])
-        kept = {"trial": number, "whole": suggestion.whole, "values": values}
+                rows.append([name, repr(distribution), internal])
+        kept = {"trial": number, "whole": suggestion.whole, "values": rows}
         self._study.set_user_attr(_place(number), json.dumps(kept))
 
     def _column(self, name: str) -> Any:

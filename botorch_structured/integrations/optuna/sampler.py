@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
 from botorch_structured.integrations.optuna.outcomes import Outcomes
-from botorch_structured.integrations.optuna.parameter import Parameter
+from botorch_structured.integrations.optuna.parameter import Parameter, Values
 from botorch_structured.integrations.optuna.places import Places, Suggestion
 from botorch_structured.integrations.optuna.spaces import (
     DeclaredSpace,
@@ -272,7 +272,7 @@ class StructuredSampler(BaseSampler):
                 suggestion = self._suggested.get((study.study_name, other.number))
                 suggestion = suggestion or places.read(other.number) or Suggestion()
                 if _agree(suggestion, values):
-                    values = {**suggestion.values, **values}
+                    values = suggestion.values | values
             asked.append(Asked(values, other.state == TrialState.COMPLETE))
         suggestion = self._suggest(study, trial.number, others, asked)
         self._suggested[key] = suggestion
@@ -312,7 +312,10 @@ class StructuredSampler(BaseSampler):
             elif other.state == TrialState.RUNNING:
                 pending.append(config)
         seed = self._seed + number
-        inner = Study(space.space, seed=seed, **outcomes.arguments, **self._arguments)
+        arguments = {**outcomes.arguments, **self._arguments}
+        if self._declared is None:
+            arguments["starts"] = []  # what nobody has tried has been tried above
+        inner = Study(space.space, seed=seed, **arguments)
         inner.tell_many(told, values)
         try:
             (config,) = inner.ask(pending=pending)
@@ -322,7 +325,7 @@ class StructuredSampler(BaseSampler):
         return Suggestion(space.values(config), whole=True)
 
 
-def _values(trial: FrozenTrial) -> dict[str, tuple[BaseDistribution, Any]]:
+def _values(trial: FrozenTrial) -> Values:
     """What a trial has asked for: ``{name: (distribution, value)}``."""
     distributions = trial.distributions
     return {
@@ -332,9 +335,7 @@ def _values(trial: FrozenTrial) -> dict[str, tuple[BaseDistribution, Any]]:
     }
 
 
-def _agree(
-    suggestion: Suggestion, values: dict[str, tuple[BaseDistribution, Any]]
-) -> bool:
+def _agree(suggestion: Suggestion, values: Values) -> bool:
     """Whether a trial does what it was suggested; an enqueued one need not."""
     return all(
         name not in values or values[name][1] == value

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from optuna.distributions import BaseDistribution
 
 from botorch_structured.integrations.optuna.learning import Asked
+from botorch_structured.integrations.optuna.parameter import Values
 from botorch_structured.spaces import SearchSpace
-
-Values = dict[str, tuple[BaseDistribution | None, Any]]
 
 
 class TrialSpace(Protocol):
@@ -21,7 +19,7 @@ class TrialSpace(Protocol):
 
     space: SearchSpace
 
-    def entries(self, values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    def entries(self, values: Values) -> dict[str, Any]:
         """Names of columns and what they hold, of ``{name: (distribution, value)}``."""
 
     def values(self, config: Mapping[str, Any]) -> Values:
@@ -45,7 +43,7 @@ class DeclaredSpace:
         }
         self._names = set(space.names)
 
-    def entries(self, values: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    def entries(self, values: Values) -> dict[str, Any]:
         """See `TrialSpace`; other parameters are left out."""
         return {k: value for k, (_, value) in values.items() if k in self._names}
 
