@@ -158,6 +158,14 @@ class LearntSpace:
                 self._at[i][number] = self._at[i].get(number, 0) | 1 << t
             self._rows.append(row)
             self._complete |= trial.complete << t
+        ended = self._complete
+        for t, row in enumerate(self._rows):
+            # where all trials ended early, they are all there is to learn from
+            if any(
+                self._is_decision(i) and not self._at[i][number] & ended
+                for i, number in row.items()
+            ):
+                self._complete |= 1 << t
 
     def _many_ranges(self) -> set[str]:
         """Names of which most trials have a range of their own."""
