@@ -1,0 +1,1 @@
+"""Comparisons of methods by the best values that they find."""
