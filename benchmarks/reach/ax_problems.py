@@ -9,7 +9,11 @@ the optimum.
 
 * ``jenatton``: Ax's own benchmark problem, four paths, optimum 0.1 in a corner.
 * ``learners``: a decision with three strings, numbers on logarithmic scales, integers,
-  an ordered choice that only one learner has; see `LEARNERS`.
+  an ordered choice that only one learner has; see `learners`. The centre of the
+  space, where Ax's default begins, happens to lie near the optimum, with the best
+  learner.
+* ``drawn``: the same space; each seed draws which learner is best and where its optimum
+  is, see `drawn`.
 
 A run that was stopped is begun again: Ax's strategy keeps no state to go on from.
 """
@@ -20,9 +24,11 @@ __all__ = ["METHODS", "PROBLEMS", "main"]
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import math
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -125,7 +131,57 @@ LEARNERS = Problem(
     0.1,
 )
 
-PROBLEMS = {"jenatton": JENATTON, "learners": LEARNERS}
+
+def drawn(seed: int) -> Problem:
+    """The space of `learners` with optima that the seed draws.
+
+    The error is an offset (0.1, 0.15, 0.25 in random order) plus the squared distance
+    to the learner's optimum, with every parameter on its own scale from 0 to 1. The
+    optimum is uniform in [0.1, 0.9] (of a choice: any value), and a value that the
+    parameter can take.
+    """
+    rng = random.Random(seed)
+    choice, *numbers = LEARNERS.parameters
+    offsets = dict(zip(choice.values, rng.sample([0.1, 0.15, 0.25], 3), strict=True))
+    places = {p.name: functools.partial(_place, p) for p in numbers}
+    best = {}
+    for p in numbers:
+        if isinstance(p, ChoiceParameterConfig):
+            best[p.name] = places[p.name](rng.choice(p.values))
+        else:
+            lower, upper = map(_scale(p), p.bounds)
+            value = _inverse(p)(lower + rng.uniform(0.1, 0.9) * (upper - lower))
+            value = round(value) if p.parameter_type == "int" else value
+            best[p.name] = places[p.name](value)
+
+    def evaluate(learner: str, **config: Any) -> float:
+        gaps = [places[name](value) - best[name] for name, value in config.items()]
+        return float(offsets[learner] + sum(gap**2 for gap in gaps))
+
+    return Problem(LEARNERS.parameters, evaluate, 0.1)
+
+
+def _scale(p: RangeParameterConfig) -> Callable[[float], float]:
+    return math.log if p.scaling == "log" else float
+
+
+def _inverse(p: RangeParameterConfig) -> Callable[[float], float]:
+    return math.exp if p.scaling == "log" else float
+
+
+def _place(p: Any, value: Any) -> float:
+    """Where a value is between the first and the last one, on the parameter's scale."""
+    if isinstance(p, ChoiceParameterConfig):
+        return p.values.index(value) / (len(p.values) - 1)
+    lower, upper = map(_scale(p), p.bounds)
+    return (_scale(p)(value) - lower) / (upper - lower)
+
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "jenatton": lambda seed: JENATTON,
+    "learners": lambda seed: LEARNERS,
+    "drawn": drawn,
+}
 
 
 def ax_default(seed: int) -> tuple[Client, Any]:
@@ -162,7 +218,7 @@ def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -
     if len(read_records(path)) >= budget:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    given = PROBLEMS[problem]
+    given = PROBLEMS[problem](seed)
     torch.manual_seed(seed)
     client, strategy = METHODS[method](seed)
     client.configure_experiment(given.parameters)
