@@ -37,6 +37,7 @@ LAYERS = [
     "plots",
     "study",
     "demo",
+    "integrations",
     "__main__",
 ]
 _MOST_LINES = 800

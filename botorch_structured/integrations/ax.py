@@ -4,8 +4,8 @@ Ax chooses its own generation strategy unless it is given one. Its own flattens 
 hierarchical search space: the model sees every parameter in every trial, those that do
 not exist there at made-up values. The strategy of this module keeps the hierarchy.
 
-Importing this module also tells Ax's storage about it, so that ``Client`` can save and
-load: import it before ``Client.load_from_json_file``.
+Importing this module tells Ax's storage of the strategy and of this package's models:
+import it before ``Client.load_from_json_file`` or ``load_from_database``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
 
+from botorch_structured.models import (
+    ConditionalGP,
+    MonotoneGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.spaces.ax_space import check_aligned
 from botorch_structured.study import Study
 
 try:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     from ax.adapter.transforms.derelativize import derelativize_bound
     from ax.core.arm import Arm
     from ax.core.data import Data
@@ -41,6 +48,7 @@ try:
     from ax.exceptions.core import SearchSpaceExhausted
     from ax.generation_strategy.external_generation_node import ExternalGenerationNode
     from ax.generation_strategy.generation_strategy import GenerationStrategy
+    from ax.storage.botorch_modular_registry import register_model
     from ax.storage.json_store.registry import (
         CORE_DECODER_REGISTRY,
         CORE_ENCODER_REGISTRY,
@@ -181,6 +189,8 @@ class _Search:
             )
         self._experiment = experiment
         self._ax_space = experiment.search_space
+        # values of parameters that were added when there were trials already
+        self._backfill = self._ax_space.backfill_values()
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self._space = SearchSpace.from_ax(self._ax_space, aligned)
@@ -218,8 +228,9 @@ class _Search:
 
     def _read(self, parameters: _Config) -> _Config:
         """Ax's parameters as a configuration of the space."""
-        complete = {**self._ax_space.backfill_values(), **parameters}
-        return {self._first.get(k, k): v for k, v in self._active(complete).items()}
+        if self._backfill:
+            parameters = self._active({**self._backfill, **parameters})
+        return {self._first.get(k, k): v for k, v in parameters.items()}
 
     def _write(self, config: _Config) -> TParameterization:
         """A configuration of the space as Ax's parameters."""
@@ -324,5 +335,7 @@ def _node_to_dict(node: StructuredNode) -> dict[str, Any]:
     return {"__type": "StructuredNode", "seed": node.seed, "aligned": node.aligned}
 
 
+for _model in (ConditionalGP, MonotoneGP, MultiTaskABLR, TreedGP, TreeStructuredGP):
+    register_model(_model)
 CORE_ENCODER_REGISTRY[StructuredNode] = _node_to_dict
 CORE_DECODER_REGISTRY["StructuredNode"] = StructuredNode

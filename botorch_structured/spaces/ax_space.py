@@ -74,7 +74,8 @@ def read_ax(
         elif isinstance(p, ChoiceParameter):
             columns[name] = CategoricalColumn(name, p.values, ordered=p.is_ordered)
         elif isinstance(p, RangeParameter) and p.parameter_type is ParameterType.INT:
-            columns[name] = IntegerColumn(name, p.lower, p.upper, log=p.log_scale)
+            lower, upper = int(p.lower), int(p.upper)
+            columns[name] = IntegerColumn(name, lower, upper, log=p.log_scale)
         elif isinstance(p, RangeParameter):
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
         else:
