@@ -395,6 +395,39 @@ def test_the_node_is_saved_whole() -> None:
     assert not again.should_deduplicate and again.fallback_specs == {}
 
 
+def test_strategies_with_our_models_are_saved_too(tmp_path: Path) -> None:
+    from ax.adapter.registry import Generators, Mixed_transforms, Y_trans
+    from ax.generation_strategy.generation_node import GenerationNode
+    from ax.generation_strategy.generation_strategy import GenerationStrategy
+    from ax.generation_strategy.generator_spec import GeneratorSpec
+    from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+    from ax.generators.torch.botorch_modular.utils import ModelConfig
+
+    from botorch_structured.models import TreeStructuredGP
+
+    spec = GeneratorSpec(
+        Generators.BOTORCH_MODULAR,
+        generator_kwargs={
+            "surrogate_spec": SurrogateSpec([ModelConfig(TreeStructuredGP)]),
+            "transforms": Mixed_transforms + Y_trans,
+            "transform_configs": {"Cast": {"flatten_hss": False}},
+        },
+    )
+    client = with_data()
+    strategy = GenerationStrategy(nodes=[GenerationNode("ours", [spec])])
+    client.set_generation_strategy(strategy)
+    path = str(tmp_path / "client.json")
+    client.save_to_json_file(path)
+    loaded = Client.load_from_json_file(path)._generation_strategy
+    (config,) = (
+        loaded.nodes_by_name["ours"]
+        .generator_specs[0]
+        .generator_kwargs["surrogate_spec"]
+        .model_configs
+    )
+    assert config.botorch_model_class is TreeStructuredGP
+
+
 def test_small_outcomes_keep_their_digits() -> None:
     tiny = make_client()
     for config in (A, B, C):
