@@ -1,1 +1,1 @@
-"""Comparisons of methods by the best values that they find."""
+"""The package where people are: Optuna, Ax, scikit-learn, many processes."""
