@@ -218,7 +218,7 @@ class _Search:
         trials = self._experiment.trials.values()
         known = [arm.parameters for trial in trials for arm in trial.arms]
         new = [self._read(config) for config in pending if config not in known]
-        study = Study(self._space, self._objectives, seed=seed)
+        study = Study(self._space, self._objectives, self._constraints, seed=seed)
         study.tell_many(self._configs, self._values)
         try:
             (config,) = study.ask(pending=[*self._pending, *new])

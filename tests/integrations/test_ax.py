@@ -446,3 +446,105 @@ def test_without_ax_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'botorch-structured[ax]'" in done.stderr
+
+
+# -- several objectives, and constraints ----------------------------------------------
+
+
+def outcomes(c: dict[str, Any]) -> dict[str, float]:
+    return {"error": error(c), "cost": 2.0 * c["share"] + (c["learner"] == "boost")}
+
+
+def client_with_outcomes(**kwargs: Any) -> Client:
+    client = make_client(**kwargs)
+    for config in (A, B, C):
+        attach(client, config, **outcomes(config))
+    return client
+
+
+def test_several_objectives() -> None:
+    client = client_with_outcomes(objective="-error, -cost")
+    study = Study(space_of(client), {"a": "maximize", "b": "maximize"}, seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "b": -o["cost"]})
+    assert next_of(client) == study.ask()[0]
+    search(client, outcomes, 4)
+    front = client.get_pareto_frontier(use_model_predictions=False)
+    assert len(front) > 1
+
+
+def test_thresholds_of_objectives_are_constraints() -> None:
+    client = client_with_outcomes(
+        objective="-error, -cost", constraints=["error <= 0.5"]
+    )
+    directions = {"a": "maximize", "b": "maximize"}
+    study = Study(space_of(client), directions, ["c <= 0.5"], seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "b": -o["cost"], "c": o["error"]})
+    assert next_of(client) == study.ask()[0]
+
+
+@pytest.mark.parametrize(
+    "given, bound", [("cost <= 1.5", "<= 1.5"), ("2 * cost >= 2", ">= 2.0")]
+)
+def test_outcome_constraints(given: str, bound: str) -> None:
+    client = client_with_outcomes(constraints=[given])
+    study = Study(space_of(client), {"a": "maximize"}, [f"c {bound}"], seed=0)
+    weight = 2.0 if "2 *" in given else 1.0
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "c": weight * o["cost"]})
+    assert next_of(client) == study.ask()[0]
+
+
+def test_the_best_keeps_its_constraints() -> None:
+    client = make_client(constraints=["cost <= 1.2"])
+    search(client, outcomes, 14)
+    best, values, *_ = client.get_best_parameterization()
+    assert values["cost"][0] <= 1.2  # type: ignore[index]
+    assert best["learner"] != "boost" or best["share"] < 0.2
+    feasible = [
+        trial.arm.parameters
+        for trial in client._experiment.trials.values()
+        if outcomes(trial.arm.parameters)["cost"] <= 1.2
+    ]
+    assert len(feasible) >= 7
+
+
+def test_constraints_relative_to_a_baseline() -> None:
+    """In a space without a hierarchy: Ax has no baselines in others."""
+    numbers = [RangeParameterConfig(name, (0.0, 1.0), "float") for name in "xy"]
+    points = [{"x": 0.5, "y": 0.5}, {"x": 0.25, "y": 0.75}, {"x": 1.0, "y": 0.0}]
+
+    def evaluate(c: dict[str, Any]) -> dict[str, float]:
+        return {"error": (c["x"] - 0.5) ** 2 + c["y"], "cost": c["x"] + 1}
+
+    def expected(constraints: list[str], told: Any, pending: Any) -> dict[str, Any]:
+        study = Study(space_of(client), {"a": "maximize"}, constraints, seed=0)
+        for config in told:
+            o = evaluate(config)
+            c = {"c": o["cost"]} if constraints else {}
+            study.tell(config, {"a": -o["error"], **c})
+        return study.ask(pending=pending)[0]
+
+    client = make_client(numbers, constraints=["cost <= 0.9 * baseline"])
+    baseline = client.attach_baseline(points[0])
+    for config in points[1:]:
+        attach(client, config, **evaluate(config))
+    # without data of the baseline the constraint says nothing
+    first = next_of(client)
+    assert first == expected([], points[1:], points[:1])
+    client.complete_trial(baseline, evaluate(points[0]))
+    assert next_of(client) == expected(["c <= 1.35"], points, [first])
+
+
+def test_completed_trials_without_a_constraint_are_pending() -> None:
+    client = client_with_outcomes(constraints=["cost <= 1.5"])
+    attach(client, D, error=0.0)
+    study = Study(space_of(client), {"a": "maximize"}, ["c <= 1.5"], seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "c": o["cost"]})
+    assert next_of(client) == study.ask(pending=[D])[0]
