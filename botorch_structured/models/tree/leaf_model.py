@@ -712,10 +712,11 @@ class LeafModel(FastSingleTaskGP):
         if hierarchical_dependencies is None:
             raise ValueError(
                 "hierarchical_dependencies: expected {column: {value: [columns]}}, "
-                "with {} for a space without decisions, got None. In Ax, keep the "
-                "hierarchy: give the generator transforms=Mixed_transforms + Y_trans "
-                "and transform_configs={'Cast': {'flatten_hss': False}}; where there "
-                "is none, give the ModelConfig "
+                "with {} for a space without decisions, got None. In Ax, use "
+                "botorch_structured.integrations.ax.structured_generation_strategy, or "
+                "keep the hierarchy: give the generator transforms=Mixed_transforms + "
+                "Y_trans and transform_configs={'Cast': {'flatten_hss': False}}; where "
+                "there is none, give the ModelConfig "
                 "model_options={'hierarchical_dependencies': {}}."
             )
         categorical = list(categorical_features or [])
