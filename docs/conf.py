@@ -56,6 +56,7 @@ napoleon_use_rtype = False
 autosummary_imported_members = True
 autosummary_ignore_module_all = False
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 
@@ -116,6 +117,13 @@ def _links(app, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((\.\./[^)\s]+)\)", target, source[0])
 
 
+def _included(app, path: Path, docname: str, content: list[str]) -> None:
+    """What the README shows by its address on GitHub is on the site, if it is here."""
+    raw = gallery.SOURCE.replace("github.com", "raw.githubusercontent.com")
+    for start in (f"{gallery.SOURCE}/blob/main/docs/", f"{raw}/main/docs/"):
+        content[0] = content[0].replace(f"]({start}", "](/")
+
+
 def setup(app) -> None:
     """What runs while building."""
     logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_Offline())
@@ -126,3 +134,4 @@ def setup(app) -> None:
     )
     app.connect("autodoc-process-docstring", references.strip, priority=400)
     app.connect("source-read", _links)
+    app.connect("include-read", _included)
