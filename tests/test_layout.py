@@ -35,6 +35,7 @@ LAYERS = [
     "suggest",
     "test_functions",
     "plots",
+    "study",
     "demo",
     "__main__",
 ]
