@@ -2,7 +2,7 @@
 
 Pages are Markdown that reads well on GitHub too. Four things are made while building:
 stubs of the public names (autosummary), the gallery of the tutorials, the references of
-all docstrings, and links: one to a file that is not on the site leads to the repository.
+all docstrings, and links: a file that is not on the site is shown in the repository.
 """
 
 from __future__ import annotations

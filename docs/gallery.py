@@ -13,9 +13,8 @@ SOURCE = "https://github.com/botorch-structured/botorch-structured"
 
 _TOP = """# Tutorials
 
-Notebooks with their outputs. Each takes less than three minutes on one core; the tests run
-them. A notebook's file is in the
-[repository]({source}/tree/main/tutorials).
+Notebooks with their outputs. Each takes less than three minutes on one core; the tests
+run them. A notebook's file is in the [repository]({source}/tree/main/tutorials).
 
 """
 

@@ -82,9 +82,7 @@ def sharing(space: SearchSpace) -> None:
     models = {
         "TreeStructuredGP": TreeStructuredGP(X, Y, space),
         "ConditionalGP": ConditionalGP(X, Y, space),
-        "SingleTaskGP with Impute": SingleTaskGP(
-            X, Y, input_transform=one_process
-        ),
+        "SingleTaskGP with Impute": SingleTaskGP(X, Y, input_transform=one_process),
     }
     panels = new_panels(len(models), 3.8, 3.4)
     for ax, (title, model) in zip(panels, models.items(), strict=True):

@@ -84,10 +84,11 @@ def test_every_page_is_in_the_menu() -> None:
 
 
 def test_results_name_files_that_exist() -> None:
-    named = set(re.findall(r"`((?:benchmarks|tests|docs)/[\w./-]+)`", TEXT["results.md"]))
+    text = TEXT["results.md"]
+    named = set(re.findall(r"`((?:benchmarks|tests|docs)/[\w./-]+)`", text))
     assert len(named) >= 12
     assert not [name for name in named if not (ROOT / name).exists()]
-    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", TEXT["results.md"]))
+    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", text))
     files = {name: ROOT / Path(*name.split(".")) for name in modules}
     assert not [
         name
