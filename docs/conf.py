@@ -80,6 +80,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_theme_options = {
+    "top_of_page_buttons": ["view"],
     "source_repository": gallery.SOURCE,
     "source_branch": "main",
     "source_directory": "docs/",
@@ -124,6 +125,17 @@ def _included(app, path: Path, docname: str, content: list[str]) -> None:
         content[0] = content[0].replace(f"]({start}", "](/")
 
 
+def _skip(app, what: str, name: str, obj, skip: bool, options) -> bool | None:
+    """The fields of named tuples are in the docstring of their class."""
+    return True if str(obj.__doc__).startswith("Alias for field") else None
+
+
+def _source(app, page: str, template: str, context: dict, doctree) -> None:
+    """Pages that the build makes have no source in the repository."""
+    if page.startswith(("api/generated/", "tutorials/")):
+        context["page_source_suffix"] = ""
+
+
 def setup(app) -> None:
     """What runs while building."""
     logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_Offline())
@@ -135,3 +147,5 @@ def setup(app) -> None:
     app.connect("autodoc-process-docstring", references.strip, priority=400)
     app.connect("source-read", _links)
     app.connect("include-read", _included)
+    app.connect("autodoc-skip-member", _skip)
+    app.connect("html-page-context", _source)

@@ -25,7 +25,8 @@ def write(package: Path, page: Path) -> None:
     for module in sorted(package.rglob("*.py")):
         for key, text in _ENTRY.findall(module.read_text(encoding="utf-8")):
             entries.setdefault(key, " ".join(text.replace('"""', "").split()))
-    lines = [f".. [{key}] {entries[key]}\n" for key in sorted(entries)]
+    # escaped, since initials begin a list otherwise
+    lines = [f".. [{key}] \\{entries[key]}\n" for key in sorted(entries, key=str.lower)]
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("References\n==========\n\n" + "\n".join(lines), encoding="utf-8")
 
