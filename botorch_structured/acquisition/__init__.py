@@ -1,6 +1,9 @@
 """Acquisition functions of conditional spaces.
 
 * ``AveragedLogExpectedImprovement``: of several models of one outcome.
+* ``AveragedLogExpectedHypervolumeImprovement``: of several objectives.
+* ``FeasibilityPrior``: any of them where constraints have to hold;
+  ``AveragedLogProbabilityOfFeasibility`` while no point is known at which they do.
 * ``InteriorPrior``: a weak prior for the inside of the box.
 * ``PathExpectedImprovement``, ``PathLogExpectedImprovement``: of the paths of a
   tree-structured model (Jenatton et al. 2017, equation (6)).
@@ -13,9 +16,12 @@
 from __future__ import annotations
 
 __all__ = [
+    "AveragedLogExpectedHypervolumeImprovement",
     "AveragedLogExpectedImprovement",
+    "AveragedLogProbabilityOfFeasibility",
     "ContextLogExpectedImprovement",
     "CostPrior",
+    "FeasibilityPrior",
     "InteriorPrior",
     "PathContextLogExpectedImprovement",
     "PathExpectedImprovement",
@@ -26,12 +32,19 @@ __all__ = [
 from botorch_structured.acquisition.averaged_expected_improvement import (
     AveragedLogExpectedImprovement,
 )
+from botorch_structured.acquisition.averaged_hypervolume_improvement import (
+    AveragedLogExpectedHypervolumeImprovement,
+)
 from botorch_structured.acquisition.context_cost import (
     ContextLogExpectedImprovement,
     PathContextLogExpectedImprovement,
     best_at_context,
 )
 from botorch_structured.acquisition.cost_prior import CostPrior
+from botorch_structured.acquisition.feasibility import (
+    AveragedLogProbabilityOfFeasibility,
+    FeasibilityPrior,
+)
 from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,

@@ -14,16 +14,43 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["AveragedLogExpectedImprovement"]
+__all__ = ["AnyScaleLogExpectedImprovement", "AveragedLogExpectedImprovement"]
 
 from collections.abc import Sequence
 
 import torch
 from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
-from botorch.exceptions import UnsupportedError
 from botorch.models.model import Model
-from botorch.utils.transforms import t_batch_mode_transform
+from botorch.utils.transforms import (
+    average_over_ensemble_models,
+    t_batch_mode_transform,
+)
 from torch import Tensor
+
+from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
+from botorch_structured.acquisition.feasibility import refuse_pending
+from botorch_structured.acquisition.mixtures import read_weights
+
+
+class AnyScaleLogExpectedImprovement(LogExpectedImprovement):
+    """``LogExpectedImprovement`` of outcomes of any scale.
+
+    BoTorch's has a smallest variance of 1e-12. Where the standard deviation of the
+    outcomes is 1e-6 or less this is larger than what is known about good points.
+    """
+
+    @t_batch_mode_transform(expected_q=1)
+    @average_over_ensemble_models
+    def forward(self, X: Tensor) -> Tensor:
+        """Values of ``b x 1 x d`` points, ``b``."""
+        posterior = self.model.posterior(
+            X, posterior_transform=self.posterior_transform
+        )
+        mean = posterior.mean.squeeze(-2).squeeze(-1)
+        least = torch.finfo(mean.dtype).tiny
+        sigma = posterior.variance.clamp_min(least).sqrt().view(mean.shape)
+        u = scaled_improvement(mean, sigma, self.best_f.to(mean), self.maximize)
+        return log_ei_helper(u) + sigma.log()
 
 
 class AveragedLogExpectedImprovement(AcquisitionFunction):
@@ -76,21 +103,13 @@ class AveragedLogExpectedImprovement(AcquisitionFunction):
                 f"best_f: expected a finite number or {len(models)} of them, got "
                 f"{best.tolist()}."
             )
-        if weights is None:
-            weights = [1.0] * len(models)
-        given = torch.as_tensor(weights, dtype=torch.double).detach().reshape(-1)
-        valid = given.isfinite().all() and (given >= 0).all() and given.sum() > 0
-        if len(given) != len(models) or not valid:
-            raise ValueError(
-                f"weights: expected {len(models)} finite numbers of at least 0, not "
-                f"all of them 0, got {given.tolist()}."
-            )
+        shares = read_weights(weights, len(models))
         best = best.expand(len(models))
         self.parts = torch.nn.ModuleList(
-            LogExpectedImprovement(model, best_f=best_f, maximize=maximize)
+            AnyScaleLogExpectedImprovement(model, best_f=best_f, maximize=maximize)
             for model, best_f in zip(models, best, strict=True)
         )
-        self.register_buffer("log_weights", (given / given.sum()).log())
+        self.register_buffer("log_weights", shares.log())
 
     @t_batch_mode_transform(expected_q=1)
     def forward(self, X: Tensor) -> Tensor:
@@ -112,8 +131,4 @@ class AveragedLogExpectedImprovement(AcquisitionFunction):
             UnsupportedError: ``X_pending`` is given. Condition the models on values at
                 these points (their means, say) instead, as `suggest` does.
         """
-        if X_pending is not None:
-            raise UnsupportedError(
-                "X_pending: expected None, as for all analytic acquisition functions; "
-                "condition the models on values at pending points instead."
-            )
+        refuse_pending(X_pending)

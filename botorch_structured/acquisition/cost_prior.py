@@ -88,14 +88,17 @@ class CostPrior(nn.Module):
         sigma = variance.clamp_min(_LEAST_VARIANCE).sqrt()
         return value + torch.special.log_ndtr((math.log(self.left) - mean) / sigma)
 
-    def value_and_gradient(self, X: Tensor) -> tuple[Tensor, Tensor] | None:
+    def value_and_gradient(
+        self, X: Tensor, gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None] | None:
         """``n`` log weights and ``n x d`` gradients without autograd; None: it cannot.
 
         Args:
             X: ``n x d``.
+            gradient: Whether gradients are wanted; else None in their place.
         """
         moments_of = getattr(self.cost_model, "point_moments", None)
-        moments = None if moments_of is None else moments_of(X, True)
+        moments = None if moments_of is None else moments_of(X, gradient)
         if moments is None:
             return None
         value = -moments.mean - 0.5 * moments.variance
@@ -110,5 +113,7 @@ class CostPrior(nn.Module):
             of_mean = of_mean - hazard / sigma
             varies = moments.variance > _LEAST_VARIANCE
             of_variance = of_variance - varies * hazard * z / (2.0 * sigma * sigma)
+        if not gradient:
+            return value, None
         slope = of_mean.unsqueeze(-1) * moments.mean_gradient
         return value, slope + of_variance.unsqueeze(-1) * moments.variance_gradient

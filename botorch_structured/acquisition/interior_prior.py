@@ -70,18 +70,23 @@ class InteriorPrior(nn.Module):
         density = (4.0 * place * (1.0 - place) + self.floor).log()
         return torch.where(self._counts(X), density, 0.0).sum(-1)
 
-    def value_and_gradient(self, X: Tensor) -> tuple[Tensor, Tensor]:
+    def value_and_gradient(
+        self, X: Tensor, gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """``n`` log densities and ``n x d`` gradients, without autograd.
 
         Args:
             X: ``n x d``.
+            gradient: Whether gradients are wanted; else None in their place.
         """
         width = self.width.to(X)
         place = ((X - self.lower.to(X)) / width).clamp(0.0, 1.0)
         density = 4.0 * place * (1.0 - place) + self.floor
         counts = self._counts(X)
-        slope = (4.0 - 8.0 * place) / (density * width)
         value = torch.where(counts, density.log(), 0.0).sum(-1)
+        if not gradient:
+            return value, None
+        slope = (4.0 - 8.0 * place) / (density * width)
         return value, torch.where(counts, slope, 0.0)
 
     def _counts(self, X: Tensor) -> Tensor:

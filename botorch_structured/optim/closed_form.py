@@ -31,9 +31,17 @@ from scipy import special
 from torch import Tensor
 
 from botorch_structured.acquisition.averaged_expected_improvement import (
+    AnyScaleLogExpectedImprovement,
     AveragedLogExpectedImprovement,
 )
+from botorch_structured.acquisition.averaged_hypervolume_improvement import (
+    AveragedLogExpectedHypervolumeImprovement,
+)
 from botorch_structured.acquisition.cost_prior import CostPrior
+from botorch_structured.acquisition.feasibility import (
+    AveragedLogProbabilityOfFeasibility,
+    FeasibilityPrior,
+)
 from botorch_structured.acquisition.interior_prior import InteriorPrior
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
@@ -47,6 +55,7 @@ Array = NDArray[Any]
 _KINDS: dict[type, tuple[bool, bool]] = {
     ExpectedImprovement: (False, False),
     LogExpectedImprovement: (True, False),
+    AnyScaleLogExpectedImprovement: (True, False),
     PathExpectedImprovement: (False, True),
     PathLogExpectedImprovement: (True, True),
 }
@@ -86,6 +95,8 @@ def closed_form(
         return None
     # a call of NumPy costs less than one of torch, which counts for arrays of this size
     least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
+    if type(acqf) is AnyScaleLogExpectedImprovement:
+        least = torch.finfo(X.dtype).tiny
     variance = moments.variance.numpy()
     sigma = np.sqrt(np.maximum(variance, least))
     sign = 1.0 if acqf.maximize else -1.0
@@ -153,21 +164,34 @@ def _guided(
 ) -> tuple[Tensor, Tensor | None] | None:
     """The log of an acquisition function plus a multiple of a log density."""
     prior, exponent = acq_function.prior_module, acq_function._prior_exponent
-    known = type(prior) in (CostPrior, InteriorPrior) and acq_function._log
+    known = type(prior) in _PRIORS and acq_function._log
     if not known or acq_function.X_pending is not None:
         return None
     found = closed_form(acq_function.acq_func, X, gradient)
     if found is None:
         return None
-    of_prior = prior.value_and_gradient(X)
+    of_prior = prior.value_and_gradient(X, gradient)
     if of_prior is None:
         return None
     value = found[0] + exponent * of_prior[0]
-    return value, None if found[1] is None else found[1] + exponent * of_prior[1]
+    if found[1] is None or of_prior[1] is None:
+        return value, None
+    return value, found[1] + exponent * of_prior[1]
 
 
+def _own(
+    acq_function: Any, X: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor | None] | None:
+    found: tuple[Tensor, Tensor | None] | None
+    found = acq_function.value_and_gradient(X, gradient)
+    return found
+
+
+_PRIORS = (CostPrior, FeasibilityPrior, InteriorPrior)
 _COMBINED = {
+    AveragedLogExpectedHypervolumeImprovement: _own,
     AveragedLogExpectedImprovement: _averaged,
+    AveragedLogProbabilityOfFeasibility: _own,
     PriorGuidedAcquisitionFunction: _guided,
 }
 

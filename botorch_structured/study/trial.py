@@ -18,12 +18,14 @@ class Trial:
         values: ``{name: number}`` of the objectives, then of the constrained outcomes;
             empty where the evaluation failed.
         cost: What it cost, if that was told.
+        error: What went wrong, if that was told.
     """
 
     number: int
     config: dict[str, Any]
     values: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
+    error: str | None = None
 
     @property
     def state(self) -> Literal["complete", "failed"]:

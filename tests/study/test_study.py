@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,7 +161,7 @@ def test_values_that_are_none(given: Any, message: str) -> None:
 
 def test_bad_arguments() -> None:
     for space in (None, "space", PROBLEM.tree):
-        with pytest.raises(ValueError, match="space: expected a SearchSpace or"):
+        with pytest.raises(ValueError, match="space: expected a SearchSpace, a"):
             Study(space)
     for objectives in ("min", {}, {"a": "down"}, ["minimize"], {1: "minimize"}):
         with pytest.raises(ValueError, match="objectives: expected 'minimize'"):
@@ -185,3 +187,136 @@ def test_forbidden_configurations_are_refused() -> None:
     space = SearchSpace(["a"], bounds, feasible=lambda X: X[..., 0] < 0.5)
     with pytest.raises(ValueError, match="config: expected a configuration that the"):
         Study(space).tell({"a": 0.7}, 1.0)
+
+
+def test_optimize_is_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    study = Study(SPACE, seed=0)
+    study.optimize(value, 4)
+    study.optimize(value, 5)
+    assert "best" in capsys.readouterr().err
+    study.optimize(value, 0, progress=False)
+    assert not capsys.readouterr().err
+    assert torch.equal(points(study), explicit_loop(0, 9))
+    assert all(t.cost is not None and t.cost > 0.0 for t in study.trials)
+
+
+def test_optimize_catches_what_it_is_told_to() -> None:
+    calls = iter(range(100))
+
+    def evaluate(config: dict[str, Any]) -> float:
+        call = next(calls)
+        if call == 2:
+            raise ZeroDivisionError("no data")
+        if call == 3:
+            raise KeyboardInterrupt
+        return math.nan if call == 4 else value(config)
+
+    study = Study(SPACE, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        study.optimize(evaluate, 6, catch=ZeroDivisionError, progress=False)
+    assert [t.error for t in study.trials] == [None, None, "ZeroDivisionError: no data"]
+    (stopped,) = study.pending
+    with pytest.raises(ValueError, match="got nan"):
+        study.optimize(evaluate, 3, progress=False)
+    assert study.pending == [stopped]
+    study.optimize(evaluate, 1, progress=False)
+    assert study.trials[-1].config == stopped and not study.pending
+    for arguments, message in (
+        ({"num_evaluations": -1}, "num_evaluations: expected an integer from 0 on"),
+        ({"catch": "ValueError"}, "catch: expected exceptions"),
+        ({"catch": KeyboardInterrupt}, "catch: expected exceptions"),
+        ({"evaluate": 3}, "evaluate: expected a function"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study.optimize(**{"evaluate": value, "num_evaluations": 1, **arguments})
+
+
+def test_starts_of_ones_own() -> None:
+    given = SPACE.decode(SPACE.sample(3, seed=9))
+    study = Study(SPACE, seed=0, starts=given)
+    study.tell(given[1], 1.0)
+    assert study.ask() == [given[0]]
+    assert study.ask(pending=[given[2]]) not in given
+
+    def middle(space: SearchSpace, seed: int) -> Tensor:
+        return space.starts(kind="middle", seed=seed)
+
+    study = Study(SPACE, seed=0, starts=middle)
+    assert study.ask(4) == SPACE.decode(middle(SPACE, 0))
+    for starts in ([{"x": 1.0}], {"x": 1.0}, lambda space, seed: torch.zeros(2, 1)):
+        with pytest.raises(ValueError, match="starts: "):
+            Study(SPACE, starts=starts).ask()
+
+
+def test_dictionaries_will_do() -> None:
+    study = Study([{"kernel": ["rbf"], "C": [1.0, 2.0]}, {"kernel": ["no"]}], seed=0)
+    assert {config["kernel"] for config in study.ask(2)} == {"rbf", "no"}
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_told_row_by_row(tmp_path: Path) -> None:
+    names = [*SPACE.names, "loss", "memory", "cost"]
+    configs = SPACE.decode(SPACE.starts(seed=0))
+    outcomes = [(0.5, 3.0, 10.0), ("", "", 2.0), (0.25, 9.0, "")]
+    rows = [
+        {**c, **dict(zip(names[-3:], o, strict=True))}
+        for c, o in zip(configs, outcomes, strict=False)
+    ]
+    lines = [",".join(str(row.get(name, "")) for name in names) for row in rows]
+    path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
+    study.read_csv(path)
+    assert [t.config for t in study.trials] == configs[:3]
+    assert [t.cost for t in study.trials] == [10.0, 2.0, None]
+    assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
+    assert study.best == (configs[0], 0.5)  # 0.25 needs too much memory
+    assert study.ask() == [configs[3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a,loss\n0.5,1\n0.6,\n0.7,x\n",
+            "line 4: value.*a finite number.*'x'",
+        ),
+        ("a,loss\n0.5,1\n7,1\n", r"line 3: .*'a': expected a number in \[0.0, 1.0\]"),
+        ("a,b,loss\n0.5,0.5,1\n", r"line 2: .*unknown ones \['b'\]"),
+        ("a,loss\n0.5\n", "line 2: expected 2 cells as in line 1"),
+        ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
+        ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
+        ("", "line 1: expected columns"),
+        ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None:
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())
+    study = Study(space, {"loss": "minimize"})
+    with pytest.raises(ValueError, match=f"table.csv {message}"):
+        study.read_csv(table(tmp_path, text))
+    assert not study.trials
+    with pytest.raises(ValueError, match="objectives: expected other names"):
+        Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
+
+
+def test_several_objectives_have_a_front() -> None:
+    study = Study(SPACE, {"loss": "minimize", "speed": "maximize"}, seed=0)
+    assert study.pareto == []
+    for config, loss, speed in zip(
+        study.ask(4), (1.0, 2.0, 3.0, 0.5), (1.0, 2.0, 1.5, 0.1), strict=True
+    ):
+        study.tell(config, {"loss": loss, "speed": speed})
+    assert [t["loss"] for _, t in study.pareto] == [1.0, 2.0, 0.5]
+    with pytest.raises(ValueError, match="objectives: expected one, .*pareto"):
+        study.best  # noqa: B018
+
+
+def test_a_study_in_memory_can_be_pickled() -> None:
+    study = run(Study(SPACE, seed=0), 6)
+    again = pickle.loads(pickle.dumps(study))
+    assert again.ask() == study.ask()

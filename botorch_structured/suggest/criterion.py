@@ -1,0 +1,183 @@
+"""What `suggest` maximises."""
+
+from __future__ import annotations
+
+__all__ = ["make_criterion"]
+
+import math
+from typing import Any
+
+import torch
+from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
+from botorch.utils.multi_objective.box_decompositions import (
+    FastNondominatedPartitioning,
+)
+from botorch.utils.multi_objective.hypervolume import infer_reference_point
+from botorch.utils.multi_objective.pareto import is_non_dominated
+from torch import Tensor
+
+from botorch_structured.acquisition import (
+    AveragedLogExpectedHypervolumeImprovement,
+    AveragedLogExpectedImprovement,
+    AveragedLogProbabilityOfFeasibility,
+    CostPrior,
+    FeasibilityPrior,
+    InteriorPrior,
+)
+from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
+from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.optim.problem import first_of_each
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest.surrogates import Mixture, Surrogates
+from botorch_structured.transforms import ClipTail
+
+# The exponent of the prior is 1 at so many observations.
+_PRIOR_OBSERVATIONS = 1.0
+# From this probability on a known point counts as feasible.
+_FEASIBLE = 0.5
+
+
+def make_criterion(
+    space: SearchSpace,
+    surrogates: Surrogates,
+    known: Tensor,
+    num_evaluated: int,
+    ref_point: Tensor | None = None,
+) -> tuple[AcquisitionFunction, Tensor | None]:
+    """The criterion, given the means at known points that are not evaluated.
+
+    Args:
+        space: The space.
+        surrogates: The fitted models.
+        known: ``n x d`` points, those that were evaluated first.
+        num_evaluated: How many were.
+        ref_point: ``m`` objectives, or None; see `suggest`.
+
+    Returns:
+        The criterion, and points near which to search, the best first (None: the best
+        one of each path, which is found without them).
+    """
+    taken = known[num_evaluated:]
+    objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
+    constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
+    prior = _feasibility(constraints) if constraints else None
+    log_probability = known.new_zeros(len(known))
+    if prior is not None:
+        with torch.no_grad():
+            log_probability = prior(known)
+    feasible = log_probability >= math.log(_FEASIBLE)
+    criterion: AcquisitionFunction
+    good: Tensor | None
+    if prior is not None and not feasible.any():
+        criterion = AveragedLogProbabilityOfFeasibility(prior)
+        good = _best_of_paths(space, known, log_probability)
+    else:
+        one = len(objectives) == 1
+        criterion, good = (
+            _improvement(space, objectives[0], known[feasible])
+            if one
+            else _hypervolume(space, objectives, known[feasible], ref_point)
+        )
+        if prior is not None:
+            criterion = PriorGuidedAcquisitionFunction(criterion, prior, log=True)
+            others = _best_of_paths(space, known[~feasible], log_probability[~feasible])
+            good = torch.cat([good, others])
+        elif one:
+            good = None
+    if surrogates.cost is not None:
+        cost = CostPrior(surrogates.cost)
+        criterion = PriorGuidedAcquisitionFunction(criterion, cost, log=True)
+    inside = PriorGuidedAcquisitionFunction(
+        criterion,
+        InteriorPrior(space),
+        log=True,
+        prior_exponent=_PRIOR_OBSERVATIONS / num_evaluated,
+    )
+    return inside, good
+
+
+def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
+    """The models, conditioned on their own means at ``p x d`` points.
+
+    On the scale of their targets: given as an outcome, the mean of a bad point would be
+    compressed by ``ClipTail`` once more.
+    """
+    if not len(X):
+        return mixture
+    models: list[LeafModel] = []
+    for model in mixture.models:
+        model.eval()
+        with torch.no_grad():
+            inputs = model.transform_inputs(X)
+            means = model(inputs.unsqueeze(-2)).mean.flatten()
+        # where variances of noise are known, those of new outcomes have to be guessed
+        noise = model.likelihood.noise.detach()
+        guess = {} if len(noise) == 1 else {"noise": noise.mean().expand(len(X))}
+        models.append(model.get_fantasy_model(inputs, means, **guess))
+    return mixture._replace(models=models)
+
+
+def _as_predicted(model: LeafModel, value: Tensor) -> Tensor:
+    """An outcome on the scale of predictions, on which bad tails stay compressed."""
+    transform: Any = getattr(model, "outcome_transform", None)
+    parts = transform.values() if hasattr(transform, "values") else [transform]
+    for part in parts:
+        if isinstance(part, ClipTail):
+            value = part(value.reshape(1, 1))[0].reshape(())
+    return value
+
+
+def _feasibility(constraints: list[Mixture]) -> FeasibilityPrior:
+    models, weights = zip(*constraints, strict=True)
+    zero = weights[0].new_zeros(())
+    limits = torch.stack([_as_predicted(some[0], zero) for some in models])
+    return FeasibilityPrior(models, weights, limits)
+
+
+def _improvement(
+    space: SearchSpace, objective: Mixture, known: Tensor
+) -> tuple[AcquisitionFunction, Tensor]:
+    """Of one objective, over the best mean at known points that are feasible."""
+    with torch.no_grad():
+        means = torch.stack(
+            [m.posterior(known.unsqueeze(-2)).mean.flatten() for m in objective.models]
+        )
+    # With noise the best outcome is not the best point; without, both are the same.
+    best_f = means.amax(-1)
+    return (
+        AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
+        _best_of_paths(space, known, objective.weights @ means),
+    )
+
+
+def _hypervolume(
+    space: SearchSpace,
+    objectives: list[Mixture],
+    known: Tensor,
+    ref_point: Tensor | None,
+) -> tuple[AcquisitionFunction, Tensor]:
+    """Of several objectives, over the front of means at known points."""
+    models, weights = zip(*objectives, strict=True)
+    with torch.no_grad():
+        means = Mixtures(models, weights).means(known.unsqueeze(-2))
+    front = is_non_dominated(means)
+    # BoTorch's smallest ranges are for outcomes of about unit scale
+    unit = AnyScaleStandardize(m=means.shape[-1])
+    scaled = unit(means)[0]
+    if ref_point is None:
+        inferred = infer_reference_point(scaled[front])
+        ref_point = unit.untransform(inferred.unsqueeze(0))[0].squeeze(0)
+    else:
+        pairs = zip(models, ref_point.to(means), strict=True)
+        ref_point = torch.stack([_as_predicted(some[0], f) for some, f in pairs])
+    boxes = FastNondominatedPartitioning(ref_point, means)
+    acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
+    best = _best_of_paths(space, known, scaled.sum(-1))
+    return acqf, torch.cat([known[front], best])
+
+
+def _best_of_paths(space: SearchSpace, X: Tensor, score: Tensor) -> Tensor:
+    """The point with the largest score on each path, the best of all first."""
+    X = X[score.argsort(descending=True, stable=True)]
+    return X[first_of_each(space.tree.path_key(X))]

@@ -1,0 +1,194 @@
+"""`suggest`, and what it returns."""
+
+from __future__ import annotations
+
+__all__ = ["Suggestion", "suggest"]
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.exceptions.errors import CandidateGenerationError
+from torch import Tensor
+
+from botorch_structured.models.surroundings import seeded
+from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.models.tree.noise import has_steps
+from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.suggest.criterion import make_criterion
+from botorch_structured.suggest.surrogates import (
+    Mixture,
+    Surrogates,
+    check_data,
+    check_models,
+    check_table,
+    fit_surrogates,
+)
+
+# Nearer than this to a known point, in widths of the bounds, a step function has little
+# to tell. Where there is no other point left, a nearer one has to do.
+_STEPS = (0.01, 0.001, 0.0)
+
+
+class Suggestion(NamedTuple):
+    """What `suggest` returns.
+
+    Attributes:
+        X: ``q x d`` points to evaluate; inactive columns hold the space's fill.
+        models: The fitted models of the (first) objective.
+        weights: The weight of each model, with sum 1.
+        surrogates: The fitted models of all outcomes.
+    """
+
+    X: Tensor
+    models: list[LeafModel]
+    weights: Tensor
+    surrogates: Surrogates
+
+
+def suggest(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    q: int = 1,
+    X_pending: Tensor | None = None,
+    start_from: Suggestion | Surrogates | Sequence[LeafModel] | None = None,
+    seed: int | None = None,
+    *,
+    train_C: Tensor | None = None,
+    train_cost: Tensor | None = None,
+    ref_point: Tensor | Sequence[float] | None = None,
+    **kwargs: Any,
+) -> Suggestion:
+    r"""Points of a space to evaluate next.
+
+    Choose it where nothing is known but the space: it is the default of this package.
+    Evaluate ``space.starts()`` first.
+
+    Several points are chosen one after the other. For each, the models are conditioned
+    on their own means at the points that are pending, so that no two are alike. In
+    which units outcomes are does not matter.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points of it.
+        train_Y: ``n x m`` objectives, larger ones are better: give minus an error.
+            ``-inf`` where an evaluation failed; a row that has one failed as a whole.
+        q: How many points.
+        X_pending: ``p x d`` points that are being evaluated.
+        start_from: The last suggestion, its ``surrogates``, or the ``models`` of its
+            only objective: fits are shorter.
+        seed: The same seed and data give the same points. Default: PyTorch's generator.
+        train_C: ``n x k`` outcomes of constraints, as in BoTorch feasible where all are
+            at most 0: give ``memory - 8.0`` for a memory of at most 8. NaN only where
+            the evaluation failed.
+        train_cost: ``n x 1`` costs of the evaluations, such as seconds, positive; NaN
+            where one is not known. With two or more that are known, the criterion is
+            per expected cost.
+        ref_point: With several objectives, the ``m`` values of which all have to be
+            exceeded to count. Default: below the worst values on the Pareto front by a
+            tenth of its range (BoTorch's ``infer_reference_point``).
+        kwargs: Further arguments of the models of objectives, such as
+            ``outcome_transform``, or ``train_Yvar`` (``n x m``).
+
+    Returns:
+        The points, the models and their weights.
+
+    Raises:
+        ValueError: An argument is not what it should be, or all evaluations failed.
+        CandidateGenerationError: Every point of the space is known.
+
+    Example:
+        >>> X = space.starts(seed=0)
+        >>> Y = -evaluate(X)
+        >>> for _ in range(20):
+        ...     x = suggest(space, X, Y).X
+        ...     X, Y = torch.cat([X, x]), torch.cat([Y, -evaluate(x)])
+    """
+    q = check_count("q", q)
+    noise = kwargs.get("train_Yvar")
+    check_data(space, train_X, train_Y, train_C, train_cost, noise)
+    pending = train_X[:0]
+    if X_pending is not None:
+        check_table("X_pending", X_pending, space.dim)
+        pending = X_pending.to(train_X)
+    start = _read_start(start_from)
+    reference = _read_reference(ref_point, train_Y)
+    seed = check_seed(seed)
+
+    def chosen() -> Suggestion:
+        surrogates = fit_surrogates(
+            space,
+            train_X,
+            train_Y,
+            start,
+            train_C=train_C,
+            train_cost=train_cost,
+            **kwargs,
+        )
+        known = torch.cat([train_X, pending])
+        targets = [some.models[0].train_targets for some in surrogates.objectives]
+        # smooth objectives change at any distance
+        distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
+        for _ in range(q):
+            criterion, good = make_criterion(
+                space, surrogates, known, len(train_X), reference
+            )
+            found = _maximise(criterion, space, known, good, distances)
+            known = torch.cat([known, found.to(train_X)])
+        return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
+
+    if seed is None:
+        return chosen()
+    with seeded(seed, train_X.device):
+        return chosen()
+
+
+def _read_start(start_from: Any) -> Surrogates | None:
+    if start_from is None or isinstance(start_from, Surrogates):
+        return start_from
+    if isinstance(start_from, Suggestion):
+        return start_from.surrogates
+    models = check_models(start_from)
+    weights = torch.ones(len(models)) / max(len(models), 1)
+    return Surrogates([Mixture(list(models), weights)], [])
+
+
+def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
+    if ref_point is None:
+        return None
+    m = train_Y.shape[-1]
+    found = torch.as_tensor(ref_point, dtype=train_Y.dtype, device=train_Y.device)
+    if m == 1 or found.shape != (m,) or not found.isfinite().all():
+        wanted = "None for one objective" if m == 1 else f"{m} finite numbers"
+        raise ValueError(f"ref_point: expected {wanted}, got {ref_point!r}.")
+    return found
+
+
+def _maximise(
+    criterion: AcquisitionFunction,
+    space: SearchSpace,
+    known: Tensor,
+    good: Tensor | None,
+    distances: Sequence[float],
+) -> Tensor:
+    """The best point at the first of some distances from known ones that has any."""
+
+    def at(distance: float) -> Tensor:
+        return optimize_acqf_paths(
+            criterion,
+            space=space,
+            X_avoid=known,
+            X_start=good,
+            min_distance=distance,
+        )[0]
+
+    for distance in distances[:-1]:
+        try:
+            return at(distance)
+        except CandidateGenerationError:
+            continue
+    return at(distances[-1])

@@ -1,0 +1,313 @@
+"""What `suggest` fits: mixtures of two models for each outcome."""
+
+from __future__ import annotations
+
+__all__ = [
+    "Mixture",
+    "Surrogates",
+    "check_data",
+    "check_models",
+    "check_table",
+    "fit_models",
+    "fit_surrogates",
+]
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.outcome import ChainedOutcomeTransform
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.leave_one_out import leave_one_out_weights
+from botorch_structured.models.outcome_scale import AnyScaleStandardize
+from botorch_structured.models.surroundings import seeded
+from botorch_structured.models.tree.leaf_model import LeafModel
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.transforms import ClipTail
+
+# Observations above which one model is fitted: averaging is for few data.
+_MANY_ROWS = 200
+# Known costs from which there is a model of them.
+_MIN_COSTS = 2
+
+
+class Mixture(NamedTuple):
+    """Models of one outcome.
+
+    Attributes:
+        models: The fitted models.
+        weights: The weight of each, with sum 1.
+    """
+
+    models: list[LeafModel]
+    weights: Tensor
+
+
+class Surrogates(NamedTuple):
+    """All that `suggest` has fitted to the data.
+
+    Attributes:
+        objectives: Of each objective.
+        constraints: Of each constraint's outcome.
+        cost: Of the logarithm of the cost; None where fewer than two are known.
+    """
+
+    objectives: list[Mixture]
+    constraints: list[Mixture]
+    cost: LeafModel | None = None
+
+
+def fit_models(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Sequence[LeafModel] | None = None,
+    **kwargs: Any,
+) -> list[LeafModel]:
+    """The models of one outcome behind `suggest`, fitted; the tree's is the first.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points of it.
+        train_Y: ``n x 1`` outcomes, larger ones are better; ``-inf`` where an
+            evaluation failed.
+        start_from: What this function returned for fewer observations: fits start from
+            its hyperparameters.
+        kwargs: Further arguments of the models, such as ``outcome_transform`` (default:
+            ``ClipTail(tail="log")``, then ``Standardize``).
+
+    Returns:
+        A ``TreeStructuredGP``, and, where the space has decisions and there are at most
+        200 observations, a ``ConditionalGP``.
+
+    Raises:
+        ValueError: An argument is not what it should be.
+    """
+    _check_space(space)
+    check_table("train_X", train_X, space.dim)
+    check_table("train_Y", train_Y, 1)
+    earlier = {type(model): model for model in check_models(start_from or ())}
+    classes: list[type[LeafModel]] = [TreeStructuredGP]
+    if space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+        classes.append(ConditionalGP)
+    kwargs.setdefault("outcome_transform", _compressed_tail())
+    return [
+        _fitted(kind, space, train_X, train_Y, earlier.get(kind), **kwargs)
+        for kind in classes
+    ]
+
+
+def fit_surrogates(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Surrogates | None = None,
+    *,
+    train_C: Tensor | None = None,
+    train_cost: Tensor | None = None,
+    train_Yvar: Tensor | None = None,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> Surrogates:
+    """All models behind `suggest`, fitted: what it does before it searches.
+
+    Choose it to repeat the fits of a search that is read from a file; the next
+    suggestion, with ``start_from``, is then what it would have been.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points.
+        train_Y: ``n x m`` objectives, as for `suggest`, like all that follows.
+        start_from: What this function returned for fewer observations.
+        train_C: ``n x k`` outcomes of constraints.
+        train_cost: ``n x 1`` costs.
+        train_Yvar: ``n x m`` variances of the objectives' noise.
+        seed: That of the suggestion whose fits are repeated.
+        kwargs: Further arguments of the models of objectives.
+
+    Returns:
+        Two models for each objective and each constraint, and one of the cost.
+
+    Raises:
+        ValueError: An argument is not what it should be, or all evaluations failed.
+    """
+    check_data(space, train_X, train_Y, train_C, train_cost, train_Yvar)
+    if (seed := check_seed(seed)) is not None:
+        with seeded(seed, train_X.device):
+            return fit_surrogates(
+                space,
+                train_X,
+                train_Y,
+                start_from,
+                train_C=train_C,
+                train_cost=train_cost,
+                train_Yvar=train_Yvar,
+                **kwargs,
+            )
+    last = Surrogates([], []) if start_from is None else start_from
+    # what failed has no objective at all
+    failed = (train_Y == -math.inf).any(-1, keepdim=True)
+    objectives = []
+    for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
+        noise = {} if train_Yvar is None else {"train_Yvar": train_Yvar[:, k, None]}
+        start = last.objectives[k].models if k < len(last.objectives) else None
+        objectives.append(_mixture(space, train_X, y, start, **noise, **kwargs))
+    constraints = []
+    for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
+        known = ~c.isnan().squeeze(-1)
+        start = last.constraints[k].models if k < len(last.constraints) else None
+        constraints.append(
+            _mixture(
+                space,
+                train_X[known],
+                c[known],
+                start,
+                outcome_transform=_compressed_tail(maximize=False),
+            )
+        )
+    cost = None
+    if train_cost is not None:
+        known = ~train_cost.isnan().squeeze(-1)
+        if int(known.sum()) >= _MIN_COSTS:
+            logs = train_cost[known].log()
+            cost = _fitted(TreeStructuredGP, space, train_X[known], logs, last.cost)
+    return Surrogates(objectives, constraints, cost)
+
+
+def check_data(
+    space: Any,
+    train_X: Any,
+    train_Y: Any,
+    train_C: Any = None,
+    train_cost: Any = None,
+    train_Yvar: Any = None,
+) -> None:
+    """Raise a ``ValueError`` for what no suggestion can be made of.
+
+    Args:
+        space: See `suggest`, like all others.
+        train_X: ``n x d``.
+        train_Y: ``n x m``.
+        train_C: ``n x k``.
+        train_cost: ``n x 1``.
+        train_Yvar: ``n x m``.
+    """
+    _check_space(space)
+    check_table("train_X", train_X, space.dim)
+    check_table("train_Y", train_Y, None, len(train_X))
+    if bool((train_Y.isnan() | (train_Y == math.inf)).any()):
+        raise ValueError(
+            "train_Y: expected numbers, or -inf where an evaluation failed, got NaN "
+            "or inf."
+        )
+    failed = (train_Y == -math.inf).any(-1)
+    if len(train_Y) and bool(failed.all()):
+        raise ValueError(
+            "train_Y: expected at least one evaluation that did not fail, got "
+            f"{len(train_Y)} that did (-inf). Evaluate random points, space.sample(n), "
+            "until one does not."
+        )
+    if train_Yvar is not None:
+        check_table("train_Yvar", train_Yvar, train_Y.shape[-1], len(train_X))
+    if train_C is not None:
+        check_table("train_C", train_C, None, len(train_X), train_X.dtype)
+        bad = ~(train_C.isfinite() | (train_C.isnan() & failed.unsqueeze(-1)))
+        if bool(bad.any()):
+            raise ValueError(
+                "train_C: expected finite numbers, and NaN only where the evaluation "
+                "failed (train_Y is -inf), got others in rows "
+                f"{bad.any(-1).nonzero().flatten().tolist()[:10]}."
+            )
+    if train_cost is not None:
+        check_table("train_cost", train_cost, 1, len(train_X), train_X.dtype)
+        bad = ~(train_cost.isnan() | ((train_cost > 0.0) & train_cost.isfinite()))
+        if bool(bad.any()):
+            raise ValueError(
+                "train_cost: expected positive numbers, or NaN where a cost is not "
+                f"known, got {train_cost[bad][:3].tolist()}."
+            )
+
+
+def check_table(
+    name: str,
+    given: Any,
+    columns: int | None,
+    rows: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Raise a ``ValueError`` unless it is a table of numbers of that size.
+
+    Args:
+        name: Of the argument.
+        given: What was given.
+        columns: How many; None for any.
+        rows: How many; None for any.
+        dtype: Of the numbers; None for any.
+    """
+    wanted = f"{'n' if rows is None else rows} x {'m' if columns is None else columns}"
+    got = f"a {type(given).__name__}"
+    if isinstance(given, Tensor):
+        got = f"shape {tuple(given.shape)}"
+        wide = given.ndim == 2 and given.shape[-1] == (columns or given.shape[-1] or 1)
+        if wide and rows in (None, len(given)):
+            if dtype in (None, given.dtype):
+                return
+            wanted, got = f"{wanted} and {dtype}, as train_X", str(given.dtype)
+    raise ValueError(f"{name}: expected a tensor of shape {wanted}, got {got}.")
+
+
+def _check_space(space: Any) -> None:
+    if not isinstance(space, SearchSpace):
+        raise ValueError(f"space: expected a SearchSpace, got {type(space).__name__}.")
+
+
+def check_models(models: Any) -> Sequence[LeafModel]:
+    """Raise a ``ValueError`` unless fits can start from these."""
+    found = list(models)
+    if not all(isinstance(model, LeafModel) for model in found):
+        raise ValueError(
+            "start_from: expected an earlier suggestion, or its models, got "
+            f"{[type(model).__name__ for model in found]}."
+        )
+    return found
+
+
+def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
+    return ChainedOutcomeTransform(
+        clip=ClipTail(maximize, tail="log"), standardize=AnyScaleStandardize(m=1)
+    )
+
+
+def _mixture(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Sequence[LeafModel] | None,
+    **kwargs: Any,
+) -> Mixture:
+    models = fit_models(space, train_X, train_Y, start_from, **kwargs)
+    return Mixture(models, leave_one_out_weights(models))
+
+
+def _fitted(
+    kind: type[LeafModel],
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    earlier: LeafModel | None,
+    **kwargs: Any,
+) -> LeafModel:
+    # a transform learns from the data: each model has its own
+    options = {k: deepcopy(v) for k, v in kwargs.items()}
+    model: LeafModel = kind(train_X, train_Y, space, **options)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    start = {} if earlier is None else {"start_from": earlier}
+    fit_gpytorch_mll(mll, **start)
+    return model

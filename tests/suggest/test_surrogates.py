@@ -1,0 +1,130 @@
+"""What is fitted, to which rows, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import fit_surrogates, suggest
+from botorch_structured.test_functions import JenattonTree
+
+
+def data(n: int = 10) -> tuple[SearchSpace, Tensor, Tensor]:
+    """Two objectives."""
+    problem = JenattonTree(shared=True, off_centre=True)
+    X = problem.space.sample(n, seed=0)
+    return problem.space, X, torch.stack([-problem(X), X.cos().sum(-1)], dim=-1)
+
+
+def test_two_models_of_each_outcome_and_one_of_the_cost() -> None:
+    space, X, Y = data()
+    cost = 1.0 + X.square().sum(-1, keepdim=True)
+    found = fit_surrogates(space, X, Y, train_C=Y - 1.0, train_cost=cost)
+    for mixture in (*found.objectives, *found.constraints):
+        kinds = [type(model) for model in mixture.models]
+        assert kinds == [TreeStructuredGP, ConditionalGP]
+        assert float(mixture.weights.sum()) == pytest.approx(1.0)
+    assert len(found.objectives) == len(found.constraints) == 2
+    assert isinstance(found.cost, TreeStructuredGP)
+    predicted = found.cost.posterior(X).mean.exp()
+    torch.testing.assert_close(predicted, cost, rtol=0.05, atol=0.0)
+
+
+def test_an_evaluation_fails_as_a_whole() -> None:
+    space, X, Y = data()
+    partly, wholly, C = Y.clone(), Y.clone(), Y[:, :1].clone()
+    partly[2, 1] = -math.inf
+    wholly[2] = C[2] = -math.inf
+    C[2] = math.nan
+    for q in (1, 2):
+        found = suggest(space, X, partly, q, train_C=C, seed=0)
+        again = suggest(space, X, wholly, q, train_C=C, seed=0)
+        assert torch.equal(found.X, again.X)
+    (constraint,) = found.surrogates.constraints
+    assert [len(model.train_targets) for model in constraint.models] == [9, 9]
+
+
+def test_unknown_costs_are_left_out() -> None:
+    space, X, Y = data()
+    cost = torch.full_like(Y[:, :1], math.nan)
+    cost[0] = 3.0
+    assert fit_surrogates(space, X, Y, train_cost=cost).cost is None
+    cost[1] = 4.0
+    model = fit_surrogates(space, X, Y, train_cost=cost).cost
+    assert model is not None and len(model.train_targets) == 2
+    assert suggest(space, X, Y, train_cost=cost, seed=0).X.isfinite().all()
+
+
+def test_fits_of_a_search_can_be_repeated_without_its_suggestions() -> None:
+    space, X, Y = data(12)
+    more = {"train_C": Y[:, 1:] - 1.0, "train_cost": 2.0 + Y[:, 1:].sin()}
+    last, replayed = None, None
+    for n in range(8, 12):
+        rows = {k: v[:n] for k, v in more.items()}
+        last = suggest(space, X[:n], Y[:n], start_from=last, seed=n, **rows)
+        replayed = fit_surrogates(
+            space, X[:n], Y[:n], start_from=replayed, seed=n, **rows
+        )
+    found = suggest(space, X, Y, start_from=last, seed=0, **more).X
+    assert torch.equal(
+        found, suggest(space, X, Y, start_from=replayed, seed=0, **more).X
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("m", [1, 2])
+def test_one_and_two_observations(n: int, m: int) -> None:
+    space, X, Y = data(n)
+    C, cost = Y[:, :1] - 5.0, Y[:, :1].exp()
+    for more in ({}, {"train_C": C}, {"train_C": -C}, {"train_cost": cost}):
+        x = suggest(space, X, Y[:, :m], 2, seed=0, **more).X
+        assert x.isfinite().all() and space.feasible(x).all()
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_outcomes_that_are_all_equal(m: int) -> None:
+    space, X, Y = data()
+    same = torch.full_like(Y[:, :m], -3.0)
+    for C in (None, same[:, :1], -same[:, :1]):
+        x = suggest(space, X, same, train_C=C, train_cost=-same[:, :1], seed=0).X
+        assert x.isfinite().all() and space.feasible(x).all()
+
+
+def test_all_but_one_failed() -> None:
+    space, X, Y = data()
+    Y = Y.index_fill(0, torch.arange(1, 10), -math.inf)
+    for m in (1, 2):
+        assert suggest(space, X, Y[:, :m], seed=0).X.isfinite().all()
+    with pytest.raises(ValueError, match="train_Y: expected at least one evaluation"):
+        suggest(space, X[1:], Y[1:])
+
+
+def test_bad_data() -> None:
+    space, X, Y = data()
+    C, nan = Y[:, :1], Y[:, :1].clone()
+    nan[4] = math.nan
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("train_Y: expected numbers, or -inf", {"train_Y": nan}),
+        ("train_Y: expected numbers, or -inf", {"train_Y": Y / 0.0}),
+        ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y[:, 0]}),
+        ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y.tolist()}),
+        ("train_Yvar: expected a tensor of shape 10 x 2", {"train_Yvar": C}),
+        ("train_C: expected a tensor of shape 10 x m", {"train_C": C[:4]}),
+        ("train_C: expected a tensor .* torch.float64", {"train_C": C.float()}),
+        (r"train_C: expected finite numbers, .* rows \[4\]", {"train_C": nan}),
+        ("train_C: expected finite numbers", {"train_C": C / 0.0}),
+        ("train_cost: expected a tensor of shape 10 x 1", {"train_cost": Y}),
+        ("train_cost: expected positive numbers", {"train_cost": C - C}),
+        ("ref_point: expected 2 finite numbers", {"ref_point": [1.0]}),
+        ("ref_point: expected None for", {"train_Y": C, "ref_point": [1.0]}),
+        ("start_from: expected an earlier", {"start_from": ["model"]}),
+    ]
+    for match, change in wrong:
+        with pytest.raises(ValueError, match=match):
+            suggest(space, X, **{"train_Y": Y, **change})
