@@ -6,8 +6,9 @@ __all__ = ["SOURCE", "write"]
 
 import base64
 import json
-import shutil
+import re
 from pathlib import Path
+from typing import Any
 
 SOURCE = "https://github.com/botorch-structured/botorch-structured"
 
@@ -19,9 +20,20 @@ run them. A notebook's file is in the [repository]({source}/tree/main/tutorials)
 """
 
 
-def _card(notebook: Path, folder: Path) -> str:
-    """One tutorial: picture, title, the question that it answers."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+def _describe_pictures(cells: list[dict[str, Any]]) -> None:
+    """Give pictures an alternative text: the section whose code has drawn them."""
+    section = ""
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            found = re.findall(r"^#+ (.*)$", "".join(cell["source"]), re.M)
+            section = found[-1] if found else section
+        else:
+            text = f"{section}: what the code above draws."
+            cell["metadata"]["mystnb"] = {"image": {"alt": text}}
+
+
+def _card(name: str, cells: list[dict[str, Any]], folder: Path) -> str:
+    """One tutorial: its last picture, its title, the question that it answers."""
     title, question, *_ = "".join(cells[0]["source"]).split("\n\n")
     pictures = [
         output["data"]["image/png"]
@@ -29,14 +41,13 @@ def _card(notebook: Path, folder: Path) -> str:
         for output in cell.get("outputs", [])
         if "image/png" in output.get("data", {})
     ]
-    picture = folder / f"{notebook.stem}.png"
-    picture.write_bytes(base64.b64decode("".join(pictures[-1])))
+    (folder / f"{name}.png").write_bytes(base64.b64decode("".join(pictures[-1])))
     title = title.removeprefix("# ").strip()
     question = " ".join(question.split())
     return (
         f":::{{container}} card\n"
-        f"[![A picture of the tutorial: {title}]({picture.name})]({notebook.name})\n\n"
-        f"**[{title}]({notebook.name})**\n\n{question}\n:::\n\n"
+        f"[![A picture of the tutorial: {title}]({name}.png)]({name}.ipynb)\n\n"
+        f"**[{title}]({name}.ipynb)**\n\n{question}\n:::\n\n"
     )
 
 
@@ -50,8 +61,10 @@ def write(notebooks: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cards, names = [], []
     for notebook in sorted(notebooks.glob("*.ipynb")):
-        shutil.copy(notebook, folder)
-        cards.append(_card(notebook, folder))
+        content = json.loads(notebook.read_text(encoding="utf-8"))
+        _describe_pictures(content["cells"])
+        (folder / notebook.name).write_text(json.dumps(content), encoding="utf-8")
+        cards.append(_card(notebook.stem, content["cells"], folder))
         names.append(notebook.stem)
     text = _TOP.format(source=SOURCE)
     text += ":::::{container} cards\n\n" + "".join(cards) + ":::::\n\n"
