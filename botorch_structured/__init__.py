@@ -1,7 +1,9 @@
 """Bayesian optimisation where choices open up other choices: a BoTorch plugin.
 
+``Study`` is asked for configurations and told what they were worth: start here, or
+from ``suggest`` if your loop is in BoTorch.
 ``spaces`` says which columns are active when (``SearchSpace``, ``ParameterTree``);
-``models`` has Gaussian processes that know it (``TreeStructuredGP``: start here);
+``models`` has Gaussian processes that know it (``TreeStructuredGP`` first);
 ``acquisition`` and ``optim`` choose the next point over all paths of the tree;
 ``test_functions`` are problems to try it on, and ``plots`` draws trees and traces.
 Models take and give tensors, and fit, pickle and combine as any BoTorch model does.
@@ -10,8 +12,22 @@ Models take and give tensors, and fit, pickle and combine as any BoTorch model d
 
 from __future__ import annotations
 
-__all__ = ["__version__", "cite"]
+__all__ = ["Study", "__version__", "cite"]
+
+from typing import TYPE_CHECKING, Any
 
 from botorch_structured._citations import cite
 
+if TYPE_CHECKING:
+    from botorch_structured.study import Study
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # BoTorch is loaded with the first study, not with the package.
+    if name == "Study":
+        from botorch_structured.study import Study
+
+        return Study
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

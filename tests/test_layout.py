@@ -35,7 +35,10 @@ LAYERS = [
     "suggest",
     "test_functions",
     "plots",
+    "study",
+    "integrations",
     "demo",
+    "integrations",
     "__main__",
 ]
 _MOST_LINES = 800

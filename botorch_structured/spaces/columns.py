@@ -134,7 +134,7 @@ def slack(bounds: tuple[float, float]) -> float:
     return _SLACK * max(hi - lo, abs(lo), abs(hi))
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def is_equal(a: Any, b: Any) -> bool:
     """Whether two values are equal; arrays are to nothing but themselves."""
     if a is b:
         return True
@@ -144,10 +144,10 @@ def _is_equal(a: Any, b: Any) -> bool:
         return False
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     """Whether two values are equal and of one type; NaN is itself."""
     both_blank = a != a and b != b if isinstance(a, float) else False
-    return type(a) is type(b) and (_is_equal(a, b) or both_blank)
+    return type(a) is type(b) and (is_equal(a, b) or both_blank)
 
 
 def _check_limits(
@@ -321,7 +321,7 @@ class CategoricalColumn:
                 f"got {list(self.choices)} and {list(self.codes)}."
             )
         for i, choice in enumerate(self.choices):
-            if any(_is_same(choice, other) for other in self.choices[:i]):
+            if any(is_same(choice, other) for other in self.choices[:i]):
                 raise ValueError(
                     f"{name!r}: expected distinct choices, got {choice!r} twice in "
                     f"{list(self.choices)}."
@@ -341,7 +341,7 @@ class CategoricalColumn:
         was text, or nothing at all for None.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if _is_equal(c, value)]
+        equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
         same = [i for i in equal if type(self.choices[i]) is type(value)]
         if equal:
             return (same or equal)[0]

@@ -7,7 +7,7 @@ __all__ = ["SearchSpace"]
 import math
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,8 @@ from botorch_structured.spaces.parameter_tree import ParameterTree
 if TYPE_CHECKING:
     from ConfigSpace import ConfigurationSpace
 
+    from botorch_structured.spaces.dictionaries import DictionaryNames
+
 # How far from a cut a value is kept: in decades on a logarithmic scale, on a linear one
 # relative to the range or the bounds, whichever is larger, but as if that were at least
 # 1. ConfigSpace, which rounds, does not tell values from the cut that are nearer.
@@ -69,7 +71,8 @@ class SearchSpace:
 
     Use it at the border between configurations (dictionaries of the active parameters)
     and the points that models and optimisers work on. Most spaces come from
-    `from_configspace` or `from_ax`; the constructor is for spaces given as numbers.
+    `from_dictionaries`, `from_configspace` or `from_ax`; the constructor is for spaces
+    given as numbers.
 
     ============  ====================================================================
     parameter     column
@@ -107,6 +110,9 @@ class SearchSpace:
         ValueError: Which argument, what was expected, what came: names that are
             repeated, values outside of the bounds, arguments that do not fit.
     """
+
+    # How configurations are written, where not by the names of the columns.
+    _dictionaries: DictionaryNames | None = None
 
     def __init__(
         self,
@@ -174,20 +180,74 @@ class SearchSpace:
         return cls.from_columns(*read_configspace(cs))
 
     @classmethod
-    def from_ax(cls, search_space: Any) -> SearchSpace:
+    def from_ax(
+        cls, search_space: Any, aligned: Iterable[Iterable[str]] = ()
+    ) -> SearchSpace:
         """Read a search space of Ax; parameter constraints go into `feasible`.
 
         Args:
             search_space: Range, choice (also with ``dependents``) and fixed parameters.
                 A logit scale is read as a linear one.
+            aligned: Groups of names that are one parameter, which Ax needs a name for
+                under each value of a choice. They become one column, with the first.
 
         Raises:
             ImportError: Ax is not installed.
-            ValueError: A parameter of another kind, a task or a fidelity.
+            ValueError: A parameter of another kind, disabled, a task or a fidelity; or
+                aligned parameters that cannot be one column.
         """
         from botorch_structured.spaces.ax_space import read_ax
 
-        return cls.from_columns(*read_ax(search_space))
+        return cls.from_columns(*read_ax(search_space, aligned))
+
+    @classmethod
+    def from_dictionaries(cls, dictionaries: Any) -> SearchSpace:
+        """Read one dictionary or a list of them, as scikit-learn's searches take.
+
+        A list is a conditional space: a configuration belongs to one of its
+        dictionaries. A parameter whose choices differ from one dictionary to another
+        (``"clf": [SVC()]``, ``"clf": [LogisticRegression()]``) is the decision between
+        them; where there is none, the space has a decision column of its own,
+        which configurations do not show. A name with the same values in several
+        dictionaries is one column, with other values a column each (``"C@1"``,
+        ``"C@2"`` in ``.names``; configurations say ``"C"``).
+
+        ==========================================  ===================================
+        values                                      parameter
+        ==========================================  ===================================
+        ``[...]``, an array: sorted numbers         ordinal (also a descending list)
+        ``[...]``, an array: anything else          categorical; arrays and estimators
+                                                    are compared by identity
+        ``(low, high)``                             integer, if both are; else float
+        ``(low, high, "log")``                      the same on a logarithmic scale
+        ``scipy.stats.uniform(low, width)``         float
+        ``scipy.stats.loguniform(low, high)``       float on a logarithmic scale
+        ``scipy.stats.randint(low, high)``          integer below ``high``
+        a list of one; a number, text or estimator  constant
+        ==========================================  ===================================
+
+        A configuration that is in several dictionaries is encoded as one of the first.
+
+        Args:
+            dictionaries: ``{name: values}``, or several.
+
+        Raises:
+            ValueError: Values of another kind.
+
+        Example:
+            >>> space = SearchSpace.from_dictionaries(
+            ...     [
+            ...         {"learner": ["svm"], "C": (1e-3, 1e3, "log")},
+            ...         {"learner": ["neighbours"], "k": (1, 50)},
+            ...     ]
+            ... )
+        """
+        from botorch_structured.spaces.dictionaries import read_dictionaries
+
+        columns, tree, constants, names = read_dictionaries(dictionaries)
+        space = cls.from_columns(columns, tree, constants)
+        space._dictionaries = names
+        return space
 
     def _setup(
         self,
@@ -279,6 +339,8 @@ class SearchSpace:
                 that are given, values a parameter cannot take.
         """
         rows = _rows(configs)
+        if self._dictionaries is not None:
+            rows = [self._dictionaries.encode(row) for row in rows]
         names = {*self.names, *(c.name for c in self.constants)}
         numbers = np.tile(self.fill.numpy(), (len(rows), 1))
         given, blank = np.zeros((2, *numbers.shape), dtype=bool)
@@ -343,6 +405,8 @@ class SearchSpace:
             pairs = zip(self.constants, fixed.tolist(), strict=True)
             config |= {c.name: c.value for c, is_on in pairs if is_on}
             configs.append({name: config[name] for name in order if name in config})
+        if self._dictionaries is not None:
+            return [self._dictionaries.decode(config) for config in configs]
         return configs
 
     @property

@@ -1,0 +1,1 @@
+"""The package where people are: Optuna, Ax, scikit-learn, many processes."""

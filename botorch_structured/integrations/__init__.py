@@ -1,0 +1,1 @@
+"""Front doors of other libraries, each imported on its own."""

@@ -1,0 +1,425 @@
+"""Reading a space from dictionaries: scikit-learn's way to write a conditional one."""
+
+from __future__ import annotations
+
+__all__ = ["DictionaryNames", "read_dictionaries"]
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    Constant,
+    FloatColumn,
+    IntegerColumn,
+    is_blank,
+    is_equal,
+    is_same,
+    native,
+)
+from botorch_structured.spaces.conditions import And, Condition, In, Or
+from botorch_structured.spaces.parameter_tree import ParameterTree
+
+# The name of a decision between dictionaries that no parameter tells apart.
+_WHICH = "dictionary"
+_POSSIBLE = (
+    "a list of choices, a tuple (low, high) or (low, high, 'log') with low < high, a "
+    "frozen uniform, loguniform or randint of scipy.stats, or one number, text or "
+    "estimator"
+)
+
+
+@dataclass
+class _Parameter:
+    """One column or constant of the space; a name has one for each set of values.
+
+    Args:
+        column: The values, under the name that the dictionaries use.
+        where: The decisions and their values under which it is active: one or several.
+        splits: Whether it is a decision between dictionaries.
+        shown: Whether it is part of configurations.
+    """
+
+    column: Column
+    where: list[dict[int, list[Any]]] = field(default_factory=list)
+    splits: bool = False
+    shown: bool = True
+
+    @property
+    def is_constant(self) -> bool:
+        return isinstance(self.column, CategoricalColumn) and (
+            len(self.column.choices) == 1
+        )
+
+
+class DictionaryNames:
+    """Translates configurations between the dictionaries' names and the columns'.
+
+    Two things set them apart: a name that has other values in another dictionary is a
+    column for each ("C@1", "C@2"), and a decision of our own says which dictionary it
+    is, where no parameter does.
+
+    Args:
+        dictionaries: For each, the columns by the names that it uses; the numbers that
+            they take are the dictionary's own.
+        inner: For each, the names of the space's columns by the names that it uses.
+        hidden: For each, the values of the decisions that are not shown.
+    """
+
+    def __init__(
+        self,
+        dictionaries: Sequence[Mapping[str, Column]],
+        inner: Sequence[Mapping[str, str]],
+        hidden: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._dictionaries = [dict(d) for d in dictionaries]
+        self._inner = [dict(d) for d in inner]
+        self._hidden = [dict(d) for d in hidden]
+        self._outer = {i: name for d in inner for name, i in d.items()}
+
+    def encode(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration under the names of the columns.
+
+        Raises:
+            ValueError: No dictionary has it; what is wrong with the nearest one.
+        """
+        # First as it is: None may be a choice, and not the lack of one.
+        for k, own in enumerate(self._dictionaries):
+            if row.keys() == own.keys() and not _refused_by(own, row):
+                return self._as_columns(k, row)
+        for k, own in enumerate(self._dictionaries):
+            given = _given(row, own)
+            if given.keys() == own.keys() and not _refused_by(own, given):
+                return self._as_columns(k, given)
+        raise ValueError(self._mismatch(row))
+
+    def _as_columns(self, k: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        inner = {self._inner[k][name]: value for name, value in given.items()}
+        return {**inner, **self._hidden[k]}
+
+    def _mismatch(self, row: Mapping[str, Any]) -> str:
+        """What is wrong with a configuration that no dictionary has."""
+        known = {name for d in self._dictionaries for name in d}
+        if unknown := [name for name in row if name not in known]:
+            return (
+                f"configs: expected parameters among {sorted(known)}, got unknown ones "
+                f"{unknown} in {row}."
+            )
+        for name, value in row.items():
+            columns = [d[name] for d in self._dictionaries if name in d]
+            if not is_blank(value) and not any(_takes(c, value) for c in columns):
+                expected = " or ".join(dict.fromkeys(c.expected() for c in columns))
+                return f"{name!r}: expected {expected}, got {value!r}."
+        wrong = [_refused_by(own, _given(row, own)) for own in self._dictionaries]
+        differing = [_given(row, own).keys() ^ own.keys() for own in self._dictionaries]
+        nearest = min(
+            range(len(wrong)), key=lambda k: (len(wrong[k]), len(differing[k]))
+        )
+        own, given = (
+            self._dictionaries[nearest],
+            _given(row, self._dictionaries[nearest]),
+        )
+        for name in wrong[nearest]:
+            return f"{name!r}: expected {own[name].expected()}, got {row[name]!r}."
+        absent = [name for name in own if name not in given]
+        extra = [name for name in given if name not in own]
+        what = f"without {absent}" if absent else f"with {extra} in addition"
+        return f"configs: expected {list(own)}, got {row} {what}."
+
+    def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration under the names of the dictionaries."""
+        pairs = ((self._outer.get(name), value) for name, value in config.items())
+        return {name: value for name, value in pairs if name is not None}
+
+
+def read_dictionaries(
+    dictionaries: Any,
+) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
+    """The parts of a `SearchSpace`: columns, tree, constants, names.
+
+    A decision between dictionaries is a parameter that all of them have and whose
+    choices are equal or disjoint from one to another; of several, the one with the
+    fewest choices. Dictionaries with equal choices are told apart by the next such
+    parameter. Where there is none, a decision is added.
+
+    Args:
+        dictionaries: One dictionary or a list, see `SearchSpace.from_dictionaries`.
+
+    Raises:
+        ValueError: Something else, or values that are none of those possible.
+    """
+    many = [dictionaries] if isinstance(dictionaries, Mapping) else dictionaries
+    if isinstance(many, str) or not isinstance(many, Iterable):
+        raise ValueError(
+            f"dictionaries: expected a dictionary or several, got {dictionaries!r}."
+        )
+    many = list(many)
+    for d in many:
+        if not isinstance(d, Mapping) or not all(isinstance(name, str) for name in d):
+            raise ValueError(
+                f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
+            )
+    given = [{name: _column(name, v) for name, v in d.items()} for d in many]
+    parameters: list[_Parameter] = []
+    paths: list[dict[int, list[Any]]] = [{} for _ in given]
+    _split(given, list(range(len(given))), {}, parameters, paths)
+    members = [
+        {parameters[p].column.name: p for p in path if parameters[p].shown}
+        for path in paths
+    ]
+    for columns, path, member in zip(given, paths, members, strict=True):
+        for name, column in columns.items():
+            if name not in member:
+                member[name] = p = _find(parameters, column)
+                parameters[p].where.append(path)
+    return _assemble(given, parameters, paths, members)
+
+
+def _split(
+    given: Sequence[Mapping[str, Column]],
+    group: list[int],
+    above: dict[int, list[Any]],
+    parameters: list[_Parameter],
+    paths: list[dict[int, list[Any]]],
+) -> None:
+    """Find the decisions that tell a group of dictionaries apart; fill ``paths``."""
+    if len(group) <= 1:
+        for k in group:
+            paths[k] = above
+        return
+    name = _decision([given[k] for k in group])
+    parts: list[tuple[list[Any], list[int]]] = []
+    if name is None:
+        parts = [([k + 1], [k]) for k in group]
+    else:
+        for k in group:
+            column = given[k][name]
+            assert isinstance(column, CategoricalColumn)
+            for _, part in parts:
+                if _is_same_column(column, given[part[0]][name]):
+                    part.append(k)
+                    break
+            else:
+                parts.append((list(column.choices), [k]))
+    choices = [c for own, _ in parts for c in own]
+    decision = CategoricalColumn(name or _WHICH, choices)
+    p = _find(parameters, decision, splits=True, shown=name is not None)
+    parameters[p].where.append(above)
+    for own, part in parts:
+        _split(given, part, {**above, p: own}, parameters, paths)
+
+
+def _decision(group: Sequence[Mapping[str, Column]]) -> str | None:
+    """The parameter that tells dictionaries apart best; None if none does."""
+    sizes: dict[str, int] = {}
+    for name in group[0]:
+        distinct: list[CategoricalColumn] = []
+        for d in group:
+            column = d.get(name)
+            if not isinstance(column, CategoricalColumn) or column.ordered:
+                break
+            if not any(_is_same_column(column, other) for other in distinct):
+                if any(
+                    is_equal(a, b)
+                    for other in distinct
+                    for a in other.choices
+                    for b in column.choices
+                ):
+                    break
+                distinct.append(column)
+        else:
+            if len(distinct) > 1:
+                sizes[name] = sum(len(column.choices) for column in distinct)
+    return min(sizes, key=sizes.__getitem__, default=None)
+
+
+def _find(
+    parameters: list[_Parameter],
+    column: Column,
+    splits: bool = False,
+    shown: bool = True,
+) -> int:
+    """The number of a parameter, which is new if no other has the same values."""
+    for p, other in enumerate(parameters):
+        if (
+            other.splits == splits
+            and other.shown == shown
+            and other.column.name == column.name
+            and _is_same_column(other.column, column)
+        ):
+            return p
+    parameters.append(_Parameter(column, splits=splits, shown=shown))
+    return len(parameters) - 1
+
+
+def _is_same_column(a: Column, b: Column) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, CategoricalColumn) and isinstance(b, CategoricalColumn):
+        return len(a.choices) == len(b.choices) and all(
+            any(is_same(x, y) for y in b.choices) for x in a.choices
+        )
+    assert isinstance(a, (FloatColumn, IntegerColumn))
+    assert isinstance(b, (FloatColumn, IntegerColumn))
+    return (a.lower, a.upper, a.log) == (b.lower, b.upper, b.log)
+
+
+def _assemble(
+    given: Sequence[Mapping[str, Column]],
+    parameters: Sequence[_Parameter],
+    paths: Sequence[Mapping[int, list[Any]]],
+    members: Sequence[Mapping[str, int]],
+) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
+    of_name: dict[str, list[int]] = {}
+    for p, parameter in enumerate(parameters):
+        of_name.setdefault(parameter.column.name, []).append(p)
+    names = {
+        p: name if len(same) == 1 else f"{name}@{i}"
+        for name, same in of_name.items()
+        for i, p in enumerate(same, 1)
+    }
+    columns: list[Column] = []
+    position: dict[int, int] = {}
+    for p, parameter in enumerate(parameters):
+        if not parameter.is_constant:
+            position[p] = len(columns)
+            columns.append(copy(parameter.column))
+            columns[-1].name = names[p]
+    if not columns:
+        raise ValueError(
+            "dictionaries: expected at least one parameter with several values, got "
+            f"{[list(d) for d in given]}."
+        )
+
+    def condition(where: Sequence[Mapping[int, list[Any]]]) -> Condition:
+        clauses = [
+            And(
+                tuple(
+                    In(position[p], [parameters[p].column.encode(v) for v in values])
+                    for p, values in path.items()
+                )
+            )
+            for path in where
+        ]
+        everywhere = And(()) in clauses or len(where) == len(paths)
+        return And(()) if everywhere else Or(tuple(clauses))
+
+    conditions = {
+        p: condition(parameter.where) for p, parameter in enumerate(parameters)
+    }
+    constants = []
+    for p, parameter in enumerate(parameters):
+        if parameter.is_constant:
+            value = parameter.column.decode(0.0)
+            constants.append(Constant(names[p], value, conditions[p], p))
+    tree = ParameterTree(
+        len(columns),
+        conditions={
+            position[p]: c
+            for p, c in conditions.items()
+            if p in position and c != And(())
+        },
+        values={
+            position[p]: parameter.column.codes
+            for p, parameter in enumerate(parameters)
+            if parameter.splits and isinstance(parameter.column, CategoricalColumn)
+        },
+    )
+    translation = DictionaryNames(
+        given,
+        [
+            {name: names[member[name]] for name in d}
+            for d, member in zip(given, members, strict=True)
+        ],
+        [
+            {names[p]: own[0] for p, own in path.items() if not parameters[p].shown}
+            for path in paths
+        ],
+    )
+    return columns, tree, constants, translation
+
+
+def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:
+    """What a row says; blanks are values only where they are choices."""
+    return {
+        name: value
+        for name, value in row.items()
+        if not is_blank(value)
+        or any(map(is_blank, getattr(own.get(name), "choices", ())))
+    }
+
+
+def _refused_by(own: Mapping[str, Column], given: Mapping[str, Any]) -> list[str]:
+    """The parameters of a dictionary that cannot take what is given."""
+    return [
+        name for name, c in own.items() if name in given and not _takes(c, given[name])
+    ]
+
+
+def _takes(column: Column, value: Any) -> bool:
+    try:
+        column.encode(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _column(name: str, values: Any) -> Column:
+    """What a dictionary says of one parameter."""
+    if isinstance(values, tuple):
+        return _range(name, values)
+    if hasattr(values, "dist") and hasattr(values, "support"):
+        return _distribution(name, values)
+    if _is_one(values):
+        return CategoricalColumn(name, [values])
+    one_axis = getattr(values, "ndim", 1) == 1
+    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
+    if not one_axis or not is_list or not len(values):
+        raise _refused(name, values)
+    choices = [native(v) for v in values]
+    numbers = all(isinstance(c, Real) and not isinstance(c, bool) for c in choices)
+    ascending = sorted(set(choices)) if numbers else []
+    ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
+    return CategoricalColumn(name, choices, ordered=ordered)
+
+
+def _is_one(value: Any) -> bool:
+    """Whether it is no collection: a number, a text, a function, an estimator."""
+    alone = value is None or isinstance(value, (str, bytes, Real)) or callable(value)
+    return alone or hasattr(value, "get_params")
+
+
+def _range(name: str, values: tuple[Any, ...]) -> Column:
+    low, high, *scale = [native(v) for v in values] + [None] * (2 - len(values))
+    if scale not in ([], ["log"]):
+        raise _refused(name, values)
+    for v in (low, high):
+        if isinstance(v, bool) or not isinstance(v, Real):
+            raise _refused(name, values)
+    if not low < high:
+        raise _refused(name, values)
+    if isinstance(low, int) and isinstance(high, int):
+        return IntegerColumn(name, low, high, log=bool(scale))
+    return FloatColumn(name, low, high, log=bool(scale))
+
+
+def _distribution(name: str, frozen: Any) -> Column:
+    kind = getattr(frozen.dist, "name", None)
+    low, high = (native(v) for v in frozen.support())
+    if kind == "uniform":
+        return _range(name, (float(low), float(high)))
+    if kind == "randint":
+        return _range(name, (int(low), int(high)))
+    # a shifted one is not uniform on a logarithmic scale
+    shift = frozen.dist._parse_args(*frozen.args, **frozen.kwds)[1]
+    if kind in ("loguniform", "reciprocal") and not shift:
+        return _range(name, (float(low), float(high), "log"))
+    raise _refused(name, frozen)
+
+
+def _refused(name: str, values: Any) -> ValueError:
+    return ValueError(f"{name!r}: expected {_POSSIBLE}, got {values!r:.200}.")

@@ -1,0 +1,128 @@
+"""The picture of a study."""
+
+from __future__ import annotations
+
+__all__ = ["draw_front", "draw_study"]
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from botorch_structured.plots import plot_traces, plot_tree
+from botorch_structured.plots.style import COLOURS, GREY, tidy
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import Column
+from botorch_structured.study.trial import Trial
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Paths above which there are bars for the most frequent ones instead of a tree.
+_MANY_PATHS = 24
+_BARS = 15
+
+
+def draw_study(
+    space: SearchSpace,
+    X: Tensor,
+    trials: Sequence[Trial],
+    good: Sequence[Trial],
+    name: str,
+    minimize: bool,
+) -> Figure:
+    """Best so far on the left; evaluations and the best of each path on the right.
+
+    Args:
+        space: What was searched.
+        X: ``n x d`` points of the trials.
+        trials: What was told.
+        good: Those of them that count: feasible and with values.
+        name: The objective.
+        minimize: Its direction.
+    """
+    from matplotlib.figure import Figure
+
+    counted = {t.number for t in good}
+    values = torch.tensor(
+        [t.values[name] if t.number in counted else math.nan for t in trials],
+        dtype=torch.double,
+    )
+    rows = min(space.tree.num_paths, _BARS if _many(space) else _MANY_PATHS)
+    figure = Figure(figsize=(12.5, max(4.0, 1.0 + 0.3 * rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
+    plot_traces({"this study": values}, left, minimize=minimize, ylabel=f"best {name}")
+    left.get_legend().remove()  # one line
+    if _many(space):
+        _draw_bars(right, space, X, values, minimize)
+    else:
+        plot_tree(space, ax=right, X=X, Y=values, minimize=minimize)
+    left.set_title("Best so far", loc="left", fontsize="medium")
+    title = "Evaluations, and the best value, of each path"
+    right.set_title(title, loc="left", fontsize="medium")
+    return figure
+
+
+def _many(space: SearchSpace) -> bool:
+    return space.tree.num_paths > _MANY_PATHS
+
+
+def _draw_bars(
+    ax: Axes, space: SearchSpace, X: Tensor, values: Tensor, minimize: bool
+) -> None:
+    """A bar for each of the paths with most evaluations."""
+    keys = space.tree.path_key(X).tolist()
+    sign = 1.0 if minimize else -1.0
+    labels, lengths = [], []
+    for key, count in Counter(keys).most_common(_BARS):
+        here = [i for i, k in enumerate(keys) if k == key]
+        own = [float(values[i]) for i in here if not values[i].isnan()]
+        best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "failed"
+        decisions = space.tree.path_of(X[here[0]]).decisions
+        path = ", ".join(
+            f"{space.names[c]}={_shown(space.columns[c], v)}"
+            for c, v in decisions.items()
+        )
+        labels.append(f"{path:.60}  ({best})")
+        lengths.append(count)
+    ax.barh(range(len(labels)), lengths, color=COLOURS[0])
+    ax.set_yticks(range(len(labels)), labels, fontsize="small")
+    ax.invert_yaxis()
+    ax.set_xlabel("evaluations")
+    tidy(ax)
+
+
+def _shown(column: Column, outcome: Any) -> str:
+    """A value, or an interval, of a decision."""
+    if isinstance(outcome, tuple):
+        return f"{outcome[0]:.4g} to {outcome[1]:.4g}"
+    return str(column.decode(outcome))
+
+
+def draw_front(
+    names: Sequence[str], good: Sequence[Trial], front: Sequence[Trial]
+) -> Figure:
+    """All outcomes and the Pareto front, a panel for each pair of objectives."""
+    from matplotlib.figure import Figure
+
+    pairs = list(combinations(names, 2))
+    figure = Figure(figsize=(1.0 + 4.4 * len(pairs), 4.0), layout="constrained")
+    for ax, (a, b) in zip(
+        figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True
+    ):
+        for trials, colour, label in (
+            (good, GREY, "evaluations"),
+            (front, COLOURS[0], "Pareto front"),
+        ):
+            x, y = ([t.values[k] for t in trials] for k in (a, b))
+            ax.scatter(x, y, s=22, color=colour, label=label)
+        ax.set_xlabel(a)
+        ax.set_ylabel(b)
+        tidy(ax)
+        ax.legend(edgecolor="none", framealpha=0.8)
+    return figure

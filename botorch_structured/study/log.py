@@ -1,0 +1,264 @@
+"""A file of configurations and outcomes that a kill at any moment leaves readable."""
+
+from __future__ import annotations
+
+__all__ = ["StudyLog", "describe"]
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+from botorch_structured.spaces import SearchSpace
+
+try:
+    import fcntl
+except ImportError:  # Windows: without a lock
+    fcntl = None  # type: ignore[assignment]
+
+_VERSION = 1
+_SHOWN = 60  # characters of what came, in a message
+# The logs that are open in this process, by device and number of the file.
+_OPEN: WeakValueDictionary[tuple[int, int], StudyLog] = WeakValueDictionary()
+
+# What each part of a line has to be, in words and as a check.
+_Fields = dict[str, tuple[str, Callable[[Any], bool]]]
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float)
+
+
+def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, list) and all(map(is_one, x))
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, dict)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _or_null(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: x is None or is_one(x)
+
+
+_HEADER: _Fields = {
+    "study": (f"{_VERSION}, the version of the format", lambda x: x == _VERSION),
+    "space": ("an object", _is_object),
+    "objectives": ("an object", _is_object),
+    "constraints": ("a list of texts", _is_list_of(_is_text)),
+    "seed": ("a whole number", lambda x: type(x) is int),
+}
+_ASKED: _Fields = {
+    "asked": ("a list of configurations", _is_list_of(_is_object)),
+    "x": ("a list of points", _is_list_of(_is_list_of(_is_number))),
+    "fitted": ("true or false", lambda x: isinstance(x, bool)),
+}
+_TOLD: _Fields = {
+    "told": ("a configuration", _is_object),
+    "values": ("an object or null", _or_null(_is_object)),
+    "cost": ("a number or null", _or_null(_is_number)),
+    "error": ("a text or null", _or_null(_is_text)),
+}
+
+
+def describe(space: SearchSpace) -> dict[str, str]:
+    """What tells a space from another: a text for each parameter, and what it forbids.
+
+    Raises:
+        ValueError: A choice has no text that is the same in every process.
+    """
+    tree = space.tree
+    texts = {}
+    for i, column in enumerate(space.columns):
+        parts = [f"{type(column).__name__}: {column.expected()}"]
+        if getattr(column, "log", False):
+            parts.append("on a logarithmic scale")
+        if i in tree.decision_values:
+            parts.append(f"decides between {tree.decision_values[i]}")
+        if i in tree.conditions:
+            parts.append(f"if {tree.conditions[i]}")
+        texts[column.name] = ", ".join(parts)
+    for constant in space.constants:
+        texts[constant.name] = f"always {constant.value!r}, if {constant.condition}"
+    for i, clause in enumerate(space._forbidden):
+        texts[f"forbidden clause {i + 1}"] = repr(clause)
+    for name, text in texts.items():
+        if " at 0x" in text:
+            raise ValueError(
+                "log: expected choices that a file can hold, such as texts and "
+                f"numbers, got {name!r}, {text}."
+            )
+    if space._feasible is not None:
+        kind = getattr(space._feasible, "__qualname__", type(space._feasible).__name__)
+        texts["feasible"] = kind
+    return texts
+
+
+class StudyLog:
+    """Settings of a study, then what was asked for and told, one JSON object a line.
+
+    Each line is on the disk before the study goes on. A line that a kill cut in half
+    is dropped when the file is opened again. One process at a time holds the file;
+    in that process, the study that opened it last.
+
+    Args:
+        path: The file; it is made if there is none.
+        settings: ``space``, ``objectives``, ``constraints`` and ``seed``. A file that
+            exists must have the same ones; a seed of None is any.
+        new_seed: What to write in a new file where the seed is None.
+
+    Raises:
+        ValueError: Another process holds the file, it is not a log, is damaged
+            elsewhere than at its end, or is the log of another study. The message
+            names file and line.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], settings: Mapping[str, Any], new_seed: int
+    ) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ValueError(f"log: expected a file, got {self.path}, a folder.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unlike "a+b", "r+b" can cut a line off; unlike "w", it keeps what is there.
+        os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o666))
+        self._file = open(self.path, "r+b")  # noqa: SIM115  # for the life of the study
+        finalize(self, self._file.close)
+        try:
+            self._hold()
+            data = self._file.read()
+            #: ``(line number, object)`` of what was asked for and told so far.
+            self.entries: list[tuple[int, dict[str, Any]]] = []
+            self._size = end = data.rfind(b"\n") + 1
+            if end:
+                self.seed = self._read(data[:end], settings)
+            elif not b'{"study"'.startswith(data[:8]):
+                _parse(data, self.where(1))
+                raise ValueError(
+                    f"{self.where(1)}: expected a line, got its beginning."
+                )
+            self._file.truncate(end)
+            if not end:
+                self.seed = new_seed if settings["seed"] is None else settings["seed"]
+                self.append({"study": _VERSION, **settings, "seed": self.seed})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def where(self, line: int) -> str:
+        """A line in a message."""
+        return f"{self.path} line {line}"
+
+    def _hold(self) -> None:
+        """Lock the file, and take it over from an earlier study of this process."""
+        stat = os.fstat(self._file.fileno())
+        key = (stat.st_dev, stat.st_ino)
+        if (earlier := _OPEN.get(key)) is not None:
+            earlier.close()
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"log: expected a file that no other process works with, got "
+                    f"{self.path}. Stop the other one, or give each its own file."
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+        _OPEN[key] = self
+
+    def _read(self, data: bytes, settings: Mapping[str, Any]) -> int:
+        """Check all lines, keep the entries, and return the seed."""
+        first, *others = data.splitlines()
+        header = _check(_parse(first, self.where(1)), _HEADER, self.where(1))
+        for key, value in settings.items():
+            if value is None or header[key] == value:
+                continue
+            expected, got = value, header[key]
+            if isinstance(value, dict):  # the first difference is enough
+                names = [*value, *got]
+                name = next(n for n in names if value.get(n) != got.get(n))
+                expected, got = ({name: v.get(name)} for v in (value, got))
+            raise ValueError(
+                f"{self.where(1)}: {key}: expected {_text(expected)} as in this study, "
+                f"got {_text(got)}."
+            )
+        for number, line in enumerate(others, start=2):
+            where = self.where(number)
+            entry = _parse(line, where)
+            fields = _ASKED if "asked" in entry else _TOLD
+            self.entries.append((number, _check(entry, fields, where)))
+        return int(header["seed"])
+
+    def append(self, *entries: Mapping[str, Any]) -> None:
+        """Put lines on the disk.
+
+        Raises:
+            ValueError: Another study has opened the file since, or another process.
+            OSError: The disk is full, say; the file is then as it was.
+        """
+        if self._file.closed:
+            raise ValueError(
+                f"log: expected the study that opened {self.path} last, in the process "
+                "that opened it, got an earlier one or a copy in another process."
+            )
+        lines = "".join(f"{json.dumps(e)}\n" for e in entries).encode()
+        self._file.seek(self._size)
+        try:
+            self._file.write(lines)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            os.truncate(self.path, self._size)
+            raise
+        self._size += len(lines)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _close_all() -> None:
+    # A process that was forked has nothing to write, and must not keep the lock when
+    # its parent is gone.
+    for log in list(_OPEN.values()):
+        log.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:  # text that is not UTF-8, too
+        entry = line.decode(errors="replace")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {_text(entry)}.")
+    return entry
+
+
+def _check(entry: dict[str, Any], fields: _Fields, where: str) -> dict[str, Any]:
+    """An object with these fields and no others."""
+    if entry.keys() != fields.keys():
+        raise ValueError(
+            f"{where}: expected {', '.join(fields)}, got {_text(', '.join(entry))}."
+        )
+    for key, (description, is_one) in fields.items():
+        if not is_one(entry[key]):
+            raise ValueError(
+                f"{where}: {key}: expected {description}, got {_text(entry[key])}."
+            )
+    return entry
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,141 @@
+"""What a study is told about an evaluation, and what models see of it."""
+
+from __future__ import annotations
+
+__all__ = ["Constraint", "Outcomes"]
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces.arguments import check_number
+from botorch_structured.study.trial import Trial
+
+_SIGNS = {"minimize": -1.0, "maximize": 1.0}
+_CONSTRAINT = re.compile(r"\s*([^<>=]*[^<>=\s])\s*(<=|>=)\s*([^<>=\s]+)\s*")
+
+
+class Constraint(NamedTuple):
+    """``sign * (outcome - bound) <= 0``.
+
+    Attributes:
+        name: The outcome.
+        sign: 1 for an upper bound, -1 for a lower one.
+        bound: The bound.
+    """
+
+    name: str
+    sign: float
+    bound: float
+
+    @classmethod
+    def parse(cls, text: Any) -> Constraint:
+        """Read ``"name <= number"`` or ``"name >= number"``."""
+        found = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
+        try:
+            bound = float(found[3]) if found else math.nan
+        except ValueError:
+            bound = math.nan
+        if found is None or not math.isfinite(bound):
+            raise ValueError(
+                "constraints: expected texts such as 'memory <= 8.0' or "
+                f"'accuracy >= 0.9', got {text!r}."
+            )
+        return cls(found[1], 1.0 if found[2] == "<=" else -1.0, bound)
+
+    def __str__(self) -> str:
+        return f"{self.name} {'<=' if self.sign > 0 else '>='} {self.bound!r}"
+
+
+class Outcomes:
+    """Objectives and constraints: their names, and how models see their values.
+
+    Args:
+        objectives: A direction, or ``{name: direction}``.
+        constraints: Texts, see `Constraint.parse`.
+
+    Raises:
+        ValueError: An argument is not what it should be.
+    """
+
+    def __init__(self, objectives: Any, constraints: Any = None) -> None:
+        named = {"value": objectives} if isinstance(objectives, str) else objectives
+        if (
+            not isinstance(named, Mapping)
+            or not named
+            or not all(isinstance(name, str) for name in named)
+            or not all(isinstance(d, str) and d in _SIGNS for d in named.values())
+        ):
+            raise ValueError(
+                "objectives: expected 'minimize', 'maximize' or "
+                f"{{name: 'minimize' or 'maximize'}}, got {objectives!r}."
+            )
+        several = () if constraints is None else constraints
+        if isinstance(several, str) or not isinstance(several, Iterable):
+            raise ValueError(f"constraints: expected a list, got {constraints!r}.")
+        self.objectives: dict[str, str] = dict(named)
+        self.constraints = [Constraint.parse(text) for text in several]
+        #: What an evaluation has to give.
+        self.names = list(
+            dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])
+        )
+
+    def read(self, value: Any) -> dict[str, float]:
+        """``{name: number}`` of what `Study.tell` was given; empty for a failure."""
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            if len(self.names) > 1:
+                raise ValueError(
+                    f"value: expected {{name: number}} with the names {self.names}, or "
+                    f"None for a failure, got {value!r:.60}."
+                )
+            return {self.names[0]: _number("value", value)}
+        if value.keys() != set(self.names):
+            raise ValueError(
+                f"value: expected numbers for {self.names}, got them for {list(value)}."
+            )
+        return {k: _number(f"value[{k!r}]", value[k]) for k in self.names}
+
+    def train_Y(self, trials: Sequence[Trial]) -> Tensor:
+        """``n x m`` objectives, larger ones are better; ``-inf`` for failures."""
+        signs = {name: _SIGNS[d] for name, d in self.objectives.items()}
+        rows = [
+            [s * t.values[k] if t.values else -math.inf for k, s in signs.items()]
+            for t in trials
+        ]
+        return torch.tensor(rows, dtype=torch.double).reshape(len(rows), len(signs))
+
+    def train_C(self, trials: Sequence[Trial]) -> Tensor:
+        """``n x k`` constraints, feasible where at most 0; NaN for failures."""
+        rows = [
+            [
+                c.sign * (t.values[c.name] - c.bound) if t.values else math.nan
+                for c in self.constraints
+            ]
+            for t in trials
+        ]
+        return torch.tensor(rows, dtype=torch.double).reshape(
+            len(rows), len(self.constraints)
+        )
+
+    def feasible(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that have values and keep the constraints."""
+        keep = (self.train_C(trials) <= 0.0).all(-1).tolist()
+        return [t for t, good in zip(trials, keep, strict=True) if t.values and good]
+
+
+def _number(name: str, value: Any) -> float:
+    """A finite number, of any library, but no array."""
+    if not getattr(value, "ndim", 0):
+        try:
+            return check_number(name, value)
+        except ValueError:
+            pass
+    raise ValueError(
+        f"{name}: expected a finite number, or None for a failure, got {value!r:.60}."
+    )

@@ -1,0 +1,726 @@
+"""`Study`: ask for configurations, tell what they were worth."""
+
+from __future__ import annotations
+
+__all__ = ["Study"]
+
+import csv
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from botorch.exceptions.errors import CandidateGenerationError
+from botorch.models.model import Model
+from botorch.utils.multi_objective.pareto import is_non_dominated
+from torch import Tensor
+from tqdm import tqdm
+
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_count, check_number, check_seed
+from botorch_structured.study.custom import (
+    AcquisitionMaker,
+    ModelMaker,
+    suggest_with,
+)
+from botorch_structured.study.log import StudyLog, describe
+from botorch_structured.study.outcomes import Outcomes
+from botorch_structured.study.trial import Trial
+from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_Point = tuple[float, ...]
+_Starts = Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
+
+# Random points among which one is looked for that is not known yet.
+_DRAWS = 200
+# Fits start from the one before above so many evaluations, where that saves a third of
+# the time or more; and from nothing at every tenth, so that a study that is opened
+# again has at most nine fits to repeat.
+_WARM_ABOVE = 100
+_COLD_EVERY = 10
+
+
+class Study:
+    r"""A search that is asked for configurations and told what they were worth.
+
+    Choose it wherever configurations are dictionaries: it keeps the books of a loop
+    with `suggest`, and is equal to it point for point. Evaluations may run elsewhere,
+    several at a time, fail, or have been made before; with a log, a study survives the
+    end of its process.
+
+    The first configurations are starts, one for each path of the space, except for
+    paths that something is known of; then come those of `suggest`, at first random ones
+    where fewer than two evaluations have worked. Configurations that were asked for and
+    not told yet are pending: they are taken into account. In an equal loop the
+    suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them
+    no ``start_from``; from then on each fit starts from the one before it, except for
+    the first one of every ten evaluations (``n // 10``).
+
+    Args:
+        space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
+            what `SearchSpace.from_dictionaries` takes: a dictionary, or a list of them.
+        objectives: ``"minimize"`` or ``"maximize"``: one objective, called ``"value"``;
+            ``{name: direction}``: one or several.
+        constraints: Bounds on outcomes that are told beside the objectives, as texts:
+            ``["memory <= 8.0", "accuracy >= 0.9"]``.
+        log: A file to write everything to, one JSON object a line, each on the disk
+            before the study goes on. If it exists, the study goes on where it was:
+            configurations that were asked for and not told come first.
+        seed: The same seed and the same calls give the same configurations. Default:
+            drawn once, see ``.seed``; that of the log, if it exists.
+        model: ``(space, X, Y) -> model``: a function that returns a fitted model of
+            BoTorch for ``n x d`` points and their ``n x m`` outcomes: objectives,
+            larger ones better, then constraints, feasible where at most 0; failures
+            have the worst of the others' numbers. Default: the two models of `suggest`.
+        acquisition: ``(model, X, Y, X_pending) -> acquisition function``, maximised
+            over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
+            Default: that of `suggest`; for a model of your own the logarithm of the
+            expected improvement. With several outcomes give both functions or none.
+        starts: Configurations to begin with, or a function ``(space, seed) -> n x d``
+            points, instead of one start for each path. Each is asked for, unless it is
+            known itself.
+        costs: Whether to maximise the improvement per expected cost, which is learnt
+            from ``tell(..., cost=...)``. Costs are recorded in any case.
+
+    Raises:
+        ValueError: An argument is not what it should be, another process works with the
+            log, or it is damaged or of another study.
+
+    Example:
+        >>> study = Study(space, log="study.jsonl")
+        >>> for _ in range(30):
+        ...     (config,) = study.ask()
+        ...     study.tell(config, evaluate(config))
+        >>> study.best
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        objectives: Any = "minimize",
+        constraints: Iterable[str] | None = None,
+        log: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        model: ModelMaker | None = None,
+        acquisition: AcquisitionMaker | None = None,
+        starts: _Starts | None = None,
+        costs: bool = False,
+    ) -> None:
+        self.space = _read_space(space)
+        self._outcomes = Outcomes(objectives, constraints)
+        self._functions = (model, acquisition)
+        for name, made in (("model", model), ("acquisition", acquisition)):
+            if made is not None and not callable(made):
+                raise ValueError(f"{name}: expected a function, got {made!r:.60}.")
+        if (model is None) != (acquisition is None) and not self._is_simple:
+            raise ValueError(
+                "model, acquisition: expected both or none with several objectives or "
+                f"constraints, got only {'acquisition' if model is None else 'model'}."
+            )
+        if not isinstance(costs, bool):
+            raise ValueError(f"costs: expected True or False, got {costs!r}.")
+        if costs and (model is not None or acquisition is not None):
+            raise ValueError(
+                "costs: expected False with a model or an acquisition function of your "
+                "own, got True."
+            )
+        self._costs = costs
+        #: The models of the last suggestion: of objectives, constraints, and the cost.
+        self.models: list[Model] = []
+        self._trials: list[Trial] = []
+        self._points: list[_Point] = []  # of the trials
+        # What was asked for and not told: what `encode` makes of a configuration (which
+        # may be off by rounding on a logarithmic scale) -> its point.
+        self._asked: dict[_Point, _Point] = {}
+        self._again: list[_Point] = []  # keys of these that are to be asked for again
+        self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
+        self._starts: list[_Point] | None = None
+        self._make_starts = starts
+        if starts is not None and not callable(starts):
+            self._starts = self._encode(starts, "starts")
+        seed = check_seed(seed)
+        drawn = int(torch.randint(2**31, ())) if seed is None else seed
+        #: Decides starts and suggestions.
+        self.seed: int = drawn
+        self._log: StudyLog | None = None
+        if log is not None:
+            settings = {
+                "space": describe(self.space),
+                "objectives": self.objectives,
+                "constraints": [str(c) for c in self._outcomes.constraints],
+                "seed": seed,
+            }
+            opened = StudyLog(log, settings, new_seed=drawn)
+            self.seed = opened.seed
+            try:
+                self._replay(opened)
+            except BaseException:
+                opened.close()
+                raise
+            self._log = opened
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """``{name: direction}``."""
+        return dict(self._outcomes.objectives)
+
+    @property
+    def _is_simple(self) -> bool:
+        """Whether there is one objective and nothing else."""
+        return len(self._outcomes.names) == 1 and not self._outcomes.constraints
+
+    @property
+    def trials(self) -> list[Trial]:
+        """What was told, in this order."""
+        return list(self._trials)
+
+    @property
+    def pending(self) -> list[dict[str, Any]]:
+        """The configurations that were asked for and not told yet."""
+        return self._decode(list(self._asked.values()))
+
+    @property
+    def model(self) -> Model | None:
+        """The model that was fitted last; None before the first fit."""
+        return self.models[0] if self.models else None
+
+    @property
+    def best(self) -> tuple[dict[str, Any], float]:
+        """The best feasible configuration and its value; the first of several.
+
+        Raises:
+            ValueError: There are several objectives, or no feasible value yet.
+        """
+        if len(self.objectives) > 1:
+            raise ValueError(
+                "objectives: expected one, got "
+                f"{list(self.objectives)}: .pareto has the best configurations."
+            )
+        good = self._good()
+        trial = good[int(self._outcomes.train_Y(good).argmax())]
+        assert trial.value is not None
+        return dict(trial.config), trial.value
+
+    @property
+    def pareto(self) -> list[tuple[dict[str, Any], dict[str, float]]]:
+        """Feasible configurations that no other one beats in all objectives.
+
+        Each with its values, in the order in which they were told.
+        """
+        front = self._front(self._outcomes.feasible(self._trials))
+        return [(dict(t.config), dict(t.values)) for t in front]
+
+    def ask(
+        self, q: int = 1, pending: Iterable[Mapping[str, Any]] = ()
+    ) -> list[dict[str, Any]]:
+        """Configurations to evaluate next; they are pending until they are told.
+
+        Args:
+            q: How many.
+            pending: Further configurations that are being evaluated, which the study
+                was not asked for.
+
+        Returns:
+            ``q`` dictionaries of the active parameters.
+
+        Raises:
+            ValueError: An argument is not what it should be.
+            CandidateGenerationError: Every point of the space is known.
+        """
+        q = check_count("q", q)
+        elsewhere = self._encode(pending, "pending")
+        again = self._again[:q]
+        chosen = [self._asked[key] for key in again]
+        if len(new := self._next(q - len(chosen), elsewhere)):
+            configs = self._decode(new)
+            self._append(
+                {
+                    "asked": [_writable(c) for c in configs],
+                    "x": new,
+                    "fitted": len(self._trials) in self._fitted,
+                }
+            )
+            keys = self._encode(configs, "config")
+            self._asked.update(zip(keys, new, strict=True))
+        del self._again[: len(again)]
+        return self._decode([*chosen, *new])
+
+    def tell(
+        self,
+        config: Mapping[str, Any],
+        value: Any,
+        cost: float | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record what an evaluation gave.
+
+        Args:
+            config: The active parameters. They need not come from `ask`: this is the
+                way to begin with evaluations that exist. Told twice, both are kept:
+                outcomes may be noisy.
+            value: A number, ``{name: number}`` of all objectives and constrained
+                outcomes, or None if the evaluation failed.
+            cost: What it cost, such as seconds.
+            error: What went wrong, for the records.
+
+        Raises:
+            ValueError: This is not a configuration of the space, or not its outcome.
+        """
+        self.tell_many([config], [value], [cost], [error])
+
+    def tell_many(
+        self,
+        configs: Sequence[Mapping[str, Any]],
+        values: Sequence[Any],
+        costs: Sequence[float | None] | None = None,
+        errors: Sequence[str | None] | None = None,
+    ) -> None:
+        """`tell` for several evaluations at once, which is faster.
+
+        Args:
+            configs: The configurations.
+            values: The value of each.
+            costs: The cost of each.
+            errors: What went wrong with each.
+
+        Raises:
+            ValueError: As in `tell`; then none of them is recorded.
+        """
+        configs, nothing = list(configs), [None] * len(configs)
+        columns = {
+            "values": values,
+            "costs": nothing if costs is None else costs,
+            "errors": nothing if errors is None else errors,
+        }
+        for name, given in columns.items():
+            if len(given) != len(configs):
+                raise ValueError(
+                    f"{name}: expected {len(configs)}, one for each configuration, "
+                    f"got {len(given)}."
+                )
+        keys = self._encode(configs, "config")
+        told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
+        points = [self._asked.get(key, key) for key in keys]
+        native = self._decode(points)
+        self._append(
+            *(
+                {
+                    "told": _writable(config),
+                    "values": outcome or None,
+                    "cost": cost,
+                    "error": error,
+                }
+                for config, (outcome, cost, error) in zip(native, told, strict=True)
+            )
+        )
+        for key, config, row in zip(keys, native, told, strict=True):
+            self._record(key, config, *row)
+
+    def optimize(
+        self,
+        evaluate: Callable[[dict[str, Any]], Any],
+        num_evaluations: int,
+        catch: type[Exception] | tuple[type[Exception], ...] = (),
+        progress: bool | str = True,
+    ) -> None:
+        """Ask, evaluate, tell, one after the other; costs are seconds.
+
+        Stopped by an exception or by hand, it begins with the same configuration when
+        it is called again. With a log, give what is missing as ``num_evaluations``:
+        ``50 - len(study.trials)``.
+
+        Args:
+            evaluate: A function of a configuration whose result `tell` takes.
+            num_evaluations: How many evaluations, after those that were told already.
+            catch: Exceptions that mean that an evaluation failed.
+            progress: Whether to show a progress bar; a text is shown in front of it.
+
+        Raises:
+            ValueError: An argument, or what ``evaluate`` returned, is not what it
+                should be.
+        """
+        if not callable(evaluate):
+            raise ValueError(f"evaluate: expected a function, got {evaluate!r:.60}.")
+        total = check_count("num_evaluations", num_evaluations, least=0)
+        kinds = catch if isinstance(catch, tuple) else (catch,)
+        if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
+            raise ValueError(f"catch: expected exceptions, got {catch!r}.")
+        with tqdm(
+            total=total + len(self._trials),
+            initial=len(self._trials),
+            desc=progress if isinstance(progress, str) else None,
+            disable=not progress,
+            unit="eval",
+            bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
+            "[{elapsed}<{remaining}{postfix}]",
+        ) as bar:
+            bar.set_postfix_str(self._incumbent())
+            for _ in range(total):
+                (config,) = self.ask()
+                try:
+                    self._evaluate(evaluate, config, kinds)
+                except BaseException:
+                    self._again[:0] = self._encode([config], "config")
+                    raise
+                bar.set_postfix_str(self._incumbent(), refresh=False)
+                bar.update()
+
+    def _incumbent(self) -> str:
+        """The best value so far in words."""
+        if not (good := self._outcomes.feasible(self._trials)):
+            return ""
+        if len(self.objectives) > 1:
+            return f"{len(self._front(good))} on the Pareto front"
+        return f"best {next(iter(self.objectives))} {self.best[1]:.4g}"
+
+    def _evaluate(
+        self,
+        evaluate: Callable[[dict[str, Any]], Any],
+        config: dict[str, Any],
+        catch: tuple[type[Exception], ...],
+    ) -> None:
+        started, error = time.perf_counter(), None
+        try:
+            value = evaluate(dict(config))
+        except catch as reason:
+            value, error = None, f"{type(reason).__name__}: {reason}"
+        # no clock is fine enough for an evaluation that takes no time
+        seconds = max(time.perf_counter() - started, 1e-9)
+        self.tell(config, value, cost=seconds, error=error)
+
+    def read_csv(self, path: str | os.PathLike[str]) -> None:
+        """Tell the rows of a table, for evaluations that were made before.
+
+        Args:
+            path: A file whose first line has the names of parameters, objectives,
+                constrained outcomes, and ``cost`` if there is one. Cells of inactive
+                parameters are empty, and so are outcomes of failed evaluations.
+
+        Raises:
+            ValueError: A row is not an evaluation in this space; the message names the
+                line, and nothing is recorded.
+        """
+        names = self._outcomes.names
+        parameters = {*self.space.names, *(c.name for c in self.space.constants)}
+        if clash := parameters & {*names, "cost"}:
+            raise ValueError(
+                "objectives: expected other names than those of parameters for a "
+                f"table, got {sorted(clash)}."
+            )
+        configs: list[dict[str, str]] = []
+        values: list[Any] = []
+        costs: list[Any] = []
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            given = list(table.fieldnames or ())
+            if missing := [name for name in names if name not in given]:
+                raise ValueError(
+                    f"{path} line 1: expected columns {names}, got none for {missing} "
+                    f"among {given}."
+                )
+            for row in table:
+                where = f"{path} line {table.line_num}"
+                if None in row or None in row.values():
+                    raise ValueError(
+                        f"{where}: expected {len(given)} cells as in line 1, got more "
+                        "or fewer."
+                    )
+                try:
+                    cells = [row.pop(name).strip() for name in names]
+                    numbers = map(_number_or_text, cells)
+                    value = (
+                        dict(zip(names, numbers, strict=True)) if any(cells) else None
+                    )
+                    paid = _number_or_text(row.pop("cost", "").strip()) or None
+                    self._read(value, paid)
+                    self._encode([row], "parameters")
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+                configs.append(row)
+                values.append(value)
+                costs.append(paid)
+        self.tell_many(configs, values, costs)
+
+    def plot(self) -> Figure:
+        """The best value so far, and evaluations and the best of each path.
+
+        With several objectives: all outcomes and the Pareto front. In a notebook the
+        figure is shown; ``study.plot().savefig("study.png")`` saves it.
+
+        Raises:
+            ValueError: There is no feasible value yet.
+            ImportError: Without matplotlib.
+        """
+        # matplotlib is an extra, and its import takes a second
+        from botorch_structured.study.figure import draw_front, draw_study
+
+        good = self._good()
+        if len(self.objectives) > 1:
+            return draw_front(list(self.objectives), good, self._front(good))
+        ((name, direction),) = self.objectives.items()
+        X = self._tensor(self._points)
+        return draw_study(
+            self.space, X, self._trials, good, name, direction == "minimize"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._log is not None:
+            raise pickle.PicklingError(
+                "log: expected a study without one to copy, got one that writes to "
+                f"{self._log.path}: give that path to a new Study."
+            )
+        return self.__dict__
+
+    def _append(self, *entries: Mapping[str, Any]) -> None:
+        if self._log is not None and entries:
+            self._log.append(*entries)
+
+    def _record(
+        self,
+        key: _Point,
+        config: dict[str, Any],
+        values: dict[str, float],
+        cost: float | None,
+        error: str | None,
+    ) -> None:
+        self._points.append(self._asked.pop(key, key))
+        if key in self._again:
+            self._again.remove(key)
+        self._trials.append(Trial(len(self._trials), config, values, cost, error))
+
+    def _replay(self, log: StudyLog) -> None:
+        """Bring the study to where its log ends."""
+        for line, entry in log.entries:
+            try:
+                if "asked" in entry:
+                    keys = self._encode(entry["asked"], "asked")
+                    points = self._check(keys, entry["x"])
+                    self._asked.update(zip(keys, points, strict=True))
+                    if entry["fitted"]:
+                        self._fitted[len(self._trials)] = None
+                    continue
+                (key,) = self._encode([entry["told"]], "told")
+                told = self._read(entry["values"], entry["cost"], entry["error"])
+            except ValueError as error:
+                raise ValueError(f"{log.where(line)}: {error}") from None
+            (config,) = self._decode([self._asked.get(key, key)])
+            self._record(key, config, *told)
+        self._again = list(self._asked)
+
+    @staticmethod
+    def _check(keys: list[_Point], points: list[list[float]]) -> list[_Point]:
+        """Logged points, if they are those of the configurations."""
+        near = len(keys) == len(points) and all(
+            len(key) == len(x) and all(map(math.isclose, key, x))
+            for key, x in zip(keys, points, strict=True)
+        )
+        if not near:
+            raise ValueError(f"x: expected {keys}, as asked says, got {points}.")
+        return [tuple(x) for x in points]
+
+    def _read(
+        self, value: Any, cost: Any = None, error: Any = None
+    ) -> tuple[dict[str, float], float | None, str | None]:
+        """Checked values, cost and error."""
+        values = self._outcomes.read(value)
+        if cost is not None and (cost := check_number("cost", cost)) <= 0.0:
+            raise ValueError(f"cost: expected a positive number, got {cost!r}.")
+        if error is not None and (values or not isinstance(error, str)):
+            raise ValueError(
+                f"error: expected a text beside the value None, got {error!r:.60}."
+            )
+        return values, cost, error
+
+    def _good(self) -> list[Trial]:
+        """The feasible trials; at least one."""
+        if not (good := self._outcomes.feasible(self._trials)):
+            rules = " and ".join(map(str, self._outcomes.constraints))
+            raise ValueError(
+                f"trials: expected at least one with a value{rules and f' and {rules}'}"
+                f", got none among {len(self._trials)}."
+            )
+        return good
+
+    def _front(self, good: Sequence[Trial]) -> list[Trial]:
+        if not good:
+            return []
+        best = is_non_dominated(self._outcomes.train_Y(good)).tolist()
+        return [t for t, is_best in zip(good, best, strict=True) if is_best]
+
+    def _encode(self, configs: Any, name: str) -> list[_Point]:
+        """Configurations as points of the space."""
+        if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
+            raise ValueError(f"{name}: expected configurations, got {configs!r:.60}.")
+        if not (configs := list(configs)):
+            return []
+        try:
+            X = self.space.encode(configs)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if self.space.is_restricted and not (good := self.space.feasible(X)).all():
+            raise ValueError(
+                f"{name}: expected a configuration that the space does not forbid, got "
+                f"{configs[int((~good).nonzero()[0])]}."
+            )
+        return [tuple(x) for x in X.tolist()]
+
+    def _decode(self, points: Sequence[_Point]) -> list[dict[str, Any]]:
+        return self.space.decode(self._tensor(points)) if points else []
+
+    def _tensor(self, points: Sequence[_Point]) -> Tensor:
+        return torch.tensor(points, dtype=torch.double).reshape(-1, self.space.dim)
+
+    def _paths(self, points: Sequence[_Point]) -> list[int]:
+        """A number for the path of each point, the same for the same path."""
+        return self.space.tree.path_key(self._tensor(points)).tolist()
+
+    def _next(self, q: int, elsewhere: Sequence[_Point]) -> list[_Point]:
+        """New points: starts, then suggestions."""
+        if not q:
+            return []
+        others = (key for key in elsewhere if key not in self._asked)
+        busy = list(dict.fromkeys([*self._asked.values(), *others]))
+        chosen = self._next_starts(busy)[:q]
+        if len(chosen) < q:
+            chosen += self._choose(q - len(chosen), [*busy, *chosen])
+        return chosen
+
+    def _next_starts(self, busy: Sequence[_Point]) -> list[_Point]:
+        """The starts that nothing is known of, nor, by default, of their paths."""
+        known = [*self._points, *busy]
+        if self._make_starts is None:
+            paths = set(self._paths(known))
+            if len(paths) >= self.space.tree.num_paths:
+                return []
+        if self._starts is None:
+            make = self._make_starts or _default_starts
+            assert callable(make)
+            X = make(self.space, self.seed)
+            try:
+                self._starts = self._encode(self.space.decode(X), "starts")
+            except ValueError as error:
+                raise ValueError(f"starts: {error}") from None
+        if self._make_starts is not None:
+            return [start for start in self._starts if start not in known]
+        pairs = zip(self._starts, self._paths(self._starts), strict=True)
+        return [start for start, path in pairs if path not in paths]
+
+    def _choose(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
+        """Points after the starts."""
+        n = len(self._trials)
+        train_Y = self._outcomes.train_Y(self._trials)
+        if int(train_Y.isfinite().all(-1).sum()) < 2:
+            return self._draw(q, busy)
+        X_pending = self._tensor(busy) if busy else None
+        if self._functions != (None, None):
+            outcomes = torch.cat([train_Y, self._outcomes.train_C(self._trials)], -1)
+            found, model = suggest_with(
+                self.space,
+                self._tensor(self._points),
+                outcomes,
+                q,
+                X_pending,
+                self.seed + n,
+                *self._functions,
+            )
+            self.models = [model]
+        else:
+            suggestion = suggest(
+                self.space,
+                q=q,
+                X_pending=X_pending,
+                start_from=self._start_from(n),
+                seed=self.seed + n,
+                **self._data(n),
+            )
+            found, surrogates = suggestion.X, suggestion.surrogates
+            kept = {k: m for k, m in self._fitted.items() if _is_near(k, n)}
+            self._fitted = kept | {n: surrogates}
+            mixtures = [*surrogates.objectives, *surrogates.constraints]
+            self.models = [model for some in mixtures for model in some.models]
+            self.models += [] if surrogates.cost is None else [surrogates.cost]
+        return [tuple(x) for x in found.tolist()]
+
+    def _data(self, n: int) -> dict[str, Any]:
+        """What models see of the first ``n`` trials."""
+        trials, train_C, train_cost = self._trials[:n], None, None
+        if self._outcomes.constraints:
+            train_C = self._outcomes.train_C(trials)
+        if self._costs:
+            paid = [math.nan if t.cost is None else t.cost for t in trials]
+            train_cost = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
+        return {
+            "train_X": self._tensor(self._points[:n]),
+            "train_Y": self._outcomes.train_Y(trials),
+            "train_C": train_C,
+            "train_cost": train_cost,
+        }
+
+    def _start_from(self, n: int) -> Surrogates | None:
+        """The models that the fit of ``n`` trials starts from.
+
+        Those that the log says were fitted, and that are not here, are fitted again.
+        """
+        if n <= _WARM_ABOVE:
+            return None
+        last = None
+        for k in sorted(k for k in self._fitted if k < n and _is_near(k, n)):
+            if self._fitted[k] is None:
+                start = last if k > _WARM_ABOVE else None
+                self._fitted[k] = fit_surrogates(
+                    self.space, start_from=start, seed=self.seed + k, **self._data(k)
+                )
+            last = self._fitted[k]
+        return last
+
+    def _draw(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
+        """Random points that are not known."""
+        known = {*self._points, *busy}
+        X = self.space.sample(_DRAWS + q, seed=self.seed + len(self._trials))
+        new = [x for x in dict.fromkeys(map(tuple, X.tolist())) if x not in known]
+        if len(new) < q:
+            raise CandidateGenerationError(
+                f"Fewer than {q} of {len(X)} random points are new."
+            )
+        return new[:q]
+
+
+def _is_near(k: int, n: int) -> bool:
+    """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
+    return k // _COLD_EVERY == n // _COLD_EVERY
+
+
+def _default_starts(space: SearchSpace, seed: int) -> Tensor:
+    return space.starts(seed=seed)
+
+
+def _read_space(space: Any) -> SearchSpace:
+    if isinstance(space, SearchSpace):
+        return space
+    if any(kind.__name__ == "ConfigurationSpace" for kind in type(space).__mro__):
+        return SearchSpace.from_configspace(space)
+    if isinstance(space, (Mapping, list, tuple)):
+        return SearchSpace.from_dictionaries(space)
+    raise ValueError(
+        "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
+        f"{type(space).__name__}."
+    )
+
+
+def _number_or_text(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _writable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON gives back as it was; other choices are read as their texts, too."""
+    plain = (str, int, float, bool, type(None))
+    return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import suggest
+
+LEARNERS = [
+    {
+        "scale": ["passthrough", "standard"],
+        "learner": ["svm"],
+        "C": (1e-3, 1e3, "log"),
+        "gamma": stats.loguniform(1e-4, 1),
+    },
+    {"scale": ["passthrough", "standard"], "learner": ["ridge"], "C": (0.0, 1.0)},
+    {"learner": ["neighbours"], "k": (1, 50), "p": [1, 2], "leaf_size": 30},
+]
+
+
+class Learner:
+    """Stands for an estimator: equal to nothing but itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_params(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def __repr__(self) -> str:
+        return f"Learner({self.name})"
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "middle"),
+    [
+        ((1, 9), 1, 9, 5),
+        ((1.0, 9), 1.0, 9.0, 5.0),
+        ((np.int64(1), np.int64(9)), 1, 9, 5),
+        ((1, 100, "log"), 1, 100, 10),
+        ((0.01, 1.0, "log"), 0.01, 1.0, 0.1),
+        (stats.uniform(2, 4), 2.0, 6.0, 4.0),
+        (stats.uniform(loc=2, scale=4), 2.0, 6.0, 4.0),
+        (stats.loguniform(0.01, 1), 0.01, 1.0, 0.1),
+        (stats.reciprocal(0.01, 1), 0.01, 1.0, 0.1),
+        (stats.randint(1, 10), 1, 9, 5),
+    ],
+)
+def test_ranges(values: Any, low: float, high: float, middle: float) -> None:
+    space = SearchSpace.from_dictionaries({"x": values})
+    decoded = [space.decode(x)[0]["x"] for x in space.bounds]
+    assert decoded == [low, high]
+    (config,) = space.decode(space.starts(kind="middle"))
+    assert config["x"] == pytest.approx(middle)
+    assert type(config["x"]) is type(low)
+
+
+@pytest.mark.parametrize(
+    ("values", "ordered"),
+    [
+        ([1, 2, 4], True),
+        (np.logspace(-3, 3, 7), True),
+        (range(3), True),
+        ([0.1, 0.01, 0.001], True),
+        ([4, 1, 2], False),
+        ([None, 1, 2], False),
+        ([False, True], False),
+        ([(50,), (50, 50)], False),
+        (np.array(["a", "b"]), False),
+        ([np.arange(2), np.arange(3)], False),
+    ],
+)
+def test_choices(values: Any, ordered: bool) -> None:
+    space = SearchSpace.from_dictionaries({"x": values})
+    assert (space.integer_features == [0]) == ordered
+    X = space.sample(20, seed=0)
+    assert torch.equal(space.encode(space.decode(X)), X)
+    seen = space.decode(torch.arange(len(values)).unsqueeze(-1).double())
+    for config, value in zip(seen, values, strict=True):
+        assert config["x"] is value or config["x"] == value
+
+
+@pytest.mark.parametrize("value", ["text", 3, None, True, Learner("a"), len, ["only"]])
+def test_constants(value: Any) -> None:
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "c": value})
+    (config,) = space.decode(space.starts(seed=0))
+    assert config["c"] == (value[0] if isinstance(value, list) else value)
+    assert space.names == ["x"]
+    assert space.encode(config).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("dictionaries", "message"),
+    [
+        (3, "dictionaries: expected a dictionary or several"),
+        ([3], "dictionaries: expected dictionaries"),
+        ({1: [2]}, "dictionaries: expected dictionaries"),
+        ([], "at least one parameter with several values"),
+        ({"x": 3}, "at least one parameter with several values"),
+        ({"x": []}, "'x': expected a list of choices"),
+        ({"x": (1, "log")}, "'x': expected a list of choices"),
+        ({"x": (1,)}, "'x': expected a list of choices"),
+        ({"x": (2, 1)}, "low < high"),
+        ({"x": (True, 3)}, "'x': expected a list of choices"),
+        ({"x": (1, 2, "linear")}, "'x': expected a list of choices"),
+        ({"x": ("a", "b")}, "'x': expected a list of choices"),
+        ({"x": {1, 2}}, "'x': expected a list of choices"),
+        ({"x": np.eye(2)}, "'x': expected a list of choices"),
+        ({"x": stats.norm()}, "loguniform or randint of scipy.stats"),
+        ({"x": stats.loguniform(1, 2, loc=3)}, "'x': expected a list of choices"),
+        ({"x": (0, 1, "log")}, "'x': expected a positive lower bound"),
+        ({"x": [1, 1]}, "'x': expected distinct choices"),
+    ],
+)
+def test_what_is_no_space(dictionaries: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchSpace.from_dictionaries(dictionaries)
+
+
+def test_the_decision_is_the_parameter_whose_choices_differ() -> None:
+    space = SearchSpace.from_dictionaries(LEARNERS)
+    assert space.names == ["learner", "scale", "C@1", "gamma", "C@2", "k", "p"]
+    assert space.tree.decision_columns == [0]
+    assert space.tree.num_paths == 3
+    svm, ridge, neighbours = space.decode(space.starts(seed=0))
+    assert list(svm) == ["learner", "scale", "C", "gamma"]
+    assert list(ridge) == ["learner", "scale", "C"]
+    assert 0 <= ridge["C"] <= 1
+    assert neighbours["leaf_size"] == 30
+
+
+def test_estimators_are_choices() -> None:
+    a, b = Learner("a"), Learner("a")
+    space = SearchSpace.from_dictionaries(
+        [{"learner": [a], "x": (0.0, 1.0)}, {"learner": b, "y": (0.0, 1.0)}]
+    )
+    configs = space.decode(space.starts(seed=0))
+    assert configs[0]["learner"] is a
+    assert configs[1]["learner"] is b
+    with pytest.raises(ValueError, match="'learner': expected one of"):
+        space.encode({"learner": Learner("b"), "x": 0.5})
+
+
+def test_true_is_not_one() -> None:
+    space = SearchSpace.from_dictionaries({"x": [1, True, 0, False, "1"]})
+    X = torch.arange(5.0).double().unsqueeze(-1)
+    decoded = [config["x"] for config in space.decode(X)]
+    assert [repr(v) for v in decoded] == ["1", "True", "0", "False", "'1'"]
+    assert torch.equal(space.encode(space.decode(X)), X)
+
+
+def test_several_decisions_below_each_other() -> None:
+    space = SearchSpace.from_dictionaries(
+        [
+            {"learner": ["svm"], "kernel": ["linear"], "C": (1, 9)},
+            {"learner": ["svm"], "kernel": ["rbf"], "C": (1, 9), "gamma": (0.0, 1.0)},
+            {"learner": ["tree", "forest"], "depth": (1, 9)},
+        ]
+    )
+    assert space.names == ["learner", "kernel", "C", "gamma", "depth"]
+    assert space.tree.decision_columns == [0, 1]
+    assert space.tree.num_paths == 4
+    keys = [set(config) for config in space.decode(space.starts(seed=0))]
+    assert {"learner", "kernel", "C"} in keys
+    assert {"learner", "kernel", "C", "gamma"} in keys
+    assert {"learner", "depth"} in keys
+
+
+def test_without_a_decision_there_is_one_that_is_not_shown() -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"a": (0.0, 1.0), "b": (1, 5)}, {"a": (0.0, 2.0)}, {"dictionary": (0.0, 1.0)}]
+    )
+    assert space.tree.num_paths == 3
+    X = space.starts(seed=0)
+    configs = space.decode(X)
+    assert [list(config) for config in configs] == [["a", "b"], ["a"], ["dictionary"]]
+    assert torch.equal(space.encode(configs), X)
+
+
+def test_of_dictionaries_that_overlap_the_first_is_taken() -> None:
+    space = SearchSpace.from_dictionaries([{"a": (0.0, 1.0)}, {"a": (0.0, 2.0)}])
+    X = space.encode([{"a": 0.5}, {"a": 1.5}])
+    assert space.tree.path_index(X).tolist() == [0, 1]
+    second = torch.tensor([[1.0, 0.5, 0.5]], dtype=torch.double)
+    assert space.decode(second) == [{"a": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"learner": "svm", "C": 1.0, "gamma": 0.1}, r"without \['scale'\]"),
+        (
+            {"learner": "ridge", "scale": "standard", "C": 0.5, "gamma": 0.1},
+            r"with \['gamma'\] in addition",
+        ),
+        ({"learner": "ridge", "scale": "standard", "C": 5.0}, "'C': expected a number"),
+        ({"learner": "lasso"}, "'learner': expected .* or one of"),
+        ({"learner": "ridge", "alpha": 1}, r"unknown ones \['alpha'\]"),
+        (
+            {"learner": "neighbours", "k": 3, "p": 1, "leaf_size": 10},
+            r"'leaf_size': expected one of \[30\]",
+        ),
+    ],
+)
+def test_what_is_no_configuration(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchSpace.from_dictionaries(LEARNERS).encode(config)
+
+
+def test_none_may_be_a_choice() -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"x": (0.0, 1.0)}, {"x": (0.0, 1.0), "depth": [None, 3]}]
+    )
+    configs = [{"x": 0.5}, {"x": 0.5, "depth": None}, {"x": 0.5, "depth": 3}]
+    assert space.decode(space.encode(configs)) == configs
+
+
+def test_rows_of_a_table() -> None:
+    space = SearchSpace.from_dictionaries(LEARNERS)
+    row = {"learner": "neighbours", "k": "3", "p": "1", "leaf_size": "30", "C": ""}
+    exact = {"learner": "neighbours", "k": 3, "p": 1, "leaf_size": 30}
+    assert torch.equal(space.encode(row), space.encode(exact))
+
+
+def test_copies_and_pickles() -> None:
+    space = SearchSpace.from_dictionaries(LEARNERS)
+    X = space.sample(20, seed=0)
+    for other in (copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+        assert other.decode(X) == space.decode(X)
+        assert torch.equal(other.encode(space.decode(X)), X)
+
+
+def test_suggestions() -> None:
+    space = SearchSpace.from_dictionaries(LEARNERS)
+    X = space.sample(12, seed=0)
+    Y = -(X[:, :1] + 0.1 * X[:, 1:2])
+    (config,) = space.decode(suggest(space, X, Y, seed=0).X)
+    assert space.encode(config).shape == (1, space.dim)
+
+
+VALUES = st.sampled_from(
+    [
+        (0.0, 1.0),
+        (1e-3, 1e3, "log"),
+        (1, 7),
+        (1, 1000, "log"),
+        ["a", "b"],
+        ["b", "c"],
+        ["c"],
+        [1, 2, 3],
+        [True, 1, None],
+        "constant",
+    ]
+)
+DICTIONARIES = st.lists(
+    st.dictionaries(st.sampled_from(["p", "q", "r", "dictionary"]), VALUES, min_size=1),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(DICTIONARIES)
+def test_every_configuration_comes_back(dictionaries: list[dict[str, Any]]) -> None:
+    try:
+        space = SearchSpace.from_dictionaries(dictionaries)
+    except ValueError as error:
+        assert "several values" in str(error)
+        return
+    X = torch.cat([space.starts(seed=0), space.sample(10, seed=0)])
+    assert space.feasible(X).all()
+    configs = space.decode(X)
+    for config in configs:
+        assert any(config.keys() == d.keys() for d in dictionaries)
+    # through the first dictionary that has it, perhaps another than it came from
+    assert space.decode(space.encode(configs)) == configs

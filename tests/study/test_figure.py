@@ -1,0 +1,65 @@
+"""`Study.plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from botorch_structured import Study
+from botorch_structured.test_functions import JenattonTree
+
+SPACE = JenattonTree().space
+
+
+def texts(ax: object) -> str:
+    return " ".join(t.get_text() for t in ax.texts)  # type: ignore[attr-defined]
+
+
+def test_best_so_far_and_evaluations_on_each_path(tmp_path: Path) -> None:
+    study = Study(SPACE, "maximize", seed=0)
+    for i, config in enumerate(study.ask(6)):
+        study.tell(config, None if i == 1 else float(i))
+    figure = study.plot()
+    traces, tree = figure.axes
+    assert traces.get_lines()[0].get_ydata()[-1] == 5.0
+    assert "5" in texts(tree)
+    figure.savefig(tmp_path / "study.png")
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+
+
+def test_many_paths_have_bars() -> None:
+    from botorch_structured.spaces import ParameterTree, SearchSpace
+
+    values = [float(i) for i in range(30)]
+    tree = ParameterTree(1, {0: {v: [] for v in values}})
+    space = SearchSpace(["a"], torch.tensor([[0.0], [29.0]]).double(), tree)
+    study = Study(space, seed=0)
+    study.tell_many([{"a": v} for v in (3.0, 3.0, 4.0)], [2.0, 1.5, None])
+    bars = study.plot().axes[1]
+    labels = [t.get_text() for t in bars.get_yticklabels()]
+    assert labels == ["a=3  (best 1.5)", "a=4  (failed)"]
+    assert [bar.get_width() for bar in bars.patches] == [2, 1]
+
+
+def test_a_pareto_front() -> None:
+    study = Study(SPACE, {"a": "minimize", "b": "maximize", "c": "minimize"}, seed=0)
+    for i, config in enumerate(study.ask(4)):
+        study.tell(config, {"a": i, "b": 2 - (i - 1) ** 2, "c": i})
+    panels = study.plot().axes
+    assert [(ax.get_xlabel(), ax.get_ylabel()) for ax in panels] == [
+        ("a", "b"),
+        ("a", "c"),
+        ("b", "c"),
+    ]
+    everything, front = panels[0].collections
+    assert everything.get_offsets().tolist() == [[0, 1], [1, 2], [2, 1], [3, -2]]
+    assert front.get_offsets().tolist() == [[0, 1], [1, 2]]
+
+
+def test_nothing_to_draw() -> None:
+    with pytest.raises(ValueError, match="trials: expected at least one with a value"):
+        Study(SPACE).plot()

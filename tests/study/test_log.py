@@ -1,0 +1,290 @@
+"""The log of a study: kills, damage, other studies, other processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float, Integer
+
+from botorch_structured import Study
+from botorch_structured.spaces import SearchSpace
+
+
+def make_space() -> SearchSpace:
+    cs = ConfigurationSpace()
+    learner = Categorical("learner", ["svm", "neighbours"])
+    C, k = Float("C", (1e-3, 1e3), log=True), Integer("k", (1, 50))
+    sizes = Categorical("sizes", [(8,), (16, 16)])  # text in the log
+    cs.add(learner, C, k, sizes)
+    cs.add(EqualsCondition(C, learner, "svm"))
+    cs.add(EqualsCondition(k, learner, "neighbours"))
+    return SearchSpace.from_configspace(cs)
+
+
+SPACE = make_space()
+# Processes of which nobody has used this one's threads, and which are there at once.
+FRESH = multiprocessing.get_context("forkserver")
+FRESH.set_forkserver_preload(["botorch_structured.study"])
+
+
+def value(config: dict[str, Any]) -> float:
+    error = torch.tensor(config.get("C", 1.0)).log10().item() - 1.0
+    return error**2 + 0.01 * config.get("k", 20) + 0.1 * len(config["sizes"])
+
+
+def work(study: Study, n: int) -> Study:
+    while len(study.trials) < n:
+        (config,) = study.ask()
+        failed = config.get("k", 0) > 45
+        study.tell(config, None if failed else value(config), cost=1.5)
+    return study
+
+
+def _work(path: Path) -> None:
+    torch.set_num_threads(1)
+    work(Study(make_space(), log=path, seed=3), 10)
+
+
+def seen(study: Study) -> list[Any]:
+    return [(t.config, t.values, t.cost) for t in study.trials]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    path = tmp_path_factory.mktemp("log") / "new" / "study.jsonl"
+    work(Study(SPACE, log=path, seed=3), 10)
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_goes_on_where_it_was(lines: list[bytes], tmp_path: Path) -> None:
+    whole = work(Study(SPACE, seed=3), 10)
+    for stop in (1, 2, 7, 14, 20):
+        path = tmp_path / f"{stop}.jsonl"
+        path.write_bytes(b"".join(lines[:stop]))
+        study = Study(make_space(), log=path)
+        assert study.seed == 3 and len(study.trials) == (stop - 1) // 2
+        assert len(study.pending) == (stop - 1) % 2
+        assert seen(work(study, 10)) == seen(whole)
+        assert path.read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize("cut", [1, 9, 60])
+def test_a_line_cut_by_a_kill_is_dropped(
+    lines: list[bytes], tmp_path: Path, cut: int
+) -> None:
+    path = tmp_path / "log.jsonl"
+    for stop in (1, 15, 16):
+        path.write_bytes(b"".join(lines[:stop])[:-cut])
+        work(Study(SPACE, log=path, seed=3), 10)
+        assert path.read_bytes() == b"".join(lines)
+
+
+def test_killed_at_random_moments(lines: list[bytes], tmp_path: Path) -> None:
+    path, rng, size, kills = tmp_path / "log.jsonl", random.Random(0), 0, 0
+    while True:
+        process = FRESH.Process(target=_work, args=(path,))
+        process.start()
+        while process.is_alive() and not (path.exists() and path.stat().st_size > size):
+            time.sleep(0.001)  # until it works
+        process.join(rng.uniform(0.0, 0.4))
+        if process.exitcode == 0:
+            break
+        process.kill()
+        process.join()
+        size, kills = path.stat().st_size, kills + 1
+    assert path.read_bytes() == b"".join(lines) and kills > 1
+
+
+def test_fits_that_start_from_earlier_ones_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a study of more than 100 evaluations, but of fewer."""
+    monkeypatch.setattr("botorch_structured.study.study._WARM_ABOVE", 4)
+    path = tmp_path / "log.jsonl"
+    whole = work(Study(SPACE, log=path, seed=3), 13)
+    assert seen(whole)[:5] == seen(work(Study(SPACE, seed=3), 5))
+    data = path.read_bytes().splitlines(keepends=True)
+    for stop in (16, 24):
+        path.unlink()
+        path.write_bytes(b"".join(data[:stop]))
+        study = work(Study(SPACE, log=path), 13)
+        assert seen(study) == seen(whole)
+
+
+def test_several_pending_configurations_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+    first = study.ask(3)
+    study.tell(first[1], 1.0)
+    study = Study(SPACE, log=path)
+    assert study.pending == [first[0], first[2]]
+    assert study.ask(1) == [first[0]]
+    study.tell(first[2], 2.0)  # by another worker, say
+    (new,) = study.ask()
+    assert new not in first
+
+
+def test_settings_of_another_study_are_refused(
+    lines: list[bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"".join(lines))
+    other = ConfigurationSpace()
+    other.add(Float("C", (1e-3, 1e2), log=True))
+    for arguments, message in (
+        ({"seed": 4}, "seed: expected 4 as in this study, got 3"),
+        ({"objectives": "maximize"}, 'objectives: expected {"value": "maximize"}'),
+        ({"constraints": ["m <= 1"]}, r'constraints: expected \["m <= 1.0"\]'),
+        ({"space": other}, 'space: expected {"C": "FloatColumn: a number in'),
+    ):
+        with pytest.raises(ValueError, match=f"log.jsonl line 1: {message}"):
+            Study(**({"space": SPACE} | arguments), log=path)
+    assert path.read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "old", "new", "message"),
+    [
+        (1, '"study": 1', '"study": 2', "study: expected 1, the version of the format"),
+        (1, '"seed": 3', '"seed": "3"', "seed: expected a whole number"),
+        (4, '{"asked', '{"asked', "expected a JSON object, got"),
+        (4, '"fitted": false', '"fitted": 0', "fitted: expected true or false"),
+        (4, '"sizes": "', '"sizes": "9', "asked: 'sizes': expected one of"),
+        (4, '"x": [[', '"x": [[0.5, ', "x: expected .*as asked says"),
+        (5, '"told"', '"said"', "expected told, values, cost, error, got"),
+        (5, '"value": ', '"loss": ', "value: expected numbers for"),
+        (5, '"value": ', '"value": "', "expected a JSON object, got"),
+        (5, '"cost": 1.5', '"cost": -1.5', "cost: expected a positive number"),
+        (5, '"error": null', '"error": 5', "error: expected a text or null"),
+        (5, '"error": null', '"error": "no"', "error: expected a text beside"),
+    ],
+)
+def test_a_damaged_line_is_named(
+    lines: list[bytes],
+    tmp_path: Path,
+    number: int,
+    old: str,
+    new: str,
+    message: str,
+) -> None:
+    changed = [line.decode() for line in lines]
+    assert old in changed[number - 1]
+    changed[number - 1] = changed[number - 1].replace(old, new, 1)
+    if old == new:
+        changed[number - 1] = changed[number - 1][5:]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(changed))
+    with pytest.raises(ValueError, match=f"log.jsonl line {number}: {message}"):
+        Study(SPACE, log=path)
+    assert path.read_text() == "".join(changed)
+
+
+@pytest.mark.parametrize("content", ["a,b\n1,2\n", "my notes", "[1]\n", "\n"])
+def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="notes.txt line 1: expected"):
+        Study(SPACE, log=path)
+    assert path.read_text() == content
+    with pytest.raises(ValueError, match="log: expected a file, got .*, a folder"):
+        Study(SPACE, log=tmp_path)
+
+
+def _open(path: Path, message: Any) -> None:
+    try:
+        Study(SPACE, log=path)
+        message.put("opened")
+    except ValueError as error:
+        message.put(str(error))
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+    message = FRESH.Queue()
+    for expected in ("log: expected a file that no other process works", "opened"):
+        other = FRESH.Process(target=_open, args=(path, message))
+        other.start()
+        assert message.get(timeout=60).startswith(expected)
+        other.join()
+        if expected != "opened":
+            study.tell(study.ask()[0], 1.0)  # works as before
+            del study
+
+
+def test_a_forked_process_does_not_keep_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            study.ask()
+        except ValueError:
+            os.write(writing, b"1")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert os.read(reading, 1) == b"1"
+        study._log.close()  # type: ignore[union-attr]  # as at the end of this process
+        assert Study(SPACE, log=path).seed == 0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_the_study_that_was_opened_last_has_the_file(tmp_path: Path) -> None:
+    """A cell of a notebook that is run twice."""
+    path = tmp_path / "log.jsonl"
+    first = Study(SPACE, log=path, seed=0)
+    second = Study(SPACE, log=path)
+    with pytest.raises(ValueError, match="log: expected the study that opened"):
+        first.ask()
+    second.ask()
+    with pytest.raises(Exception, match="give that path to a new Study"):
+        copy.deepcopy(second)
+
+
+def test_a_full_disk_leaves_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+    (config,) = study.ask()
+
+    def full(fileno: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            study.tell(config, 1.0)
+    assert not study.trials and study.pending == [config]
+    study.tell(config, 1.0)
+    del study
+    assert [t.value for t in Study(SPACE, log=path).trials] == [1.0]
+
+
+def test_choices_that_no_file_can_hold(tmp_path: Path) -> None:
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double)
+    choices = {0: [object(), object()]}
+    codes = {0: [0.0, 1.0]}
+    space = SearchSpace(["a"], bounds, None, (), codes, choices)
+    with pytest.raises(ValueError, match="log: expected choices that a file can hold"):
+        Study(space, log=tmp_path / "log.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_log_is_json(lines: list[bytes]) -> None:
+    header, asked, told, *_ = map(json.loads, lines)
+    assert header["objectives"] == {"value": "minimize"}
+    assert told["told"] in asked["asked"]

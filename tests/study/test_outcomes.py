@@ -1,0 +1,79 @@
+"""Objectives and constraints, and what models see of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from botorch_structured.study.outcomes import Constraint, Outcomes
+from botorch_structured.study.trial import Trial
+
+NAMES = ["loss", "speed", "memory"]
+
+
+def make() -> Outcomes:
+    return Outcomes(
+        {"loss": "minimize", "speed": "maximize"},
+        ["memory <= 8", "speed>=1e-1", " memory  >=  -2.5 "],
+    )
+
+
+def test_what_models_see() -> None:
+    outcomes = make()
+    told = outcomes.read({"memory": 9, "loss": 0.5, "speed": 3.0})
+    assert list(told) == outcomes.names == NAMES
+    trials = [Trial(0, {}, told), Trial(1, {})]
+    assert outcomes.train_Y(trials).tolist() == [[-0.5, 3.0], [-math.inf, -math.inf]]
+    first, second = outcomes.train_C(trials).tolist()
+    assert first == [1.0, pytest.approx(-2.9), -11.5]
+    assert all(map(math.isnan, second))
+    assert outcomes.feasible(trials) == []
+    good = Trial(2, {}, outcomes.read({"memory": 8.0, "loss": 1, "speed": 0.1}))
+    assert outcomes.feasible([*trials, good]) == [good]
+    assert (good.state, good.value, trials[1].state, trials[1].value) == (
+        "complete",
+        1.0,
+        "failed",
+        None,
+    )
+
+
+def test_nothing_told_yet() -> None:
+    outcomes = make()
+    assert outcomes.train_Y([]).shape == (0, 2) and outcomes.train_C([]).shape == (0, 3)
+    assert Outcomes("minimize").feasible([]) == []
+
+
+@pytest.mark.parametrize("text", ["memory <= 8.0", "top-1 error (%) >= -0.25"])
+def test_constraints_are_written_as_they_are_read(text: str) -> None:
+    assert str(Constraint.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["memory", "memory < 8", "memory = 8", "<= 8", "memory <= much", "m <= nan", 8],
+)
+def test_constraints_that_are_none(text: Any) -> None:
+    with pytest.raises(ValueError, match="constraints: expected texts such as"):
+        Outcomes("minimize", [text])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.5, r"value: expected {name: number} with the names \['loss', 'speed', 'me"),
+        ({"loss": 1.0}, r"value: expected numbers for .* got them for \['loss'\]"),
+        ({**dict.fromkeys(NAMES, 1.0), "ram": 2.0}, "value: expected numbers for"),
+        ({**dict.fromkeys(NAMES, 1.0), "memory": math.nan}, r"value\['memory'\]: exp"),
+    ],
+)
+def test_values_that_do_not_fit(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make().read(value)
+
+
+def test_one_text_is_no_list() -> None:
+    with pytest.raises(ValueError, match="constraints: expected a list, got 'm <= 1'"):
+        Outcomes("minimize", "m <= 1")

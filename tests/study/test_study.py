@@ -1,0 +1,383 @@
+"""Ask and tell: the loop with `suggest`, and what a newcomer does."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_structured import Study
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import suggest
+from botorch_structured.test_functions import JenattonTree
+
+PROBLEM = JenattonTree(off_centre=True)
+SPACE = PROBLEM.space
+
+
+def value(config: dict[str, Any]) -> float:
+    return float(PROBLEM(SPACE.encode(config)))
+
+
+def explicit_loop(seed: int, n: int) -> Tensor:
+    X = SPACE.starts(seed=seed)
+    Y = -PROBLEM(X).unsqueeze(-1)
+    while len(X) < n:
+        x = suggest(SPACE, X, Y, seed=seed + len(X)).X
+        X, Y = torch.cat([X, x]), torch.cat([Y, -PROBLEM(x).unsqueeze(-1)])
+    return X
+
+
+def run(study: Study, n: int) -> Study:
+    while len(study.trials) < n:
+        (config,) = study.ask()
+        study.tell(config, value(config))
+    return study
+
+
+def points(study: Study) -> Tensor:
+    return SPACE.encode([trial.config for trial in study.trials])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_the_explicit_loop(seed: int) -> None:
+    study = run(Study(SPACE, seed=seed), 12)
+    assert torch.equal(points(study), explicit_loop(seed, 12))
+    config, best = study.best
+    assert best == min(t.value for t in study.trials if t.value is not None)
+    assert value(config) == best
+
+
+def test_maximising_minus_the_objective_is_the_same() -> None:
+    study = Study(SPACE, {"reward": "maximize"}, seed=0)
+    for _ in range(10):
+        (config,) = study.ask()
+        study.tell(config, {"reward": -value(config)})
+    assert torch.equal(points(study), explicit_loop(0, 10))
+
+
+def test_pending_configurations_are_not_asked_again() -> None:
+    study = Study(SPACE, seed=0)
+    first = study.ask(6)
+    assert study.pending == first  # four starts and two random points
+    later = study.ask(2)
+    for config in first:
+        study.tell(config, value(config))
+    assert study.pending == later
+    more = study.ask(3)
+    assert len(SPACE.encode(first + later + more).unique(dim=0)) == 11
+
+
+def test_configurations_that_run_elsewhere_count_as_pending() -> None:
+    trials = run(Study(SPACE, seed=0), 8).trials
+    inside, outside = Study(SPACE, seed=0), Study(SPACE, seed=0)
+    for study in (inside, outside):
+        study.tell_many([t.config for t in trials], [t.value for t in trials])
+    (first,) = inside.ask()
+    (second,) = inside.ask()
+    assert outside.ask(pending=[first]) == [second]
+    assert outside.pending == [second]
+
+
+def test_starts_leave_paths_out_that_are_known() -> None:
+    study = Study(SPACE, seed=0)
+    starts = SPACE.decode(SPACE.starts(seed=0))
+    study.tell(starts[1], 0.5)
+    assert study.ask(pending=[starts[2]]) == [starts[0]]
+    assert study.ask(pending=[starts[2]]) == [starts[3]]
+
+
+def test_failures() -> None:
+    study = Study(SPACE, seed=0)
+    for _ in range(8):  # nothing works: starts, then random points
+        (config,) = study.ask()
+        study.tell(config, None)
+    assert len(points(study).unique(dim=0)) == 8
+    with pytest.raises(ValueError, match="trials: expected at least one with a value"):
+        study.best  # noqa: B018
+    run(study, 14)
+    assert [t.state for t in study.trials] == ["failed"] * 8 + ["complete"] * 6
+    assert study.model is not None and study.best[1] < 2.0
+
+
+def test_an_evaluation_that_is_told_twice_is_kept_twice() -> None:
+    study = run(Study(SPACE, seed=0), 5)
+    config, best = study.best
+    study.tell(config, best + 0.1, cost=3)
+    assert len(study.trials) == 6 and study.trials[-1].cost == 3.0
+    assert study.ask() != [config]
+
+
+def test_the_seed_is_drawn_once() -> None:
+    torch.manual_seed(0)
+    first = Study(SPACE)
+    assert first.seed != Study(SPACE).seed
+    assert Study(SPACE, seed=first.seed).ask(4) == first.ask(4)
+
+
+def test_a_configspace_will_do() -> None:
+    from ConfigSpace import ConfigurationSpace, Float
+
+    cs = ConfigurationSpace()
+    cs.add(Float("x", (1e-3, 1e3), log=True))
+    study = Study(cs, seed=0)
+    for _ in range(8):
+        (config,) = study.ask()
+        study.tell(config, (math.log10(config["x"]) - 1.0) ** 2)
+    assert study.best[1] < 0.1
+
+
+def test_an_exhausted_space_is_an_error() -> None:
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]), integer_features=[0])
+    study = Study(space, seed=0)
+    study.ask(2)
+    with pytest.raises(Exception, match="random points are new"):
+        study.ask()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (math.nan, "value: expected a finite number, or None for a failure, got nan"),
+        (math.inf, "None for a failure, got inf"),
+        ("0.5", "expected a finite number.*'0.5'"),
+        (torch.zeros(1, 1), r"expected a finite number.*tensor\(\[\[0.\]\]\)"),
+        ({"loss": 1.0}, r"expected numbers for \['value'\], got them for \['loss'\]"),
+        ({"value": math.nan}, r"value\['value'\]: expected a finite number"),
+    ],
+)
+def test_values_that_are_none(given: Any, message: str) -> None:
+    study = Study(SPACE, seed=0)
+    (config,) = study.ask()
+    with pytest.raises(ValueError, match=message):
+        study.tell(config, given)
+    assert study.pending == [config] and not study.trials
+
+
+def test_bad_arguments() -> None:
+    for space in (None, "space", PROBLEM.tree):
+        with pytest.raises(ValueError, match="space: expected a SearchSpace, a"):
+            Study(space)
+    for objectives in ("min", {}, {"a": "down"}, ["minimize"], {1: "minimize"}):
+        with pytest.raises(ValueError, match="objectives: expected 'minimize'"):
+            Study(SPACE, objectives)
+    with pytest.raises(ValueError, match="seed: expected"):
+        Study(SPACE, seed="one")  # type: ignore[arg-type]
+    study = Study(SPACE, seed=0)
+    with pytest.raises(ValueError, match="q: expected"):
+        study.ask(0)
+    with pytest.raises(ValueError, match="pending: expected configurations"):
+        study.ask(pending={"x": 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="config: .*unknown ones"):
+        study.tell({"learner": "svm"}, 1.0)
+    with pytest.raises(ValueError, match="cost: expected a positive number"):
+        study.tell(study.ask()[0], 1.0, cost=0.0)
+    with pytest.raises(ValueError, match="values: expected 1, one for each"):
+        study.tell_many(study.ask(), [])
+    assert not study.trials
+
+
+def test_forbidden_configurations_are_refused() -> None:
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double)
+    space = SearchSpace(["a"], bounds, feasible=lambda X: X[..., 0] < 0.5)
+    with pytest.raises(ValueError, match="config: expected a configuration that the"):
+        Study(space).tell({"a": 0.7}, 1.0)
+
+
+def test_optimize_is_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    study = Study(SPACE, seed=0)
+    study.optimize(value, 4)
+    study.optimize(value, 5)
+    assert "best" in capsys.readouterr().err
+    study.optimize(value, 0, progress=False)
+    assert not capsys.readouterr().err
+    assert torch.equal(points(study), explicit_loop(0, 9))
+    assert all(t.cost is not None and t.cost > 0.0 for t in study.trials)
+
+
+def test_optimize_catches_what_it_is_told_to() -> None:
+    calls = iter(range(100))
+
+    def evaluate(config: dict[str, Any]) -> float:
+        call = next(calls)
+        if call == 2:
+            raise ZeroDivisionError("no data")
+        if call == 3:
+            raise KeyboardInterrupt
+        return math.nan if call == 4 else value(config)
+
+    study = Study(SPACE, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        study.optimize(evaluate, 6, catch=ZeroDivisionError, progress=False)
+    assert [t.error for t in study.trials] == [None, None, "ZeroDivisionError: no data"]
+    (stopped,) = study.pending
+    with pytest.raises(ValueError, match="got nan"):
+        study.optimize(evaluate, 3, progress=False)
+    assert study.pending == [stopped]
+    study.optimize(evaluate, 1, progress=False)
+    assert study.trials[-1].config == stopped and not study.pending
+    for arguments, message in (
+        ({"num_evaluations": -1}, "num_evaluations: expected an integer from 0 on"),
+        ({"catch": "ValueError"}, "catch: expected exceptions"),
+        ({"catch": KeyboardInterrupt}, "catch: expected exceptions"),
+        ({"evaluate": 3}, "evaluate: expected a function"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            study.optimize(**{"evaluate": value, "num_evaluations": 1, **arguments})
+
+
+def test_starts_of_ones_own() -> None:
+    given = SPACE.decode(SPACE.sample(3, seed=9))
+    study = Study(SPACE, seed=0, starts=given)
+    study.tell(given[1], 1.0)
+    assert study.ask() == [given[0]]
+    assert study.ask(pending=[given[2]]) not in given
+
+    def middle(space: SearchSpace, seed: int) -> Tensor:
+        return space.starts(kind="middle", seed=seed)
+
+    study = Study(SPACE, seed=0, starts=middle)
+    assert study.ask(4) == SPACE.decode(middle(SPACE, 0))
+    for starts in ([{"x": 1.0}], {"x": 1.0}, lambda space, seed: torch.zeros(2, 1)):
+        with pytest.raises(ValueError, match="starts: "):
+            Study(SPACE, starts=starts).ask()
+
+
+def test_dictionaries_will_do() -> None:
+    study = Study([{"kernel": ["rbf"], "C": [1.0, 2.0]}, {"kernel": ["no"]}], seed=0)
+    assert {config["kernel"] for config in study.ask(2)} == {"rbf", "no"}
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_told_row_by_row(tmp_path: Path) -> None:
+    names = [*SPACE.names, "loss", "memory", "cost"]
+    configs = SPACE.decode(SPACE.starts(seed=0))
+    outcomes = [(0.5, 3.0, 10.0), ("", "", 2.0), (0.25, 9.0, "")]
+    rows = [
+        {**c, **dict(zip(names[-3:], o, strict=True))}
+        for c, o in zip(configs, outcomes, strict=False)
+    ]
+    lines = [",".join(str(row.get(name, "")) for name in names) for row in rows]
+    path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
+    study.read_csv(path)
+    assert [t.config for t in study.trials] == configs[:3]
+    assert [t.cost for t in study.trials] == [10.0, 2.0, None]
+    assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
+    assert study.best == (configs[0], 0.5)  # 0.25 needs too much memory
+    assert study.ask() == [configs[3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a,loss\n0.5,1\n0.6,\n0.7,x\n",
+            "line 4: value.*a finite number.*'x'",
+        ),
+        ("a,loss\n0.5,1\n7,1\n", r"line 3: .*'a': expected a number in \[0.0, 1.0\]"),
+        ("a,b,loss\n0.5,0.5,1\n", r"line 2: .*unknown ones \['b'\]"),
+        ("a,loss\n0.5\n", "line 2: expected 2 cells as in line 1"),
+        ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
+        ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
+        ("", "line 1: expected columns"),
+        ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None:
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())
+    study = Study(space, {"loss": "minimize"})
+    with pytest.raises(ValueError, match=f"table.csv {message}"):
+        study.read_csv(table(tmp_path, text))
+    assert not study.trials
+    with pytest.raises(ValueError, match="objectives: expected other names"):
+        Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
+
+
+def test_several_objectives_have_a_front() -> None:
+    study = Study(SPACE, {"loss": "minimize", "speed": "maximize"}, seed=0)
+    assert study.pareto == []
+    for config, loss, speed in zip(
+        study.ask(4), (1.0, 2.0, 3.0, 0.5), (1.0, 2.0, 1.5, 0.1), strict=True
+    ):
+        study.tell(config, {"loss": loss, "speed": speed})
+    assert [t["loss"] for _, t in study.pareto] == [1.0, 2.0, 0.5]
+    with pytest.raises(ValueError, match="objectives: expected one, .*pareto"):
+        study.best  # noqa: B018
+
+
+def test_a_study_in_memory_can_be_pickled() -> None:
+    study = run(Study(SPACE, seed=0), 6)
+    again = pickle.loads(pickle.dumps(study))
+    assert again.ask() == study.ask()
+
+
+def test_equals_the_explicit_loop_with_constraints_and_costs() -> None:
+    n, failed = 10, 6
+
+    def measure(config: dict[str, Any], i: int) -> tuple[list[float], float]:
+        cost = math.nan if i == 3 else 1.0 + i % 3
+        if i == failed:
+            return [math.nan] * 3, cost
+        a = value(config)
+        return [a, float(SPACE.encode(config)[0, -1]), a / 3], cost
+
+    rules = ["c <= 0.5", "b >= -0.9"]
+    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, rules, seed=1, costs=True)
+    for i in range(n):
+        (config,) = study.ask()
+        outcomes, cost = measure(config, i)
+        told = dict(zip("abc", outcomes, strict=True)) if i != failed else None
+        study.tell(config, told, None if math.isnan(cost) else cost)
+
+    X = SPACE.starts(seed=1)
+    rows: list[tuple[list[float], float]] = []
+    while len(rows) < n:
+        for config in SPACE.decode(X[len(rows) :]):
+            rows.append(measure(config, len(rows)))
+        if len(rows) < n:
+            ABC = torch.tensor([row for row, _ in rows], dtype=torch.double)
+            a, b, c = ABC.unbind(-1)
+            suggestion = suggest(
+                SPACE,
+                X,
+                torch.stack([-a, b], -1).nan_to_num(nan=-math.inf),
+                seed=1 + len(rows),
+                train_C=torch.stack([c - 0.5, -0.9 - b], -1),
+                train_cost=torch.tensor([[t] for _, t in rows], dtype=torch.double),
+            )
+            X = torch.cat([X, suggestion.X])
+    assert torch.equal(points(study), X)
+    # two models of four outcomes, and one of the cost
+    assert len(study.models) == 9 and study.model is study.models[0]
+    for _, values in study.pareto:
+        assert values["c"] <= 0.5 and values["b"] >= -0.9
+
+
+def test_costs_are_recorded_only_unless_they_are_asked_for() -> None:
+    plain, costly = Study(SPACE, seed=0), Study(SPACE, seed=0, costs=True)
+    for study in (plain, costly):
+        for _ in range(9):
+            (config,) = study.ask()
+            study.tell(config, value(config), cost=1.0 + 99.0 * config["x1"])
+    assert torch.equal(points(plain), explicit_loop(0, 9))
+    assert not torch.equal(points(plain), points(costly))
+
+
+def test_nothing_is_feasible_yet() -> None:
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= -1"], seed=0)
+    for config in (*study.ask(4), *study.ask(2)):
+        study.tell(config, {"loss": value(config), "memory": value(config)})
+    with pytest.raises(ValueError, match="with a value and memory <= -1.0, got none"):
+        study.best  # noqa: B018
+    assert study.pareto == [] and len(study.ask(2)) == 2
