@@ -272,7 +272,13 @@ class LeafMoments:
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
         self._lock = Lock()  # of what is below
-        self._found: dict[Any, tuple[int, int]] = {}
+        self._found: dict[bytes, tuple[int, int]] = {}
+        if self._by_value and len(keys) < _MAX_KEPT:  # those of the data
+            heads = self._rows.numpy()[:, self._decisions]
+            self._found = {
+                head.tobytes(): self._place_of_leaf[leaf]
+                for leaf, head in enumerate(heads)
+            }
         self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
