@@ -246,11 +246,16 @@ class LeafMoments:
             data; or those of ``m`` elements of a batch. Kernels differ in their
             hyperparameters only, and factors have one layout.
         X: Transformed training inputs, ``n x d``.
+        places: What the kernel's ``locate`` says of a row of each leaf, if known.
     """
 
     def __init__(
-        self, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        self,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> None:
+        self._places = places
         # a graph may be built after another correlation was chosen for the model's
         self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
         self.kernel, self.predictor = kernel, predictor = self._elements[0]
@@ -286,7 +291,10 @@ class LeafMoments:
 
     @classmethod
     def of(
-        cls, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        cls,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form or layouts differ."""
         layout = elements[0][1].layout
@@ -294,7 +302,7 @@ class LeafMoments:
             has_tables(kernel) and predictor.layout is layout and not predictor.masked
             for kernel, predictor in elements
         )
-        return cls(elements, X) if known else None
+        return cls(elements, X, places) if known else None
 
     def extend(self, X: Tensor) -> Tensor:
         """``n x d`` with more columns, the one-hot codes of categorical ones."""
@@ -525,8 +533,12 @@ class LeafMoments:
         if bucket == len(predictor.blocks):
             return path_tables(kernel, self._prior_rows, self._codes)
         block = predictor.blocks[bucket]
-        rows = self._rows[block.bucket.leaves]
-        return path_tables(kernel, rows, self._codes, block.weights)
+        leaves, places = block.bucket.leaves, self._places
+        if places is not None:
+            parts = (part if part is None else part[leaves] for part in places)
+            places = type(places)(*parts)
+        rows = self._rows[leaves]
+        return path_tables(kernel, rows, self._codes, block.weights, places)
 
     def _stack_of(
         self, predictor: LeafPredictor, tables: PathTables, bucket: int, at: Tensor

@@ -15,7 +15,7 @@ from __future__ import annotations
 __all__ = ["PathTables", "codes_of", "has_tables", "path_tables"]
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from botorch.models.kernels import CategoricalKernel
@@ -33,6 +33,7 @@ from botorch_structured.linalg.correlations import (
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import (
+    Places,
     TreeStructuredKernel,
     WeightFeatures,
 )
@@ -154,6 +155,7 @@ def path_tables(
     X: Tensor,
     codes: dict[int, Tensor],
     weights: Tensor | None = None,
+    places: Any = None,
 ) -> PathTables:
     """The covariance on the paths of some rows, with the present hyperparameters.
 
@@ -162,11 +164,13 @@ def path_tables(
         X: Transformed inputs, ``m x d``.
         codes: From ``codes_of``.
         weights: The weights of each path in the order wanted, ``m x D``.
+        places: What the kernel's ``locate`` says of the rows, if known.
     """
+    places = kernel.locate(X) if places is None else places
     if isinstance(kernel, TreeStructuredKernel):
-        return _tree_tables(kernel, X, codes, weights)
+        return _tree_tables(kernel, X, codes, weights, places)
     assert isinstance(kernel, ConditionalKernel)
-    return _conditional_tables(kernel, X, codes)
+    return _conditional_tables(kernel, X, codes, places.active)
 
 
 def has_tables(kernel: LeafKernel) -> bool:
@@ -183,8 +187,8 @@ def _tree_tables(
     X: Tensor,
     values: dict[int, Tensor],
     used: Tensor | None,
+    places: Places,
 ) -> PathTables:
-    places = kernel.locate(X)
     extended = _extended(kernel, values)
     scale = kernel.weights.prior_scale()
     # columns of the codes, whose squared distance is 1 between different values
@@ -260,11 +264,14 @@ def _feature_tables(
 
 
 def _conditional_tables(
-    kernel: ConditionalKernel, X: Tensor, codes: dict[int, Tensor]
+    kernel: ConditionalKernel,
+    X: Tensor,
+    codes: dict[int, Tensor],
+    active: Tensor,
 ) -> PathTables:
     form = _conditional_form(kernel)
     assert form is not None
-    active, variance = kernel.locate(X).active, form.variance
+    variance = form.variance
 
     def of_columns(
         columns: Tensor, factors: Tensor, owner: Tensor
