@@ -38,6 +38,7 @@ LAYERS = [
     "study",
     "integrations",
     "demo",
+    "integrations",
     "__main__",
 ]
 _MOST_LINES = 800
