@@ -31,7 +31,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +50,12 @@ BUDGET = 30
 
 
 class Problem(NamedTuple):
-    """A space, a function of its configurations to be minimised, and its optimum."""
+    """A space, a function of its configurations to be minimised, and its minimum."""
 
     parameters: Sequence[Any]
     evaluate: Callable[..., float]
     optimum: float
+    best: Mapping[str, Any]  # where the optimum is
 
 
 def _unit(name: str) -> RangeParameterConfig:
@@ -80,6 +81,7 @@ JENATTON = Problem(
     ],
     jenatton_test_function,
     JENATTON_OPTIMAL_VALUE,
+    {"x1": 0, "x2": 0, "x4": 0.0, "r8": 0.0},
 )
 
 
@@ -129,6 +131,7 @@ LEARNERS = Problem(
     ],
     learners,
     0.1,
+    {"learner": "boost", "rate": 10**-1.2, "trees": 180, "depth": 6, "subsample": 0.8},
 )
 
 
@@ -144,21 +147,23 @@ def drawn(seed: int) -> Problem:
     choice, *numbers = LEARNERS.parameters
     offsets = dict(zip(choice.values, rng.sample([0.1, 0.15, 0.25], 3), strict=True))
     places = {p.name: functools.partial(_place, p) for p in numbers}
-    best = {}
+    best: dict[str, Any] = {}
     for p in numbers:
         if isinstance(p, ChoiceParameterConfig):
-            best[p.name] = places[p.name](rng.choice(p.values))
+            best[p.name] = rng.choice(p.values)
         else:
             lower, upper = map(_scale(p), p.bounds)
             value = _inverse(p)(lower + rng.uniform(0.1, 0.9) * (upper - lower))
-            value = round(value) if p.parameter_type == "int" else value
-            best[p.name] = places[p.name](value)
+            best[p.name] = round(value) if p.parameter_type == "int" else value
 
     def evaluate(learner: str, **config: Any) -> float:
-        gaps = [places[name](value) - best[name] for name, value in config.items()]
+        gaps = [places[k](value) - places[k](best[k]) for k, value in config.items()]
         return float(offsets[learner] + sum(gap**2 for gap in gaps))
 
-    return Problem(LEARNERS.parameters, evaluate, 0.1)
+    winner = min(offsets, key=offsets.__getitem__)
+    active = [*choice.dependent_parameters[winner], "subsample"]
+    where = {"learner": winner} | {name: best[name] for name in active}
+    return Problem(LEARNERS.parameters, evaluate, 0.1, where)
 
 
 def _scale(p: RangeParameterConfig) -> Callable[[float], float]:
