@@ -36,6 +36,7 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
+    "integrations",
     "demo",
     "integrations",
     "__main__",

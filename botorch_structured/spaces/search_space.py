@@ -215,7 +215,7 @@ class SearchSpace:
         ==========================================  ===================================
         values                                      parameter
         ==========================================  ===================================
-        ``[...]``, an array: increasing numbers     ordinal
+        ``[...]``, an array: sorted numbers         ordinal (also a descending list)
         ``[...]``, an array: anything else          categorical; arrays and estimators
                                                     are compared by identity
         ``(low, high)``                             integer, if both are; else float
