@@ -51,7 +51,8 @@ nb_merge_streams = True
 # Docstrings -----------------------------------------------------------------------
 default_role = "py:obj"
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+# A list in the class's docstring, not an object each: many are no attributes to autodoc.
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 autosummary_imported_members = True
 autosummary_ignore_module_all = False
