@@ -36,7 +36,9 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
+    "integrations",
     "demo",
+    "integrations",
     "__main__",
 ]
 _MOST_LINES = 800

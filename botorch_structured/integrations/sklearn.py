@@ -17,7 +17,7 @@ from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
 
 try:
-    from joblib import effective_n_jobs
+    from joblib import effective_n_jobs  # type: ignore[import-untyped, unused-ignore]
     from sklearn.exceptions import FitFailedWarning
 
     # The base class of scikit-learn's searches is documented ("deriving from the

@@ -29,7 +29,7 @@ from botorch_structured.study.custom import (
 from botorch_structured.study.log import StudyLog, describe
 from botorch_structured.study.outcomes import Outcomes
 from botorch_structured.study.trial import Trial
-from botorch_structured.suggest import suggest
+from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,7 +131,7 @@ class Study:
                 "own, got True."
             )
         self._costs = costs
-        #: The models of the last suggestion.
+        #: The models of the last suggestion: of objectives, constraints, and the cost.
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[_Point] = []  # of the trials
@@ -139,7 +139,7 @@ class Study:
         # may be off by rounding on a logarithmic scale) -> its point.
         self._asked: dict[_Point, _Point] = {}
         self._again: list[_Point] = []  # keys of these that are to be asked for again
-        self._fitted: dict[int, list[Model] | None] = {}  # by number of trials
+        self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
         self._starts: list[_Point] | None = None
         self._make_starts = starts
         if starts is not None and not callable(starts):
@@ -619,59 +619,65 @@ class Study:
             return self._draw(q, busy)
         X_pending = self._tensor(busy) if busy else None
         if self._functions != (None, None):
-            X = self._tensor(self._points)
-            train_C = self._outcomes.train_C(self._trials)
-            outcomes = torch.cat([train_Y, train_C], -1)
+            outcomes = torch.cat([train_Y, self._outcomes.train_C(self._trials)], -1)
             found, model = suggest_with(
-                self.space, X, outcomes, q, X_pending, self.seed + n, *self._functions
+                self.space,
+                self._tensor(self._points),
+                outcomes,
+                q,
+                X_pending,
+                self.seed + n,
+                *self._functions,
             )
             self.models = [model]
         else:
-            found, self.models = self._suggest(n, q, X_pending, self._start_from(n))
+            suggestion = suggest(
+                self.space,
+                q=q,
+                X_pending=X_pending,
+                start_from=self._start_from(n),
+                seed=self.seed + n,
+                **self._data(n),
+            )
+            found, surrogates = suggestion.X, suggestion.surrogates
             kept = {k: m for k, m in self._fitted.items() if _is_near(k, n)}
-            self._fitted = kept | {n: self.models}
+            self._fitted = kept | {n: surrogates}
+            mixtures = [*surrogates.objectives, *surrogates.constraints]
+            self.models = [model for some in mixtures for model in some.models]
+            self.models += [] if surrogates.cost is None else [surrogates.cost]
         return [tuple(x) for x in found.tolist()]
 
-    def _suggest(
-        self,
-        n: int,
-        q: int = 1,
-        X_pending: Tensor | None = None,
-        start_from: list[Model] | None = None,
-    ) -> tuple[Tensor, list[Model]]:
-        """What `suggest` says to the first ``n`` trials."""
-        trials, extra = self._trials[:n], {}
+    def _data(self, n: int) -> dict[str, Any]:
+        """What models see of the first ``n`` trials."""
+        trials, train_C, train_cost = self._trials[:n], None, None
         if self._outcomes.constraints:
-            extra["train_C"] = self._outcomes.train_C(trials)
+            train_C = self._outcomes.train_C(trials)
         if self._costs:
             paid = [math.nan if t.cost is None else t.cost for t in trials]
-            extra["train_cost"] = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
-        found = suggest(
-            self.space,
-            self._tensor(self._points[:n]),
-            self._outcomes.train_Y(trials),
-            q,
-            X_pending,
-            start_from,
-            self.seed + n,
-            **extra,
-        )
-        return found.X, list(found.models)
+            train_cost = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
+        return {
+            "train_X": self._tensor(self._points[:n]),
+            "train_Y": self._outcomes.train_Y(trials),
+            "train_C": train_C,
+            "train_cost": train_cost,
+        }
 
-    def _start_from(self, n: int) -> list[Model] | None:
+    def _start_from(self, n: int) -> Surrogates | None:
         """The models that the fit of ``n`` trials starts from.
 
         Those that the log says were fitted, and that are not here, are fitted again.
         """
         if n <= _WARM_ABOVE:
             return None
-        models = None
+        last = None
         for k in sorted(k for k in self._fitted if k < n and _is_near(k, n)):
             if self._fitted[k] is None:
-                start = models if k > _WARM_ABOVE else None
-                self._fitted[k] = self._suggest(k, start_from=start)[1]
-            models = self._fitted[k]
-        return models
+                start = last if k > _WARM_ABOVE else None
+                self._fitted[k] = fit_surrogates(
+                    self.space, start_from=start, seed=self.seed + k, **self._data(k)
+                )
+            last = self._fitted[k]
+        return last
 
     def _draw(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
         """Random points that are not known."""

@@ -320,3 +320,64 @@ def test_a_study_in_memory_can_be_pickled() -> None:
     study = run(Study(SPACE, seed=0), 6)
     again = pickle.loads(pickle.dumps(study))
     assert again.ask() == study.ask()
+
+
+def test_equals_the_explicit_loop_with_constraints_and_costs() -> None:
+    n, failed = 10, 6
+
+    def measure(config: dict[str, Any], i: int) -> tuple[list[float], float]:
+        cost = math.nan if i == 3 else 1.0 + i % 3
+        if i == failed:
+            return [math.nan] * 3, cost
+        a = value(config)
+        return [a, float(SPACE.encode(config)[0, -1]), a / 3], cost
+
+    rules = ["c <= 0.5", "b >= -0.9"]
+    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, rules, seed=1, costs=True)
+    for i in range(n):
+        (config,) = study.ask()
+        outcomes, cost = measure(config, i)
+        told = dict(zip("abc", outcomes, strict=True)) if i != failed else None
+        study.tell(config, told, None if math.isnan(cost) else cost)
+
+    X = SPACE.starts(seed=1)
+    rows: list[tuple[list[float], float]] = []
+    while len(rows) < n:
+        for config in SPACE.decode(X[len(rows) :]):
+            rows.append(measure(config, len(rows)))
+        if len(rows) < n:
+            ABC = torch.tensor([row for row, _ in rows], dtype=torch.double)
+            a, b, c = ABC.unbind(-1)
+            suggestion = suggest(
+                SPACE,
+                X,
+                torch.stack([-a, b], -1).nan_to_num(nan=-math.inf),
+                seed=1 + len(rows),
+                train_C=torch.stack([c - 0.5, -0.9 - b], -1),
+                train_cost=torch.tensor([[t] for _, t in rows], dtype=torch.double),
+            )
+            X = torch.cat([X, suggestion.X])
+    assert torch.equal(points(study), X)
+    # two models of four outcomes, and one of the cost
+    assert len(study.models) == 9 and study.model is study.models[0]
+    for _, values in study.pareto:
+        assert values["c"] <= 0.5 and values["b"] >= -0.9
+
+
+def test_costs_are_recorded_only_unless_they_are_asked_for() -> None:
+    plain, costly = Study(SPACE, seed=0), Study(SPACE, seed=0, costs=True)
+    for study in (plain, costly):
+        for _ in range(9):
+            (config,) = study.ask()
+            study.tell(config, value(config), cost=1.0 + 99.0 * config["x1"])
+    assert torch.equal(points(plain), explicit_loop(0, 9))
+    assert not torch.equal(points(plain), points(costly))
+
+
+def test_nothing_is_feasible_yet() -> None:
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= -1"], seed=0)
+    for config in (*study.ask(4), *study.ask(2)):
+        study.tell(config, {"loss": value(config), "memory": value(config)})
+    with pytest.raises(ValueError, match="with a value and memory <= -1.0, got none"):
+        study.best  # noqa: B018
+    assert study.pareto == [] and len(study.ask(2)) == 2

@@ -49,10 +49,9 @@ from torch.func import functional_call
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.models.fast_inference import (
-    FIT_OPTIONS,
-    fit_map,
     with_variance_floor,
 )
+from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,

@@ -1,0 +1,153 @@
+"""`Parameter`: one of Optuna's parameters as one column of a space."""
+
+from __future__ import annotations
+
+__all__ = ["Parameter", "Values"]
+
+import math
+from typing import Any
+
+import torch
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    FloatColumn,
+    IntegerColumn,
+)
+
+Values = dict[str, tuple[BaseDistribution | None, Any]]
+"""``{name: (distribution, value)}``; the distribution is None where it is not known."""
+
+
+class Parameter:
+    """A name under one distribution.
+
+    One name may have other ranges in other branches of a study; each is a parameter of
+    its own. A choice is a column of the positions of its values, since 1 and True
+    are equal; a float with a step, or an integer with a step other than 1, is a column
+    of the numbers of its steps.
+
+    Args:
+        name: Its name.
+        distribution: Its distribution.
+    """
+
+    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+        self.name = name
+        self.distribution: Any = distribution  # each kind has attributes of its own
+        self.is_choice = isinstance(distribution, CategoricalDistribution)
+        self.is_integer = isinstance(distribution, IntDistribution)
+        step = getattr(distribution, "step", None)
+        if self.is_integer and step == 1:
+            step = None
+        self.step: float | None = step
+        self._labels: tuple[Any, ...] = ()
+        if self.is_choice:
+            self._labels = _labels(self.distribution.choices)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number, or the number of a step."""
+        return not self.is_choice and (self.is_integer or self.step is not None)
+
+    @property
+    def size(self) -> float:
+        """How many values it has."""
+        if self.is_choice:
+            return len(self.distribution.choices)
+        if not self.is_whole:
+            return math.inf
+        return 1 + round((self._high - self._low) / (self.step or 1))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The first and the last number of a range."""
+        return self.number(self._low), self.number(self._high)
+
+    @property
+    def _low(self) -> Any:
+        return self.distribution.low
+
+    @property
+    def _high(self) -> Any:
+        return self.distribution.high
+
+    def column(self, name: str) -> Column:
+        """A column for it, under another name."""
+        if self.is_choice:
+            return CategoricalColumn(name, self._labels)
+        if self.step is not None:
+            return IntegerColumn(name, 0, round((self._high - self._low) / self.step))
+        kind: Any = IntegerColumn if self.is_integer else FloatColumn
+        return kind(name, self._low, self._high, log=self.distribution.log)
+
+    def entry(self, value: Any) -> Any:
+        """What configurations of the space have for a value of the trial."""
+        if self.is_choice:
+            return self._labels[int(self.distribution.to_internal_repr(value))]
+        if self.step is not None:
+            return round((value - self._low) / self.step)
+        return value
+
+    def value(self, entry: Any) -> Any:
+        """The value of the trial for what configurations of the space have."""
+        if self.is_choice:
+            return self.distribution.choices[self._labels.index(entry)]
+        if self.step is not None:
+            entry = min(self._low + entry * self.step, self._high)
+            entry = float(f"{entry:.12g}")  # 0.3 for 3 steps of 0.1
+        return int(entry) if self.is_integer else float(entry)
+
+    def number(self, value: Any) -> float:
+        """Where a value of the trial is on the axis of the column."""
+        if self.is_choice:
+            return float(self.distribution.to_internal_repr(value))
+        if self.step is not None:
+            return float(round((value - self._low) / self.step))
+        log = self.distribution.log and not self.is_integer
+        return math.log10(value) if log else float(value)
+
+    def value_at(self, number: float) -> Any:
+        """The value of the trial at a place on the axis of the column."""
+        return self.value(self.column(self.name).decode(number))
+
+    def contains(self, value: Any) -> bool:
+        """Whether a value is in range; those of enqueued trials need not be."""
+        if self.is_choice:
+            return any(value is c or value == c for c in self.distribution.choices)
+        return self._low <= value <= self._high
+
+    def nearest(self, value: Any) -> Any:
+        """The value in range that is next to a number; choices are as they are."""
+        if self.is_choice:
+            return value
+        value = min(max(value, self._low), self._high)
+        return self.value(self.entry(value))
+
+    def draw(self, seed: int) -> Any:
+        """A random value."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.value_at(self.column(self.name).draw(1, generator).item())
+
+    def united(self, others: list[Parameter]) -> Parameter:
+        """One range for all of these numbers, without steps if these differ."""
+        group = [self, *others]
+        low, high = min(p._low for p in group), max(p._high for p in group)
+        log = self.distribution.log
+        if self.is_integer:
+            return Parameter(self.name, IntDistribution(low, high, log=log))
+        return Parameter(self.name, FloatDistribution(low, high, log=log))
+
+
+def _labels(choices: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Distinct names for the choices: they themselves as text, or their positions."""
+    names = tuple(map(str, choices))
+    plain = len(set(names)) == len(names) and all(name.strip() for name in names)
+    return names if plain else tuple(range(len(names)))

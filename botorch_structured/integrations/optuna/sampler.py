@@ -1,0 +1,347 @@
+"""`StructuredSampler`: this package's search in Optuna's studies."""
+
+from __future__ import annotations
+
+__all__ = ["StructuredSampler"]
+
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import optuna
+from botorch.exceptions.errors import CandidateGenerationError
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
+from botorch_structured.integrations.optuna.outcomes import Outcomes
+from botorch_structured.integrations.optuna.parameter import Parameter, Values
+from botorch_structured.integrations.optuna.places import Places, Suggestion
+from botorch_structured.integrations.optuna.spaces import (
+    DeclaredSpace,
+    TrialSpace,
+    configurations,
+)
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.study import Study
+
+_logger = optuna.logging.get_logger("optuna.structured")
+
+# torch's seed and GPyTorch's settings are global: one suggestion at a time.
+_ONE_AT_A_TIME = threading.Lock()
+
+# A trial waits for what earlier ones are suggested, unless their process has died.
+_MOST_SECONDS = 10.0
+_OLD_SECONDS = 60.0
+_PAUSE_SECONDS = 0.01
+
+# From here on only every second trial may try what nobody has tried.
+_EXPLORED = 20
+
+
+class StructuredSampler(BaseSampler):
+    """Suggestions of this package for studies whose parameters depend on each other.
+
+    Choose it for an objective that asks for some parameters only where others have
+    certain values, with tens to a few hundred trials, whose evaluations take seconds or
+    more. Where all parameters are always asked for it works, too.
+
+    Which parameters belong to which values is learnt from the trials, unless ``space``
+    says it. Trials try first what nobody has tried: each value of a choice (of up to 10
+    values, or on which something depends), the ends of a short range of whole numbers.
+    When a study has seen its branches, each trial gets a complete path from
+    `botorch_structured.suggest`. A branch that shows up later is explored, too.
+
+    - Running trials are taken into account, those of other processes, too: what they
+      were suggested is a user attribute ``structured:...`` of the study.
+    - A failed trial counts as a bad outcome. So does a pruned one, unless its last
+      intermediate value is worse than the best value of a complete trial: then this is
+      its value.
+    - Several objectives are searched for their Pareto front; constraints, those of
+      ``Trial.set_constraint``, for feasible trials.
+    - A suggestion depends on the trials, the number of the trial and the seed only.
+
+    Args:
+        space: Declared parameters and their conditions, under the names that the
+            objective uses: a `SearchSpace`, or a ConfigSpace ``ConfigurationSpace``.
+            Default: learnt from the trials.
+        seed: A study with ``n_jobs=1`` is then the same each time.
+        constraints_func: Numbers of a trial, feasible where none is positive; called
+            when it has ended. Optuna's own samplers have it, and deprecate it:
+            ``Trial.set_constraint`` does the same.
+        model: In place of the default model, see `Study`.
+        acquisition: In place of the default acquisition function, see `Study`.
+        warn_independent_sampling: Whether to log a warning where a parameter was not in
+            a suggested path, and is random therefore.
+
+    Raises:
+        ValueError: An argument is not what it should be.
+
+    Example:
+        >>> def objective(trial):
+        ...     learner = trial.suggest_categorical("learner", ["svm", "neighbours"])
+        ...     if learner == "svm":
+        ...         C = trial.suggest_float("C", 1e-3, 1e3, log=True)
+        ...         return (math.log10(C) - 1) ** 2
+        ...     k = trial.suggest_int("k", 1, 50)
+        ...     return 0.5 + (k / 50 - 0.3) ** 2
+        >>> study = optuna.create_study(sampler=StructuredSampler(seed=0))
+        >>> study.optimize(objective, n_trials=30)
+    """
+
+    def __init__(
+        self,
+        space: Any = None,
+        *,
+        seed: int | None = None,
+        constraints_func: Callable[[FrozenTrial], Sequence[float]] | None = None,
+        model: Callable[..., Any] | None = None,
+        acquisition: Callable[..., Any] | None = None,
+        warn_independent_sampling: bool = True,
+    ) -> None:
+        for name, function in (
+            ("constraints_func", constraints_func),
+            ("model", model),
+            ("acquisition", acquisition),
+        ):
+            if function is not None and not callable(function):
+                raise ValueError(f"{name}: expected a function, got {function!r}.")
+        # a study reads all kinds of spaces
+        self._declared = None if space is None else Study(space, seed=0).space
+        seed = check_seed(seed)
+        self._seed = _new_seed() if seed is None else seed
+        self._arguments = {
+            name: function
+            for name, function in (("model", model), ("acquisition", acquisition))
+            if function is not None
+        }
+        self._constraints_func = constraints_func
+        self._warns = warn_independent_sampling
+        self._suggested: dict[tuple[str, int], Suggestion] = {}
+        self._met: dict[tuple[str, int], float] = {}  # trials that were waited for
+
+    def space_of(self, study: optuna.Study) -> SearchSpace | None:
+        """The space of a study as its trials show it, or as it was declared.
+
+        Returns:
+            The space; None if no trial has asked for a parameter. Where a name has
+            several ranges, its columns are called ``name#1``, ``name#2`` ....
+        """
+        if self._declared is not None:
+            return self._declared
+        trials = study.get_trials(deepcopy=False)
+        asked = [Asked(_values(t), t.state == TrialState.COMPLETE) for t in trials]
+        asked = [one for one in asked if one.values]
+        return LearntSpace(asked).space if asked else None
+
+    # -- Optuna's interface ------------------------------------------------------------
+
+    def reseed_rng(self) -> None:
+        """Another seed: Optuna calls this where trials run in several threads."""
+        self._seed = _new_seed()
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Choose the whole path of a trial as soon as it exists."""
+        while True:
+            with _ONE_AT_A_TIME:
+                trials = study.get_trials(deepcopy=False)
+                places = Places(study, trials, self._declared)
+                if not self._waits(study, trial, trials, places):
+                    self._choose(study, trial, trials, places)
+                    return
+            time.sleep(_PAUSE_SECONDS)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """The parameters of the path, as far as Optuna has seen them."""
+        values = self._suggestion(study, trial).values
+        return {name: d for name, (d, _) in values.items() if d is not None}
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        """Their values."""
+        values = self._suggestion(study, trial).values
+        return {name: values[name][1] for name in search_space if name in values}
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A parameter of the path whose range is another one now, or a random value."""
+        suggestion = self._suggestion(study, trial)
+        parameter = Parameter(param_name, param_distribution)
+        if param_name in suggestion.values:
+            value = suggestion.values[param_name][1]
+            if not parameter.is_choice or parameter.contains(value):
+                return parameter.nearest(value)
+        if suggestion.whole and self._warns:
+            _logger.warning(
+                f"Trial {trial.number} asked for {param_name!r}, which is not on the "
+                "path that it was suggested: its value is random. The next suggestions "
+                "know of it. If this happens again and again, declare the space: "
+                "StructuredSampler(space=...). This warning can be switched off with "
+                "warn_independent_sampling=False."
+            )
+        numbers = (self._seed, trial.number, zlib.crc32(param_name.encode()))
+        return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Forget the suggestion, and call ``constraints_func``."""
+        self._suggested.pop((study.study_name, trial.number), None)
+        if self._constraints_func is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
+                # Optuna's own way to store what the function returns
+                store = optuna.samplers.TPESampler(
+                    constraints_func=self._constraints_func
+                )
+            store.after_trial(study, trial, state, values)
+
+    # -- suggestions -------------------------------------------------------------------
+
+    def _suggestion(self, study: optuna.Study, trial: FrozenTrial) -> Suggestion:
+        key = (study.study_name, trial.number)
+        return self._suggested.get(key, Suggestion())
+
+    def _waits(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        trials: Sequence[FrozenTrial],
+        places: Places,
+    ) -> bool:
+        """Whether an earlier trial is being suggested something in another process.
+
+        Trials are suggested one after the other in the order of their numbers, so that
+        each knows of all before it.
+        """
+        now = time.monotonic()
+        for other in trials if places.exist else ():
+            if (
+                other.state != TrialState.RUNNING
+                or other.number >= trial.number
+                or other.params
+                or places.read(other.number) is not None
+            ):
+                continue
+            first = self._met.setdefault((study.study_name, other.number), now)
+            began = other.datetime_start or datetime.now()
+            age = (datetime.now() - began).total_seconds()
+            if now - first < _MOST_SECONDS and age < _OLD_SECONDS:
+                return True
+        return False
+
+    def _choose(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        trials: Sequence[FrozenTrial],
+        places: Places,
+    ) -> None:
+        """Suggest something to a trial, and let others know."""
+        key = (study.study_name, trial.number)
+        if (known := places.read(trial.number)) is not None:
+            self._suggested[key] = known  # the trial is taken up in another process
+            return
+        asked = []
+        others = [t for t in trials if t.number != trial.number]
+        for other in others:
+            values = _values(other)
+            if other.state == TrialState.RUNNING:
+                suggestion = self._suggested.get((study.study_name, other.number))
+                suggestion = suggestion or places.read(other.number) or Suggestion()
+                if _agree(suggestion, values):
+                    values = suggestion.values | values
+            asked.append(Asked(values, other.state == TrialState.COMPLETE))
+        suggestion = self._suggest(study, trial.number, others, asked)
+        self._suggested[key] = suggestion
+        places.keep(trial.number, suggestion)
+
+    def _suggest(
+        self,
+        study: optuna.Study,
+        number: int,
+        trials: Sequence[FrozenTrial],
+        asked: Sequence[Asked],
+    ) -> Suggestion:
+        space: TrialSpace
+        if self._declared is not None:
+            space = DeclaredSpace(self._declared, asked)
+        else:
+            shown = [one for one in asked if one.values]
+            if not shown:
+                return Suggestion()
+            space = LearntSpace(shown)
+            if number < _EXPLORED or number % 2:
+                if untried := space.untried():
+                    return Suggestion(untried)
+        outcomes = Outcomes(study, trials)
+        configs = configurations(
+            space.space,
+            [space.entries(one.values) for one in asked],
+            [one.complete for one in asked],
+        )
+        told, values, pending = [], [], []
+        for other, config in zip(trials, configs, strict=True):
+            if config is None:
+                continue
+            if other.state.is_finished():
+                told.append(config)
+                values.append(outcomes.value(other))
+            elif other.state == TrialState.RUNNING:
+                pending.append(config)
+        seed = self._seed + number
+        arguments = {**outcomes.arguments, **self._arguments}
+        if self._declared is None:
+            arguments["starts"] = []  # what nobody has tried has been tried above
+        inner = Study(space.space, seed=seed, **arguments)
+        inner.tell_many(told, values)
+        try:
+            (config,) = inner.ask(pending=pending)
+        except CandidateGenerationError:
+            _logger.info(f"Trial {number}: every point is known, one is repeated.")
+            (config,) = space.space.decode(space.space.sample(1, seed=seed))
+        return Suggestion(space.values(config), whole=True)
+
+
+def _values(trial: FrozenTrial) -> Values:
+    """What a trial has asked for: ``{name: (distribution, value)}``."""
+    distributions = trial.distributions
+    return {
+        name: (distributions[name], value)
+        for name, value in trial.params.items()
+        if not distributions[name].single()
+    }
+
+
+def _agree(suggestion: Suggestion, values: Values) -> bool:
+    """Whether a trial does what it was suggested; an enqueued one need not."""
+    return all(
+        name not in values or values[name][1] == value
+        for name, (_, value) in suggestion.values.items()
+    )
+
+
+def _new_seed() -> int:
+    return int(np.random.SeedSequence().generate_state(1)[0] >> 1)

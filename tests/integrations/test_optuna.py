@@ -1,0 +1,464 @@
+"""`StructuredSampler` in studies of Optuna."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from botorch_structured.integrations.optuna import StructuredSampler
+from botorch_structured.spaces import SearchSpace
+
+Objective = Callable[[optuna.Trial], Any]
+
+
+class Counting(StructuredSampler):
+    """Notes which parameters were not on a suggested path."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.independent: list[tuple[int, str]] = []
+
+    def sample_independent(self, study: Any, trial: Any, name: str, d: Any) -> Any:
+        self.independent.append((trial.number, name))
+        return super().sample_independent(study, trial, name, d)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+
+
+def classifier(trial: optuna.Trial) -> float:
+    """Its optimum, 0, is at C = 10."""
+    learner = trial.suggest_categorical("learner", ["svm", "forest", "neighbours"])
+    if learner == "svm":
+        return (math.log10(trial.suggest_float("C", 1e-3, 1e3, log=True)) - 1) ** 2
+    if learner == "forest":
+        depth = trial.suggest_int("depth", 2, 10)
+        share = trial.suggest_float("share", 0.1, 0.9, step=0.1)
+        return 0.3 + abs(depth - 5) + (share - 0.5) ** 2
+    return 0.5 + (trial.suggest_int("k", 1, 50) / 50 - 0.3) ** 2
+
+
+def tree(trial: optuna.Trial) -> float:
+    node = 1
+    while node < 4:
+        node = 2 * node + trial.suggest_categorical(f"x{node}", [0, 1])
+    return 0.1 * node + (trial.suggest_float(f"x{node}", -1, 1) - 0.3) ** 2
+
+
+def make_study(sampler: Any, **arguments: Any) -> optuna.Study:
+    return optuna.create_study(sampler=sampler, **arguments)
+
+
+def ended(study: optuna.Study, objective: Objective, n: int) -> optuna.Study:
+    study.optimize(objective, n_trials=n, catch=(ZeroDivisionError,))
+    return study
+
+
+def points(study: optuna.Study) -> list[dict[str, Any]]:
+    return [trial.params for trial in study.trials]
+
+
+@pytest.mark.parametrize("objective, branches", [(classifier, 3), (tree, 4)])
+def test_paths_are_complete_after_the_start(
+    objective: Objective, branches: int
+) -> None:
+    sampler = Counting(seed=0)
+    study = ended(make_study(sampler), objective, 15)
+    # the start: one trial for each branch
+    assert {number for number, _ in sampler.independent} == set(range(branches))
+    ends = [tuple(trial.params) for trial in study.trials[:branches]]
+    assert len(set(ends)) == branches
+
+
+def test_the_optimum_is_found() -> None:
+    study = ended(make_study(StructuredSampler(seed=1)), classifier, 18)
+    assert study.best_value < 1e-3
+
+
+def test_maximisation_is_minimisation_of_the_negative() -> None:
+    low = ended(make_study(StructuredSampler(seed=0)), classifier, 8)
+    study = make_study(StructuredSampler(seed=0), direction="maximize")
+    high = ended(study, lambda trial: -classifier(trial), 8)
+    assert points(low) == points(high)
+
+
+def test_the_same_seed_gives_the_same_study() -> None:
+    one = ended(make_study(StructuredSampler(seed=3)), classifier, 8)
+    two = ended(make_study(StructuredSampler(seed=3)), classifier, 8)
+    other = ended(make_study(StructuredSampler(seed=4)), classifier, 8)
+    assert points(one) == points(two) != points(other)
+
+
+def _memory(path: Path) -> BaseStorage:
+    return InMemoryStorage()
+
+
+def _journal(path: Path) -> BaseStorage:
+    return JournalStorage(JournalFileBackend(str(path / "journal.log")))
+
+
+def _sqlite(path: Path) -> BaseStorage:
+    return RDBStorage(f"sqlite:///{path / 'study.db'}")
+
+
+@pytest.mark.parametrize("make", [_journal, _sqlite])
+def test_storages_do_not_matter_nor_does_a_new_process(
+    make: Callable[[Path], BaseStorage], tmp_path: Path
+) -> None:
+    expected = ended(make_study(StructuredSampler(seed=3)), classifier, 8)
+    for part in (5, 3):
+        study = optuna.create_study(
+            study_name="one",
+            storage=make(tmp_path),
+            load_if_exists=True,
+            sampler=pickle.loads(pickle.dumps(StructuredSampler(seed=3))),
+        )
+        ended(study, classifier, part)
+    assert [t.params for t in study.trials] == points(expected)
+
+
+@pytest.mark.parametrize("make", [_memory, _journal, _sqlite])
+def test_running_trials_are_taken_into_account(
+    make: Callable[[Path], BaseStorage], tmp_path: Path
+) -> None:
+    storage = make(tmp_path)
+    study = make_study(StructuredSampler(seed=0), storage=storage, study_name="one")
+    ended(study, tree, 6)
+    # each asked for by a sampler that knows nothing but the storage, in any order
+    trials = []
+    for seed in (0, 0, 0):
+        sampler = StructuredSampler(seed=seed)
+        other = optuna.load_study(study_name="one", storage=storage, sampler=sampler)
+        trials.append((other, other.ask()))
+    for other, trial in reversed(trials):
+        other.tell(trial, tree(trial))
+    chosen = [tuple(sorted(p.items())) for p in points(study)]
+    assert len(set(chosen)) == 9
+
+
+def test_a_trial_may_be_taken_up_in_another_process(tmp_path: Path) -> None:
+    storage = _journal(tmp_path)
+    sampler = Counting(seed=0)
+    study = make_study(sampler, storage=storage, study_name="one")
+    ended(study, tree, 6)
+    trial = study.ask()
+    taken = Counting(seed=99)
+    other = optuna.load_study(study_name="one", storage=storage, sampler=taken)
+    again = optuna.Trial(other, trial._trial_id)
+    assert tree(again) == tree(trial)
+    assert not taken.independent
+
+
+def test_threads(tmp_path: Path) -> None:
+    study = make_study(StructuredSampler(seed=0))
+    study.optimize(tree, n_trials=16, n_jobs=4)
+    assert all(t.state == TrialState.COMPLETE for t in study.trials)
+    chosen = [tuple(sorted(p.items())) for p in points(study)]
+    assert len(set(chosen)) == 16
+
+
+def test_reseeding_gives_other_suggestions() -> None:
+    sampler = StructuredSampler(seed=0)
+    sampler.reseed_rng()
+    study = ended(make_study(sampler), classifier, 2)
+    assert points(study) != points(
+        ended(make_study(StructuredSampler(seed=0)), classifier, 2)
+    )
+
+
+def test_failures_are_bad_outcomes() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["good", "bad"])
+        x = trial.suggest_float(f"{kind} x", 0, 1)
+        if kind == "bad":
+            raise ZeroDivisionError
+        return (x - 0.3) ** 2
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 14)
+    kinds = [trial.params["kind"] for trial in study.trials]
+    assert "bad" in kinds[:3] and kinds.count("bad") < 5
+
+
+def test_pruned_trials_count() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        for step in range(3):
+            trial.report(x + 1 - 0.1 * step, step)
+        if x > 0.5:
+            raise optuna.TrialPruned
+        return x
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 12)
+    states = [trial.state for trial in study.trials]
+    assert TrialState.PRUNED in states and study.best_value < 0.05
+    # without the values of pruned trials, the model sees failures
+    assert states[6:].count(TrialState.COMPLETE) >= 4
+
+
+def test_hyperband_and_its_brackets() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        value = classifier(trial)
+        for step in range(4):
+            trial.report(value + 1 - 0.2 * step, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    pruner = optuna.pruners.HyperbandPruner(max_resource=4)
+    study = ended(make_study(StructuredSampler(seed=0), pruner=pruner), objective, 12)
+    assert len(study.trials) == 12
+
+
+def test_one_name_with_other_ranges_and_single_values() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        trial.suggest_categorical("always", ["this"])
+        trial.suggest_int("zero", 0, 0)
+        if kind == "a":
+            return trial.suggest_float("x", 0, 1)
+        return trial.suggest_float("x", 5, 6)
+
+    sampler = Counting(seed=0)
+    study = ended(make_study(sampler), objective, 10)
+    assert {number for number, _ in sampler.independent} <= {0, 1}
+    space = sampler.space_of(study)
+    assert space is not None and sorted(space.names) == ["kind", "x#1", "x#2"]
+
+
+def test_a_range_that_ends_at_another_value() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        high = trial.suggest_float("high", 1, 2)
+        return abs(trial.suggest_float("x", 0, high) - 0.9 * high)
+
+    sampler = Counting(seed=0)
+    study = ended(make_study(sampler), objective, 14)
+    assert all(t.params["x"] <= t.params["high"] for t in study.trials)
+
+
+def test_choices_that_are_equal_as_numbers() -> None:
+    values = [1, "1", None, 2.5, False]
+
+    def objective(trial: optuna.Trial) -> float:
+        value = trial.suggest_categorical("value", values)
+        x = trial.suggest_float("x", 0, 1)
+        return values.index(value) + x
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 10)
+    seen = {str(trial.params["value"]) for trial in study.trials}
+    assert seen == {str(value) for value in values}
+
+
+def test_whole_numbers_decide() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        widths = [
+            trial.suggest_int(f"width {layer}", 8, 64, log=True)
+            for layer in range(trial.suggest_int("layers", 1, 3))
+        ]
+        return abs(sum(widths) - 100) / 100
+
+    sampler = Counting(seed=0)
+    study = ended(make_study(sampler), objective, 14)
+    assert {number for number, _ in sampler.independent} <= set(range(4))
+    assert study.best_value < 0.1
+
+
+def test_a_branch_that_shows_late_is_explored() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        if trial.number >= 8 and trial.suggest_categorical("new", ["a", "b", "c"]):
+            trial.suggest_float("y", 0, 1)
+        return x
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 12)
+    new = [trial.params["new"] for trial in study.trials[8:11]]
+    assert sorted(new) == ["a", "b", "c"]
+
+
+def test_unexpected_parameters_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        if trial.number == 5:
+            trial.suggest_float("late", 0, 1)
+        return x
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.enable_propagation()
+    try:
+        for warns in (True, False):
+            caplog.clear()
+            sampler = StructuredSampler(seed=0, warn_independent_sampling=warns)
+            with caplog.at_level(logging.WARNING):
+                ended(make_study(sampler), objective, 8)
+            said = [r for r in caplog.records if "'late'" in r.getMessage()]
+            assert bool(said) == warns
+    finally:
+        optuna.logging.disable_propagation()
+
+
+def _declared() -> ConfigurationSpace:
+    cs = ConfigurationSpace()
+    kind = Categorical("kind", ["a", "b", "c"])
+    x, y = Float("x", (1e-3, 1e3), log=True), Float("y", (0.0, 1.0))
+    cs.add(kind, x, y)
+    cs.add(EqualsCondition(x, kind, "a"), EqualsCondition(y, kind, "b"))
+    return cs
+
+
+def _of_declared(trial: optuna.Trial) -> float:
+    kind = trial.suggest_categorical("kind", ["a", "b", "c"])
+    if kind == "a":
+        return (math.log10(trial.suggest_float("x", 1e-3, 1e3, log=True)) - 1) ** 2
+    return 1 + (trial.suggest_float("y", 0, 1) if kind == "b" else 0.0)
+
+
+@pytest.mark.parametrize("as_space", [False, True])
+def test_a_declared_space(as_space: bool) -> None:
+    declared: Any = _declared()
+    if as_space:
+        declared = SearchSpace.from_configspace(declared)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = Counting(declared, seed=0)
+    study = ended(make_study(sampler), _of_declared, 12)
+    kinds = [trial.params["kind"] for trial in study.trials]
+    assert sorted(kinds[:3]) == ["a", "b", "c"]
+    # what Optuna has not seen before; the values are those of the path all the same
+    assert {number for number, _ in sampler.independent} <= {0, 1, 2}
+    assert study.best_value < 0.1
+    assert sampler.space_of(study) is sampler.space_of(make_study(None))
+
+
+def test_enqueued_and_added_trials() -> None:
+    study = make_study(StructuredSampler(seed=0))
+    study.enqueue_trial({"learner": "svm", "C": 10.0})
+    study.enqueue_trial({"learner": "forest", "depth": 5})
+    study.add_trial(
+        optuna.create_trial(
+            params={"learner": "neighbours", "k": 3},
+            distributions={
+                "learner": CategoricalDistribution(["svm", "forest", "neighbours"]),
+                "k": optuna.distributions.IntDistribution(1, 50),
+            },
+            value=0.6,
+        )
+    )
+    ended(study, classifier, 8)
+    assert study.trials[0].params == {"learner": "svm", "C": 10.0}
+    assert study.trials[1].params["depth"] == 5
+    assert study.best_value == 0.0
+
+
+def test_a_fixed_parameter() -> None:
+    sampler = optuna.samplers.PartialFixedSampler(
+        {"learner": "forest"}, StructuredSampler(seed=0)
+    )
+    study = ended(make_study(sampler), classifier, 6)
+    assert {trial.params["learner"] for trial in study.trials} == {"forest"}
+
+
+def test_a_small_space_may_be_exhausted() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        return float(trial.suggest_categorical("x", [0, 1, 2]))
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 6)
+    assert {t.params["x"] for t in study.trials[:3]} == {0, 1, 2}
+
+
+def test_constraints() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        trial.set_constraint("x is large", 0.6 - x)
+        return x
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 14)
+    assert study.best_value == pytest.approx(0.6, abs=0.05)
+
+
+def test_constraints_of_a_function() -> None:
+    def constraints(trial: optuna.trial.FrozenTrial) -> list[float]:
+        return [0.6 - trial.params["x"]]
+
+    def objective(trial: optuna.Trial) -> float:
+        return trial.suggest_float("x", 0, 1)
+
+    study = make_study(StructuredSampler(seed=0, constraints_func=constraints))
+    ended(study, objective, 14)
+    assert all(len(trial.constraints) == 1 for trial in study.trials)
+    assert study.best_value == pytest.approx(0.6, abs=0.05)
+
+
+def test_several_objectives() -> None:
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        x = trial.suggest_float(f"x of {kind}", 0, 1)
+        return x**2 + (kind == "b"), -((x - 1) ** 2)
+
+    study = make_study(StructuredSampler(seed=0), directions=["minimize", "maximize"])
+    ended(study, objective, 12)
+    front = study.best_trials
+    assert len(front) >= 5
+    assert [t.params["kind"] for t in study.trials].count("b") < 6
+
+
+def test_a_trial_that_asks_for_nothing() -> None:
+    study = ended(make_study(StructuredSampler(seed=0)), lambda trial: 1.0, 3)
+    assert len(study.trials) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"seed": 0.5}, "seed"),
+        ({"space": 3}, "space"),
+        ({"constraints_func": 3}, "constraints_func"),
+        ({"model": "gp"}, "model"),
+        ({"acquisition": "ei"}, "acquisition"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected"):
+        StructuredSampler(**arguments)
+
+
+def test_functions_in_place_of_the_default_model() -> None:
+    seen = []
+
+    def model(space: SearchSpace, X: Any, Y: Any) -> Any:
+        from botorch.fit import fit_gpytorch_mll
+        from gpytorch.mlls import ExactMarginalLogLikelihood
+
+        from botorch_structured.models import TreeStructuredGP
+
+        seen.append(len(X))
+        model = TreeStructuredGP(X, Y, space)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        return model
+
+    ended(make_study(StructuredSampler(seed=0, model=model)), classifier, 6)
+    assert seen == [3, 4, 5]
+
+
+def test_float_grids() -> None:
+    d = FloatDistribution(0, 1, step=0.1)
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1, step=0.1)
+        return (x - 0.3) ** 2 + trial.suggest_float("y", 0, 1)
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 8)
+    assert all(d._contains(trial.params["x"]) for trial in study.trials)

@@ -1,0 +1,277 @@
+"""What is learnt of a space from the trials of a study, and what is tried on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
+from botorch_structured.integrations.optuna.parameter import Parameter
+
+Objective = Callable[[optuna.Trial], Any]
+
+
+class _Exploring(optuna.samplers.RandomSampler):
+    """Random, but for what nobody has tried."""
+
+    values: dict[str, Any] = {}
+
+    def before_trial(self, study: optuna.Study, trial: Any) -> None:
+        trials = asked(study)
+        untried = (trials and LearntSpace(trials).untried()) or {}
+        self.values = {name: value for name, (_, value) in untried.items()}
+
+    def sample_independent(self, study: Any, trial: Any, name: str, d: Any) -> Any:
+        if name in self.values:
+            return self.values[name]
+        return super().sample_independent(study, trial, name, d)
+
+
+def asked(study: optuna.Study) -> list[Asked]:
+    trials = study.get_trials(deepcopy=False)
+    done = [t for t in trials if t.state.is_finished()]
+    return [
+        Asked(
+            {k: (d, t.params[k]) for k, d in t.distributions.items()},
+            complete=t.state == optuna.trial.TrialState.COMPLETE,
+        )
+        for t in done
+    ]
+
+
+def explored(objective: Objective, seed: int, most: int = 60) -> list[Asked]:
+    """The trials of a study until nothing is left to try."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=_Exploring(seed=seed))
+    for _ in range(most):
+        study.optimize(objective, n_trials=1, catch=(ZeroDivisionError,))
+        if LearntSpace(asked(study)).untried() is None:
+            return asked(study)
+    raise AssertionError(f"something is left to try after {most} trials")
+
+
+def random_trials(objective: Objective, n: int, seed: int = 0) -> list[Asked]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+    study.optimize(objective, n_trials=n)
+    return asked(study)
+
+
+def is_right(learnt: LearntSpace, objective: Objective, n: int = 100) -> bool:
+    """Whether random trials ask for just what the space says is active there."""
+    for trial in random_trials(objective, n, seed=12345):
+        entries = learnt.entries(trial.values)
+        if len(entries) != len(trial.values):
+            return False
+        try:
+            learnt.space.encode([entries])
+        except ValueError:
+            return False
+    return True
+
+
+def network(trial: optuna.Trial) -> float:
+    for layer in range(trial.suggest_int("layers", 1, 5)):
+        trial.suggest_int(f"width {layer}", 8, 64, log=True)
+    trial.suggest_categorical("activation", ["relu", "tanh", "gelu"])
+    optimizer = trial.suggest_categorical("optimizer", ["adam", "sgd", "lbfgs"])
+    if optimizer != "lbfgs":
+        trial.suggest_float("rate", 1e-4, 1, log=True)
+    if optimizer == "sgd" and trial.suggest_categorical("momentum", [True, False]):
+        trial.suggest_float("beta", 0, 1)
+    if trial.suggest_categorical("dropout", [False, True]):
+        trial.suggest_float("p", 0, 0.5, step=0.1)
+    return 0.0
+
+
+def tree(trial: optuna.Trial) -> float:
+    node = 1
+    while node < 8:
+        node = 2 * node + trial.suggest_categorical(f"x{node}", [0, 1])
+    return trial.suggest_float(f"x{node}", -1, 1)
+
+
+def learners(trial: optuna.Trial) -> float:
+    names = ["a", "b", "c", "d", "e", "f"]
+    learner = trial.suggest_categorical("learner", names)
+    if learner != "f":  # with the same name in several branches
+        trial.suggest_float("C", 1e-3, 1e3 if learner == "a" else 1.0, log=True)
+    if learner in ("b", "c"):
+        trial.suggest_int("depth", 1, 10)
+    return 0.0
+
+
+@pytest.mark.parametrize("objective, most", [(network, 12), (tree, 8), (learners, 6)])
+@pytest.mark.parametrize("seed", range(3))
+def test_few_trials_show_the_tree(objective: Objective, most: int, seed: int) -> None:
+    trials = explored(objective, seed)
+    assert len(trials) <= most
+    assert is_right(LearntSpace(trials), objective)
+
+
+def test_paths_are_those_of_the_program() -> None:
+    space = LearntSpace(explored(network, 0)).space
+    # layers, (adam, sgd with and without momentum, lbfgs), dropout
+    assert space.tree.num_paths == 5 * 4 * 2
+
+
+def test_one_name_with_several_ranges_has_several_columns() -> None:
+    learnt = LearntSpace(explored(learners, 0))
+    assert sorted(learnt.names) == ["C#1", "C#2", "depth", "learner"]
+    assert is_right(learnt, learners)
+
+
+def test_decisions_that_are_confounded_are_told_apart() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        one = trial.suggest_categorical("one", [0, 1])
+        trial.suggest_categorical("other", [0, 1])
+        if one:
+            trial.suggest_float("x", 0, 1)
+        return 0.0
+
+    binary, number = CategoricalDistribution([0, 1]), FloatDistribution(0, 1)
+    trials = [
+        Asked({"one": (binary, 0), "other": (binary, 0)}),
+        Asked({"one": (binary, 1), "other": (binary, 1), "x": (number, 0.5)}),
+    ]
+    untried = LearntSpace(trials).untried()
+    assert untried is not None
+    assert untried["one"][1] != untried["other"][1]
+    for seed in range(5):
+        assert is_right(LearntSpace(explored(objective, seed)), objective)
+
+
+def test_a_value_that_always_fails_is_tried_once() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["a", "b", "bad"])
+        if kind == "bad":
+            raise ZeroDivisionError
+        return trial.suggest_float(kind, 0, 1)
+
+    trials = explored(objective, 0)
+    assert len(trials) == 3
+    learnt = LearntSpace(trials)
+    assert learnt.space.tree.num_paths == 3
+
+
+def test_trials_that_ended_early_do_not_blur_the_tree() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        x = trial.suggest_float(f"{kind} x", 0, 1)
+        if x > 0.7:
+            raise ZeroDivisionError
+        return x + trial.suggest_float(f"{kind} y", 0, 1)
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=30, catch=(ZeroDivisionError,))
+    space = LearntSpace(asked(study)).space
+    a = space.names.index("a y"), space.names.index("kind")
+    assert space.tree.conditions[a[0]].columns() == {a[1]}
+    assert space.tree.num_paths == 2
+
+
+def test_a_number_may_decide() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        if trial.suggest_float("rate", 1e-4, 1, log=True) > 1e-2:
+            trial.suggest_float("momentum", 0, 1)
+        trial.suggest_categorical("kind", ["a", "b", "c"])
+        return 0.0
+
+    learnt = LearntSpace(random_trials(objective, 40))
+    column = learnt.space.names.index("momentum")
+    rate = learnt.space.names.index("rate")
+    condition = learnt.space.tree.conditions[column]
+    assert condition.columns() == {rate}
+    lower, upper = next(condition.atoms()).intervals[0]
+    assert lower == pytest.approx(-2, abs=0.2) and upper == float("inf")
+
+
+def test_two_decisions_together_may_explain() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["a", "b", "c"])
+        flag = trial.suggest_categorical("flag", [False, True])
+        if kind == "a" and flag:
+            trial.suggest_float("both", 0, 1)
+        if kind == "b" or flag:
+            trial.suggest_float("either", 0, 1)
+        return 0.0
+
+    assert is_right(LearntSpace(random_trials(objective, 40)), objective)
+
+
+def test_ranges_that_end_at_another_value_are_one_parameter() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        high = trial.suggest_float("high", 1, 2)
+        return trial.suggest_float("x", 0, high)
+
+    learnt = LearntSpace(random_trials(objective, 20))
+    assert learnt.names == ["high", "x"]
+    assert learnt.space.tree.num_paths == 1
+
+
+def test_what_nothing_explains_counts_as_active() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        trial.suggest_categorical("kind", ["a", "b"])
+        trial.suggest_float("x", 0, 1)
+        if trial.number % 3:
+            trial.suggest_float("now and then", 0, 1)
+        return 0.0
+
+    learnt = LearntSpace(random_trials(objective, 40))
+    assert learnt.space.tree.num_paths == 1
+
+
+def test_the_order_of_parameters_and_of_ranges_does_not_matter() -> None:
+    trials = explored(network, 0)
+    turned = [Asked(dict(reversed(list(t.values.items()))), t.complete) for t in trials]
+    one, other = LearntSpace(trials), LearntSpace(turned)
+    assert one.names == other.names
+    assert one.space.tree.conditions == other.space.tree.conditions
+
+
+@pytest.mark.parametrize(
+    "distribution, values",
+    [
+        (CategoricalDistribution([1, "1", None, 2.5]), [1, "1", None, 2.5]),
+        (CategoricalDistribution(["a", "b"]), ["a", "b"]),
+        (CategoricalDistribution([True, False]), [True, False]),
+        (IntDistribution(3, 12, step=3), [3, 6, 12]),
+        (IntDistribution(1, 1000, log=True), [1, 30, 1000]),
+        (IntDistribution(-2, 2), [-2, 0, 2]),
+        (FloatDistribution(0.1, 0.7, step=0.2), [0.1, 0.3, 0.7]),
+        (FloatDistribution(1e-5, 1.0, log=True), [1e-5, 0.00123, 1.0]),
+        (FloatDistribution(-1.0, 1.0), [-1.0, 0.1, 1.0]),
+    ],
+)
+def test_values_come_back(distribution: BaseDistribution, values: list[Any]) -> None:
+    parameter = Parameter("p", distribution)
+    column = parameter.column("p")
+    for value in values:
+        entry = parameter.entry(value)
+        back = parameter.value(entry)
+        assert back == value and type(back) is type(value)
+        assert column.decode(column.encode(entry)) == entry
+        assert column.encode(entry) == pytest.approx(parameter.number(value))
+        assert parameter.value_at(parameter.number(value)) == pytest.approx(value)
+    for seed in range(20):
+        drawn = parameter.draw(seed)
+        assert distribution.to_external_repr(distribution.to_internal_repr(drawn)) == (
+            drawn
+        )
+        assert parameter.contains(drawn)
+
+
+def test_a_value_out_of_range_becomes_the_nearest() -> None:
+    assert Parameter("p", FloatDistribution(0, 1, step=0.25)).nearest(0.9) == 1.0
+    assert Parameter("p", IntDistribution(2, 8, step=2)).nearest(100) == 8
+    assert Parameter("p", FloatDistribution(0, 1)).nearest(-3.0) == 0.0
