@@ -17,6 +17,7 @@ from __future__ import annotations
 __all__ = ["PROBLEMS", "main"]
 
 import argparse
+import csv
 import json
 import time
 import warnings
@@ -26,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.stats import loguniform, randint, uniform, wilcoxon
 from sklearn.base import clone
@@ -61,17 +61,29 @@ _METHODS = ("structured", "random", "halving")
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def _table(name: str, label: int | str = -1, **kwargs: Any) -> Callable[[Path], Arrays]:
+def _table(name: str, header: bool) -> Callable[[Path], Arrays]:
+    """Reads numbers and categories, one column for each, from a file; label last."""
+
     def load(folder: Path) -> Arrays:
         path = folder / name
         if not path.exists():
             raise SystemExit(f"{path} is missing: give --data, a folder with {name}.")
-        frame = pd.read_csv(path, **kwargs)
-        y = frame.iloc[:, -1]
-        X = pd.get_dummies(frame.iloc[:, :-1]).to_numpy(dtype=float)
-        return X, y.to_numpy()
+        with path.open(newline="") as file:
+            rows = [row for row in csv.reader(file) if row][header:]
+        *columns, y = zip(*rows, strict=True)
+        X = [_numbers(column) for column in columns]
+        label = _numbers(y)
+        return np.hstack(X), label[:, 0] if label.shape[1] == 1 else np.array(y)
 
     return load
+
+
+def _numbers(column: Sequence[str]) -> np.ndarray:
+    """``n x 1``, or ``n x k`` for ``k`` categories."""
+    try:
+        return np.array(column, dtype=float)[:, None]
+    except ValueError:
+        return np.equal.outer(np.array(column), np.unique(column)).astype(float)
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ PROBLEMS = {
         ],
         "accuracy",
         3,
-        _table("uci/segment.csv"),
+        _table("uci/segment.csv", header=True),
         lambda _: load_digits(return_X_y=True),
         rows=900,
     ),
@@ -170,8 +182,8 @@ PROBLEMS = {
         ],
         "neg_log_loss",
         3,
-        _table("uci/spambase.data"),
-        _table("uci/german.csv", header=None),
+        _table("uci/spambase.data", header=True),
+        _table("uci/german.csv", header=False),
     ),
     "regression": Problem(
         Pipeline(
@@ -180,7 +192,7 @@ PROBLEMS = {
         [{**reduce, **model} for reduce in _REDUCE for model in _REGRESSORS],
         "r2",
         5,
-        _table("uci/winequality-red.csv", header=None),
+        _table("uci/winequality-red.csv", header=False),
         lambda _: make_friedman1(2000, noise=1.0, random_state=0),
         classes=False,
     ),
@@ -236,25 +248,30 @@ def evaluate(
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """A table of mean scores, with paired tests of the first method against others."""
-    frame = pd.DataFrame(rows)
     lines = [
         "| pipeline | search | CPU time | cross-validation | test | "
         "structured wins, ties, loses | p |",
         "|---|---|---|---|---|---|---|",
     ]
-    for problem, part in frame.groupby("problem", sort=False):
-        wide = part.pivot(index="seed", columns="method", values="test")
-        for method in [m for m in _METHODS if m in wide]:
-            means = part[part.method == method][["cpu_s", "cv", "test"]].mean()
-            cells = ["", ""]
-            if method != "structured":
-                d = (wide["structured"] - wide[method]).dropna().round(12)
-                cells = [f"{(d > 0).sum()}, {(d == 0).sum()}, {(d < 0).sum()}"]
-                p = wilcoxon(d, alternative="two-sided").pvalue if d.any() else 1.0
-                cells.append(f"{p:.3f}")
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        by_seed: dict[str, dict[int, dict[str, Any]]] = {m: {} for m in _METHODS}
+        for row in rows:
+            if row["problem"] == problem:
+                by_seed[row["method"]][row["seed"]] = row
+        seeds = sorted(set.intersection(*(set(runs) for runs in by_seed.values())))
+        for method, runs in by_seed.items() if seeds else ():
+            cpu, cv, test = (
+                [runs[seed][key] for seed in seeds] for key in ("cpu_s", "cv", "test")
+            )
+            counts = p = ""
+            if method != _METHODS[0]:
+                ours = [by_seed[_METHODS[0]][seed]["test"] for seed in seeds]
+                d = np.round(np.subtract(ours, test), 12)
+                counts = f"{(d > 0).sum()}, {(d == 0).sum()}, {(d < 0).sum()}"
+                p = f"{wilcoxon(d).pvalue if d.any() else 1.0:.3f}"
             lines.append(
-                f"| {problem} | {method} | {means.cpu_s:.1f} s | {means.cv:.4f} | "
-                f"{means.test:.4f} | {' | '.join(cells)} |"
+                f"| {problem}, {len(seeds)} seeds | {method} | {np.mean(cpu):.1f} s | "
+                f"{np.mean(cv):.4f} | {np.mean(test):.4f} | {counts} | {p} |"
             )
     return "\n".join(lines)
 

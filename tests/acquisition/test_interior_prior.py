@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
@@ -71,3 +72,23 @@ def test_bad_arguments() -> None:
         InteriorPrior(JenattonTree().space.tree)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="floor: expected a positive number"):
         InteriorPrior(JenattonTree().space, floor=0.0)
+
+
+@given(seeds)
+def test_near_rows(seed: int) -> None:
+    """Where rows change fewer columns than others, the rest may be decisions."""
+    space = space_of(seed)
+    prior = InteriorPrior(space)
+    X = space.sample(5, seed=seed)
+    active = space.tree.active_mask(X)
+    active[:, space.tree.decision_columns] = False
+    # those that change, then any others, such as decisions
+    place = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
+    changing = active.gather(-1, place)
+    new = torch.where(changing, 3.0 * torch.rand(X.shape).double(), X.gather(-1, place))
+    value, slope = prior.near(X, place.numpy())(new.numpy()[:, None], np.arange(5))
+    expected, gradient = prior.value_and_gradient(X.scatter(-1, place, new))
+    torch.testing.assert_close(torch.from_numpy(value)[:, 0], expected)
+    torch.testing.assert_close(
+        torch.from_numpy(slope)[:, 0][changing], gradient.gather(-1, place)[changing]
+    )
