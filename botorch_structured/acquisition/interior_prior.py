@@ -12,7 +12,6 @@ from __future__ import annotations
 
 __all__ = ["InteriorPrior"]
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,17 +115,20 @@ class InteriorPrior(nn.Module):
         lower, width = (
             part.to(X)[place].numpy()[:, None] for part in (self.lower, self.width)
         )
-        held = X.scatter(-1, place, (self.lower + 0.5 * self.width).to(X)[place])
-        # what the other columns contribute; in the middle each of these has log(1 + e)
-        middle = math.log(1.0 + self.floor)
-        rest = self(held).numpy()[:, None] - middle * counts.sum(-1)
 
-        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+        def changing(x: Array, rows: Array) -> tuple[Array, Array]:
             at, wide = counts[rows], width[rows]
             u = np.clip((x - lower[rows]) / wide, 0.0, 1.0)
             density = 4.0 * u * (1.0 - u) + self.floor
             slope = np.where(at, (4.0 - 8.0 * u) / (density * wide), 0.0)
-            return np.where(at, np.log(density), 0.0).sum(-1) + rest[rows], slope
+            return np.where(at, np.log(density), 0.0).sum(-1), slope
+
+        here, _ = changing(X.gather(-1, place).numpy()[:, None], np.arange(len(X)))
+        rest = self(X).numpy()[:, None] - here
+
+        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+            value, slope = changing(x, rows)
+            return value + rest[rows], slope
 
         return evaluate
 

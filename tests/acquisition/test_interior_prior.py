@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
@@ -10,7 +11,7 @@ from torch.autograd import grad
 
 from botorch_structured.acquisition import InteriorPrior
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import JenattonTree
 from tests.strategies import random_points, random_tree, seeds
 
@@ -71,3 +72,28 @@ def test_bad_arguments() -> None:
         InteriorPrior(JenattonTree().space.tree)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="floor: expected a positive number"):
         InteriorPrior(JenattonTree().space, floor=0.0)
+
+
+def test_near_leaves_the_columns_alone_that_others_do_not_have() -> None:
+    """Rows with fewer columns to move are filled up with any, also with decisions."""
+    tree = ParameterTree(4, {0: {0: [1], 1: [2, 3]}})
+    space = SearchSpace(
+        list("abcd"), torch.tensor([[0.0] * 4, [1.0, 2.0, 1.0, 4.0]]), tree
+    )
+    prior = InteriorPrior(space)
+    X = space.sample(6, seed=0)
+    X[:, 0] = torch.tensor([0.0, 1.0] * 3)
+    columns = torch.where(X[:, :1] == 0, torch.tensor([1, 0]), torch.tensor([2, 3]))
+    moved = X.clone()
+    for i, (decision, first) in enumerate(zip(X[:, 0], columns[:, 0], strict=True)):
+        moved[i, first] = 0.25
+        if decision == 1:
+            moved[i, 3] = 3.0
+    values = moved.gather(-1, columns).unsqueeze(1).numpy()
+    found, slope = prior.near(X, columns.numpy())(values, np.arange(len(X)))
+    expected, gradient = prior.value_and_gradient(moved)
+    assert gradient is not None
+    torch.testing.assert_close(torch.from_numpy(found)[:, 0], expected)
+    torch.testing.assert_close(
+        torch.from_numpy(slope)[:, 0], gradient.gather(-1, columns)
+    )
