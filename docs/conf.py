@@ -14,6 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.util.nodes import make_refnode
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]
@@ -51,7 +54,8 @@ nb_merge_streams = True
 # Docstrings -----------------------------------------------------------------------
 default_role = "py:obj"
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+# One list in the class's docstring, not an object each: autodoc has some of them, too.
+napoleon_custom_sections = [("Attributes", "params_style")]
 napoleon_use_rtype = False
 autosummary_imported_members = True
 autosummary_ignore_module_all = False
@@ -125,6 +129,19 @@ def _included(app, path: Path, docname: str, content: list[str]) -> None:
         content[0] = content[0].replace(f"]({start}", "](/")
 
 
+def _named(app, env, node, text) -> nodes.reference | None:
+    """A name in a docstring is a link, whichever of our modules it is from."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.get_domain("py")
+    found = domain.find_obj(env, None, None, node["reftarget"].strip("()"), None, 1)
+    if len(found) != 1:
+        return None
+    name, entry = found[0]
+    source = node["refdoc"]
+    return make_refnode(app.builder, source, entry.docname, entry.node_id, text, name)
+
+
 def _skip(app, what: str, name: str, obj, skip: bool, options) -> bool | None:
     """The fields of named tuples are in the docstring of their class."""
     return True if str(obj.__doc__).startswith("Alias for field") else None
@@ -147,5 +164,6 @@ def setup(app) -> None:
     app.connect("autodoc-process-docstring", references.strip, priority=400)
     app.connect("source-read", _links)
     app.connect("include-read", _included)
+    app.connect("missing-reference", _named)
     app.connect("autodoc-skip-member", _skip)
     app.connect("html-page-context", _source)
