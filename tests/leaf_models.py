@@ -35,7 +35,9 @@ def random_model(seed: int, n: int = 30) -> Any:
         options["categorical_features"] = {c: [0.0, 1.0] for c in others[::2]}
         X[:, others[::2]] = X[:, others[::2]].clamp_max(1.0)
     model: Any
-    if seed % 4 == 3:
+    if seed % 4 == 3 and "categorical_features" in options:
+        model = ConditionalGP(X, Y, tree, categorical_features=others[::2])
+    elif seed % 4 == 3:
         base = ScaleKernel((RBFKernel if seed % 8 == 3 else MaternKernel)())
         model = ConditionalGP(X, Y, tree, covar_module=base)
     else:
@@ -49,4 +51,11 @@ def random_model(seed: int, n: int = 30) -> Any:
 
 
 def some_points(model: Any, n: int, seed: int) -> Tensor:
-    return random_points(model.tree, n, torch.Generator().manual_seed(seed))
+    """Points; every other one is a training point in columns with repeated values."""
+    X = random_points(model.tree, n, torch.Generator().manual_seed(seed))
+    known = model.train_inputs[0]
+    for c in range(model.tree.dim):
+        values = known[:, c].unique()
+        if c not in model.tree.decision_columns and len(values) < len(known) / 2:
+            X[::2, c] = values[torch.arange(len(X[::2])) % len(values)]
+    return X

@@ -36,7 +36,6 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
-    "integrations",
     "demo",
     "integrations",
     "__main__",

@@ -3,8 +3,8 @@
     python -m benchmarks.reach.search_cv --out results/reach/search_cv.jsonl
 
 Three pipelines whose steps are choices, each searched over the same list of
-dictionaries by three searches. For each seed there are 400 rows for training and the
-rest for the test, and 3 or 5 folds, the same for all. ``StructuredSearchCV`` and
+dictionaries by three searches. For each seed there are 400 or 900 rows for training and
+the rest for the test, and 3 or 5 folds, the same for all. ``StructuredSearchCV`` and
 ``RandomizedSearchCV`` evaluate 40 candidates on all training rows.
 ``HalvingRandomSearchCV`` has as many rows in sum over its candidates: 120 of them on a
 ninth of the rows, the best 40 on a third, the best 14 on all. (60 candidates on a third
@@ -55,7 +55,6 @@ from sklearn.svm import SVC, SVR
 from botorch_structured.integrations.sklearn import StructuredSearchCV
 
 DATA = Path("../shared/data")
-_TRAIN = 400
 _CANDIDATES = 40
 _METHODS = ("structured", "random", "halving")
 
@@ -86,6 +85,7 @@ class Problem:
     load: Callable[[Path], Arrays]
     load_other: Callable[[Path], Arrays]
     classes: bool = True
+    rows: int = 400
 
 
 _SCALERS = [
@@ -140,9 +140,10 @@ PROBLEMS = {
             },
         ],
         "accuracy",
-        5,
+        3,
         _table("uci/segment.csv"),
         lambda _: load_digits(return_X_y=True),
+        rows=900,
     ),
     "ensembles": Problem(
         Pipeline([("model", RandomForestClassifier())]),
@@ -203,7 +204,7 @@ def _search(method: str, problem: Problem, seed: int, budget: int) -> Any:
         space,
         n_candidates=3 * budget,
         factor=3,
-        min_resources=_TRAIN // 9,
+        min_resources=problem.rows // 9,
         **common,
     )
 
@@ -215,7 +216,7 @@ def evaluate(
     X_train, X_test, y_train, y_test = train_test_split(
         X,
         y,
-        train_size=_TRAIN,
+        train_size=problem.rows,
         random_state=seed,
         stratify=y if problem.classes else None,
     )
@@ -268,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--methods", nargs="+", default=list(_METHODS), choices=_METHODS
     )
     parser.add_argument("--seeds", type=int, default=10, help="how many")
-    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--budget", type=int, default=_CANDIDATES)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--develop", action="store_true", help="other data sets")

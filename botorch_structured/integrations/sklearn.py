@@ -7,7 +7,7 @@ __all__ = ["StructuredSearchCV"]
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from botorch_structured.study import Study
 
 try:
     from joblib import effective_n_jobs  # type: ignore[import-untyped, unused-ignore]
+    from sklearn.base import is_classifier
     from sklearn.exceptions import FitFailedWarning
+    from sklearn.model_selection import check_cv
 
     # The base class of scikit-learn's searches is documented ("deriving from the
     # BaseSearchCV abstract base class") but not exported.
@@ -32,7 +34,7 @@ except ImportError as error:
 _Results = dict[str, Any]
 _Params = dict[str, Any]
 
-_ALL_FAILED = re.compile(r"All the \d+ fits failed")
+_ALL_FAILED = re.compile(r"All the (\d+) fits failed")
 
 
 class StructuredSearchCV(BaseSearchCV):
@@ -130,10 +132,9 @@ class StructuredSearchCV(BaseSearchCV):
         """What scikit-learn calls within ``fit``."""
         n_iter = check_count("n_iter", self.n_iter)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        at_a_time = -(-effective_n_jobs(self.n_jobs) // self.n_splits_)
         self._history = _History(evaluate_candidates, self)
         try:
-            self.study_ = self._search(n_iter, seed, at_a_time)
+            self.study_ = self._search(n_iter, seed, effective_n_jobs(self.n_jobs))
             self._history.finish()
         finally:
             del self._history  # it holds the data
@@ -143,15 +144,15 @@ class StructuredSearchCV(BaseSearchCV):
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_history"}
 
-    def _search(self, n_iter: int, seed: int, at_a_time: int) -> Study:
+    def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
         study = Study(self.space, "maximize", seed=seed)
-        q = max(at_a_time, len(study.space.starts(seed=seed)))
+        q = len(study.space.starts(seed=seed))
         while (missing := n_iter - len(study.trials)) > 0:
             try:
                 configs = study.ask(min(q, missing))
             except CandidateGenerationError:
                 if q > 1:  # fewer candidates are left than were asked for
-                    q = at_a_time = 1
+                    q = jobs = 1
                     continue
                 warnings.warn(
                     f"space: expected at least n_iter={n_iter} candidates, got "
@@ -159,8 +160,8 @@ class StructuredSearchCV(BaseSearchCV):
                     stacklevel=2,
                 )
                 break
-            q = at_a_time
             scores = self._history.evaluate(configs)
+            q = -(-jobs // self._history.num_folds)
             metrics = dict.fromkeys(self._history.metrics, "maximize")
             if metrics and metrics != study.objectives:
                 # Their names are known as soon as one candidate did not fail.
@@ -191,10 +192,13 @@ class _History:
     ) -> None:
         self._evaluate_candidates = evaluate
         self._search = search
-        self._folds = _SameFolds(search._checked_cv_orig)
+        # An iterator has been read by now, and its folds are the same anyway.
+        once = isinstance(search.cv, Iterator)
+        self._folds = None if once else _SameFolds(search.cv, search.estimator)
         self._results: _Results = {}
         self._last_format: tuple[Any, ...] = ()
         self._num_evaluated = 0
+        self.num_folds = 1
         # By the position of the candidate: parameters, seconds of a fit.
         self._failed: dict[int, tuple[_Params, float]] = {}
         self._error: ValueError | None = None
@@ -216,12 +220,12 @@ class _History:
                 warnings.filterwarnings("ignore", ".*scores are non-finite")
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
         except ValueError as error:
-            if self._search.error_score == "raise" or not _ALL_FAILED.search(
-                str(error)
-            ):
+            failed = _ALL_FAILED.search(str(error))
+            if self._search.error_score == "raise" or not failed:
                 raise
             warnings.warn(str(error), FitFailedWarning, stacklevel=3)
-            fits = len(configs) * self._search.n_splits_
+            fits = int(failed[1])
+            self.num_folds = fits // len(configs)
             seconds = (time.perf_counter() - begin) / fits
             self._failed |= {first + i: (c, seconds) for i, c in enumerate(configs)}
             self._error = error
@@ -243,7 +247,7 @@ class _History:
             n_splits: The number of folds.
             out: Their rows, as scikit-learn makes them.
         """
-        self._last_format = (params, n_splits, out)
+        self._last_format, self.num_folds = (params, n_splits, out), n_splits
         others = iter(
             [(c, out[i * n_splits :][:n_splits]) for i, c in enumerate(params)]
         )
@@ -280,11 +284,13 @@ class _History:
 class _SameFolds:
     """A splitter that splits once: candidates are compared on the same folds."""
 
-    def __init__(self, cv: Any) -> None:
+    def __init__(self, cv: Any, estimator: Any) -> None:
         self._cv = cv
-        self._folds: list[Any] | None = None
+        self._estimator = estimator
+        self._folds: list[Any] = []
 
     def split(self, X: Any, y: Any = None, **params: Any) -> list[Any]:
-        if self._folds is None:
-            self._folds = list(self._cv.split(X, y, **params))
+        if not self._folds:
+            cv = check_cv(self._cv, y, classifier=is_classifier(self._estimator))
+            self._folds = list(cv.split(X, y, **params))
         return self._folds

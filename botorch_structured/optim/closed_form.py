@@ -141,7 +141,7 @@ def _improvement(
             value += np.log(sigma)
             of_mean /= sigma
             of_sigma /= sigma
-    of_sigma = of_sigma * (variance > least) / (2.0 * sigma)
+        of_sigma = of_sigma * (variance > least) / (2.0 * sigma)
     return value, sign * of_mean, of_sigma
 
 

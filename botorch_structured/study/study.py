@@ -4,16 +4,17 @@ from __future__ import annotations
 
 __all__ = ["Study"]
 
-import csv
 import math
 import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
@@ -28,6 +29,7 @@ from botorch_structured.study.custom import (
 )
 from botorch_structured.study.log import StudyLog, describe
 from botorch_structured.study.outcomes import Outcomes
+from botorch_structured.study.table import read_table
 from botorch_structured.study.trial import Trial
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 
@@ -149,6 +151,8 @@ class Study:
         #: Decides starts and suggestions.
         self.seed: int = drawn
         self._log: StudyLog | None = None
+        if not isinstance(log, (str, os.PathLike, type(None))):
+            raise ValueError(f"log: expected a path, got {log!r:.60}.")
         if log is not None:
             settings = {
                 "space": describe(self.space),
@@ -164,6 +168,12 @@ class Study:
                 opened.close()
                 raise
             self._log = opened
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self._trials)} trials", f"{len(self._asked)} pending"]
+        if incumbent := self._incumbent():
+            parts.append(incumbent)
+        return f"Study({', '.join([*self._outcomes.names, *parts])})"
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -272,6 +282,11 @@ class Study:
         Raises:
             ValueError: This is not a configuration of the space, or not its outcome.
         """
+        if isinstance(config, (list, tuple)):
+            raise ValueError(
+                "config: expected one configuration, got several, as ask returns them: "
+                f"{config!r:.60}. Tell them one by one, or use tell_many."
+            )
         self.tell_many([config], [value], [cost], [error])
 
     def tell_many(
@@ -292,7 +307,9 @@ class Study:
         Raises:
             ValueError: As in `tell`; then none of them is recorded.
         """
-        configs, nothing = list(configs), [None] * len(configs)
+        if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
+            raise ValueError(f"configs: expected a list, got {configs!r:.60}.")
+        nothing = [None] * len(configs)
         columns = {
             "values": values,
             "costs": nothing if costs is None else costs,
@@ -406,46 +423,13 @@ class Study:
             ValueError: A row is not an evaluation in this space; the message names the
                 line, and nothing is recorded.
         """
-        names = self._outcomes.names
+
+        def check(config: Mapping[str, str], value: Any, cost: Any) -> None:
+            self._read(value, cost)
+            self._encode([config], "parameters")
+
         parameters = {*self.space.names, *(c.name for c in self.space.constants)}
-        if clash := parameters & {*names, "cost"}:
-            raise ValueError(
-                "objectives: expected other names than those of parameters for a "
-                f"table, got {sorted(clash)}."
-            )
-        configs: list[dict[str, str]] = []
-        values: list[Any] = []
-        costs: list[Any] = []
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
-            given = list(table.fieldnames or ())
-            if missing := [name for name in names if name not in given]:
-                raise ValueError(
-                    f"{path} line 1: expected columns {names}, got none for {missing} "
-                    f"among {given}."
-                )
-            for row in table:
-                where = f"{path} line {table.line_num}"
-                if None in row or None in row.values():
-                    raise ValueError(
-                        f"{where}: expected {len(given)} cells as in line 1, got more "
-                        "or fewer."
-                    )
-                try:
-                    cells = [row.pop(name).strip() for name in names]
-                    numbers = map(_number_or_text, cells)
-                    value = (
-                        dict(zip(names, numbers, strict=True)) if any(cells) else None
-                    )
-                    paid = _number_or_text(row.pop("cost", "").strip()) or None
-                    self._read(value, paid)
-                    self._encode([row], "parameters")
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from None
-                configs.append(row)
-                values.append(value)
-                costs.append(paid)
-        self.tell_many(configs, values, costs)
+        self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -562,7 +546,8 @@ class Study:
         try:
             X = self.space.encode(configs)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            message = str(error).removeprefix("configs: ")
+            raise ValueError(f"{name}: {message}") from None
         if self.space.is_restricted and not (good := self.space.feasible(X)).all():
             raise ValueError(
                 f"{name}: expected a configuration that the space does not forbid, got "
@@ -631,14 +616,18 @@ class Study:
             )
             self.models = [model]
         else:
-            suggestion = suggest(
-                self.space,
-                q=q,
-                X_pending=X_pending,
-                start_from=self._start_from(n),
-                seed=self.seed + n,
-                **self._data(n),
-            )
+            start = self._start_from(n)
+            with warnings.catch_warnings():
+                # outcomes that are all alike are nobody's mistake
+                warnings.simplefilter("ignore", InputDataWarning)
+                suggestion = suggest(
+                    self.space,
+                    q=q,
+                    X_pending=X_pending,
+                    start_from=start,
+                    seed=self.seed + n,
+                    **self._data(n),
+                )
             found, surrogates = suggestion.X, suggestion.surrogates
             kept = {k: m for k, m in self._fitted.items() if _is_near(k, n)}
             self._fitted = kept | {n: surrogates}
@@ -711,13 +700,6 @@ def _read_space(space: Any) -> SearchSpace:
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
         f"{type(space).__name__}."
     )
-
-
-def _number_or_text(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 def _writable(config: Mapping[str, Any]) -> dict[str, Any]:

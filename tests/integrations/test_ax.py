@@ -17,6 +17,8 @@ from botorch_structured.spaces import SearchSpace
 pytest.importorskip("ax")
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.api.protocols.metric import IMetric
+from ax.api.protocols.runner import IRunner
 from ax.core.trial_status import TrialStatus
 from ax.exceptions.core import SearchSpaceExhausted
 
@@ -168,6 +170,35 @@ def test_several_trials_at_once() -> None:
     configs = search(client, error, 9, at_once=3)
     assert len({json.dumps(c, sort_keys=True) for c in configs}) == 9
     assert {c["learner"] for c in configs[:3]} == set(ACTIVE)
+
+
+class Runner(IRunner):
+    """Every fourth trial fails."""
+
+    def run_trial(self, trial_index: int, parameterization: Any) -> dict[str, Any]:
+        return {"config": dict(parameterization)}
+
+    def poll_trial(self, trial_index: int, trial_metadata: Any) -> TrialStatus:
+        return TrialStatus.COMPLETED if trial_index % 4 else TrialStatus.FAILED
+
+    def stop_trial(self, trial_index: int, trial_metadata: Any) -> dict[str, Any]:
+        return {}
+
+
+class Error(IMetric):
+    def fetch(self, trial_index: int, trial_metadata: Any) -> tuple[int, float]:
+        return 0, error(trial_metadata["config"])
+
+
+def test_ax_may_run_the_trials() -> None:
+    client = make_client()
+    client.configure_runner(Runner())
+    client.configure_metrics([Error("error")])
+    client.run_trials(max_trials=8, parallelism=2, initial_seconds_between_polls=0)
+    trials = client._experiment.trials.values()
+    assert [t.status.is_failed for t in trials] == [i % 4 == 0 for i in range(8)]
+    assert {t.arm.parameters["learner"] for t in trials} == set(ACTIVE)
+    assert client.get_best_parameterization()[1]["error"][0] < 1  # type: ignore[index]
 
 
 # -- trials in every state ----------------------------------------------------------

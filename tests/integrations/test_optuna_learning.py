@@ -1,4 +1,4 @@
-"""What is learnt of a space from the trials of a study, and what is tried on purpose."""
+"""What is learnt of a space from trials, and what is tried on purpose."""
 
 from __future__ import annotations
 

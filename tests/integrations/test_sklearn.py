@@ -55,7 +55,7 @@ class Peak(ClassifierMixin, BaseEstimator):
     """A classifier whose score is a formula; some of its fits fail."""
 
     def __init__(
-        self, kind: str = "a", x: float = 0.0, fail: str = "", noise: float = 0.0
+        self, kind: str = "left", x: float = 0.0, fail: str = "", noise: float = 0.0
     ) -> None:
         self.kind, self.x, self.fail, self.noise = kind, x, fail, noise
 
@@ -69,12 +69,12 @@ class Peak(ClassifierMixin, BaseEstimator):
         return np.zeros(len(X))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        if self.fail == "nan" and self.kind == "b":
+        if self.fail == "nan" and self.kind == "right":
             return float("nan")
-        return -((self.x - 0.3) ** 2) - 0.1 * (self.kind == "b")
+        return -((self.x - 0.3) ** 2) - 0.1 * (self.kind == "right")
 
 
-PEAKS = {"kind": ["a", "b"], "x": (0.0, 1.0)}
+PEAKS = {"kind": ["left", "right"], "x": (0.0, 1.0)}
 
 
 def search(estimator: Any = None, space: Any = None, n_iter: int = 8, **kwargs: Any):
@@ -145,7 +145,7 @@ def test_scores_are_those_of_cross_validation() -> None:
 
 def test_results_have_the_columns_of_scikit_learn() -> None:
     ours = search(n_iter=4, return_train_score=True).fit(X, y).cv_results_
-    lists = {"kind": ["a", "b"], "x": [0.1, 0.2]}
+    lists = {"kind": ["left", "right"], "x": [0.1, 0.2]}
     theirs = RandomizedSearchCV(Peak(), lists, n_iter=4, cv=3, return_train_score=True)
     theirs = theirs.fit(X, y).cv_results_
     assert ours.keys() == theirs.keys()
@@ -188,12 +188,20 @@ def test_all_candidates_see_the_same_folds() -> None:
     assert all(len(set(column)) == 1 for column in columns)
 
 
-@pytest.mark.parametrize("fail", ["b", "nan"])
+def test_folds_may_be_given_as_they_are() -> None:
+    folds = list(KFold(3, shuffle=True, random_state=1).split(X, y))
+    listed = search(n_iter=4, cv=folds).fit(X, y)
+    once = search(n_iter=4, cv=iter(folds)).fit(X, y)
+    assert listed.n_splits_ == once.n_splits_ == 3
+    assert listed.cv_results_["params"] == once.cv_results_["params"]
+
+
+@pytest.mark.parametrize("fail", ["right", "nan"])
 def test_failures_are_avoided_and_shown(fail: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fitted = search(Peak(fail=fail), n_iter=12).fit(X, y)
-    failed = np.array([p["kind"] == "b" for p in fitted.cv_results_["params"]])
+    failed = np.array([p["kind"] == "right" for p in fitted.cv_results_["params"]])
     scores = fitted.cv_results_["mean_test_score"]
     assert len(scores) == 12
     assert 1 <= failed.sum() <= 4
@@ -201,35 +209,37 @@ def test_failures_are_avoided_and_shown(fail: str) -> None:
     assert (
         fitted.cv_results_["rank_test_score"][failed] == 12 - failed.sum() + 1
     ).all()
-    assert fitted.best_params_["kind"] == "a"
+    assert fitted.best_params_["kind"] == "left"
     states = [trial.state for trial in fitted.study_.trials]
     assert (np.array(states) == "failed").tolist() == failed.tolist()
     ours = [w for w in caught if "non-finite" in str(w.message)]
     assert len(ours) == 1
     fits = [w for w in caught if issubclass(w.category, FitFailedWarning)]
-    assert bool(fits) == (fail == "b")
+    assert bool(fits) == (fail == "right")
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
 def test_the_last_candidate_may_fail() -> None:
     with pytest.warns(FitFailedWarning):
-        fitted = search(Peak(fail="b"), {"kind": ["a", "b"]}, 2, n_jobs=1).fit(X, y)
+        fitted = search(
+            Peak(fail="right"), {"kind": ["left", "right"]}, 2, n_jobs=1
+        ).fit(X, y)
     assert np.isnan(fitted.cv_results_["mean_test_score"]).sum() == 1
-    assert fitted.best_params_ == {"kind": "a"}
+    assert fitted.best_params_ == {"kind": "left"}
 
 
 def test_a_score_for_failures() -> None:
     with pytest.warns(FitFailedWarning):
-        fitted = search(Peak(fail="b"), {"kind": ["a", "b"]}, 2, error_score=-9).fit(
-            X, y
-        )
-    failed = np.array([p["kind"] == "b" for p in fitted.cv_results_["params"]])
+        fitted = search(
+            Peak(fail="right"), {"kind": ["left", "right"]}, 2, error_score=-9
+        ).fit(X, y)
+    failed = np.array([p["kind"] == "right" for p in fitted.cv_results_["params"]])
     assert (fitted.cv_results_["mean_test_score"][failed] == -9).all()
 
 
 def test_errors_are_raised_where_that_is_asked_for() -> None:
     with pytest.raises(RuntimeError, match="it does not fit"):
-        search(Peak(fail="b"), error_score="raise").fit(X, y)
+        search(Peak(fail="right"), error_score="raise").fit(X, y)
     with pytest.warns(FitFailedWarning), pytest.raises(ValueError, match="fits failed"):
         search(Peak(fail="always"), n_iter=3).fit(X, y)
     with pytest.raises(ValueError, match="Invalid parameter 'z'"):
@@ -255,14 +265,18 @@ def test_a_space_that_is_smaller_than_the_search() -> None:
     with pytest.warns(
         UserWarning, match="space: expected at least n_iter=9 candidates"
     ):
-        fitted = search(space={"kind": ["a", "b"], "noise": [0.0, 1.0]}, n_iter=9)
+        fitted = search(
+            space={"kind": ["left", "right"], "noise": [0.0, 1.0]}, n_iter=9
+        )
         fitted.fit(X, y)
     assert len(fitted.cv_results_["params"]) == 4
 
 
 def test_other_spaces() -> None:
     ConfigSpace = pytest.importorskip("ConfigSpace")
-    cs = ConfigSpace.ConfigurationSpace({"kind": ["a", "b"], "x": (0.0, 1.0)}, seed=0)
+    cs = ConfigSpace.ConfigurationSpace(
+        {"kind": ["left", "right"], "x": (0.0, 1.0)}, seed=0
+    )
     for space in (cs, SearchSpace.from_dictionaries(PEAKS), [PEAKS]):
         fitted = search(space=space, n_iter=3).fit(X, y)
         assert set(fitted.best_params_) == {"kind", "x"}
@@ -286,7 +300,11 @@ def test_a_function_may_give_several_scores() -> None:
 
     with pytest.warns(FitFailedWarning):
         fitted = search(
-            Peak(fail="b"), {"kind": ["a", "b"]}, 2, scoring=scores, refit="accuracy"
+            Peak(fail="right"),
+            {"kind": ["left", "right"]},
+            2,
+            scoring=scores,
+            refit="accuracy",
         ).fit(X, y)
     assert fitted.study_.objectives == {"accuracy": "maximize"}
     assert np.isnan(fitted.cv_results_["mean_test_error"]).sum() == 1

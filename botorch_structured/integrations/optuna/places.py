@@ -3,14 +3,22 @@
 A running trial shows what it has asked for so far. What it will ask for is kept with
 the study, as user attributes ``structured:0``, ``structured:1``, ...: text in JSON, one
 for each trial, in places that later trials take over, so that they do not pile up.
+
+Storages have no locks for samplers. For no two trials to be at one point, a trial that
+has chosen says so, looks again, and then says that its choice is final. Where it meets
+another choice on the same branch, made without knowledge of its own, the trial with the
+larger number chooses again, unless that one's choice is final; the other one waits for
+what it says. Who is killed in between keeps nobody waiting for long, nor does harm: the
+point is not evaluated.
 """
 
 from __future__ import annotations
 
-__all__ = ["Places", "Suggestion"]
+__all__ = ["Kept", "Places", "Suggestion"]
 
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +44,31 @@ class Suggestion:
 
     values: Values = field(default_factory=dict)
     whole: bool = False
+
+    def shares_branch(self, other: Suggestion) -> bool:
+        """Whether no choice or whole number tells it from another one."""
+        for name in self.values.keys() & other.values.keys():
+            value, its = self.values[name][1], other.values[name][1]
+            if value != its and not isinstance(value, float):
+                return False
+        return bool(self.values and other.values)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A suggestion as it is kept.
+
+    Args:
+        suggestion: The suggestion.
+        knows: The running trials it takes into account, and their versions.
+        final: Whether it will not change any more.
+        version: Another one for other values.
+    """
+
+    suggestion: Suggestion
+    knows: dict[int, int]
+    final: bool
+    version: int
 
 
 class Places:
@@ -64,8 +97,8 @@ class Places:
         if self.exist:
             self._texts = study.user_attrs
 
-    def read(self, number: int) -> Suggestion | None:
-        """The suggestion of a trial; None if there is none."""
+    def read(self, number: int) -> Kept | None:
+        """What is kept for a trial; None if nothing is."""
         text = self._texts.get(_place(number))
         kept = json.loads(text) if text else {}
         if kept.get("trial") != number:
@@ -74,12 +107,28 @@ class Places:
         for name, kind, internal in kept["values"]:
             distribution, value = self._value(name, kind, internal)
             values[name] = (distribution, value)
-        return Suggestion(values, kept["whole"])
+        return Kept(
+            Suggestion(values, kept["whole"]),
+            {int(n): version for n, version in kept["knows"].items()},
+            kept["final"],
+            _version(kept["values"]),
+        )
 
-    def keep(self, number: int, suggestion: Suggestion) -> None:
+    def others(self, without: Collection[int]) -> Iterator[tuple[int, Kept]]:
+        """What is kept for the trials but some."""
+        for trial in self._trials:
+            if trial.number not in without:
+                if (kept := self.read(trial.number)) is not None:
+                    yield trial.number, kept
+
+    def keep(
+        self,
+        number: int,
+        suggestion: Suggestion,
+        knows: Mapping[int, int],
+        final: bool,
+    ) -> None:
         """Let other processes know of a suggestion."""
-        if not self.exist:
-            return
         rows = []
         for name, (distribution, value) in suggestion.values.items():
             if distribution is None:
@@ -87,7 +136,13 @@ class Places:
             else:
                 internal = distribution.to_internal_repr(value)
                 rows.append([name, repr(distribution), internal])
-        kept = {"trial": number, "whole": suggestion.whole, "values": rows}
+        kept = {
+            "trial": number,
+            "whole": suggestion.whole,
+            "values": rows,
+            "knows": dict(knows),
+            "final": final,
+        }
         self._study.set_user_attr(_place(number), json.dumps(kept))
 
     def _column(self, name: str) -> Any:
@@ -113,3 +168,7 @@ class Places:
 
 def _place(number: int) -> str:
     return f"structured:{number % _NUM_PLACES}"
+
+
+def _version(rows: Any) -> int:
+    return zlib.crc32(json.dumps(rows).encode())

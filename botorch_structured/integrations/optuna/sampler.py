@@ -8,8 +8,7 @@ import threading
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
 from botorch_structured.integrations.optuna.outcomes import Outcomes
 from botorch_structured.integrations.optuna.parameter import Parameter, Values
-from botorch_structured.integrations.optuna.places import Places, Suggestion
+from botorch_structured.integrations.optuna.places import Kept, Places, Suggestion
 from botorch_structured.integrations.optuna.spaces import (
     DeclaredSpace,
     TrialSpace,
@@ -37,10 +36,10 @@ _logger = optuna.logging.get_logger("optuna.structured")
 # torch's seed and GPyTorch's settings are global: one suggestion at a time.
 _ONE_AT_A_TIME = threading.Lock()
 
-# A trial waits for what earlier ones are suggested, unless their process has died.
-_MOST_SECONDS = 10.0
-_OLD_SECONDS = 60.0
+# Two storage operations of another process take less, unless it was killed.
+_WAIT_SECONDS = 10.0
 _PAUSE_SECONDS = 0.01
+_ROUNDS = 20
 
 # From here on only every second trial may try what nobody has tried.
 _EXPLORED = 20
@@ -125,7 +124,6 @@ class StructuredSampler(BaseSampler):
         self._constraints_func = constraints_func
         self._warns = warn_independent_sampling
         self._suggested: dict[tuple[str, int], Suggestion] = {}
-        self._met: dict[tuple[str, int], float] = {}  # trials that were waited for
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
@@ -149,14 +147,27 @@ class StructuredSampler(BaseSampler):
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Choose the whole path of a trial as soon as it exists."""
-        while True:
+        key = (study.study_name, trial.number)
+        for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
                 trials = study.get_trials(deepcopy=False)
                 places = Places(study, trials, self._declared)
-                if not self._waits(study, trial, trials, places):
-                    self._choose(study, trial, trials, places)
+                if (known := places.read(trial.number)) and key not in self._suggested:
+                    # the trial is taken up in another process
+                    self._suggested[key] = known.suggestion
                     return
-            time.sleep(_PAUSE_SECONDS)
+                settled = {t.number for t in trials if t.state.is_finished()}
+                settled.add(trial.number)
+                others = dict(places.others(settled))
+                suggestion = self._choose(study, trial, trials, others)
+            self._suggested[key] = suggestion
+            if not places.exist:
+                return
+            knows = {number: kept.version for number, kept in others.items()}
+            places.keep(trial.number, suggestion, knows, final=False)
+            if not self._clashes(study, trial.number, suggestion, knows, settled):
+                break
+        places.keep(trial.number, suggestion, knows, final=True)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -224,59 +235,55 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         return self._suggested.get(key, Suggestion())
 
-    def _waits(
+    def _clashes(
         self,
         study: optuna.Study,
-        trial: FrozenTrial,
-        trials: Sequence[FrozenTrial],
-        places: Places,
+        number: int,
+        suggestion: Suggestion,
+        knows: dict[int, int],
+        settled: Collection[int],
     ) -> bool:
-        """Whether an earlier trial is being suggested something in another process.
-
-        Trials are suggested one after the other in the order of their numbers, so that
-        each knows of all before it.
-        """
-        now = time.monotonic()
-        for other in trials if places.exist else ():
-            if (
-                other.state != TrialState.RUNNING
-                or other.number >= trial.number
-                or other.params
-                or places.read(other.number) is not None
-            ):
-                continue
-            first = self._met.setdefault((study.study_name, other.number), now)
-            began = other.datetime_start or datetime.now()
-            age = (datetime.now() - began).total_seconds()
-            if now - first < _MOST_SECONDS and age < _OLD_SECONDS:
-                return True
-        return False
+        """Whether another trial has to be taken into account, see `places`; those that
+        ended in the meantime, too."""
+        began = time.monotonic()
+        while True:
+            places = Places(study, study.get_trials(deepcopy=False), self._declared)
+            own = places.read(number)
+            waits = False
+            for other, kept in places.others(settled):
+                if (
+                    knows.get(other) == kept.version
+                    or (own and kept.knows.get(number) == own.version)
+                    or not suggestion.shares_branch(kept.suggestion)
+                ):
+                    continue
+                if other < number or kept.final:
+                    return True
+                waits = True
+            if not waits or time.monotonic() - began > _WAIT_SECONDS:
+                return False
+            time.sleep(_PAUSE_SECONDS)
 
     def _choose(
         self,
         study: optuna.Study,
         trial: FrozenTrial,
         trials: Sequence[FrozenTrial],
-        places: Places,
-    ) -> None:
-        """Suggest something to a trial, and let others know."""
-        key = (study.study_name, trial.number)
-        if (known := places.read(trial.number)) is not None:
-            self._suggested[key] = known  # the trial is taken up in another process
-            return
+        kept: Mapping[int, Kept],
+    ) -> Suggestion:
+        """What a trial should ask for, given what others were suggested."""
         asked = []
         others = [t for t in trials if t.number != trial.number]
         for other in others:
             values = _values(other)
             if other.state == TrialState.RUNNING:
-                suggestion = self._suggested.get((study.study_name, other.number))
-                suggestion = suggestion or places.read(other.number) or Suggestion()
+                suggestion = self._suggestion(study, other)
+                if other.number in kept:
+                    suggestion = kept[other.number].suggestion
                 if _agree(suggestion, values):
                     values = suggestion.values | values
             asked.append(Asked(values, other.state == TrialState.COMPLETE))
-        suggestion = self._suggest(study, trial.number, others, asked)
-        self._suggested[key] = suggestion
-        places.keep(trial.number, suggestion)
+        return self._suggest(study, trial.number, others, asked)
 
     def _suggest(
         self,

@@ -372,8 +372,8 @@ def objectives_of_elements(
         inputs = X[index]
         # outputs have the same inputs, and so the same leaves
         if first is None or not torch.equal(inputs, first):
-            first, layout = inputs, model.covar_module.structure(inputs).layout
-        objective = LeafObjective.of(mll, index, layout)
+            first, structure = inputs, model.covar_module.structure(inputs)
+        objective = LeafObjective.of(mll, index, structure)
         if objective is None:
             return []
         out.append(objective)

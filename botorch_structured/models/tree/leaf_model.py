@@ -419,7 +419,8 @@ class LeafModel(FastSingleTaskGP):
         predictor, cache = self._predictor(), self._moments_cache
         if cache is None or cache[0] is not predictor:
             pair = (self.covar_module, predictor)
-            moments = LeafMoments.of([pair], self.train_inputs[0])
+            X = self.train_inputs[0]
+            moments = LeafMoments.of([pair], X, self._structure(X).places)
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 
@@ -681,8 +682,8 @@ class LeafModel(FastSingleTaskGP):
         if not (self._has_own_evidence() and self._is_structured()):
             return None
         mll.train()
-        layout = self._structure(self.train_inputs[0]).layout
-        return LeafObjective.of(mll, layout=layout)
+        structure = self._structure(self.train_inputs[0])
+        return LeafObjective.of(mll, structure=structure)
 
     @classmethod
     def construct_inputs(

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.correlations import Correlation, squared_distance
 from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
 from botorch_structured.models.tree.local_moments import LocalMoments
@@ -58,13 +58,10 @@ _MAX_NUMBERS = 1 << 22
 # Numbers of the factors that ``near`` puts side by side.
 _MAX_LOCAL = 1 << 18
 # What a path has there.
-_TABLES = ("inputs", "inverse", "data", "squares", "variance", "constant") + (
-    "inverse_chol",
-    "alpha",
-    "of_data",
-    "still",
-    "of_features",
-    "columns",
+_TABLES = (
+    *("inputs", "inverse", "data", "squares", "labels", "rates", "codes"),
+    *("variance", "constant", "inverse_chol", "alpha", "of_data", "still"),
+    *("of_features", "columns"),
 )
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
 
@@ -83,6 +80,9 @@ class _Stack:
     inverse: Tensor  # U x 1 x E
     data: Tensor  # S x, U x N x E
     squares: Tensor  # their squared norms, U x 1 x N
+    labels: Tensor  # u x 1 x F
+    rates: Tensor  # U x 1 x F
+    codes: Tensor  # T x, U x N x F
     variance: Tensor  # U x 1 x 1
     constant: Tensor  # U x 1 x 1
     inverse_chol: Tensor  # L^-1, U x N x N
@@ -118,7 +118,8 @@ class _Stack:
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
         k, slope = self.correlation.value_and_slope(distance)
-        k = torch.addcmul(self.constant, k, self.variance)
+        scale = self._scale(X, rows)
+        k = torch.addcmul(self.constant, k, scale)
         w = k @ self.inverse_chol.mT
         both = torch.baddbmm(self.still, w, self.of_data)
         if self.columns.shape[-1]:
@@ -131,7 +132,7 @@ class _Stack:
         variance = (self.variance + self.constant).squeeze(-1) - w.square().sum(-1)
         variance = variance + y.square().sum(-1)
         back = torch.baddbmm(w, y, self.of_data[..., 1:].mT, beta=-2.0, alpha=2.0)
-        slope = slope * (-2.0 * self.variance)
+        slope = slope * (-2.0 * scale)
         g = torch.cat([slope * self.alpha, slope * (back @ self.inverse_chol)], dim=1)
         twice = torch.cat([scaled, scaled], dim=1) * g.sum(-1, True)
         g = torch.baddbmm(twice, g, self.data, alpha=-1.0) * self.inverse
@@ -156,7 +157,7 @@ class _Stack:
         k = point @ self._distances
         np.maximum(k, 0.0, out=k)
         self.correlation.array_value(k, k)
-        k *= self.variance.numpy()
+        k *= self._scale(X, rows).numpy()
         k += self.constant.numpy()
         w = k @ self.inverse_chol.mT.numpy()
         both = w @ self.of_data.numpy()
@@ -175,6 +176,13 @@ class _Stack:
         )
         variance -= np.einsum("utn,utn->ut", w, w)
         return torch.from_numpy(both[..., 0]), torch.from_numpy(variance)
+
+    def _scale(self, X: Tensor, rows: Tensor | None) -> Tensor:
+        """The variance times the second factor, ``U x t x N``, or ``U x 1 x 1``."""
+        if not self.labels.shape[-1]:
+            return self.variance
+        codes = self._columns(X, rows, self.labels) * self.rates
+        return self.variance * torch.exp(-squared_distance(codes, self.codes))
 
     @cached_property
     def _distances(self) -> np.ndarray:
@@ -195,7 +203,10 @@ class _Stack:
     @staticmethod
     def joined(stacks: Sequence[_Stack]) -> _Stack:
         """The stacks of elements, one after the other."""
-        first, shared = stacks[0], {"correlation", "elements", "inputs", "columns"}
+        first, shared = (
+            stacks[0],
+            {"correlation", "elements", "inputs", "labels", "columns"},
+        )
         if len(stacks) == 1:
             return first
         names = [f.name for f in fields(first) if f.name not in shared]
@@ -235,16 +246,21 @@ class LeafMoments:
             data; or those of ``m`` elements of a batch. Kernels differ in their
             hyperparameters only, and factors have one layout.
         X: Transformed training inputs, ``n x d``.
+        places: What the kernel's ``locate`` says of a row of each leaf, if known.
     """
 
     def __init__(
-        self, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        self,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> None:
+        self._places = places
         # a graph may be built after another correlation was chosen for the model's
         self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
         self.kernel, self.predictor = kernel, predictor = self._elements[0]
         self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
-        self._codes = codes_of(kernel)
+        self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
         tree = kernel.tree
@@ -261,7 +277,13 @@ class LeafMoments:
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
         self._lock = Lock()  # of what is below
-        self._found: dict[Any, tuple[int, int]] = {}
+        self._found: dict[bytes, tuple[int, int]] = {}
+        if self._by_value and len(keys) < _MAX_KEPT:  # those of the data
+            heads = self._rows.numpy()[:, self._decisions]
+            self._found = {
+                head.tobytes(): self._place_of_leaf[leaf]
+                for leaf, head in enumerate(heads)
+            }
         self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
@@ -269,7 +291,10 @@ class LeafMoments:
 
     @classmethod
     def of(
-        cls, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        cls,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form or layouts differ."""
         layout = elements[0][1].layout
@@ -277,7 +302,7 @@ class LeafMoments:
             has_tables(kernel) and predictor.layout is layout and not predictor.masked
             for kernel, predictor in elements
         )
-        return cls(elements, X) if known else None
+        return cls(elements, X, places) if known else None
 
     def extend(self, X: Tensor) -> Tensor:
         """``n x d`` with more columns, the one-hot codes of categorical ones."""
@@ -466,6 +491,9 @@ class LeafMoments:
                     inverse=stack.inverse[..., :0],
                     data=stack.data[:, :0, :0],
                     squares=stack.squares[..., :0],
+                    labels=stack.labels[..., :0],
+                    rates=stack.rates[..., :0],
+                    codes=stack.codes[:, :0, :0],
                     variance=torch.zeros_like(stack.variance),
                     constant=torch.zeros_like(stack.constant),
                     inverse_chol=stack.inverse_chol[:, :0, :0],
@@ -503,9 +531,14 @@ class LeafMoments:
         self, kernel: LeafKernel, predictor: LeafPredictor, bucket: int
     ) -> PathTables:
         if bucket == len(predictor.blocks):
-            return path_tables(kernel, self._prior_rows)
+            return path_tables(kernel, self._prior_rows, self._codes)
         block = predictor.blocks[bucket]
-        return path_tables(kernel, self._rows[block.bucket.leaves], block.weights)
+        leaves, places = block.bucket.leaves, self._places
+        if places is not None:
+            parts = (part if part is None else part[leaves] for part in places)
+            places = type(places)(*parts)
+        rows = self._rows[leaves]
+        return path_tables(kernel, rows, self._codes, block.weights, places)
 
     def _stack_of(
         self, predictor: LeafPredictor, tables: PathTables, bucket: int, at: Tensor
@@ -513,11 +546,20 @@ class LeafMoments:
         blocks = predictor.blocks
         prior = bucket == len(blocks)
         correlation, *every = tables
-        inputs, inverse, variance, constant, weights, columns, *factors = (
-            table[at] for table in every
-        )
+        (
+            inputs,
+            inverse,
+            labels,
+            rates,
+            variance,
+            constant,
+            weights,
+            columns,
+            *factors,
+        ) = (table[at] for table in every)
         if prior:
             data = inverse.new_zeros(len(at), 0, inverse.shape[-1])
+            codes = inverse.new_zeros(len(at), 0, rates.shape[-1])
             inverse_chol = inverse.new_zeros(len(at), 0, 0)
             half = inverse.new_zeros(len(at), 0, 1 + weights.shape[-1])
         else:
@@ -526,6 +568,8 @@ class LeafMoments:
             index = blocks[bucket].bucket.index[at].clamp_max(len(self._data) - 1)
             data = self._data[index.unsqueeze(-1), inputs.unsqueeze(1)]
             data = data * inverse.unsqueeze(1)
+            codes = self._data[index.unsqueeze(-1), labels.unsqueeze(1)]
+            codes = codes * rates.unsqueeze(1)
             inverse_chol, half = (
                 predictor.inverse_chol[bucket][at],
                 predictor.half[bucket][at],
@@ -549,6 +593,9 @@ class LeafMoments:
             inverse.unsqueeze(1),
             data,
             data.square().sum(-1).unsqueeze(1),
+            labels.unsqueeze(1),
+            rates.unsqueeze(1),
+            codes,
             variance[:, None, None],
             constant[:, None, None],
             inverse_chol,

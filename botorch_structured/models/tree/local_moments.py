@@ -171,6 +171,11 @@ class LocalMoments:
                 still, changes = still * t[factor], changes * t[factor]
             t[f"{name}_still"], t[f"{name}_of"] = still, changes
         t["total"] = t["variance"] + t["constant"]
+        labels, rates, codes = (t.pop(name) for name in ("labels", "rates", "codes"))
+        if labels.shape[-1]:  # which do not change
+            own = np.take_along_axis(X[:, None], labels, -1) * rates
+            gap = np.square(own - codes).sum(-1)[:, None]
+            t["variance"] = t["variance"] * np.exp(-gap)
         t["twice"] = 2.0 * t["variance"]
         t["rates"] = t["u"] * t["w"]
         for name in _TRANSPOSED:

@@ -58,7 +58,7 @@ def check(near: Any, moments: Any, X: Tensor, columns: Any, values: Any) -> None
 def test_of_random_trees(seed: int) -> None:
     model = random_model(seed)
     moments, tree = model._moments(), model.tree
-    categorical = {*getattr(model.covar_module, "_categorical", ())}
+    categorical = {*moments._codes}
     numeric = {*range(tree.dim)} - {*tree.decision_columns} - categorical
     assume(numeric)
     X = some_points(model, 5, seed)
