@@ -1,4 +1,4 @@
-"""What `suggest` fits: mixtures of two models for each outcome."""
+"""What `suggest` fits: one or two models for each outcome."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def fit_models(
     train_X: Tensor,
     train_Y: Tensor,
     start_from: Sequence[LeafModel] | None = None,
+    averaged: bool = True,
     **kwargs: Any,
 ) -> list[LeafModel]:
     """The models of one outcome behind `suggest`, fitted; the tree's is the first.
@@ -80,12 +81,13 @@ def fit_models(
             evaluation failed.
         start_from: What this function returned for fewer observations: fits start from
             its hyperparameters.
+        averaged: Whether there may be a second model.
         kwargs: Further arguments of the models, such as ``outcome_transform`` (default:
             ``ClipTail(tail="log")``, then ``Standardize``).
 
     Returns:
-        A ``TreeStructuredGP``, and, where the space has decisions and there are at most
-        200 observations, a ``ConditionalGP``.
+        A ``TreeStructuredGP``, and, if ``averaged``, where the space has decisions and
+        there are at most 200 observations, a ``ConditionalGP``.
 
     Raises:
         ValueError: An argument is not what it should be.
@@ -95,7 +97,7 @@ def fit_models(
     check_table("train_Y", train_Y, 1)
     earlier = {type(model): model for model in check_models(start_from or ())}
     classes: list[type[LeafModel]] = [TreeStructuredGP]
-    if space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
         classes.append(ConditionalGP)
     kwargs.setdefault("outcome_transform", _compressed_tail())
     return [
@@ -133,7 +135,8 @@ def fit_surrogates(
         kwargs: Further arguments of the models of objectives.
 
     Returns:
-        Two models for each objective and each constraint, and one of the cost.
+        Two models for an objective and each of its constraints, one where there are
+        several objectives, and one of the cost.
 
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
@@ -155,10 +158,14 @@ def fit_surrogates(
     # what failed has no objective at all
     failed = (train_Y == -math.inf).any(-1, keepdim=True)
     objectives = []
+    # of several objectives the second model makes the front worse, not better
+    averaged = train_Y.shape[-1] == 1
     for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
         noise = {} if train_Yvar is None else {"train_Yvar": train_Yvar[:, k, None]}
         start = last.objectives[k].models if k < len(last.objectives) else None
-        objectives.append(_mixture(space, train_X, y, start, **noise, **kwargs))
+        objectives.append(
+            _mixture(space, train_X, y, start, averaged, **noise, **kwargs)
+        )
     constraints = []
     for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
         known = ~c.isnan().squeeze(-1)
@@ -169,6 +176,7 @@ def fit_surrogates(
                 train_X[known],
                 c[known],
                 start,
+                averaged,
                 outcome_transform=_compressed_tail(maximize=False),
             )
         )
@@ -290,9 +298,10 @@ def _mixture(
     train_X: Tensor,
     train_Y: Tensor,
     start_from: Sequence[LeafModel] | None,
+    averaged: bool,
     **kwargs: Any,
 ) -> Mixture:
-    models = fit_models(space, train_X, train_Y, start_from, **kwargs)
+    models = fit_models(space, train_X, train_Y, start_from, averaged, **kwargs)
     return Mixture(models, leave_one_out_weights(models))
 
 
