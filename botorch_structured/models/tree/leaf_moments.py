@@ -301,7 +301,8 @@ class LeafMoments:
         """An instance, or None where a kernel has another form or layouts differ."""
         layout = elements[0][1].layout
         known = all(
-            has_tables(kernel) and predictor.layout is layout and not predictor.masked
+            # masked: on a device, where no values are looked at
+            not predictor.masked and predictor.layout is layout and has_tables(kernel)
             for kernel, predictor in elements
         )
         return cls(elements, X, places) if known else None
