@@ -238,8 +238,12 @@ def test_copies_and_pickles() -> None:
         assert torch.equal(other.encode(space.decode(X)), X)
 
 
-def test_suggestions() -> None:
-    space = SearchSpace.from_dictionaries(LEARNERS)
+@pytest.mark.parametrize(
+    "dictionaries", [LEARNERS, {"scale": ["passthrough", "standard"], "C": (0.0, 1.0)}]
+)
+def test_suggestions(dictionaries: Any) -> None:
+    """Also where there is no decision."""
+    space = SearchSpace.from_dictionaries(dictionaries)
     X = space.sample(12, seed=0)
     Y = -(X[:, :1] + 0.1 * X[:, 1:2])
     (config,) = space.decode(suggest(space, X, Y, seed=0).X)
