@@ -61,7 +61,9 @@ def write(notebooks: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cards, names = [], []
     for notebook in sorted(notebooks.glob("*.ipynb")):
-        content = json.loads(notebook.read_text(encoding="utf-8"))
+        # on the site the folder of the notebooks is beside the pages
+        text = notebook.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        content = json.loads(text)
         _describe_pictures(content["cells"])
         (folder / notebook.name).write_text(json.dumps(content), encoding="utf-8")
         cards.append(_card(notebook.stem, content["cells"], folder))

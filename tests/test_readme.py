@@ -104,6 +104,6 @@ def test_tutorials_are_committed_with_outputs(notebook: Path) -> None:
     outputs = [out for cell in cells for out in cell.get("outputs", [])]
     assert all(out["output_type"] != "error" for out in outputs)
     pictures = [out for out in outputs if "image/png" in out.get("data", {})]
-    assert len(pictures) >= 3
+    assert pictures
     text = json.dumps(outputs)
     assert "/tmp/" not in text and "site-packages" not in text
