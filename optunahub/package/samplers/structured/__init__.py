@@ -1,0 +1,4 @@
+from botorch_structured.integrations.optuna import StructuredSampler
+
+
+__all__ = ["StructuredSampler"]
