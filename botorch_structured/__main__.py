@@ -11,21 +11,20 @@ __all__ = ["main"]
 
 import argparse
 import itertools
-import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from botorch_structured.demo.log import EvaluationLog
-    from botorch_structured.demo.study import Study
+    from botorch_structured.demo import Comparison, Settings
 
 _DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
 _FOLDER = Path("botorch_structured_runs")
-_LOG = "evaluations.jsonl"
+_SETTINGS = "settings.json"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"the folder for the log, the code and the picture (default: a new one in "
+        help="the folder for the logs, the code and the picture (default: a new one in "
         f"{_FOLDER})",
     )
     options.add_argument(
@@ -106,21 +105,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'python -m pip install "botorch-structured[demo]"\n',
         )
     try:
-        from botorch_structured.demo.study import Study
+        from botorch_structured.demo import Comparison
         from botorch_structured.test_functions import ScikitLearnCASH
 
-        log = _open_log(chosen)
-        dataset, seed, budget = (log.settings[k] for k in ("dataset", "seed", "budget"))
-        problem = ScikitLearnCASH(dataset, seed=seed, timeout=chosen.timeout)
-        study = Study(problem, log, budget=budget, seed=seed)
+        folder, settings = _open(chosen)
+        problem = ScikitLearnCASH(
+            settings.dataset, seed=settings.seed, timeout=chosen.timeout
+        )
+        comparison = Comparison(problem, settings.budget, settings.seed, folder)
     except (OSError, ValueError) as error:
         options.error(str(error))
     try:
-        _run(study)
+        _run(comparison, settings, folder)
     except KeyboardInterrupt:
         print(
             "\nStopped. Nothing that finished is lost; to go on:\n"
-            f"    python -m botorch_structured --resume --out {study.log.path.parent}",
+            f"    python -m botorch_structured --resume --out {folder}",
             file=sys.stderr,
         )
         return 130
@@ -128,98 +128,80 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _open_log(chosen: argparse.Namespace) -> EvaluationLog:
-    """The log to go on with, or a new one in a folder that has none."""
-    from botorch_structured.demo.log import EvaluationLog
+def _open(chosen: argparse.Namespace) -> tuple[Path, Settings]:
+    """The folder to go on with and its settings, or a new one."""
+    from botorch_structured.demo import Settings
 
     asked = {k: getattr(chosen, k) for k in ("dataset", "seed", "budget")}
     asked = {k: v for k, v in asked.items() if v is not None}
     if not chosen.resume:
-        settings = {"dataset": "breast_cancer", "seed": 0, "budget": 50, **asked}
+        settings = Settings(**asked)
         folder = chosen.out or _new_folder(settings)
         for above in (folder, *folder.parents):
             if above.exists() and not above.is_dir():
                 raise ValueError(f"--out: expected a folder, got {above}, a file")
-        if (folder / _LOG).exists():
+        if (folder / _SETTINGS).exists():
             raise ValueError(
                 f"{folder} holds a study already: add --resume to go on with it, or "
                 "name another folder with --out"
             )
-        return EvaluationLog.create(folder / _LOG, settings)
-    logs = [chosen.out / _LOG] if chosen.out else [*_FOLDER.glob(f"*/{_LOG}")]
-    path = max((p for p in logs if p.exists()), key=os.path.getmtime, default=None)
+        settings.write(folder / _SETTINGS)
+        return folder, settings
+    found = [chosen.out / _SETTINGS] if chosen.out else _FOLDER.glob(f"*/{_SETTINGS}")
+    path = max((p for p in found if p.exists()), key=_latest, default=None)
     if path is None:
         where = chosen.out or f"the folders of {_FOLDER}"
-        raise ValueError(f"--resume: expected {_LOG} in {where}, got none")
-    log = EvaluationLog.resume(path)
-    for key in log.study:
-        if asked.get(key, log.settings[key]) != log.settings[key]:
+        raise ValueError(f"--resume: expected {_SETTINGS} in {where}, got none")
+    settings = Settings.read(path)
+    for key in ("dataset", "seed"):
+        if asked.get(key, stored := getattr(settings, key)) != stored:
             raise ValueError(
-                f"the study in {path.parent} has {key} {log.settings[key]}, not "
-                f"{asked[key]}: leave out --{key}, or name another folder with --out"
+                f"the study in {path.parent} has {key} {stored}, not {asked[key]}: "
+                f"leave out --{key}, or name another folder with --out"
             )
-    log.settings.update(asked)
-    return log
+    return path.parent, replace(settings, **asked)
 
 
-def _new_folder(settings: dict[str, object]) -> Path:
-    name = f"{settings['dataset']}-seed{settings['seed']}"
+def _latest(settings: Path) -> float:
+    """When something was written to a folder."""
+    return max(path.stat().st_mtime for path in settings.parent.iterdir())
+
+
+def _new_folder(settings: Settings) -> Path:
+    name = f"{settings.dataset}-seed{settings.seed}"
     numbered = (_FOLDER / f"{name}-{k}" for k in itertools.count(2))
     folders = itertools.chain([_FOLDER / name], numbered)
     return next(folder for folder in folders if not folder.exists())
 
 
-def _run(study: Study) -> None:
+def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:
     import torch
 
     from botorch_structured.demo import report
-    from botorch_structured.demo.study import MODEL, RANDOM
+    from botorch_structured.demo.comparison import METHODS, MODEL
 
     torch.set_num_threads(1)  # many small matrices: threads would only wait
-    log, dataset = study.log, study.log.settings["dataset"]
-    folder = log.path.parent
     print(
-        f"Which of nine classifiers, with which hyperparameters, for {dataset}? "
-        f"Seed {study.seed},\n{len(study.starts)} starts and {study.budget} choices of "
-        f"each method, error by 5-fold cross-validation.\nLog: {log.path}"
+        f"Which of nine classifiers, with which hyperparameters, for "
+        f"{settings.dataset}? Seed {settings.seed},\n{len(comparison.starts)} starts "
+        f"and {settings.budget} choices of each method, error by 5-fold "
+        f"cross-validation.\nLogs: {folder}"
     )
-    if log.records:
-        print(f"Going on after {len(log.records)} evaluations.")
+    if done := len(comparison.evaluated):
+        print(f"Going on after {done} evaluations.")
     try:
-        for method in (MODEL, RANDOM):
-            _advance(study, method)
-        print(f"\n{report.learner_table(study)}\n\n{report.summary(study)}")
-        if report.best_record(study.records(MODEL)).error is None:
-            path, script = folder / "best_model.py", report.code(study, dataset)
+        for method in METHODS:
+            comparison.run(method)
+        print(f"\n{report.learner_table(comparison)}\n\n{report.summary(comparison)}")
+        if report.best_trial(comparison.trials(MODEL)) is not None:
+            path = folder / "best_model.py"
+            script = report.code(comparison, settings.dataset)
             path.write_text(script, encoding="utf-8")
             print(f"\nThe best model, to paste ({path}):\n\n{script}")
-        report.picture([study], folder / "result.png")
+        report.picture([comparison], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
     finally:
-        study.problem.close()
-
-
-def _advance(study: Study, method: str) -> None:
-    """Run a method to its end under a progress bar that shows the incumbent."""
-    from tqdm import tqdm
-
-    from botorch_structured.demo.report import best_record
-
-    with tqdm(
-        total=study.length,
-        initial=len(study.records(method)),
-        desc=f"{method:18}",
-        unit="eval",
-        bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
-        "[{elapsed}<{remaining}{postfix}]",
-    ) as bar:
-        for _ in itertools.chain([None], study.run(method)):  # once before the first
-            records = study.records(method)
-            bar.update(len(records) - bar.n)
-            if records:
-                best = best_record(records)
-                learner = best.config["learner"]
-                bar.set_postfix_str(f"best error {best.value:.4f} ({learner})")
+        comparison.problem.close()
 
 
 if __name__ == "__main__":

@@ -11,17 +11,15 @@ Runs nothing: seconds.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import RunKey, read_records
 from benchmarks.suite.ranks import plot_ranks
 from benchmarks.summary import load
-from botorch_structured.demo import EvaluationLog, Study
-from botorch_structured.demo.log import Record
+from botorch_structured.demo import Comparison
+from botorch_structured.demo.comparison import MODEL, RANDOM
 from botorch_structured.demo.report import picture
-from botorch_structured.demo.study import MODEL, RANDOM, START
 from botorch_structured.test_functions import ScikitLearnCASH
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,12 +33,11 @@ _RANKED = {
 }
 
 
-def stored_study(seed: int, folder: Path) -> Study:
-    """The study of a seed, as the harness has stored it.
+def stored_comparison(seed: int) -> Comparison:
+    """The comparison of a seed, as the harness has stored it.
 
     Args:
         seed: The seed of a run.
-        folder: Where the log of the study goes.
     """
     problem = ScikitLearnCASH(seed=seed)
     runs = {
@@ -48,20 +45,12 @@ def stored_study(seed: int, folder: Path) -> Study:
         for method, name in _METHODS.items()
     }
     starts = sum(bool(record.get("start")) for record in runs[MODEL])
-    budget = len(runs[MODEL]) - starts
-    settings = {"dataset": "breast_cancer", "seed": seed, "budget": budget}
-    log = EvaluationLog.create(folder / f"{seed}.jsonl", settings)
+    comparison = Comparison(problem, len(runs[MODEL]) - starts, seed)
     for name, records in runs.items():
-        for record in records:
-            if record.get("start") and name != MODEL:
-                continue  # the same for both
-            x, failed = record["x"], record["value"] == 1.0
-            (config,) = problem.space.decode(problem.space.fill.new_tensor([x]))
-            method = START if record.get("start") else name
-            error = "failed" if failed else None
-            seconds = record["evaluate_s"]
-            log.append(Record(method, config, x, record["value"], error, seconds))
-    return Study(problem, log, budget, seed)
+        X = problem.space.fill.new_tensor([record["x"] for record in records])
+        values = [None if r["value"] == 1.0 else r["value"] for r in records]
+        comparison.studies[name].tell_many(problem.space.decode(X), values)
+    return comparison
 
 
 def main() -> None:
@@ -72,9 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    with tempfile.TemporaryDirectory() as folder:
-        studies = [stored_study(seed, Path(folder)) for seed in seeds]
-        picture(studies, options.out / "demo.png")
+    picture([stored_comparison(s) for s in seeds], options.out / "demo.png")
     runs = load(RESULTS / "suite" / "report.jsonl.gz")
     shown = [replace(r, method=_RANKED[r.method]) for r in runs if r.method in _RANKED]
     plot_ranks(shown, options.out / "ranks.png")

@@ -36,8 +36,8 @@ LAYERS = [
     "test_functions",
     "plots",
     "study",
-    "integrations",
     "demo",
+    "integrations",
     "__main__",
 ]
 _MOST_LINES = 800

@@ -4,7 +4,9 @@ import importlib
 import json
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,30 +15,31 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
-def _blocks(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+_SPACE = re.search(r"^```python\n(.*?)^```", README, re.M | re.S)
+# The bold first words of a paragraph, and the block below it.
+_DOORS = dict(
+    re.findall(r"^\*\*([\w -]+)\*\*.*?^```python\n(.*?)^```", README, re.M | re.S)
+)
+_ERROR: dict[str, Callable[[dict[str, Any]], float]] = {
+    "Ask and tell": lambda names: names["study"].best[1],
+    "BoTorch": lambda names: -float(names["Y"].max()),
+    "Ax": lambda names: names["client"].get_best_parameterization()[1]["error"][0],
+    "scikit-learn": lambda names: 1 - names["search"].best_score_,
+}
+# As printed, twenty evaluations; the formula's optimum is 0, that of the data is not.
+_REACHED = {"scikit-learn": 0.03}
 
 
-BLOCKS = _blocks(README)
-
-
+@pytest.mark.parametrize("door", _ERROR)
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
-def test_the_loop_finds_the_optimum() -> None:
-    """As printed; the best value is 0."""
-    names: dict[str, object] = {}
-    exec(BLOCKS[0], names)
-    assert float(names["Y"].max()) > -1e-2  # type: ignore[attr-defined]
-    lines = BLOCKS[0].splitlines()
-    loop = lines[next(i for i, line in enumerate(lines) if line.startswith("for ")) :]
-    assert sum(line.startswith("    ") for line in loop) == 2
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_code_of_the_models_page_runs() -> None:
-    """From top to bottom: later blocks use what earlier ones made."""
-    names: dict[str, object] = {}
-    for block in _blocks(MODELS):
+def test_each_door_leads_to_the_optimum(door: str) -> None:
+    if door == "Ax":
+        pytest.importorskip("ax")
+    assert _SPACE is not None and set(_DOORS) == set(_ERROR)
+    names: dict[str, Any] = {}
+    for block in (_SPACE[1], _DOORS[door]):
         exec(block, names)
+    assert _ERROR[door](names) < _REACHED.get(door, 1e-2)
 
 
 def test_the_readme_is_short() -> None:
@@ -72,33 +75,6 @@ def test_links_lead_somewhere() -> None:
     assert "@@" not in README
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem
-)
-def test_links_of_the_pages_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-        if link.startswith("https://"):
-            continue
-        name, _, section = link.partition("#")
-        target = page.parent / name if name else page
-        assert target.exists(), link
-        assert not section or section in _sections(target), link
-
-
-def test_results_name_files_that_exist() -> None:
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:benchmarks|tests|docs)/[\w./-]+)`", text))
-    assert len(named) >= 12
-    assert not [name for name in named if not (ROOT / name).exists()]
-    modules = set(re.findall(r"python -m (benchmarks[\w.]+\w)", text))
-    files = {name: ROOT / Path(*name.split(".")) for name in modules}
-    assert not [
-        name
-        for name, file in files.items()
-        if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())
-    ]
-
-
 _BOTORCH = {
     "ExpectedImprovement",
     "SingleTaskGP",
@@ -114,8 +90,7 @@ def test_what_it_offers_exists(page: str) -> None:
     parts = ["acquisition", "fit", "kernels", "models", "optim", "spaces", "suggest"]
     for part in [*parts, "transforms"]:
         public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
-    before = page.partition("## What BoTorch has itself")[0]  # its own names
-    table = "\n".join(t for t in before.splitlines() if t.startswith("| "))
+    table = "\n".join(t for t in page.splitlines() if t.startswith("| "))
     ours = set(re.findall(r"`(\w+)[`(]", table)) - _BOTORCH
     arguments = {name for name in ours if re.search(rf"`{name}=", table)}
     assert ours - arguments <= public

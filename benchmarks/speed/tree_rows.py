@@ -29,7 +29,7 @@ from benchmarks.speed.problems import (
     sizes,
 )
 from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.fast_inference import FIT_OPTIONS
+from botorch_structured.models.map_fit import FIT_OPTIONS
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import Suggestion, suggest

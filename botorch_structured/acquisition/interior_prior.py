@@ -12,11 +12,19 @@ from __future__ import annotations
 
 __all__ = ["InteriorPrior"]
 
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
+
+Array = NDArray[Any]
 
 
 class InteriorPrior(nn.Module):
@@ -88,6 +96,39 @@ class InteriorPrior(nn.Module):
             return value, None
         slope = (4.0 - 8.0 * place) / (density * width)
         return value, torch.where(counts, slope, 0.0)
+
+    def near(
+        self, X: Tensor, columns: Array
+    ) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """The same of rows of which only some columns change, none of them a decision.
+
+        Args:
+            X: ``S x d``.
+            columns: ``S x k`` columns of each row.
+
+        Returns:
+            A function of values of the columns, ``n x w x k``, and of the numbers of
+            the ``n`` rows whose columns they are: log densities, ``n x w``, and
+            gradients, ``n x w x k``.
+        """
+        place = torch.from_numpy(columns)
+        counts = self._counts(X).gather(-1, place).numpy()[:, None]
+        lower, width = (
+            part.to(X)[place].numpy()[:, None] for part in (self.lower, self.width)
+        )
+        held = X.scatter(-1, place, (self.lower + 0.5 * self.width).to(X)[place])
+        # what the other columns contribute; in the middle each of these has log(1 + e)
+        middle = math.log(1.0 + self.floor)
+        rest = self(held).numpy()[:, None] - middle * counts.sum(-1)
+
+        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+            at, wide = counts[rows], width[rows]
+            u = np.clip((x - lower[rows]) / wide, 0.0, 1.0)
+            density = 4.0 * u * (1.0 - u) + self.floor
+            slope = np.where(at, (4.0 - 8.0 * u) / (density * wide), 0.0)
+            return np.where(at, np.log(density), 0.0).sum(-1) + rest[rows], slope
+
+        return evaluate
 
     def _counts(self, X: Tensor) -> Tensor:
         return self.tree.active_mask(X) & self.numeric

@@ -1,12 +1,12 @@
 """The demonstration behind ``python -m botorch_structured``.
 
-`Study` chooses and records evaluations, `EvaluationLog` keeps them through a kill, and
-`report` turns them into tables, code and a picture.
+`Comparison` has a study by a model and one at random, `Settings` are what it was asked
+for, and `report` turns both into tables, code and a picture.
 """
 
 from __future__ import annotations
 
-__all__ = ["EvaluationLog", "Record", "Study", "suggest"]
+__all__ = ["Comparison", "Settings"]
 
-from botorch_structured.demo.log import EvaluationLog, Record
-from botorch_structured.demo.study import Study, suggest
+from botorch_structured.demo.comparison import Comparison
+from botorch_structured.demo.settings import Settings

@@ -1,8 +1,8 @@
-"""What a study found: tables, code to paste, a picture."""
+"""What a comparison found: tables, code to paste, a picture."""
 
 from __future__ import annotations
 
-__all__ = ["best_record", "code", "learner_table", "picture", "summary"]
+__all__ = ["best_trial", "code", "learner_table", "picture", "summary"]
 
 import math
 from collections.abc import Sequence
@@ -13,29 +13,30 @@ import numpy as np
 import torch
 
 from botorch_structured.acquisition import PathExpectedImprovement
-from botorch_structured.demo.log import Record
-from botorch_structured.demo.study import MODEL, RANDOM, Study
+from botorch_structured.demo.comparison import MODEL, RANDOM, Comparison
+from botorch_structured.study import Trial
 from botorch_structured.suggest import fit_models
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def best_record(records: list[Record]) -> Record:
-    """The first with the smallest error; a failure only where nothing worked."""
-    return min(records, key=lambda record: (record.error is not None, record.value))
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The first with the smallest error; None where nothing worked."""
+    good = [t for t in trials if t.value is not None]
+    return min(good, key=lambda t: t.values["error"], default=None)
 
 
-def learner_table(study: Study) -> str:
+def learner_table(comparison: Comparison) -> str:
     """A row for each learner: how often it was tried, its best, its path EI."""
-    rows = study.space.starts(kind="middle")  # one of each learner
-    learners = [str(config["learner"]) for config in study.space.decode(rows)]
-    X, errors = study.data(MODEL)
-    tree = fit_models(study.space, X, -errors)[0]
+    rows = comparison.space.starts(kind="middle")  # one of each learner
+    learners = [str(config["learner"]) for config in comparison.space.decode(rows)]
+    X, errors = comparison.data(MODEL)
+    tree = fit_models(comparison.space, X, -errors)[0]
     expected = PathExpectedImprovement(tree, best_f=-errors.min())(rows.unsqueeze(-2))
     improvement = dict(zip(learners, expected.tolist(), strict=True))
-    best = best_record(study.records(MODEL))
-    winner = None if best.error is not None else best.config["learner"]
+    best = best_trial(comparison.trials(MODEL))
+    winner = None if best is None else best.config["learner"]
     lines = [
         f"{'':10}{MODEL:^34}{RANDOM:^24}",
         f"{'learner':10}{'evaluations':>12}{'best error':>12}{'path EI':>10}"
@@ -45,7 +46,8 @@ def learner_table(study: Study) -> str:
     for learner in learners:
         cells = f"{learner:10}"
         for method, width in ((MODEL, 12), (RANDOM, 14)):
-            tried = [r for r in study.records(method) if r.config["learner"] == learner]
+            trials = comparison.trials(method)
+            tried = [t for t in trials if t.config["learner"] == learner]
             cells += f"{len(tried):>{width}}{_best(tried):>12}"
             if method == MODEL:
                 cells += f"{improvement[learner]:>10.1e}"
@@ -57,41 +59,46 @@ def learner_table(study: Study) -> str:
     return "\n".join(lines)
 
 
-def _best(records: list[Record]) -> str:
-    good = [r.value for r in records if r.error is None]
-    if good:
-        return f"{min(good):.4f}"
-    return "failed" if records else "-"
+def _best(trials: Sequence[Trial]) -> str:
+    if (best := best_trial(trials)) is not None:
+        return f"{best.value:.4f}"
+    return "failed" if trials else "-"
 
 
-def summary(study: Study) -> str:
+def summary(comparison: Comparison) -> str:
     """Both methods in two lines, and the failures."""
     lines = []
     for method in (MODEL, RANDOM):
-        records = study.records(method)
-        best = best_record(records)
-        found = (
-            f"error {best.value:.4f} with {best.config['learner']}, found at "
-            f"evaluation {records.index(best) + 1} of {len(records)}"
-        )
-        lines.append(f"{method:18} {found if best.error is None else 'nothing worked'}")
-    failed = [r for r in study.log.records if r.error is not None]
-    if failed:
+        trials = comparison.trials(method)
+        found = "nothing worked"
+        if (best := best_trial(trials)) is not None:
+            found = (
+                f"error {best.value:.4f} with {best.config['learner']}, found at "
+                f"evaluation {best.number + 1} of {len(trials)}"
+            )
+        lines.append(f"{method:18} {found}")
+    made = comparison.evaluated
+    if failed := [t for t in made if t.value is None]:
         lines.append(
-            f"{len(failed)} of {len(study.log.records)} evaluations failed, the last "
-            f"with: {failed[-1].error}"
+            f"{len(failed)} of {len(made)} evaluations failed, the last with: "
+            f"{failed[-1].error}"
         )
     return "\n".join(lines)
 
 
-def code(study: Study, dataset: str) -> str:
-    """The winner as a script that loads the data and prints its error."""
-    best = best_record(study.records(MODEL))
+def code(comparison: Comparison, dataset: str) -> str:
+    """The winner as a script that loads the data and prints its error.
+
+    Raises:
+        ValueError: Nothing worked.
+    """
+    config, _ = comparison.studies[MODEL].best
+    seed = comparison.problem.seed
     if dataset == "moons":
         load = (
             "import numpy as np\nfrom sklearn.datasets import make_moons\n\n"
-            f"X, y = make_moons(500, noise=0.3, random_state={study.problem.seed})\n"
-            f"noise = np.random.default_rng({study.problem.seed})"
+            f"X, y = make_moons(500, noise=0.3, random_state={seed})\n"
+            f"noise = np.random.default_rng({seed})"
             ".standard_normal((500, 4))\nX = np.hstack([X, noise])"
         )
     else:
@@ -99,15 +106,15 @@ def code(study: Study, dataset: str) -> str:
             f"from sklearn.datasets import load_{dataset}\n\n"
             f"X, y = load_{dataset}(return_X_y=True)"
         )
-    body = study.problem.to_sklearn_code(best.config).rstrip()
+    body = comparison.problem.to_sklearn_code(config).rstrip()
     return f'{load}\n\n{body}\nprint(f"error {{error:.4f}}")\n'
 
 
-def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
+def picture(comparisons: Sequence[Comparison], path: Path | None = None) -> Figure:
     """Traces of both methods, and where the evaluations of the model went.
 
     Args:
-        studies: One study, or several of the same problem with different seeds. The
+        comparisons: One, or several of the same problem with different seeds. The
             traces are then medians, and the tree is that of the first one.
         path: Where to save it.
 
@@ -119,12 +126,12 @@ def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
     from botorch_structured.plots import plot_traces, plot_tree
     from botorch_structured.plots.traces import best_so_far
 
-    first = studies[0]
+    first = comparisons[0]
     figure = Figure(figsize=(12.5, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
     starts = len(first.starts)
     traces = {
-        method: torch.stack([s.data(method)[1].reshape(-1) for s in studies])
+        method: torch.stack([c.data(method)[1].reshape(-1) for c in comparisons])
         for method in (MODEL, RANDOM)
     }
     plot_traces(traces, left, num_starts=starts, ylabel="cross-validation error")
@@ -135,7 +142,7 @@ def picture(studies: Sequence[Study], path: Path | None = None) -> Figure:
     left.set_ylim(max(low - room, 0.0), high + 3 * room)
     left.set_title("Best error so far", loc="left", fontsize="medium")
     X, errors = first.data(MODEL)
-    failed = torch.tensor([[r.error is not None] for r in first.records(MODEL)])
+    failed = torch.tensor([[t.value is None] for t in first.trials(MODEL)])
     plot_tree(
         first.space,
         ax=right,

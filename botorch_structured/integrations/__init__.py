@@ -1,1 +1,1 @@
-"""The package inside other libraries: Optuna, Ax, scikit-learn."""
+"""Front doors of other libraries, each imported on its own."""

@@ -20,7 +20,7 @@ from botorch_structured.linalg.batch_kernel import BatchKernel
 
 
 class LaplaceKernel(BatchKernel):
-    r"""exp(-sum_j |x_j - x'_j| / l_j), a product over dimensions.
+    r"""``exp(-sum_j |x_j - x'_j| / l_j)``, a product over dimensions.
 
     Choose it where the outcome has steps along single columns, as the predictions of a
     random forest have: samples are continuous and nowhere differentiable, and the

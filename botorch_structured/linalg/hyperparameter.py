@@ -98,7 +98,8 @@ def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:
         mode: The most probable value.
         scale: Standard deviation of the logarithm.
     """
-    return QuickLogNormalPrior(loc=math.log(mode) + scale**2, scale=scale)
+    loc = math.log(mode) + scale**2
+    return QuickLogNormalPrior(loc=loc, scale=scale, validate_args=False)
 
 
 class Hyperparameter(Module):

@@ -26,15 +26,11 @@ points of a posterior, and takes outcomes of any scale.
 from __future__ import annotations
 
 __all__ = [
-    "FIT_OPTIONS",
-    "ArrayObjective",
     "FastInference",
     "FastSingleTaskGP",
     "PointMoments",
-    "accept_rounding",
     "check_noise",
     "check_own_objective",
-    "fit_map",
     "has_methods_of",
     "noise_at",
     "noise_is_known",
@@ -44,24 +40,15 @@ __all__ = [
 ]
 
 import math
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
-from warnings import WarningMessage
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.fit import DEFAULT_WARNING_HANDLER
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.optim.core import OptimizationResult, OptimizationStatus
-from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT
 from gpytorch import settings
@@ -81,12 +68,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
-from numpy.typing import NDArray
-from scipy import optimize
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from botorch_structured._botorch_names import DefaultType, fit_fallback
+from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.checks import (
     ShapeError,
     check_finite_points,
@@ -101,11 +85,6 @@ from botorch_structured.models.outcome_scale import (
     some_outputs,
     with_least_variance,
 )
-
-#: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
-#: change predictions. Twice as many corrections as by default save a tenth of the
-#: evaluations.
-FIT_OPTIONS = {"ftol": 1e-6, "gtol": 5e-5, "maxiter": 200, "maxcor": 20}
 
 
 class PointMoments(NamedTuple):
@@ -470,15 +449,13 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
 
 def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
     """Whether ``check_points`` would pass; reads the values once."""
-    return (
-        isinstance(X, Tensor)
-        and X.dtype == dtype
-        and X.layout == torch.strided
-        and not X.is_meta
-        and (columns is None or (X.ndim > 1 and X.shape[-1] == columns))
-        # a sum is finite only if all of its terms are; distances are of squares
-        and math.isfinite(X.detach().square().sum().item())
-    )
+    if not isinstance(X, Tensor) or X.dtype != dtype or X.layout != torch.strided:
+        return False
+    if X.is_meta or not (columns is None or X.ndim > 1 and X.shape[-1] == columns):
+        return False
+    # a sum is finite only if all of its terms are; distances are of squares
+    flat = X.detach().reshape(-1)
+    return math.isfinite(torch.dot(flat, flat).item())
 
 
 def training_prior(
@@ -502,160 +479,6 @@ def training_prior(
             return self
 
     return TrainingPrior(prior.mean, prior.lazy_covariance_matrix)
-
-
-# -- fits -------------------------------------------------------------------------
-
-
-class ArrayObjective(Protocol):
-    """Minus an objective per data point, as a function of NumPy arrays.
-
-    Attributes:
-        bounds: Of the parameters, ``k x 2``.
-        units: Changes of the parameters that matter about equally, ``k``. In them the
-            solver starts from the unit matrix, with a step of length 1, and has its
-            tolerance of gradients.
-    """
-
-    bounds: NDArray[np.float64]
-    units: NDArray[np.float64]
-
-    def __call__(self, theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Value and gradient at raw parameters ``k``; NaN where a covariance is.
-
-        Raises:
-            NotPSDError: If a covariance is not positive definite even with jitter. It
-                ends an attempt of the fit, as in BoTorch.
-        """
-
-    def read(self) -> NDArray[np.float64]:
-        """The raw parameters of the model, ``k``."""
-
-    def write(self, theta: NDArray[np.float64]) -> None:
-        """Set the raw parameters of the model."""
-
-
-def fit_map(
-    mll: MarginalLogLikelihood,
-    options: Mapping[str, Any] | None = None,
-    closure: Any = None,
-    closure_kwargs: dict[str, Any] | None = None,
-    optimizer_kwargs: dict[str, Any] | None = None,
-    objective: ArrayObjective | None = None,
-    **kwargs: Any,
-) -> MarginalLogLikelihood:
-    """BoTorch's fit with its retries; a ``custom_fit`` calls it.
-
-    Args:
-        mll: The objective.
-        options: Default options of L-BFGS-B; not used with a closure or an optimiser
-            of the caller.
-        objective: The same objective in closed form. It is handed to SciPy unless the
-            caller has an optimiser of their own, or arguments to one that need the
-            objective itself.
-        closure: See ``fit_gpytorch_mll``.
-        closure_kwargs: See there.
-        optimizer_kwargs: See there.
-        kwargs: See there.
-    """
-    if closure is None and "optimizer" not in kwargs:
-        given = dict((optimizer_kwargs or {}).get("options") or {})
-        merged = {**(options or {}), **given}
-        optimizer_kwargs = {**(optimizer_kwargs or {}), "options": merged or None}
-        known = {"options", "method", "timeout_sec"}
-        if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
-            kwargs["optimizer"] = partial(_minimise, objective)
-    return fit_fallback(
-        mll,
-        closure=closure,
-        closure_kwargs=closure_kwargs,
-        optimizer_kwargs=optimizer_kwargs,
-        **kwargs,
-    )
-
-
-def _minimise(
-    objective: ArrayObjective,
-    mll: MarginalLogLikelihood,
-    closure: None = None,
-    options: Mapping[str, Any] | None = None,
-    method: str = "L-BFGS-B",
-    timeout_sec: float | None = None,
-) -> OptimizationResult:
-    """``fit_gpytorch_mll_scipy`` of an objective in closed form.
-
-    Args:
-        objective: That of ``mll``.
-        mll: Its model has the starting values, and is given the result.
-        closure: None.
-        options: Of the solver.
-        method: A solver of SciPy.
-        timeout_sec: The best point after so many seconds is the result.
-    """
-    start = time.monotonic()
-    minimize = optimize.minimize if timeout_sec is None else minimize_with_timeout
-    limit = {} if timeout_sec is None else {"timeout_sec": timeout_sec}
-    units, bounds = objective.units, objective.bounds
-
-    def scaled(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        value, gradient = objective(x * units)
-        return value, gradient * units
-
-    # SciPy's L-BFGS-B and small factorisations are slower on several threads
-    with _blas().limit(limits=1, user_api="blas"):
-        found = minimize(
-            scaled,
-            objective.read() / units,
-            jac=True,
-            bounds=bounds / units[:, None],
-            method=method,
-            options=options,
-            **limit,
-        )
-    objective.write(np.clip(found.x * units, *bounds.T))
-    status = OptimizationStatus.SUCCESS
-    if not found.success:
-        stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
-        status = OptimizationStatus.FAILURE
-        if any(words in found.message for words in stopped):
-            status = OptimizationStatus.STOPPED
-        else:
-            warnings.warn(
-                f"`scipy.optimize.minimize` terminated with status {status}, "
-                f"displaying its message: {found.message}",
-                OptimizationWarning,
-                stacklevel=2,
-            )
-    return OptimizationResult(
-        step=found.nit,
-        fval=float(found.fun),
-        status=status,
-        runtime=time.monotonic() - start,
-        message=found.message,
-    )
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    # looking for the libraries takes as long as ten evaluations of a small objective
-    return ThreadpoolController()
-
-
-def accept_rounding(warning: WarningMessage) -> bool:
-    """BoTorch's ``warning_handler``, but a line search may stop because of rounding.
-
-    At a noise variance of 1e-9 the evidence has about eight correct digits. L-BFGS-B
-    then ends with "ABNORMAL" where it cannot descend further, and a retry from random
-    hyperparameters would discard the fit.
-
-    Args:
-        warning: A warning that an optimisation raised.
-    """
-    if issubclass(warning.category, OptimizationWarning) and "ABNORMAL" in str(
-        warning.message
-    ):
-        return True
-    return DEFAULT_WARNING_HANDLER(warning)
 
 
 # -- moments ----------------------------------------------------------------------

@@ -13,9 +13,10 @@ defines them, where the model knows the gradients of its moments.
 
 from __future__ import annotations
 
-__all__ = ["closed_form"]
+__all__ = ["Near", "closed_form", "near"]
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ from botorch_structured.acquisition.path_expected_improvement import (
 )
 
 Array = NDArray[Any]
+#: Values and gradients as a function of values of columns and the numbers of rows.
+Near = Callable[[Array, Array], tuple[Array, Array]]
 
 # Type to whether it is a logarithm, and whether it is that of a path.
 _KINDS: dict[type, tuple[bool, bool]] = {
@@ -64,6 +67,7 @@ _MIN_VARIANCE = 1e-12
 # Below it h / phi = 1 - |u| Phi / phi loses digits, and its expansion in 1 / u^2 has
 # all of them.
 _FAR = {torch.float64: -1e2, torch.float32: -1e1}
+_DTYPES = {np.dtype(np.float64): torch.float64, np.dtype(np.float32): torch.float32}
 
 
 def closed_form(
@@ -87,20 +91,38 @@ def closed_form(
     if kind is None or moments_of is None:
         return None
     acqf: Any = acq_function
-    if acqf.posterior_transform is not None or acqf.best_f.numel() != 1:
+    if not _is_plain(acqf):
         return None
     log, path = kind
     moments = moments_of(X, gradient, path)
     if moments is None or X.device.type != "cpu":
         return None
     # a call of NumPy costs less than one of torch, which counts for arrays of this size
-    least = least_sigma(X.dtype) ** 2 if path else _MIN_VARIANCE
+    value, of_mean, of_variance = _improvement(
+        acqf, log, path, moments.mean.numpy(), moments.variance.numpy()
+    )
+    if not gradient:
+        return torch.from_numpy(value), None
+    slope = of_mean[:, None] * moments.mean_gradient.numpy()
+    slope += of_variance[:, None] * moments.variance_gradient.numpy()
+    return torch.from_numpy(value), torch.from_numpy(slope)
+
+
+def _is_plain(acqf: Any) -> bool:
+    return acqf.posterior_transform is None and acqf.best_f.numel() == 1
+
+
+def _improvement(
+    acqf: Any, log: bool, path: bool, mean: Array, variance: Array
+) -> tuple[Array, Array, Array]:
+    """Values, and their derivatives by means and by variances."""
+    dtype = _DTYPES[mean.dtype]
+    least = least_sigma(dtype) ** 2 if path else _MIN_VARIANCE
     if type(acqf) is AnyScaleLogExpectedImprovement:
-        least = torch.finfo(X.dtype).tiny
-    variance = moments.variance.numpy()
+        least = torch.finfo(dtype).tiny
     sigma = np.sqrt(np.maximum(variance, least))
     sign = 1.0 if acqf.maximize else -1.0
-    u = (moments.mean.numpy() - acqf.best_f.item()) * (sign / sigma)
+    u = (mean - acqf.best_f.item()) * (sign / sigma)
     with np.errstate(all="ignore"):  # far below, where it is replaced
         phi = np.exp(-0.5 * np.square(u)) * (1.0 / math.sqrt(2.0 * math.pi))
         Phi = special.ndtr(u)
@@ -112,18 +134,94 @@ def closed_form(
             far = u < -1.0
             if far.any():  # h loses digits
                 v = u[far]
-                mills, share = _tail(v, _FAR[X.dtype])
+                mills, share = _tail(v, _FAR[dtype])
                 value[far] = np.log(share) - 0.5 * (v * v + math.log(2.0 * math.pi))
                 of_mean[far] = mills / share
                 of_sigma[far] = 1.0 / share
-            value = value + np.log(sigma)
-    if not gradient:
-        return torch.from_numpy(value), None
-    size = sigma if log else 1.0
-    of_variance = of_sigma * (variance > least) / (2.0 * sigma * size)
-    slope = (sign * of_mean / size)[:, None] * moments.mean_gradient.numpy()
-    slope += of_variance[:, None] * moments.variance_gradient.numpy()
-    return torch.from_numpy(value), torch.from_numpy(slope)
+            value += np.log(sigma)
+            of_mean /= sigma
+            of_sigma /= sigma
+        of_sigma = of_sigma * (variance > least) / (2.0 * sigma)
+    return value, sign * of_mean, of_sigma
+
+
+def near(acq_function: AcquisitionFunction, X: Tensor, columns: Array) -> Near | None:
+    """The same at rows of which only some columns change; None where it has no form.
+
+    For climbs, in which no row leaves its path: what does not depend on the columns is
+    looked up once.
+
+    Args:
+        acq_function: Any one.
+        X: ``S x d``.
+        columns: ``S x k`` columns of each row; no decisions.
+
+    Returns:
+        A function of values of these columns, ``n x w x k``, and of the numbers of the
+        ``n`` rows whose columns they are. It has values, ``n x w``, and gradients,
+        ``n x w x k``.
+    """
+    if X.device.type != "cpu":
+        return None
+    if type(acq_function) is AveragedLogExpectedImprovement:
+        return _average_near(acq_function, X, columns)
+    if type(acq_function) is PriorGuidedAcquisitionFunction:
+        return _guided_near(acq_function, X, columns)
+    acqf: Any = acq_function
+    kind = _KINDS.get(type(acqf))
+    moments_near = getattr(getattr(acqf, "model", None), "moments_near", None)
+    if kind is None or moments_near is None or not _is_plain(acqf):
+        return None
+    log, path = kind
+    local = moments_near(X, columns, path)
+    if local is None:
+        return None
+
+    def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+        mean, variance, mean_slope, variance_slope = local(x, rows)
+        value, of_mean, of_variance = _improvement(acqf, log, path, mean, variance)
+        slope = of_mean[..., None] * mean_slope
+        slope += of_variance[..., None] * variance_slope
+        return value, slope
+
+    return evaluate
+
+
+def _average_near(acq_function: Any, X: Tensor, columns: Array) -> Near | None:
+    parts = [near(part, X, columns) for part in acq_function.parts]
+    log_weights = acq_function.log_weights.numpy().astype(X.numpy().dtype)
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+
+    def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+        found = [part(x, rows) for part in known]
+        weighted = [v + w for (v, _), w in zip(found, log_weights, strict=True)]
+        value = np.logaddexp.reduce(weighted)
+        with np.errstate(invalid="ignore"):  # all may be -inf
+            shares = np.exp(weighted - value)
+        slopes = [s[..., None] * g for s, (_, g) in zip(shares, found, strict=True)]
+        return value, np.sum(slopes, axis=0)
+
+    return evaluate
+
+
+def _guided_near(acq_function: Any, X: Tensor, columns: Array) -> Near | None:
+    prior, exponent = acq_function.prior_module, acq_function._prior_exponent
+    known = type(prior) is InteriorPrior and acq_function._log
+    if not known or acq_function.X_pending is not None:
+        return None
+    inner = near(acq_function.acq_func, X, columns)
+    if inner is None:
+        return None
+    of_prior = prior.near(X, columns)
+
+    def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+        value, slope = inner(x, rows)
+        log_density, its_slope = of_prior(x, rows)
+        return value + exponent * log_density, slope + exponent * its_slope
+
+    return evaluate
 
 
 def _averaged(

@@ -743,9 +743,11 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     first = torch.searchsorted(line, at - reach)
     last = torch.searchsorted(line, at + reach, right=True)
     count = (last - first).clamp_min(0)
+    rows = (count > 0).nonzero().squeeze(-1)
+    if not len(rows):
+        return found
     keys, known_keys = problem.tree.path_key(X), problem.tree.path_key(known)
     piece = max(1, _MAX_NUMBERS // X.shape[-1])
-    rows = (count > 0).nonzero().squeeze(-1)
     # As many rows at a time as have at most that many pairs, but at least one.
     group = (count[rows].cumsum(0) - 1).div(piece, rounding_mode="floor")
     for g in group.unique():

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_structured.optim.closed_form import closed_form
+from botorch_structured.optim.closed_form import near as closed_form_near
 from botorch_structured.optim.problem import is_known
 from botorch_structured.optim.raw import Boxes, uniform
 from botorch_structured.spaces.arguments import check_count
@@ -163,8 +164,8 @@ def maximize_in_unit_box(
     inadmissible points, at whose border a climb has to continue along the other axes.
 
     Args:
-        value_and_gradient: Maps arrays to arrays: ``n x k`` points and the ``n``
-            numbers of the starts they came from to ``n`` values and ``n x k``
+        value_and_gradient: Maps arrays to arrays: ``n x w x k`` points and the ``n``
+            numbers of the starts they came from to ``n x w`` values and ``n x w x k``
             gradients; -inf where a point is not admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
@@ -181,7 +182,7 @@ def maximize_in_unit_box(
     best_U = U.detach().cpu().numpy().copy()
     start: Array = np.arange(len(best_U))
     k = best_U.shape[-1]
-    f, g = value_and_gradient(best_U, start)
+    f, g = (part[:, 0] for part in value_and_gradient(best_U[:, None], start))
     best_f = f.copy()
     eye = np.eye(k, dtype=best_U.dtype)
     # State of the starts still moving: number, point, value, gradient, Hessian of the
@@ -223,15 +224,14 @@ def maximize_in_unit_box(
             axes = _steepest_axes(g_free, width)
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
             trial = np.where(probing[:, None, None], probe, trial)
-        f_new, g_new = value_and_gradient(trial.reshape(-1, k), start.repeat(width))
-        f_new = f_new.reshape(n, width)
+        f_new, g_new = value_and_gradient(trial, start)
         row, j = np.arange(n), f_new.argmax(-1)
         f_best = f_new[row, j]
         with np.errstate(invalid="ignore"):  # all of them may be inadmissible
             gain = f_best - f
         better = gain > 0
         x_best = trial[row, j]
-        g_best = g_new.reshape(n, width, k)[row, j]
+        g_best = g_new[row, j]
         s = np.where(better[:, None], x_best - x, 0.0)
         y = np.where(~better[:, None] | fixed[start], 0.0, g - g_best)
         B, informed_now = _update(B, informed, s, y)
@@ -270,9 +270,12 @@ def maximize_in_unit_box(
 
 
 def _solve(B: Array, g: Array) -> Array:
-    """B^-1 g, ``S x k``; NaN or infinite where B is singular, which NumPy refuses."""
-    found, _ = torch.linalg.solve_ex(torch.from_numpy(B), torch.from_numpy(g))
-    return found.numpy()
+    """B^-1 g, ``S x k``; NaN or infinite where B is singular."""
+    try:
+        return np.linalg.solve(B, g[:, :, None])[:, :, 0]
+    except np.linalg.LinAlgError:  # of one of them; of all nothing is returned
+        found, _ = torch.linalg.solve_ex(torch.from_numpy(B), torch.from_numpy(g))
+        return found.numpy()
 
 
 def _steepest_axes(g: Array, width: int) -> Array:
@@ -540,30 +543,43 @@ def _climb_together(
     # of each start, as arrays; nothing else of it changes
     old, place, least, most = (t.cpu().numpy() for t in (X, columns, low, high))
     unit = torch.where(valid, width, 0.0).cpu().numpy()
+    held = np.take_along_axis(old, place, -1)
+    local = None if checked else closed_form_near(evaluator.acq_function, X, place)
 
-    def points(U: Array, start: Array) -> Tensor:
-        lower, upper, step = least[start], most[start], unit[start]
+    def changed(U: Array, start: Array) -> Array:
+        lower, upper, step = (part[start][:, None] for part in (least, most, unit))
         # exact at both bounds
         new = np.where(U < 0.5, lower + U * step, upper - (1.0 - U) * step)
-        at, columns = old[start], place[start]
-        stay = np.take_along_axis(at, columns, -1)
-        new = np.where(step > 0.0, np.clip(new, lower, upper), stay)
-        np.put_along_axis(at, columns, new, -1)
+        new = np.minimum(np.maximum(new, lower), upper)
+        return np.where(step > 0.0, new, held[start][:, None])
+
+    def points(U: Array, start: Array) -> Tensor:
+        at = old[start].repeat(U.shape[1], 0)
+        new, columns = changed(U, start), place[start].repeat(U.shape[1], 0)
+        np.put_along_axis(at, columns, new.reshape(columns.shape), -1)
         return torch.from_numpy(at).to(X)
 
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
+        if local is not None:
+            value, slope = local(changed(U, start), start)
+            slope *= unit[start][:, None]
+            if not math.isfinite(slope.sum()) or np.isnan(value).any():
+                np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+                value = np.where(np.isnan(value), -math.inf, value)
+            return value, slope
         at = points(U, start)
-        value, gradient = evaluator.value_and_gradient(at)
+        values, gradient = evaluator.value_and_gradient(at)
         if checked:
-            active = here.active[torch.from_numpy(start).to(at.device)]
-            value = torch.where(here.problem.admissible(at, active), value, -math.inf)
-        slope = gradient.cpu().numpy()
-        slope = np.take_along_axis(slope, place[start], -1) * unit[start]
-        return value.cpu().numpy(), slope
+            rows = start.repeat(U.shape[1])
+            active = here.active[torch.from_numpy(rows).to(at.device)]
+            values = torch.where(here.problem.admissible(at, active), values, -math.inf)
+        slope = gradient.cpu().numpy().reshape(*U.shape[:2], -1)
+        slope = np.take_along_axis(slope, place[start][:, None], -1)
+        return values.cpu().numpy().reshape(U.shape[:2]), slope * unit[start][:, None]
 
     U, new = maximize_in_unit_box(value_and_gradient, U, valid)
     better = new > values
-    found = points(U.cpu().numpy(), np.arange(len(X)))
+    found = points(U.cpu().numpy()[:, None], np.arange(len(X)))
     return torch.where(better[:, None], found, X), torch.where(better, new, values)
 
 

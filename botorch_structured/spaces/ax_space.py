@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["read_ax"]
+__all__ = ["check_aligned", "read_ax"]
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from botorch_structured.spaces.columns import (
@@ -20,18 +21,19 @@ from botorch_structured.spaces.parameter_tree import ParameterTree
 
 
 def read_ax(
-    search_space: Any,
+    search_space: Any, aligned: Iterable[Iterable[str]] = ()
 ) -> tuple[list[Column], ParameterTree, list[Constant], list[Condition]]:
     """The parts of a `SearchSpace`: columns, tree, constants, parameter constraints.
 
     Args:
         search_space: ``ax.core.SearchSpace``. Range parameters on a logit scale are
             read as linear ones; rounding to ``digits`` is left to Ax.
+        aligned: Groups of names that become one column, with the first one's name.
 
     Raises:
         ImportError: Ax is not installed.
-        ValueError: Derived parameters, tasks and fidelities, or something that is no
-            search space.
+        ValueError: Derived and disabled parameters, tasks and fidelities, something
+            that is no search space, or aligned parameters that cannot be one column.
     """
     try:
         from ax.core.parameter import (  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -52,9 +54,16 @@ def read_ax(
             f"search_space: expected an ax.core.SearchSpace, got "
             f"{type(search_space).__name__}."
         )
+    groups = check_aligned(aligned)
+    first = {name: group[0] for group in groups for name in group}
     columns: dict[str, Column] = {}
     fixed: dict[str, Any] = {}
     for name, p in search_space.parameters.items():
+        if p.is_disabled:
+            raise ValueError(
+                f"Parameter {name!r}: expected one that is not disabled. Begin an "
+                "experiment without it, and attach the trials to it."
+            )
         if isinstance(p, FixedParameter):
             fixed[name] = native(p.value)
         elif p.is_fidelity or getattr(p, "is_task", False):
@@ -65,7 +74,8 @@ def read_ax(
         elif isinstance(p, ChoiceParameter):
             columns[name] = CategoricalColumn(name, p.values, ordered=p.is_ordered)
         elif isinstance(p, RangeParameter) and p.parameter_type is ParameterType.INT:
-            columns[name] = IntegerColumn(name, p.lower, p.upper, log=p.log_scale)
+            lower, upper = int(p.lower), int(p.upper)
+            columns[name] = IntegerColumn(name, lower, upper, log=p.log_scale)
         elif isinstance(p, RangeParameter):
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
         else:
@@ -78,6 +88,10 @@ def read_ax(
             "search_space: expected at least one parameter that is not fixed, got "
             f"{list(fixed)}."
         )
+    for group in groups:
+        _check_group(group, columns, search_space)
+    for name in first.keys() - first.values():  # the others of each group
+        del columns[name]
     position = {name: i for i, name in enumerate(columns)}
 
     # Children of every parameter, by the value they hang under.
@@ -86,7 +100,7 @@ def read_ax(
         if p.is_hierarchical:
             for value, children in p.dependents.items():
                 for child in children:
-                    above.setdefault(child, []).append((name, value))
+                    above.setdefault(first.get(child, child), []).append((name, value))
 
     def condition(name: str) -> Condition:
         if name not in above:
@@ -131,3 +145,58 @@ def read_ax(
         for c in search_space.parameter_constraints
     ]
     return list(columns.values()), tree, constants, clauses
+
+
+def check_aligned(aligned: Any) -> list[list[str]]:
+    """``aligned`` as a list of lists, if these are names in groups of two or more."""
+    groups = []
+    if not isinstance(aligned, str) and isinstance(aligned, Iterable):
+        aligned = groups = [g if isinstance(g, str) else list(g) for g in aligned]
+    names = [name for group in groups for name in group]
+    if (
+        aligned is not groups
+        or not all(isinstance(g, list) and len(g) > 1 for g in groups)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise ValueError(
+            "aligned: expected groups of two or more names, all different, such as "
+            f"[['rate_adam', 'rate_sgd']], got {aligned!r}."
+        )
+    return groups
+
+
+def _check_group(
+    group: Sequence[str], columns: dict[str, Column], search_space: Any
+) -> None:
+    """Raise unless the parameters of a group can be one column."""
+    parents = {
+        name: [
+            (parent, value)
+            for parent, p in search_space.parameters.items()
+            if p.is_hierarchical
+            for value, children in p.dependents.items()
+            if name in children
+        ]
+        for name in group
+    }
+    known = [name for name in group if name in columns]
+    alike = [vars(columns[name]) | {"name": ""} for name in known]
+    edges = [edge for name in group for edge in parents[name]]
+    constrained = {
+        n for c in search_space.parameter_constraints for n in c.constraint_dict
+    }
+    if (
+        len(known) < len(group)
+        or any(one != alike[0] for one in alike)
+        or not all(parents.values())
+        or len({parent for parent, _ in edges}) > 1
+        or len(set(edges)) < len(edges)
+        or constrained & set(group)
+        or any(search_space.parameters[name].is_hierarchical for name in group)
+    ):
+        raise ValueError(
+            "aligned: expected parameters with the same bounds or values, under "
+            "different values of one choice, without dependents and parameter "
+            f"constraints, got {list(group)}."
+        )

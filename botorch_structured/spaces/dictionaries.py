@@ -87,12 +87,19 @@ class DictionaryNames:
         Raises:
             ValueError: No dictionary has it; what is wrong with the nearest one.
         """
+        # First as it is: None may be a choice, and not the lack of one.
+        for k, own in enumerate(self._dictionaries):
+            if row.keys() == own.keys() and not _refused_by(own, row):
+                return self._as_columns(k, row)
         for k, own in enumerate(self._dictionaries):
             given = _given(row, own)
             if given.keys() == own.keys() and not _refused_by(own, given):
-                inner = {self._inner[k][name]: value for name, value in given.items()}
-                return {**inner, **self._hidden[k]}
+                return self._as_columns(k, given)
         raise ValueError(self._mismatch(row))
+
+    def _as_columns(self, k: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        inner = {self._inner[k][name]: value for name, value in given.items()}
+        return {**inner, **self._hidden[k]}
 
     def _mismatch(self, row: Mapping[str, Any]) -> str:
         """What is wrong with a configuration that no dictionary has."""
@@ -375,7 +382,8 @@ def _column(name: str, values: Any) -> Column:
         raise _refused(name, values)
     choices = [native(v) for v in values]
     numbers = all(isinstance(c, Real) and not isinstance(c, bool) for c in choices)
-    ordered = numbers and len(choices) > 1 and sorted(set(choices)) == choices
+    ascending = sorted(set(choices)) if numbers else []
+    ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
     return CategoricalColumn(name, choices, ordered=ordered)
 
 

@@ -7,7 +7,7 @@ __all__ = ["SearchSpace"]
 import math
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,20 +180,25 @@ class SearchSpace:
         return cls.from_columns(*read_configspace(cs))
 
     @classmethod
-    def from_ax(cls, search_space: Any) -> SearchSpace:
+    def from_ax(
+        cls, search_space: Any, aligned: Iterable[Iterable[str]] = ()
+    ) -> SearchSpace:
         """Read a search space of Ax; parameter constraints go into `feasible`.
 
         Args:
             search_space: Range, choice (also with ``dependents``) and fixed parameters.
                 A logit scale is read as a linear one.
+            aligned: Groups of names that are one parameter, which Ax needs a name for
+                under each value of a choice. They become one column, with the first.
 
         Raises:
             ImportError: Ax is not installed.
-            ValueError: A parameter of another kind, a task or a fidelity.
+            ValueError: A parameter of another kind, disabled, a task or a fidelity; or
+                aligned parameters that cannot be one column.
         """
         from botorch_structured.spaces.ax_space import read_ax
 
-        return cls.from_columns(*read_ax(search_space))
+        return cls.from_columns(*read_ax(search_space, aligned))
 
     @classmethod
     def from_dictionaries(cls, dictionaries: Any) -> SearchSpace:
@@ -210,7 +215,7 @@ class SearchSpace:
         ==========================================  ===================================
         values                                      parameter
         ==========================================  ===================================
-        ``[...]``, an array: increasing numbers     ordinal
+        ``[...]``, an array: sorted numbers         ordinal (also a descending list)
         ``[...]``, an array: anything else          categorical; arrays and estimators
                                                     are compared by identity
         ``(low, high)``                             integer, if both are; else float

@@ -7,15 +7,17 @@ __all__ = ["draw_front", "draw_study"]
 import math
 from collections import Counter
 from collections.abc import Sequence
+from io import BytesIO
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from botorch_structured.plots import plot_traces, plot_tree
-from botorch_structured.plots.style import COLOURS, GREY, tidy
+from botorch_structured.plots.style import COLOURS, GREY, new_figure, tidy
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import Column
 from botorch_structured.study.trial import Trial
 
 if TYPE_CHECKING:
@@ -45,17 +47,16 @@ def draw_study(
         name: The objective.
         minimize: Its direction.
     """
-    from matplotlib.figure import Figure
-
     counted = {t.number for t in good}
     values = torch.tensor(
         [t.values[name] if t.number in counted else math.nan for t in trials],
         dtype=torch.double,
     )
     rows = min(space.tree.num_paths, _BARS if _many(space) else _MANY_PATHS)
-    figure = Figure(figsize=(12.5, max(4.0, 1.0 + 0.3 * rows)), layout="constrained")
+    figure = _shown_by_notebooks(new_figure(12.5, max(4.0, 1.0 + 0.3 * rows)))
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
     plot_traces({"this study": values}, left, minimize=minimize, ylabel=f"best {name}")
+    left.get_legend().remove()  # one line
     if _many(space):
         _draw_bars(right, space, X, values, minimize)
     else:
@@ -63,6 +64,18 @@ def draw_study(
     left.set_title("Best so far", loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
     right.set_title(title, loc="left", fontsize="medium")
+    return figure
+
+
+def _shown_by_notebooks(figure: Figure) -> Figure:
+    """Give a figure what notebooks ask for, also before they have seen pyplot."""
+
+    def png() -> bytes:
+        file = BytesIO()
+        figure.savefig(file, format="png")
+        return file.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]
     return figure
 
 
@@ -81,9 +94,11 @@ def _draw_bars(
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "failed"
-        config = space.decode(X[here[0]])[0]
-        names = [space.names[c] for c in space.tree.decision_columns]
-        path = ", ".join(f"{n}={config[n]}" for n in names if n in config)
+        decisions = space.tree.path_of(X[here[0]]).decisions
+        path = ", ".join(
+            f"{space.names[c]}={_shown(space.columns[c], v)}"
+            for c, v in decisions.items()
+        )
         labels.append(f"{path:.60}  ({best})")
         lengths.append(count)
     ax.barh(range(len(labels)), lengths, color=COLOURS[0])
@@ -93,14 +108,19 @@ def _draw_bars(
     tidy(ax)
 
 
+def _shown(column: Column, outcome: Any) -> str:
+    """A value, or an interval, of a decision."""
+    if isinstance(outcome, tuple):
+        return f"{outcome[0]:.4g} to {outcome[1]:.4g}"
+    return str(column.decode(outcome))
+
+
 def draw_front(
     names: Sequence[str], good: Sequence[Trial], front: Sequence[Trial]
 ) -> Figure:
     """All outcomes and the Pareto front, a panel for each pair of objectives."""
-    from matplotlib.figure import Figure
-
     pairs = list(combinations(names, 2))
-    figure = Figure(figsize=(1.0 + 4.4 * len(pairs), 4.0), layout="constrained")
+    figure = _shown_by_notebooks(new_figure(1.0 + 4.4 * len(pairs), 4.0))
     for ax, (a, b) in zip(
         figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True
     ):

@@ -134,7 +134,7 @@ def _number(name: str, value: Any) -> float:
     if not getattr(value, "ndim", 0):
         try:
             return check_number(name, value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     raise ValueError(
         f"{name}: expected a finite number, or None for a failure, got {value!r:.60}."

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 __all__ = ["Study"]
 
-import csv
 import math
 import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
@@ -28,8 +29,9 @@ from botorch_structured.study.custom import (
 )
 from botorch_structured.study.log import StudyLog, describe
 from botorch_structured.study.outcomes import Outcomes
+from botorch_structured.study.table import read_table
 from botorch_structured.study.trial import Trial
-from botorch_structured.suggest import suggest
+from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,7 +133,7 @@ class Study:
                 "own, got True."
             )
         self._costs = costs
-        #: The models of the last suggestion.
+        #: The models of the last suggestion: of objectives, constraints, and the cost.
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[_Point] = []  # of the trials
@@ -139,7 +141,7 @@ class Study:
         # may be off by rounding on a logarithmic scale) -> its point.
         self._asked: dict[_Point, _Point] = {}
         self._again: list[_Point] = []  # keys of these that are to be asked for again
-        self._fitted: dict[int, list[Model] | None] = {}  # by number of trials
+        self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
         self._starts: list[_Point] | None = None
         self._make_starts = starts
         if starts is not None and not callable(starts):
@@ -149,6 +151,8 @@ class Study:
         #: Decides starts and suggestions.
         self.seed: int = drawn
         self._log: StudyLog | None = None
+        if not isinstance(log, (str, os.PathLike, type(None))):
+            raise ValueError(f"log: expected a path, got {log!r:.60}.")
         if log is not None:
             settings = {
                 "space": describe(self.space),
@@ -164,6 +168,12 @@ class Study:
                 opened.close()
                 raise
             self._log = opened
+
+    def __repr__(self) -> str:
+        parts = [f"{len(self._trials)} trials", f"{len(self._asked)} pending"]
+        if incumbent := self._incumbent():
+            parts.append(incumbent)
+        return f"Study({', '.join([*self._outcomes.names, *parts])})"
 
     @property
     def objectives(self) -> dict[str, str]:
@@ -272,6 +282,11 @@ class Study:
         Raises:
             ValueError: This is not a configuration of the space, or not its outcome.
         """
+        if isinstance(config, (list, tuple)):
+            raise ValueError(
+                "config: expected one configuration, got several, as ask returns them: "
+                f"{config!r:.60}. Tell them one by one, or use tell_many."
+            )
         self.tell_many([config], [value], [cost], [error])
 
     def tell_many(
@@ -292,7 +307,9 @@ class Study:
         Raises:
             ValueError: As in `tell`; then none of them is recorded.
         """
-        configs, nothing = list(configs), [None] * len(configs)
+        if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
+            raise ValueError(f"configs: expected a list, got {configs!r:.60}.")
+        nothing = [None] * len(configs)
         columns = {
             "values": values,
             "costs": nothing if costs is None else costs,
@@ -327,7 +344,7 @@ class Study:
         evaluate: Callable[[dict[str, Any]], Any],
         num_evaluations: int,
         catch: type[Exception] | tuple[type[Exception], ...] = (),
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> None:
         """Ask, evaluate, tell, one after the other; costs are seconds.
 
@@ -339,7 +356,7 @@ class Study:
             evaluate: A function of a configuration whose result `tell` takes.
             num_evaluations: How many evaluations, after those that were told already.
             catch: Exceptions that mean that an evaluation failed.
-            progress: Whether to show a progress bar.
+            progress: Whether to show a progress bar; a text is shown in front of it.
 
         Raises:
             ValueError: An argument, or what ``evaluate`` returned, is not what it
@@ -351,7 +368,16 @@ class Study:
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
             raise ValueError(f"catch: expected exceptions, got {catch!r}.")
-        with tqdm(total=total, disable=not progress, unit="eval") as bar:
+        with tqdm(
+            total=total + len(self._trials),
+            initial=len(self._trials),
+            desc=progress if isinstance(progress, str) else None,
+            disable=not progress,
+            unit="eval",
+            bar_format="{desc}{percentage:3.0f}%|{bar:24}| {n_fmt}/{total_fmt} "
+            "[{elapsed}<{remaining}{postfix}]",
+        ) as bar:
+            bar.set_postfix_str(self._incumbent())
             for _ in range(total):
                 (config,) = self.ask()
                 try:
@@ -359,9 +385,16 @@ class Study:
                 except BaseException:
                     self._again[:0] = self._encode([config], "config")
                     raise
-                if len(self.objectives) == 1 and self._outcomes.feasible(self._trials):
-                    bar.set_postfix_str(f"best {self.best[1]:.6g}")
+                bar.set_postfix_str(self._incumbent(), refresh=False)
                 bar.update()
+
+    def _incumbent(self) -> str:
+        """The best value so far in words."""
+        if not (good := self._outcomes.feasible(self._trials)):
+            return ""
+        if len(self.objectives) > 1:
+            return f"{len(self._front(good))} on the Pareto front"
+        return f"best {next(iter(self.objectives))} {self.best[1]:.4g}"
 
     def _evaluate(
         self,
@@ -390,46 +423,13 @@ class Study:
             ValueError: A row is not an evaluation in this space; the message names the
                 line, and nothing is recorded.
         """
-        names = self._outcomes.names
+
+        def check(config: Mapping[str, str], value: Any, cost: Any) -> None:
+            self._read(value, cost)
+            self._encode([config], "parameters")
+
         parameters = {*self.space.names, *(c.name for c in self.space.constants)}
-        if clash := parameters & {*names, "cost"}:
-            raise ValueError(
-                "objectives: expected other names than those of parameters for a "
-                f"table, got {sorted(clash)}."
-            )
-        configs: list[dict[str, str]] = []
-        values: list[Any] = []
-        costs: list[Any] = []
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
-            given = list(table.fieldnames or ())
-            if missing := [name for name in names if name not in given]:
-                raise ValueError(
-                    f"{path} line 1: expected columns {names}, got none for {missing} "
-                    f"among {given}."
-                )
-            for row in table:
-                where = f"{path} line {table.line_num}"
-                if None in row or None in row.values():
-                    raise ValueError(
-                        f"{where}: expected {len(given)} cells as in line 1, got more "
-                        "or fewer."
-                    )
-                try:
-                    cells = [row.pop(name).strip() for name in names]
-                    numbers = map(_number_or_text, cells)
-                    value = (
-                        dict(zip(names, numbers, strict=True)) if any(cells) else None
-                    )
-                    paid = _number_or_text(row.pop("cost", "").strip()) or None
-                    self._read(value, paid)
-                    self._encode([row], "parameters")
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from None
-                configs.append(row)
-                values.append(value)
-                costs.append(paid)
-        self.tell_many(configs, values, costs)
+        self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -546,7 +546,8 @@ class Study:
         try:
             X = self.space.encode(configs)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+            message = str(error).removeprefix("configs: ")
+            raise ValueError(f"{name}: {message}") from None
         if self.space.is_restricted and not (good := self.space.feasible(X)).all():
             raise ValueError(
                 f"{name}: expected a configuration that the space does not forbid, got "
@@ -603,59 +604,69 @@ class Study:
             return self._draw(q, busy)
         X_pending = self._tensor(busy) if busy else None
         if self._functions != (None, None):
-            X = self._tensor(self._points)
-            train_C = self._outcomes.train_C(self._trials)
-            outcomes = torch.cat([train_Y, train_C], -1)
+            outcomes = torch.cat([train_Y, self._outcomes.train_C(self._trials)], -1)
             found, model = suggest_with(
-                self.space, X, outcomes, q, X_pending, self.seed + n, *self._functions
+                self.space,
+                self._tensor(self._points),
+                outcomes,
+                q,
+                X_pending,
+                self.seed + n,
+                *self._functions,
             )
             self.models = [model]
         else:
-            found, self.models = self._suggest(n, q, X_pending, self._start_from(n))
+            start = self._start_from(n)
+            with warnings.catch_warnings():
+                # outcomes that are all alike are nobody's mistake
+                warnings.simplefilter("ignore", InputDataWarning)
+                suggestion = suggest(
+                    self.space,
+                    q=q,
+                    X_pending=X_pending,
+                    start_from=start,
+                    seed=self.seed + n,
+                    **self._data(n),
+                )
+            found, surrogates = suggestion.X, suggestion.surrogates
             kept = {k: m for k, m in self._fitted.items() if _is_near(k, n)}
-            self._fitted = kept | {n: self.models}
+            self._fitted = kept | {n: surrogates}
+            mixtures = [*surrogates.objectives, *surrogates.constraints]
+            self.models = [model for some in mixtures for model in some.models]
+            self.models += [] if surrogates.cost is None else [surrogates.cost]
         return [tuple(x) for x in found.tolist()]
 
-    def _suggest(
-        self,
-        n: int,
-        q: int = 1,
-        X_pending: Tensor | None = None,
-        start_from: list[Model] | None = None,
-    ) -> tuple[Tensor, list[Model]]:
-        """What `suggest` says to the first ``n`` trials."""
-        trials, extra = self._trials[:n], {}
+    def _data(self, n: int) -> dict[str, Any]:
+        """What models see of the first ``n`` trials."""
+        trials, train_C, train_cost = self._trials[:n], None, None
         if self._outcomes.constraints:
-            extra["train_C"] = self._outcomes.train_C(trials)
+            train_C = self._outcomes.train_C(trials)
         if self._costs:
             paid = [math.nan if t.cost is None else t.cost for t in trials]
-            extra["train_cost"] = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
-        found = suggest(
-            self.space,
-            self._tensor(self._points[:n]),
-            self._outcomes.train_Y(trials),
-            q,
-            X_pending,
-            start_from,
-            self.seed + n,
-            **extra,
-        )
-        return found.X, list(found.models)
+            train_cost = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
+        return {
+            "train_X": self._tensor(self._points[:n]),
+            "train_Y": self._outcomes.train_Y(trials),
+            "train_C": train_C,
+            "train_cost": train_cost,
+        }
 
-    def _start_from(self, n: int) -> list[Model] | None:
+    def _start_from(self, n: int) -> Surrogates | None:
         """The models that the fit of ``n`` trials starts from.
 
         Those that the log says were fitted, and that are not here, are fitted again.
         """
         if n <= _WARM_ABOVE:
             return None
-        models = None
+        last = None
         for k in sorted(k for k in self._fitted if k < n and _is_near(k, n)):
             if self._fitted[k] is None:
-                start = models if k > _WARM_ABOVE else None
-                self._fitted[k] = self._suggest(k, start_from=start)[1]
-            models = self._fitted[k]
-        return models
+                start = last if k > _WARM_ABOVE else None
+                self._fitted[k] = fit_surrogates(
+                    self.space, start_from=start, seed=self.seed + k, **self._data(k)
+                )
+            last = self._fitted[k]
+        return last
 
     def _draw(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
         """Random points that are not known."""
@@ -689,13 +700,6 @@ def _read_space(space: Any) -> SearchSpace:
         "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
         f"{type(space).__name__}."
     )
-
-
-def _number_or_text(cell: str) -> float | str:
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 def _writable(config: Mapping[str, Any]) -> dict[str, Any]:

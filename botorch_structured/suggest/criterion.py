@@ -161,12 +161,13 @@ def _hypervolume(
     models, weights = zip(*objectives, strict=True)
     with torch.no_grad():
         means = Mixtures(models, weights).means(known.unsqueeze(-2))
-    front = is_non_dominated(means)
     # BoTorch's smallest ranges are for outcomes of about unit scale
     unit = AnyScaleStandardize(m=means.shape[-1])
     scaled = unit(means)[0]
     if ref_point is None:
-        inferred = infer_reference_point(scaled[front])
+        # Of all points: of the front alone it is next to a small one, as fronts are at
+        # first, and what extends it to either side does not count.
+        inferred = infer_reference_point(scaled)
         ref_point = unit.untransform(inferred.unsqueeze(0))[0].squeeze(0)
     else:
         pairs = zip(models, ref_point.to(means), strict=True)
@@ -174,7 +175,7 @@ def _hypervolume(
     boxes = FastNondominatedPartitioning(ref_point, means)
     acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
     best = _best_of_paths(space, known, scaled.sum(-1))
-    return acqf, torch.cat([known[front], best])
+    return acqf, torch.cat([known[is_non_dominated(means)], best])
 
 
 def _best_of_paths(space: SearchSpace, X: Tensor, score: Tensor) -> Tensor:

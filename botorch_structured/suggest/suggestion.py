@@ -89,8 +89,8 @@ def suggest(
             where one is not known. With two or more that are known, the criterion is
             per expected cost.
         ref_point: With several objectives, the ``m`` values of which all have to be
-            exceeded to count. Default: below the worst values on the Pareto front by a
-            tenth of its range (BoTorch's ``infer_reference_point``).
+            exceeded to count. Default: below the worst known ones by a tenth of their
+            range (BoTorch's ``infer_reference_point``, of all points).
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 

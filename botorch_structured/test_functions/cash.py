@@ -180,7 +180,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
     The combined algorithm selection and hyperparameter optimisation problem of
     Levesque et al. (2017), section V, on real data: a conditional space as people
     meet it, with integers, logarithmic scales, two learners without hyperparameters,
-    and learners that fail.
+    and learners that fail::
 
         learner
         |-- knn     n_neighbors 1..30

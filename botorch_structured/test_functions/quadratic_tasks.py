@@ -1,6 +1,6 @@
 """Quadratic functions that have much in common: transfer in its smallest form.
 
-.. [Perrone2017ablr]
+.. [Perrone2017multiple]
     V. Perrone, R. Jenatton, M. Seeger, C. Archambeau. Multiple Adaptive Bayesian Linear
     Regression for Scalable Bayesian Optimization with Warm Start. arXiv:1712.02902,
     2017.
@@ -102,9 +102,9 @@ class QuadraticTask(BoxTestFunction):
 class QuadraticTasks(ConditionalTestFunction):
     r"""``T`` tasks ``f_t(x) = a_t / 2 |x|^2 + b_t 1'x + c_t`` on [-1, 1]^3.
 
-    Section 3.1 of [Perrone2017ablr]_, to see whether a model learns from other tasks:
-    all have bowls on the same diagonal, and their contexts ``(a_t, b_t, c_t)``, drawn
-    uniformly from [0.1, 10]^3, say where. The box is not given in the paper; on
+    Section 3.1 of [Perrone2017multiple]_, to see whether a model learns from other
+    tasks: all have bowls on the same diagonal, and their contexts ``(a_t, b_t, c_t)``,
+    drawn uniformly from [0.1, 10]^3, say where. The box is not given in the paper; on
     [-1, 1]^3 the optimum of half of the tasks is a corner.
 
     As a function of four columns, ``x1, x2, x3`` and the task ``0, ..., T - 1``, it

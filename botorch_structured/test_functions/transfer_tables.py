@@ -1,6 +1,6 @@
 """Tables of many tasks, one of them to be solved with what the others show.
 
-.. [Perrone2017ablr]
+.. [Perrone2017multiple]
     V. Perrone, R. Jenatton, M. Seeger, C. Archambeau. Multiple Adaptive Bayesian Linear
     Regression for Scalable Bayesian Optimization with Warm Start. arXiv:1712.02902,
     2017.
@@ -316,7 +316,7 @@ def random_forest_tables(path: str | Path) -> TransferTables:
     """Accuracy of scikit-learn's random forest on OpenML's data sets.
 
     94 data sets of OpenML100 times 500 random configurations of flow 6969: 47,000 rows
-    of [vanRijn2018importance]_. They stand in for flow 6794 of [Perrone2017ablr]_,
+    of [vanRijn2018importance]_. They stand in for flow 6794 of [Perrone2017multiple]_,
     section 3.2, whose evaluations were never published as a table. Two data sets have
     the same accuracy everywhere (see `TransferTables.spread`).
 

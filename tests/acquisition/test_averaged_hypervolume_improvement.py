@@ -69,7 +69,7 @@ def test_mixtures_are_exact() -> None:
 
 
 def test_is_the_mean_of_sampled_improvements() -> None:
-    models, Y = problem(3)
+    models, Y = problem(2)
     ref = Y.amin(0)
     boxes = FastNondominatedPartitioning(ref, Y)
     x = points(1)

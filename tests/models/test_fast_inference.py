@@ -38,13 +38,13 @@ from botorch_structured.models import (
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
-    fast_inference,
+    map_fit,
 )
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    fit_map,
     training_prior,
 )
+from botorch_structured.models.map_fit import fit_map
 from botorch_structured.spaces import ParameterTree
 
 TREE = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
@@ -417,7 +417,7 @@ def test_options_of_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, mll = cached()
     seen: list[Any] = []
     monkeypatch.setattr(
-        fast_inference, "fit_fallback", lambda mll, **kwargs: seen.append(kwargs)
+        map_fit, "fit_fallback", lambda mll, **kwargs: seen.append(kwargs)
     )
     ours = {"maxiter": 7, "ftol": 1e-3}
     given = {"options": {"maxiter": 2}, "method": "L-BFGS-B"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import (
@@ -26,7 +27,7 @@ from botorch_structured.acquisition import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.fast_inference import PointMoments
-from botorch_structured.optim.closed_form import closed_form
+from botorch_structured.optim.closed_form import closed_form, near
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.transforms import ClipTail
 
@@ -111,12 +112,12 @@ def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
     value, gradient = closed_form(acqf, X, gradient=True)
     expected, slope = by_autograd(acqf, X)
     # BoTorch's own derivatives lose digits in proportion to u^2
-    near = u > -100
+    close = u > -100
     tolerance = {"rtol": 1e-9, "atol": 1e-12}
     if dtype == torch.float:
-        near, tolerance = u > -10, {"rtol": 2e-4, "atol": 1e-6}
-    torch.testing.assert_close(value[near], expected[near], **tolerance)
-    torch.testing.assert_close(gradient[near], slope[near], **tolerance)
+        close, tolerance = u > -10, {"rtol": 2e-4, "atol": 1e-6}
+    torch.testing.assert_close(value[close], expected[close], **tolerance)
+    torch.testing.assert_close(gradient[close], slope[close], **tolerance)
     torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
     assert gradient.isfinite().all()
     if kind is LogExpectedImprovement and dtype == torch.double:
@@ -125,6 +126,61 @@ def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
         torch.testing.assert_close(
             gradient[far, 0], -u[far] / sigma[far], rtol=1e-6, atol=0.0
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("maximize", [True, False])
+@pytest.mark.parametrize("best_f", [-4.0, 0.5, 9.0])
+def test_near_rows(kind: type, maximize: bool, best_f: float) -> None:
+    """Of rows of which two columns change."""
+    acqf = kind(make(), best_f=best_f, maximize=maximize)
+    check_near(acqf)
+
+
+def check_near(acqf: Any) -> None:
+    X = points(4, 3)
+    columns = np.array([[1, 2], [3, 4], [5, 1], [2, 5]])
+    values = 4.0 * np.random.default_rng(0).uniform(size=(4, 6, 2))
+    local = near(acqf, X, columns)
+    assert local is not None
+    every = X.unsqueeze(1).repeat(1, 6, 1)
+    index = torch.from_numpy(columns).unsqueeze(1).expand(4, 6, 2)
+    every = every.scatter(-1, index, torch.from_numpy(values))
+    value, slope = closed_form(acqf, every.flatten(0, 1), gradient=True)
+    slope = slope.view(4, 6, -1).gather(-1, index)
+    for rows in (np.arange(4), np.array([2, 0])):
+        found = local(values[rows], rows)
+        expected = value.view(4, 6)[rows], slope[rows]
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), b, rtol=1e-9, atol=1e-11)
+
+
+def test_near_rows_of_a_mixture_with_a_prior() -> None:
+    """One part of which has no weight."""
+    bounds = torch.tensor([[0.0], [4.0]]).double().repeat(1, 6)
+    bounds[:, 0] = torch.tensor([0.0, 2.0])
+    space = SearchSpace([f"x{c}" for c in range(6)], bounds, TREE)
+    models = [make(), make(ConditionalGP), make(leaf_kernel="rbf")]
+    mixture = AveragedLogExpectedImprovement(models, 0.5, weights=[0.7, 0.3, 0.0])
+    check_near(mixture)
+    prior = InteriorPrior(space)
+    check_near(
+        PriorGuidedAcquisitionFunction(mixture, prior, log=True, prior_exponent=0.3)
+    )
+
+
+def test_without_a_form_near_rows() -> None:
+    X, columns = points(2, 3), np.array([[1], [2]])
+    plain = SingleTaskGP(points(8, 0), points(8, 0)[:, :1])
+    for acqf in (
+        LogExpectedImprovement(plain, best_f=0.0),
+        ProbabilityOfImprovement(make(), best_f=0.0),
+        AveragedLogExpectedImprovement([make(), plain], 0.5),
+        PriorGuidedAcquisitionFunction(
+            LogExpectedImprovement(make(), best_f=0.0), torch.nn.Identity(), log=True
+        ),
+    ):
+        assert near(acqf, X, columns) is None
 
 
 class OtherPosterior(TreeStructuredGP):

@@ -109,10 +109,11 @@ def objective(function):  # noqa: ANN001, ANN201
 
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
         calls.append(len(U))
-        leaf = torch.from_numpy(U).requires_grad_()
-        value = function(leaf, torch.from_numpy(start))
+        leaf = torch.from_numpy(U.reshape(-1, U.shape[-1])).requires_grad_()
+        value = function(leaf, torch.from_numpy(start.repeat(U.shape[1])))
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach().numpy(), gradient.numpy()
+        value, gradient = value.detach().numpy(), gradient.numpy()
+        return value.reshape(U.shape[:2]), gradient.reshape(U.shape)
 
     return value_and_gradient, calls
 
@@ -138,8 +139,8 @@ def test_quadratics_with_interior_and_bounded_optima(device) -> None:
     assert (value.cpu() >= f(U0, every)).all()
     # The best one is exact: first-order conditions with bounds.
     best = value.argmax().item()
-    _, gradient = vg(U.cpu().numpy(), every.cpu().numpy())
-    g, u = torch.from_numpy(gradient[best]), U[best].cpu()
+    _, gradient = vg(U.cpu().numpy()[:, None], every.cpu().numpy())
+    g, u = torch.from_numpy(gradient[best, 0]), U[best].cpu()
     stuck = ((u == 0) & (g <= 0)) | ((u == 1) & (g >= 0))
     assert (g.abs()[~stuck] < 1e-5).all()
     assert len(calls) < 42
@@ -181,7 +182,7 @@ def test_invalid_coordinates_and_points_stay() -> None:
     assert float(U[0, 1]) == 0.3
     assert (U[:, 0] <= 0.6).all()
     assert value.isfinite().all()
-    assert (value.numpy() >= vg(U0.numpy(), np.arange(2))[0]).all()
+    assert (value.numpy() >= vg(U0.numpy()[:, None], np.arange(2))[0][:, 0]).all()
     # Up to the border of what is admissible, and then along it.
     assert float(U[1, 0]) > 0.59
     assert float(U[1, 1]) == pytest.approx(0.9, abs=1e-6)

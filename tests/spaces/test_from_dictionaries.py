@@ -69,6 +69,7 @@ def test_ranges(values: Any, low: float, high: float, middle: float) -> None:
         ([1, 2, 4], True),
         (np.logspace(-3, 3, 7), True),
         (range(3), True),
+        ([0.1, 0.01, 0.001], True),
         ([4, 1, 2], False),
         ([None, 1, 2], False),
         ([False, True], False),
@@ -212,6 +213,14 @@ def test_of_dictionaries_that_overlap_the_first_is_taken() -> None:
 def test_what_is_no_configuration(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SearchSpace.from_dictionaries(LEARNERS).encode(config)
+
+
+def test_none_may_be_a_choice() -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"x": (0.0, 1.0)}, {"x": (0.0, 1.0), "depth": [None, 3]}]
+    )
+    configs = [{"x": 0.5}, {"x": 0.5, "depth": None}, {"x": 0.5, "depth": 3}]
+    assert space.decode(space.encode(configs)) == configs
 
 
 def test_rows_of_a_table() -> None:

@@ -29,6 +29,7 @@ def test_best_so_far_and_evaluations_on_each_path(tmp_path: Path) -> None:
     assert "5" in texts(tree)
     figure.savefig(tmp_path / "study.png")
     assert (tmp_path / "study.png").stat().st_size > 10_000
+    assert figure._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]
 
 
 def test_many_paths_have_bars() -> None:

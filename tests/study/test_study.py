@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,10 +43,10 @@ def points(study: Study) -> Tensor:
     return SPACE.encode([trial.config for trial in study.trials])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(20))
 def test_equals_the_explicit_loop(seed: int) -> None:
-    study = run(Study(SPACE, seed=seed), 12)
-    assert torch.equal(points(study), explicit_loop(seed, 12))
+    study = run(Study(SPACE, seed=seed), 8)
+    assert torch.equal(points(study), explicit_loop(seed, 8))
     config, best = study.best
     assert best == min(t.value for t in study.trials if t.value is not None)
     assert value(config) == best
@@ -146,6 +145,7 @@ def test_an_exhausted_space_is_an_error() -> None:
         (math.nan, "value: expected a finite number, or None for a failure, got nan"),
         (math.inf, "None for a failure, got inf"),
         ("0.5", "expected a finite number.*'0.5'"),
+        (10**400, "expected a finite number"),
         (torch.zeros(1, 1), r"expected a finite number.*tensor\(\[\[0.\]\]\)"),
         ({"loss": 1.0}, r"expected numbers for \['value'\], got them for \['loss'\]"),
         ({"value": math.nan}, r"value\['value'\]: expected a finite number"),
@@ -177,6 +177,14 @@ def test_bad_arguments() -> None:
         study.tell({"learner": "svm"}, 1.0)
     with pytest.raises(ValueError, match="cost: expected a positive number"):
         study.tell(study.ask()[0], 1.0, cost=0.0)
+    with pytest.raises(ValueError, match="config: expected one configuration, got s"):
+        study.tell(study.ask(), 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="config: expected a mapping"):
+        study.tell("svm", 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="configs: expected a list"):
+        study.tell_many(study.ask()[0], [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="log: expected a path, got 3"):
+        Study(SPACE, log=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="values: expected 1, one for each"):
         study.tell_many(study.ask(), [])
     assert not study.trials
@@ -253,57 +261,6 @@ def test_dictionaries_will_do() -> None:
     assert {config["kernel"] for config in study.ask(2)} == {"rbf", "no"}
 
 
-def table(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "table.csv"
-    path.write_text(text)
-    return path
-
-
-def test_a_table_is_told_row_by_row(tmp_path: Path) -> None:
-    names = [*SPACE.names, "loss", "memory", "cost"]
-    configs = SPACE.decode(SPACE.starts(seed=0))
-    outcomes = [(0.5, 3.0, 10.0), ("", "", 2.0), (0.25, 9.0, "")]
-    rows = [
-        {**c, **dict(zip(names[-3:], o, strict=True))}
-        for c, o in zip(configs, outcomes, strict=False)
-    ]
-    lines = [",".join(str(row.get(name, "")) for name in names) for row in rows]
-    path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
-    study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
-    study.read_csv(path)
-    assert [t.config for t in study.trials] == configs[:3]
-    assert [t.cost for t in study.trials] == [10.0, 2.0, None]
-    assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
-    assert study.best == (configs[0], 0.5)  # 0.25 needs too much memory
-    assert study.ask() == [configs[3]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "a,loss\n0.5,1\n0.6,\n0.7,x\n",
-            "line 4: value.*a finite number.*'x'",
-        ),
-        ("a,loss\n0.5,1\n7,1\n", r"line 3: .*'a': expected a number in \[0.0, 1.0\]"),
-        ("a,b,loss\n0.5,0.5,1\n", r"line 2: .*unknown ones \['b'\]"),
-        ("a,loss\n0.5\n", "line 2: expected 2 cells as in line 1"),
-        ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
-        ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
-        ("", "line 1: expected columns"),
-        ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
-    ],
-)
-def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None:
-    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())
-    study = Study(space, {"loss": "minimize"})
-    with pytest.raises(ValueError, match=f"table.csv {message}"):
-        study.read_csv(table(tmp_path, text))
-    assert not study.trials
-    with pytest.raises(ValueError, match="objectives: expected other names"):
-        Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
-
-
 def test_several_objectives_have_a_front() -> None:
     study = Study(SPACE, {"loss": "minimize", "speed": "maximize"}, seed=0)
     assert study.pareto == []
@@ -320,3 +277,71 @@ def test_a_study_in_memory_can_be_pickled() -> None:
     study = run(Study(SPACE, seed=0), 6)
     again = pickle.loads(pickle.dumps(study))
     assert again.ask() == study.ask()
+
+
+def test_equals_the_explicit_loop_with_constraints_and_costs() -> None:
+    n, failed = 8, 5
+
+    def measure(config: dict[str, Any], i: int) -> tuple[list[float], float]:
+        cost = math.nan if i == 3 else 1.0 + i % 3
+        if i == failed:
+            return [math.nan] * 3, cost
+        a = value(config)
+        return [a, float(SPACE.encode(config)[0, -1]), a / 3], cost
+
+    rules = ["c <= 0.5", "b >= -0.9"]
+    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, rules, seed=1, costs=True)
+    for i in range(n):
+        (config,) = study.ask()
+        outcomes, cost = measure(config, i)
+        told = dict(zip("abc", outcomes, strict=True)) if i != failed else None
+        study.tell(config, told, None if math.isnan(cost) else cost)
+
+    X = SPACE.starts(seed=1)
+    rows: list[tuple[list[float], float]] = []
+    while len(rows) < n:
+        for config in SPACE.decode(X[len(rows) :]):
+            rows.append(measure(config, len(rows)))
+        if len(rows) < n:
+            ABC = torch.tensor([row for row, _ in rows], dtype=torch.double)
+            a, b, c = ABC.unbind(-1)
+            suggestion = suggest(
+                SPACE,
+                X,
+                torch.stack([-a, b], -1).nan_to_num(nan=-math.inf),
+                seed=1 + len(rows),
+                train_C=torch.stack([c - 0.5, -0.9 - b], -1),
+                train_cost=torch.tensor([[t] for _, t in rows], dtype=torch.double),
+            )
+            X = torch.cat([X, suggestion.X])
+    assert torch.equal(points(study), X)
+    # two models of four outcomes, and one of the cost
+    assert len(study.models) == 9 and study.model is study.models[0]
+    for _, values in study.pareto:
+        assert values["c"] <= 0.5 and values["b"] >= -0.9
+
+
+def test_costs_are_recorded_only_unless_they_are_asked_for() -> None:
+    plain, costly = Study(SPACE, seed=0), Study(SPACE, seed=0, costs=True)
+    for study in (plain, costly):
+        for _ in range(9):
+            (config,) = study.ask()
+            study.tell(config, value(config), cost=1.0 + 99.0 * config["x1"])
+    assert torch.equal(points(plain), explicit_loop(0, 9))
+    assert not torch.equal(points(plain), points(costly))
+
+
+def test_nothing_is_feasible_yet() -> None:
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= -1"], seed=0)
+    for config in (*study.ask(4), *study.ask(2)):
+        study.tell(config, {"loss": value(config), "memory": value(config)})
+    with pytest.raises(ValueError, match="with a value and memory <= -1.0, got none"):
+        study.best  # noqa: B018
+    assert study.pareto == [] and len(study.ask(2)) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_outcomes_that_are_all_alike() -> None:
+    study = Study({"a": [1, 2, 3], "b": (0.0, 1.0)}, seed=0)
+    study.optimize(lambda config: 1.0, 5, progress=False)
+    assert repr(study) == "Study(value, 5 trials, 0 pending, best value 1)"

@@ -39,10 +39,10 @@ def volume(Y: Tensor) -> float:
 
 
 def search(
-    evaluate: Callable[[Tensor], dict[str, Tensor]], n: int, seed: int
+    evaluate: Callable[[Tensor], dict[str, Tensor]], n: int, seed: int, random: int = 2
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``n`` evaluations from one start on each path."""
-    X, last = SPACE.starts(seed=seed), None
+    """``n`` evaluations, of which the first ones are random."""
+    X, last = SPACE.sample(random, seed=seed), None
     data = evaluate(X)
     while len(X) < n:
         last = suggest(SPACE, X, start_from=last, seed=seed, **data)
@@ -54,9 +54,12 @@ def search(
 def test_the_front_of_two_objectives() -> None:
     """Larger than that of random search after 25 evaluations, for each of 5 seeds."""
     for seed in range(5):
-        _, data = search(lambda X: {"train_Y": conflict(X)}, 25, seed)
+        _, data = search(lambda X: {"train_Y": conflict(X)}, 25, seed, random=8)
         random = conflict(SPACE.sample(25, seed=seed))
         assert volume(data["train_Y"]) > volume(random)
+        line = torch.linspace(0.2, 0.7, 500, dtype=torch.double).unsqueeze(-1)
+        best = conflict(line.expand(-1, 6).index_fill(1, torch.tensor([0]), 1.0))
+        assert volume(data["train_Y"]) > 0.95 * volume(best)
 
 
 def constrained(X: Tensor) -> dict[str, Tensor]:
@@ -70,12 +73,10 @@ def test_a_constraint_that_the_best_points_break() -> None:
     """The best feasible point is on the edge of the ball, nearest to 0.9."""
     edge = 0.25 + 0.1 / math.sqrt(2.0)
     best = -0.1 * 2.0 * (0.9 - edge) ** 2
-    for seed in range(2):
-        _, data = search(constrained, 25, seed)
-        feasible = data["train_C"] <= 0.0
-        assert float(data["train_Y"][feasible].max()) > best - 1e-3
-        # where unconstrained search goes
-        assert float(data["train_Y"].max()) > best
+    _, data = search(constrained, 20, 0)
+    feasible = data["train_C"] <= 0.0
+    assert float(data["train_Y"][feasible].max()) > best - 1e-3
+    assert float(data["train_Y"].max()) > best  # where unconstrained search goes
 
 
 def test_while_nothing_is_feasible_the_constraint_leads() -> None:
@@ -94,11 +95,11 @@ def test_two_objectives_and_a_constraint() -> None:
     def evaluate(X: Tensor) -> dict[str, Tensor]:
         return {"train_Y": conflict(X), "train_C": distance(X, 0.2)[:, None] - 0.2}
 
-    _, data = search(evaluate, 20, 0)
+    _, data = search(evaluate, 18, 0)
     feasible = (data["train_C"] <= 0.0).flatten()
     line = torch.linspace(0.2, 0.2 + (0.2 / 3.0) ** 0.5, 500, dtype=torch.double)
     best = line.unsqueeze(-1).expand(-1, 6).index_fill(1, torch.tensor([0]), 1.0)
-    assert volume(data["train_Y"][feasible]) > 0.8 * volume(conflict(best))
+    assert volume(data["train_Y"][feasible]) > 0.9 * volume(conflict(best))
 
 
 def jenatton(n: int, seed: int = 0) -> tuple[SearchSpace, Tensor, Tensor]:
@@ -109,7 +110,7 @@ def jenatton(n: int, seed: int = 0) -> tuple[SearchSpace, Tensor, Tensor]:
 
 @pytest.mark.parametrize(("unit", "shift"), [(1e-9, 5.0), (1e9, 0.0), (1e-12, 0.0)])
 def test_units_do_not_matter(unit: float, shift: float) -> None:
-    space, X, Y = jenatton(12)
+    space, X, Y = jenatton(10)
     two = torch.cat([Y, X.cos().sum(-1, keepdim=True)], dim=-1)
     outcomes = {"train_Y": Y, "train_C": two[:, 1:] - two[:, 1:].median()}
     cost = 1.0 + X[:, -1:]

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
-from botorch_structured.models.fast_inference import fit_map
+from botorch_structured.models.map_fit import fit_map
 
 # The objective is per outcome: finer tolerances change no prediction. On exact data the
 # cap ends a fit; a second one goes on from there.

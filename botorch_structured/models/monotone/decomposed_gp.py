@@ -54,7 +54,7 @@ from botorch_structured.models.checks import (
     check_tensor,
     columns_of,
 )
-from botorch_structured.models.fast_inference import fit_map
+from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import single_task_objective
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,

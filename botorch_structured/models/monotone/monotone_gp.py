@@ -71,7 +71,6 @@ from botorch_structured.models.checks import (
 )
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    fit_map,
     has_methods_of,
     noise_at,
     with_variance_floor,
@@ -81,6 +80,7 @@ from botorch_structured.models.input_transforms import (
     refuse_categories,
     refuse_dependencies,
 )
+from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import (
     ArrayGP,
     EvidenceObjective,

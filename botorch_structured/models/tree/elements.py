@@ -49,10 +49,9 @@ from torch.func import functional_call
 
 from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.models.fast_inference import (
-    FIT_OPTIONS,
-    fit_map,
     with_variance_floor,
 )
+from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
@@ -373,8 +372,8 @@ def objectives_of_elements(
         inputs = X[index]
         # outputs have the same inputs, and so the same leaves
         if first is None or not torch.equal(inputs, first):
-            first, layout = inputs, model.covar_module.structure(inputs).layout
-        objective = LeafObjective.of(mll, index, layout)
+            first, structure = inputs, model.covar_module.structure(inputs)
+        objective = LeafObjective.of(mll, index, structure)
         if objective is None:
             return []
         out.append(objective)

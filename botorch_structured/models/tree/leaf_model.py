@@ -29,11 +29,6 @@ from botorch.models.transforms.input import (
     Log10,
     Normalize,
 )
-from botorch.models.transforms.outcome import (
-    ChainedOutcomeTransform,
-    OutcomeTransform,
-    Standardize,
-)
 from botorch.models.utils import check_min_max_scaling
 from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
@@ -41,7 +36,6 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.operators import DenseLinearOperator
@@ -55,18 +49,16 @@ from botorch_structured.models.checks import (
     check_training_data,
 )
 from botorch_structured.models.fast_inference import (
-    FIT_OPTIONS,
     FastSingleTaskGP,
     PointMoments,
-    accept_rounding,
-    fit_map,
     has_methods_of,
     noise_is_known,
     with_gradient,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.outcome_scale import AnyScaleStandardize, ScaledNormal
+from botorch_structured.models.map_fit import FIT_OPTIONS, accept_rounding, fit_map
+from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
     evidence_of_elements,
@@ -88,15 +80,19 @@ from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
     differentiable_moments,
 )
+from botorch_structured.models.tree.local_moments import Indices, MomentsNear
 from botorch_structured.models.tree.objective import LeafObjective
-from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.point_moments import (
+    MEANS_OF_PATHS,
+    moments_near,
+    outcome_scaling,
+    point_moments,
+)
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
 )
 from botorch_structured.models.tree.warm_start import FitRecord, take_values
 from botorch_structured.spaces import ParameterTree, SearchSpace
-from botorch_structured.transforms import ClipTail
 
 #: After so many fits that start from an earlier one, a full one is made.
 MAX_SHORT_FITS = 4
@@ -113,22 +109,8 @@ _SMALL = 200
 _MANY_WEIGHTS = 512
 # Numbers whose scales are checked at a time.
 _CHECKED_NUMBERS = 2**18
-# Outcome transforms by which moments of one outcome are scaled and shifted.
-_LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 # What moments come from.
 _WAY_OF_A_POSTERIOR = "posterior", "_point_posterior", "__call__", "_fast_posterior"
-# Prior means that are constant on a path.
-_MEANS_OF_PATHS = (ConstantMean, PathMean)
-
-
-def _scaling(outcome: OutcomeTransform | None) -> tuple[bool, OutcomeTransform | None]:
-    """Whether moments are only scaled and shifted back, and what does it (or None)."""
-    if outcome is None or type(outcome) is not ChainedOutcomeTransform:
-        return type(outcome) in _LINEAR_IN_ONE_OUTCOME, outcome
-    # predictions stay on the scale of a clipped tail
-    parts = [part for part in outcome.values() if type(part) is not ClipTail]
-    known = len(parts) <= 1 and all(type(p) in _LINEAR_IN_ONE_OUTCOME for p in parts)
-    return known, parts[0] if known and parts else None
 
 
 def read_arguments(
@@ -437,7 +419,8 @@ class LeafModel(FastSingleTaskGP):
         predictor, cache = self._predictor(), self._moments_cache
         if cache is None or cache[0] is not predictor:
             pair = (self.covar_module, predictor)
-            moments = LeafMoments.of([pair], self.train_inputs[0])
+            X = self.train_inputs[0]
+            moments = LeafMoments.of([pair], X, self._structure(X).places)
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 
@@ -470,7 +453,7 @@ class LeafModel(FastSingleTaskGP):
         """See ``FastSingleTaskGP._point_posterior``."""
         outcome = getattr(self, "outcome_transform", None)
         own = has_methods_of(LeafModel, self, "__call__", "_fast_posterior")
-        linear, outcome = _scaling(outcome)
+        linear, outcome = outcome_scaling(outcome)
         if propagate_grads.on() or not (own and linear):
             return None
         self.eval()
@@ -495,60 +478,28 @@ class LeafModel(FastSingleTaskGP):
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
         """See ``FastInference.point_moments``."""
-        targets = self.train_targets
-        linear, outcome = _scaling(getattr(self, "outcome_transform", None))
-        at_hand = (
-            X.dtype == targets.dtype
-            and X.device == targets.device
-            and len(X) > 0
-            and type(self.mean_module) in (*_MEANS_OF_PATHS, OldStudiesMean)
-            and linear
-            and has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
-        )
-        if not at_hand:
-            return None
-        self.eval()
-        moments = self._moments() if self._use_predictor() else None
-        if moments is None:
-            return None
-        self._check_points(X)
-        point = X.detach().requires_grad_(gradient and hasattr(self, "input_transform"))
-        with torch.enable_grad():
-            transformed = self.transform_inputs(point)
-        chained = point.requires_grad
-        if len(transformed) != len(X) or transformed.requires_grad != chained:
-            return None
-        scale, shift = 1.0, 0.0
-        if outcome is not None:
-            scale, shift = outcome.stdvs.item(), outcome.means.item()
-        rises = gradient and type(self.mean_module) is OldStudiesMean
-        at = transformed.detach().requires_grad_(rises)
-        with torch.no_grad():
-            found = moments(transformed.detach(), gradient, path)
-            mean, variance = found.mean, found.variance
-            if type(self.mean_module) is ConstantMean:
-                shift += scale * self.mean_module.constant.item()
-            else:
-                with torch.set_grad_enabled(rises):
-                    prior = self.mean_module(at)
-                mean = mean + prior.detach()
-            floor = settings.min_variance.value(X.dtype)
-            above = variance > floor
-            mean = mean.mul(scale).add_(shift)
-            variance = variance.clamp_min(floor).mul_(scale**2)
-        if found.mean_gradient is None or found.variance_gradient is None:
-            return PointMoments(mean, variance)
-        slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
-        if rises:
-            slopes[0] = slopes[0] + scale * torch.autograd.grad(prior.sum(), at)[0]
-        if not above.all():
-            slopes[1] *= above.unsqueeze(-1)
-        if chained:
-            slopes = [
-                torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
-                for slope in slopes
-            ]
-        return PointMoments(mean, variance, *slopes)
+        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
+        return point_moments(self, X, gradient, path) if own else None
+
+    def moments_near(
+        self, X: Tensor, columns: Indices, path: bool = False
+    ) -> MomentsNear | None:
+        """``point_moments`` of rows of which only some columns change; or None.
+
+        For climbs, in which no row leaves its path: what does not depend on these
+        columns is looked up once.
+
+        Args:
+            X: ``S x d``, not transformed.
+            columns: ``S x k`` columns, one list for each row.
+            path: Whether those of ``path_posterior`` are wanted.
+
+        Returns:
+            A function of values of these columns, ``n x w x k``, and of the numbers of
+            the ``n`` rows whose columns they are. It keeps the model's present state.
+        """
+        own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
+        return moments_near(self, X, columns, path) if own else None
 
     @property
     def path_columns(self) -> list[int]:
@@ -556,7 +507,7 @@ class LeafModel(FastSingleTaskGP):
         kernel, tree = self.covar_module, self.tree
         known = (
             type(kernel) is TreeStructuredKernel
-            and type(self.mean_module) in _MEANS_OF_PATHS
+            and type(self.mean_module) in MEANS_OF_PATHS
             and _is_by_column(getattr(self, "input_transform", None))
         )
         if not known:
@@ -731,8 +682,8 @@ class LeafModel(FastSingleTaskGP):
         if not (self._has_own_evidence() and self._is_structured()):
             return None
         mll.train()
-        layout = self._structure(self.train_inputs[0]).layout
-        return LeafObjective.of(mll, layout=layout)
+        structure = self._structure(self.train_inputs[0])
+        return LeafObjective.of(mll, structure=structure)
 
     @classmethod
     def construct_inputs(
@@ -762,10 +713,11 @@ class LeafModel(FastSingleTaskGP):
         if hierarchical_dependencies is None:
             raise ValueError(
                 "hierarchical_dependencies: expected {column: {value: [columns]}}, "
-                "with {} for a space without decisions, got None. In Ax, keep the "
-                "hierarchy: give the generator transforms=Mixed_transforms + Y_trans "
-                "and transform_configs={'Cast': {'flatten_hss': False}}; where there "
-                "is none, give the ModelConfig "
+                "with {} for a space without decisions, got None. In Ax, use "
+                "botorch_structured.integrations.ax.structured_generation_strategy, or "
+                "keep the hierarchy: give the generator transforms=Mixed_transforms + "
+                "Y_trans and transform_configs={'Cast': {'flatten_hss': False}}; where "
+                "there is none, give the ModelConfig "
                 "model_options={'hierarchical_dependencies': {}}."
             )
         categorical = list(categorical_features or [])

@@ -25,219 +25,45 @@ same leaves: rows are looked up once, and moments of all elements computed toget
 
 from __future__ import annotations
 
-__all__ = ["LeafMoments", "PathTables", "differentiable_moments"]
+__all__ = ["LeafMoments", "differentiable_moments"]
 
-import math
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.linalg.correlations import Correlation, squared_distance
 from botorch_structured.models.fast_inference import PointMoments
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
-from botorch_structured.models.tree.tree_structured_kernel import (
-    TreeStructuredKernel,
-    WeightFeatures,
-    one_hot_code,
+from botorch_structured.models.tree.local_moments import LocalMoments
+from botorch_structured.models.tree.path_tables import (
+    PathTables,
+    codes_of,
+    has_tables,
+    path_tables,
 )
+from botorch_structured.models.tree.tree_structured_kernel import one_hot_code
 
 # Decision values, paths without data and sets of leaves that are kept.
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
 # Numbers that a compression of J takes at once.
 _MAX_NUMBERS = 1 << 22
+# Numbers of the factors that ``near`` puts side by side.
+_MAX_LOCAL = 1 << 18
+# What a path has there.
+_TABLES = (
+    *("inputs", "inverse", "data", "squares", "labels", "rates", "codes"),
+    *("variance", "constant", "inverse_chol", "alpha", "of_data", "still"),
+    *("of_features", "columns"),
+)
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
-
-
-# -- a kernel, path by path -------------------------------------------------------
-
-
-class PathTables(NamedTuple):
-    """The covariance on ``m`` paths; unused places have zero factors.
-
-    Columns are those of ``extend``.
-
-    Attributes:
-        correlation: k.
-        inputs: Columns that K_p sees, ``m x E``.
-        inverse: Diagonal of S, ``m x E``.
-        variance: v, ``m``.
-        constant: c, ``m``.
-        weights: The weights of the path, ``m x D``; V where unused.
-        columns: j, ``m x D``.
-        level: a, ``m x D``.
-        slope: b, ``m x D``.
-        wave: u, ``m x D``.
-        frequency: w, ``m x D``.
-        phase: f, ``m x D``.
-    """
-
-    correlation: Correlation
-    inputs: Tensor
-    inverse: Tensor
-    variance: Tensor
-    constant: Tensor
-    weights: Tensor
-    columns: Tensor
-    level: Tensor
-    slope: Tensor
-    wave: Tensor
-    frequency: Tensor
-    phase: Tensor
-
-
-def _codes_of(kernel: LeafKernel) -> dict[int, Tensor]:
-    """Categorical columns and their known values."""
-    if not isinstance(kernel, TreeStructuredKernel):
-        return {}
-    weights, leaf = kernel.weights, kernel.leaf_hyperparameters
-    codes = {c: getattr(weights, f"known_{c}") for c in weights.onehot_columns}
-    return codes | {c: getattr(leaf, f"known_{c}") for c in kernel._categorical}
-
-
-def _extended(kernel: LeafKernel, codes: dict[int, Tensor]) -> dict[int, range]:
-    """Categorical columns and the columns of their codes."""
-    start, out = kernel.tree.dim, {}
-    for column, known in codes.items():
-        out[column] = range(start, start + len(known) + 1)
-        start += len(known) + 1
-    return out
-
-
-def path_tables(
-    kernel: LeafKernel, X: Tensor, weights: Tensor | None = None
-) -> PathTables:
-    """The covariance on the paths of some rows, with the present hyperparameters.
-
-    Args:
-        kernel: A kernel of this form, see ``has_tables``.
-        X: Transformed inputs, ``m x d``.
-        weights: The weights of each path in the order wanted, ``m x D``.
-    """
-    if isinstance(kernel, TreeStructuredKernel):
-        return _tree_tables(kernel, X, weights)
-    assert isinstance(kernel, ConditionalKernel)
-    return _conditional_tables(kernel, X)
-
-
-def has_tables(kernel: LeafKernel) -> bool:
-    """Whether a kernel has the form of ``PathTables`` on every path."""
-    if kernel.batch_shape:
-        return False
-    if type(kernel) is ConditionalKernel:
-        return stationary_form(kernel.base_kernel) is not None
-    return type(kernel) is TreeStructuredKernel and not kernel.is_product
-
-
-def _tree_tables(
-    kernel: TreeStructuredKernel, X: Tensor, used: Tensor | None
-) -> PathTables:
-    places = kernel.locate(X)
-    extended = _extended(kernel, _codes_of(kernel))
-    scale = kernel.weights.prior_scale()
-    # columns of the codes, whose squared distance is 1 between different values
-    encoded = [kernel.columns[j] for j in kernel.encoded_columns]
-    factor = torch.ones(len(encoded) + 1).to(scale)
-    codes = {c: iter(extended[c]) for c in extended}
-    for i, c in enumerate(encoded):
-        if c in codes:
-            encoded[i], factor[i] = next(codes[c]), math.sqrt(0.5)
-    column = torch.tensor([*encoded, 0])
-    inverse = kernel.leaf_hyperparameters.inverse_lengthscale(places.path)
-    inverse = pad(inverse[..., kernel.encoded_columns], (0, 1)) * factor
-    inputs = positions(places.seen[:, kernel.encoded_columns])
-    variance = kernel.leaf_hyperparameters.scale(places.path, places.nodes)
-    constant = kernel.weights.undeclared_variance(places.codes).to(scale)
-    if used is None:
-        used = positions(kernel.weights.active_weights(places.active, places.nodes))
-    columns, *factors = _feature_tables(
-        kernel.weights, places.active, kernel.correlation, scale, extended
-    )
-    return PathTables(
-        kernel.correlation,
-        column[inputs],
-        inverse.expand(len(X), -1).gather(-1, inputs),
-        variance.expand(len(X)),
-        constant,
-        used,
-        columns.gather(-1, used),
-        *(table[used] for table in factors),
-    )
-
-
-def _feature_tables(
-    weights: WeightFeatures,
-    active: Tensor,
-    correlation: Correlation,
-    scale: Tensor,
-    extended: dict[int, range],
-) -> tuple[Tensor, ...]:
-    """Columns of weights on paths, ``m x (V + 1)``; a, b, u, w and f, ``V + 1``."""
-    m, waves = len(active), 2 * weights.num_frequencies
-    constants = weights.num_inner + weights.num_offsets
-    fixed = [0] * constants + weights.linear_columns
-    for column in weights.onehot_columns:
-        fixed += extended[column]
-    linear = len(fixed) - constants
-    fixed += [c for c in weights.smooth_columns for _ in range(waves)]
-    columns = [torch.tensor(fixed, dtype=torch.long).expand(m, -1)]
-    for group in weights.aligned_columns:
-        member = active[:, group].to(torch.uint8).argmax(-1)
-        columns.append(torch.tensor(group)[member].unsqueeze(-1).expand(-1, waves))
-    columns.append(torch.zeros(m, 1, dtype=torch.long))
-    kinds = [
-        kind for kind in ("smooth", "aligned") if getattr(weights, f"{kind}_columns")
-    ]
-    frequency = getattr(weights, f"{correlation.name}_frequencies").to(scale)
-    parts = [scale.new_zeros(constants + linear)]
-    for kind in kinds:
-        lengthscale = getattr(weights, f"{kind}_lengthscale").value.mT  # groups x 1
-        parts.append((frequency / lengthscale).repeat(1, 2).flatten())
-    speed = torch.cat([*parts, scale.new_zeros(1)])
-    kind_of = torch.full((len(speed),), 2)
-    kind_of[:constants], kind_of[constants : constants + linear] = 0, 1
-    scale = pad(scale, (0, 1))
-    level, slope, wave = (torch.where(kind_of == k, scale, 0.0) for k in range(3))
-    # the cosines of a column come before its sines
-    phase = torch.zeros_like(scale)
-    turn = phase[constants + linear : -1].view(-1, 2, weights.num_frequencies)
-    turn[:, 0] = 0.5 * math.pi
-    return torch.cat(columns, dim=-1), level, slope, wave, speed, phase
-
-
-def _conditional_tables(kernel: ConditionalKernel, X: Tensor) -> PathTables:
-    form = stationary_form(kernel.base_kernel)
-    assert form is not None
-    active = kernel.locate(X).active
-    seen = kernel.base_kernel.active_dims
-    column = torch.arange(kernel.tree.dim) if seen is None else seen
-    inputs = positions(active[:, column])
-    inverse = form.lengthscale.reciprocal().expand(1, len(column))
-    inverse = pad(inverse, (0, 1)).expand(len(X), -1).gather(-1, inputs)
-    none = inputs.new_zeros(len(X), 0)
-    factors = inverse.new_zeros(len(X), 0)
-    return PathTables(
-        form.correlation,
-        pad(column, (0, 1))[inputs],
-        inverse,
-        form.variance.expand(len(X)),
-        torch.zeros_like(inverse[:, 0]),
-        none,
-        none,
-        *(factors for _ in range(5)),
-    )
-
-
-# -- moments ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -254,6 +80,9 @@ class _Stack:
     inverse: Tensor  # U x 1 x E
     data: Tensor  # S x, U x N x E
     squares: Tensor  # their squared norms, U x 1 x N
+    labels: Tensor  # u x 1 x F
+    rates: Tensor  # U x 1 x F
+    codes: Tensor  # T x, U x N x F
     variance: Tensor  # U x 1 x 1
     constant: Tensor  # U x 1 x 1
     inverse_chol: Tensor  # L^-1, U x N x N
@@ -283,14 +112,14 @@ class _Stack:
             Means and variances, ``U x t``, and derivatives by the columns ``moving``,
             ``U x 2t x (E + D)``, those of the means first; or None.
         """
+        if not gradient:
+            return *self._values(X, rows), None
         scaled = self._columns(X, rows, self.inputs) * self.inverse
         distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
         distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
-        if gradient:
-            k, slope = self.correlation.value_and_slope(distance)
-        else:
-            k = self.correlation.value(distance)
-        k = torch.addcmul(self.constant, k, self.variance)
+        k, slope = self.correlation.value_and_slope(distance)
+        scale = self._scale(X, rows)
+        k = torch.addcmul(self.constant, k, scale)
         w = k @ self.inverse_chol.mT
         both = torch.baddbmm(self.still, w, self.of_data)
         if self.columns.shape[-1]:
@@ -302,10 +131,8 @@ class _Stack:
         y = both[..., 1:]
         variance = (self.variance + self.constant).squeeze(-1) - w.square().sum(-1)
         variance = variance + y.square().sum(-1)
-        if not gradient:
-            return both[..., 0], variance, None
         back = torch.baddbmm(w, y, self.of_data[..., 1:].mT, beta=-2.0, alpha=2.0)
-        slope = slope * (-2.0 * self.variance)
+        slope = slope * (-2.0 * scale)
         g = torch.cat([slope * self.alpha, slope * (back @ self.inverse_chol)], dim=1)
         twice = torch.cat([scaled, scaled], dim=1) * g.sum(-1, True)
         g = torch.baddbmm(twice, g, self.data, alpha=-1.0) * self.inverse
@@ -315,6 +142,53 @@ class _Stack:
             of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
             g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
         return both[..., 0], variance, g
+
+    def _values(self, X: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Means and variances alone, of which many points are wanted at once.
+
+        A new array of a thousand points takes as long as an operation on it, so there
+        are few of them, and distances are one product, of (S x, |S x|^2, 1).
+        """
+        scaled = self._columns(X, rows, self.inputs).numpy() * self.inverse.numpy()
+        width = scaled.shape[-1]
+        point = np.ones((*scaled.shape[:-1], width + 2), dtype=scaled.dtype)
+        point[..., :width] = scaled
+        np.einsum("ute,ute->ut", scaled, scaled, out=point[..., width])
+        k = point @ self._distances
+        np.maximum(k, 0.0, out=k)
+        self.correlation.array_value(k, k)
+        k *= self._scale(X, rows).numpy()
+        k += self.constant.numpy()
+        w = k @ self.inverse_chol.mT.numpy()
+        both = w @ self.of_data.numpy()
+        both += self.still.numpy()
+        if self.columns.shape[-1]:
+            a, b, u, frequency, phase = (factor.numpy() for factor in self.factors)
+            at = self._columns(X, rows, self.columns).numpy()
+            z = np.sin(at * frequency + phase)
+            z *= u
+            z += at * b
+            z += a
+            both += z @ self.of_features.numpy()
+        y = both[..., 1:]
+        variance = (self.variance + self.constant).squeeze(-1).numpy() + np.einsum(
+            "utr,utr->ut", y, y
+        )
+        variance -= np.einsum("utn,utn->ut", w, w)
+        return torch.from_numpy(both[..., 0]), torch.from_numpy(variance)
+
+    def _scale(self, X: Tensor, rows: Tensor | None) -> Tensor:
+        """The variance times the second factor, ``U x t x N``, or ``U x 1 x 1``."""
+        if not self.labels.shape[-1]:
+            return self.variance
+        codes = self._columns(X, rows, self.labels) * self.rates
+        return self.variance * torch.exp(-squared_distance(codes, self.codes))
+
+    @cached_property
+    def _distances(self) -> np.ndarray:
+        """What makes squared distances of (S x, |S x|^2, 1), ``U x (E + 2) x N``."""
+        ones = torch.ones_like(self.squares)
+        return torch.cat([-2.0 * self.data.mT, ones, self.squares], dim=1).numpy()
 
     def _columns(self, X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
         """Columns ``u x 1 x E`` of rows ``u x t``: ``U x t x E``, or ``1 x t x E``."""
@@ -329,7 +203,10 @@ class _Stack:
     @staticmethod
     def joined(stacks: Sequence[_Stack]) -> _Stack:
         """The stacks of elements, one after the other."""
-        first, shared = stacks[0], {"correlation", "elements", "inputs", "columns"}
+        first, shared = (
+            stacks[0],
+            {"correlation", "elements", "inputs", "labels", "columns"},
+        )
         if len(stacks) == 1:
             return first
         names = [f.name for f in fields(first) if f.name not in shared]
@@ -341,6 +218,11 @@ class _Stack:
         factors = zip(*(stack.factors for stack in stacks), strict=True)
         every["factors"] = tuple(torch.cat(same) for same in factors)
         return replace(first, elements=len(stacks), **every)
+
+    def tables(self) -> dict[str, Tensor]:
+        """What ``LocalMoments`` takes, ``u x a x b`` each."""
+        every = {name: getattr(self, name) for name in _TABLES}
+        return every | dict(zip("abuwf", self.factors, strict=True))
 
     def part(self, at: list[int]) -> _Stack:
         """Some of the leaves of one element."""
@@ -364,20 +246,30 @@ class LeafMoments:
             data; or those of ``m`` elements of a batch. Kernels differ in their
             hyperparameters only, and factors have one layout.
         X: Transformed training inputs, ``n x d``.
+        places: What the kernel's ``locate`` says of a row of each leaf, if known.
     """
 
     def __init__(
-        self, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        self,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> None:
+        self._places = places
         # a graph may be built after another correlation was chosen for the model's
         self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
         self.kernel, self.predictor = kernel, predictor = self._elements[0]
         self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
-        self._codes = _codes_of(kernel)
+        self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
         tree = kernel.tree
-        self._decisions = torch.tensor(tree.decision_columns, dtype=torch.long)
+        self._decisions = np.array(tree.decision_columns, dtype=np.int64)
+        # views of columns side by side need no copy
+        breaks = np.flatnonzero(np.diff(self._decisions) != 1) + 1
+        self._runs = [
+            slice(run[0], run[-1] + 1) for run in np.split(self._decisions, breaks)
+        ]
         # whose values move within an interval: looked up by path
         self._by_value = not tree.numeric_decisions
         keys = predictor.layout.keys.tolist()
@@ -385,7 +277,13 @@ class LeafMoments:
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
         self._lock = Lock()  # of what is below
-        self._found: dict[Any, tuple[int, int]] = {}
+        self._found: dict[bytes, tuple[int, int]] = {}
+        if self._by_value and len(keys) < _MAX_KEPT:  # those of the data
+            heads = self._rows.numpy()[:, self._decisions]
+            self._found = {
+                head.tobytes(): self._place_of_leaf[leaf]
+                for leaf, head in enumerate(heads)
+            }
         self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
@@ -393,7 +291,10 @@ class LeafMoments:
 
     @classmethod
     def of(
-        cls, elements: Sequence[tuple[LeafKernel, LeafPredictor]], X: Tensor
+        cls,
+        elements: Sequence[tuple[LeafKernel, LeafPredictor]],
+        X: Tensor,
+        places: Any = None,
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form or layouts differ."""
         layout = elements[0][1].layout
@@ -401,7 +302,7 @@ class LeafMoments:
             has_tables(kernel) and predictor.layout is layout and not predictor.masked
             for kernel, predictor in elements
         )
-        return cls(elements, X) if known else None
+        return cls(elements, X, places) if known else None
 
     def extend(self, X: Tensor) -> Tensor:
         """``n x d`` with more columns, the one-hot codes of categorical ones."""
@@ -470,6 +371,42 @@ class LeafMoments:
             return means[0], variances[0]
         return torch.stack(means), torch.stack(variances)
 
+    def near(self, X: Tensor, columns: np.ndarray, path: bool) -> LocalMoments | None:
+        """Moments of rows by some of their columns, which change within their paths.
+
+        Args:
+            X: Transformed inputs, ``S x d``.
+            columns: ``S x k``; none of them a decision.
+            path: Whether the part of the weights alone is wanted.
+
+        Returns:
+            None where a path is not fixed by the values of decisions, a column is
+            categorical, or tables for each row would be large.
+        """
+        several = len(self._elements) > 1 or not self._by_value
+        if several or (self._codes and np.isin(columns, [*self._codes]).any()):
+            return None
+        X = X.detach()
+        with self._lock:
+            found, lengths = self._locate(X)
+            places = found * len(X) if len(found) == 1 else found
+            if len(lengths):
+                places = [
+                    p for p, n in zip(found, lengths, strict=True) for _ in range(n)
+                ]
+            buckets = sorted({bucket for bucket, _ in places})
+            leaves = [sorted({u for b, u in places if b == k}) for k in buckets]
+            stacks = [
+                self._stack(b, tuple(us), path)
+                for b, us in zip(buckets, leaves, strict=True)
+            ]
+        if len(X) * max(s.inverse_chol[0].numel() for s in stacks) > _MAX_LOCAL:
+            return None
+        at = [(buckets.index(b), leaves[buckets.index(b)].index(u)) for b, u in places]
+        tables = [stack.tables() for stack in stacks]
+        correlation = stacks[0].correlation
+        return LocalMoments(correlation, tables, at, self.extend(X).numpy(), columns)
+
     # -- where rows are -----------------------------------------------------------
 
     def _locate(self, X: Tensor) -> tuple[list[tuple[int, int]], np.ndarray]:
@@ -478,15 +415,17 @@ class LeafMoments:
             self._found.clear()
             self._prior_keys, self._prior_rows = {}, X[:0]
             self._drop_tables(len(self.predictor.blocks))
-        if self._by_value:
-            values = X.index_select(-1, self._decisions).numpy()
-        else:
-            values = self.kernel.locate(X).key.unsqueeze(-1).numpy()
-        change = (values[1:] != values[:-1]).any(-1)
-        if not change.any():  # one path only, as in a climb from one start
-            place = self._found.get(values[0].tobytes())
+        every, decisions, runs = X.numpy(), self._decisions, self._runs
+        if not self._by_value:
+            every = self.kernel.locate(X).key.unsqueeze(-1).numpy()
+            decisions, runs = np.zeros(1, dtype=np.int64), [slice(0, 1)]
+        if all((every[1:, run] == every[:-1, run]).all() for run in runs):
+            # one path only, as in a climb from one start
+            place = self._found.get(every[0, decisions].tobytes())
             if place is not None:
                 return [place], _NO_LENGTHS
+        values = every[:, decisions]
+        change = (values[1:] != values[:-1]).any(-1)
         start = np.concatenate([[0], change.nonzero()[0] + 1])
         bits = [head.tobytes() for head in values[start]]
         new = [i for i, b in enumerate(bits) if b not in self._found]
@@ -552,6 +491,9 @@ class LeafMoments:
                     inverse=stack.inverse[..., :0],
                     data=stack.data[:, :0, :0],
                     squares=stack.squares[..., :0],
+                    labels=stack.labels[..., :0],
+                    rates=stack.rates[..., :0],
+                    codes=stack.codes[:, :0, :0],
                     variance=torch.zeros_like(stack.variance),
                     constant=torch.zeros_like(stack.constant),
                     inverse_chol=stack.inverse_chol[:, :0, :0],
@@ -589,9 +531,14 @@ class LeafMoments:
         self, kernel: LeafKernel, predictor: LeafPredictor, bucket: int
     ) -> PathTables:
         if bucket == len(predictor.blocks):
-            return path_tables(kernel, self._prior_rows)
+            return path_tables(kernel, self._prior_rows, self._codes)
         block = predictor.blocks[bucket]
-        return path_tables(kernel, self._rows[block.bucket.leaves], block.weights)
+        leaves, places = block.bucket.leaves, self._places
+        if places is not None:
+            parts = (part if part is None else part[leaves] for part in places)
+            places = type(places)(*parts)
+        rows = self._rows[leaves]
+        return path_tables(kernel, rows, self._codes, block.weights, places)
 
     def _stack_of(
         self, predictor: LeafPredictor, tables: PathTables, bucket: int, at: Tensor
@@ -599,11 +546,20 @@ class LeafMoments:
         blocks = predictor.blocks
         prior = bucket == len(blocks)
         correlation, *every = tables
-        inputs, inverse, variance, constant, weights, columns, *factors = (
-            table[at] for table in every
-        )
+        (
+            inputs,
+            inverse,
+            labels,
+            rates,
+            variance,
+            constant,
+            weights,
+            columns,
+            *factors,
+        ) = (table[at] for table in every)
         if prior:
             data = inverse.new_zeros(len(at), 0, inverse.shape[-1])
+            codes = inverse.new_zeros(len(at), 0, rates.shape[-1])
             inverse_chol = inverse.new_zeros(len(at), 0, 0)
             half = inverse.new_zeros(len(at), 0, 1 + weights.shape[-1])
         else:
@@ -612,6 +568,8 @@ class LeafMoments:
             index = blocks[bucket].bucket.index[at].clamp_max(len(self._data) - 1)
             data = self._data[index.unsqueeze(-1), inputs.unsqueeze(1)]
             data = data * inverse.unsqueeze(1)
+            codes = self._data[index.unsqueeze(-1), labels.unsqueeze(1)]
+            codes = codes * rates.unsqueeze(1)
             inverse_chol, half = (
                 predictor.inverse_chol[bucket][at],
                 predictor.half[bucket][at],
@@ -635,6 +593,9 @@ class LeafMoments:
             inverse.unsqueeze(1),
             data,
             data.square().sum(-1).unsqueeze(1),
+            labels.unsqueeze(1),
+            rates.unsqueeze(1),
+            codes,
             variance[:, None, None],
             constant[:, None, None],
             inverse_chol,

@@ -99,12 +99,13 @@ def set_noise_prior(likelihood: GaussianLikelihood, targets: Tensor) -> None:
     """Set prior and floor of a ``default_likelihood``, by whether outcomes repeat.
 
     Args:
-        likelihood: From ``default_likelihood``.
+        likelihood: A new one, from ``default_likelihood``.
         targets: Transformed outcomes, ``batch_shape x n``.
     """
-    mode, scale, _ = set_noise_floor(likelihood, targets)
-    prior = log_gaussian_prior(mode, scale).to(targets)
-    likelihood.noise_covar.noise_prior.load_state_dict(prior.state_dict())
+    mode, scale, floor = set_noise_floor(likelihood, targets)
+    if (mode, scale, floor) != _EXACT:  # which it has from the start
+        prior = log_gaussian_prior(mode, scale).to(targets)
+        likelihood.noise_covar.noise_prior.load_state_dict(prior.state_dict())
 
 
 def set_noise_floor(

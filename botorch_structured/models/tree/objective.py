@@ -53,7 +53,7 @@ from botorch_structured.linalg.block_evidence import (
     evidence_as_one,
     evidence_by_block,
 )
-from botorch_structured.linalg.block_low_rank import Bucket, LeafLayout, positions
+from botorch_structured.linalg.block_low_rank import Bucket, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
@@ -61,6 +61,7 @@ from botorch_structured.models.fast_inference import (
     noise_is_known,
 )
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.leaf_inference import Structure
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
@@ -227,7 +228,7 @@ class _Form:
         kernel: The kernel.
         parameters: Of the model.
         X: Transformed inputs, ``n x d``.
-        layout: Their leaves.
+        structure: Their leaves.
 
     Attributes:
         quantities: The map.
@@ -239,14 +240,15 @@ class _Form:
     """
 
     def __init__(
-        self, kernel: Any, parameters: RawParameters, X: Tensor, layout: LeafLayout
+        self, kernel: Any, parameters: RawParameters, X: Tensor, structure: Structure
     ) -> None:
-        self.parameters, self.X, self.layout = parameters, X, layout
+        self.parameters, self.X = parameters, X
+        self.layout, self.places = structure.layout, structure.places
         # before anything is made of all rows
-        if any(b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in layout.buckets):
+        if any(
+            b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in self.layout.buckets
+        ):
             raise UnknownFormError
-        # of one row of each leaf
-        self.places = kernel.locate(X[layout.representative])
         self.quantities = _Quantities()
         self.num_weights = 0
         self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -531,7 +533,7 @@ class LeafObjective:
         self,
         mll: MarginalLogLikelihood,
         element: tuple[int, ...] | None,
-        layout: LeafLayout | None,
+        structure: Structure | None,
     ) -> None:
         model = mll.model
         kernel, likelihood, mean = model.covar_module, mll.likelihood, model.mean_module
@@ -541,9 +543,8 @@ class LeafObjective:
         with torch.no_grad():
             X = model.transform_inputs(X)
         X, y = (X, y) if element is None else (X[element], y[element])
-        if layout is None:
-            layout = kernel.structure(X).layout
-        self._form = form = _Form(kernel, u, X, layout)
+        structure = structure or kernel.structure(X)
+        self._form = form = _Form(kernel, u, X, structure)
         n = len(X)
         self._targets = _numbers(y).copy()
         self._num_data = n
@@ -598,7 +599,7 @@ class LeafObjective:
         cls,
         mll: MarginalLogLikelihood,
         element: tuple[int, ...] | None = None,
-        layout: LeafLayout | None = None,
+        structure: Structure | None = None,
     ) -> LeafObjective | None:
         """The objective of a tree model, or None where there is no closed form.
 
@@ -612,7 +613,7 @@ class LeafObjective:
             mll: The objective; put in training mode.
             element: Of a model with a batch of data sets or outputs, the index of one
                 in the batch shape; its objective is independent of the others.
-            layout: The leaves of the training data, if known.
+            structure: The leaves of the training data, if known.
         """
         model = mll.model
         mll.train()  # in evaluation mode inputs are transformed already
@@ -633,7 +634,7 @@ class LeafObjective:
         if not known:
             return None
         try:
-            return cls(mll, element, layout)
+            return cls(mll, element, structure)
         except UnknownFormError:
             return None
 

@@ -57,6 +57,7 @@ from botorch_structured.models.tree.leaf_model import (
     output_dimensions,
     read_arguments,
 )
+from botorch_structured.models.tree.local_moments import Indices, MomentsNear
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
@@ -373,6 +374,14 @@ class TreeStructuredGP(LeafModel):
         if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
             return None
         return super().point_moments(X, gradient, path)
+
+    def moments_near(
+        self, X: Tensor, columns: Indices, path: bool = False
+    ) -> MomentsNear | None:
+        """See ``LeafModel.moments_near``."""
+        if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
+            return None
+        return super().moments_near(X, columns, path)
 
     @property
     def path_columns(self) -> list[int]:

@@ -199,13 +199,14 @@ class LeafHyperparameters(Module):
         # Shorter lengthscales for one column make a search evaluate more than the two
         # ends, and with longer ones for four columns it does not evaluate all 16
         # corners.
-        dimension = torch.full((len(columns),), float(max(len(columns), 1)))
+        dimension = [max(len(columns), 1)] * len(columns)
         if columns_of_path is not None:
-            dimension = torch.ones(len(columns))
+            dimension = [1] * len(columns)
             for positions in columns_of_path:
                 for j in positions:
-                    dimension[j] = max(float(dimension[j]), len(positions))
-        self.register_buffer("dimension_scale", dimension.double(), persistent=False)
+                    dimension[j] = max(dimension[j], len(positions))
+        scale = torch.tensor(dimension, dtype=torch.float64)
+        self.register_buffer("dimension_scale", scale, persistent=False)
         if sharing == "independent":
             if columns_of_path is None:
                 raise ValueError(

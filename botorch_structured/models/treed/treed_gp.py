@@ -51,12 +51,10 @@ from botorch_structured.linalg.correlations import RBF
 from botorch_structured.linalg.hyperparameter import read_value
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.fast_inference import (
-    FIT_OPTIONS,
     FastInference,
     FastSingleTaskGP,
     check_noise,
     check_own_objective,
-    fit_map,
     noise_at,
     training_prior,
     with_variance_floor,
@@ -66,6 +64,7 @@ from botorch_structured.models.input_transforms import (
     leaves_alone,
     refuse_dependencies,
 )
+from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.surroundings import few_threads
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.kernel import (

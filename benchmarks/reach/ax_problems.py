@@ -1,0 +1,311 @@
+"""Hierarchical search through Ax: `structured_generation_strategy` or Ax's default?
+
+    python -m benchmarks.reach.ax_problems --out results/ax
+
+Both work through the same ``ax.api.Client``, 30 trials a run. Ax's default is what the
+client chooses for these spaces: the centre, four Sobol points, then Bayesian
+optimisation of the flattened space. The table counts the runs that come within 1e-4 of
+the optimum.
+
+* ``jenatton``: Ax's own benchmark problem, four paths, optimum 0.1 in a corner.
+* ``learners``: a decision with three strings, numbers on logarithmic scales, integers,
+  an ordered choice that only one learner has; see `learners`. The centre of the
+  space, where Ax's default begins, happens to lie near the optimum, with the best
+  learner.
+* ``drawn``: the same space; each seed draws which learner is best and where its optimum
+  is, see `drawn`.
+
+A run that was stopped is begun again: Ax's strategy keeps no state to go on from.
+"""
+
+from __future__ import annotations
+
+__all__ = ["METHODS", "PROBLEMS", "main"]
+
+import argparse
+import contextlib
+import functools
+import json
+import logging
+import math
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.benchmark.problems.synthetic.hss.jenatton import (
+    JENATTON_OPTIMAL_VALUE,
+    jenatton_test_function,
+)
+
+from benchmarks.harness import read_records
+from benchmarks.summary import Run, load, markdown_table
+
+BUDGET = 30
+
+
+class Problem(NamedTuple):
+    """A space, a function of its configurations to be minimised, and its minimum."""
+
+    parameters: Sequence[Any]
+    evaluate: Callable[..., float]
+    optimum: float
+    best: Mapping[str, Any]  # where the optimum is
+
+
+def _unit(name: str) -> RangeParameterConfig:
+    return RangeParameterConfig(name, (0.0, 1.0), "float")
+
+
+def _binary(name: str, below: Sequence[Sequence[str]]) -> ChoiceParameterConfig:
+    return ChoiceParameterConfig(
+        name,
+        [0, 1],
+        "int",
+        is_ordered=True,
+        dependent_parameters=dict(enumerate(map(list, below))),
+    )
+
+
+JENATTON = Problem(
+    [
+        _binary("x1", [["x2", "r8"], ["x3", "r9"]]),
+        _binary("x2", [["x4"], ["x5"]]),
+        _binary("x3", [["x6"], ["x7"]]),
+        *(_unit(name) for name in ("x4", "x5", "x6", "x7", "r8", "r9")),
+    ],
+    jenatton_test_function,
+    JENATTON_OPTIMAL_VALUE,
+    {"x1": 0, "x2": 0, "x4": 0.0, "r8": 0.0},
+)
+
+
+def learners(learner: str, subsample: float, **c: Any) -> float:
+    r"""A validation error that can be written down; 0.1 at its best.
+
+    ======= ========================================================================
+    linear  0.25 + (log10 penalty + 1)^2 / 40
+    boost   0.1 + (log10 rate + 1.2)^2 / 10 + (log10(trees / 180))^2 / 5
+            + (depth - 6)^2 / 200
+    network 0.15 + (log2(width / 96))^2 / 50 + (dropout - 0.3)^2 / 2
+    ======= ========================================================================
+
+    each plus (subsample - 0.8)^2 / 4.
+    """
+    if learner == "linear":
+        error = 0.25 + (math.log10(c["penalty"]) + 1) ** 2 / 40
+    elif learner == "boost":
+        error = 0.1 + (math.log10(c["rate"]) + 1.2) ** 2 / 10
+        error += math.log10(c["trees"] / 180) ** 2 / 5 + (c["depth"] - 6) ** 2 / 200
+    else:
+        error = 0.15 + math.log2(c["width"] / 96) ** 2 / 50
+        error += (c["dropout"] - 0.3) ** 2 / 2
+    return error + (subsample - 0.8) ** 2 / 4
+
+
+LEARNERS = Problem(
+    [
+        ChoiceParameterConfig(
+            "learner",
+            ["linear", "boost", "network"],
+            "str",
+            is_ordered=False,
+            dependent_parameters={
+                "linear": ["penalty"],
+                "boost": ["rate", "trees", "depth"],
+                "network": ["width", "dropout"],
+            },
+        ),
+        RangeParameterConfig("penalty", (1e-4, 1e2), "float", scaling="log"),
+        RangeParameterConfig("rate", (1e-3, 1.0), "float", scaling="log"),
+        RangeParameterConfig("trees", (10, 1000), "int", scaling="log"),
+        ChoiceParameterConfig("depth", [2, 4, 6, 8, 12], "int", is_ordered=True),
+        RangeParameterConfig("width", (8, 512), "int"),
+        RangeParameterConfig("dropout", (0.0, 0.9), "float"),
+        RangeParameterConfig("subsample", (0.2, 1.0), "float"),
+    ],
+    learners,
+    0.1,
+    {"learner": "boost", "rate": 10**-1.2, "trees": 180, "depth": 6, "subsample": 0.8},
+)
+
+
+def drawn(seed: int) -> Problem:
+    """The space of `learners` with optima that the seed draws.
+
+    The error is an offset (0.1, 0.15, 0.25 in random order) plus the squared distance
+    to the learner's optimum, with every parameter on its own scale from 0 to 1. The
+    optimum is uniform in [0.1, 0.9] (of a choice: any value), and a value that the
+    parameter can take.
+    """
+    rng = random.Random(seed)
+    choice, *numbers = LEARNERS.parameters
+    offsets = dict(zip(choice.values, rng.sample([0.1, 0.15, 0.25], 3), strict=True))
+    places = {p.name: functools.partial(_place, p) for p in numbers}
+    best: dict[str, Any] = {}
+    for p in numbers:
+        if isinstance(p, ChoiceParameterConfig):
+            best[p.name] = rng.choice(p.values)
+        else:
+            lower, upper = map(_scale(p), p.bounds)
+            value = _inverse(p)(lower + rng.uniform(0.1, 0.9) * (upper - lower))
+            best[p.name] = round(value) if p.parameter_type == "int" else value
+
+    def evaluate(learner: str, **config: Any) -> float:
+        gaps = [places[k](value) - places[k](best[k]) for k, value in config.items()]
+        return float(offsets[learner] + sum(gap**2 for gap in gaps))
+
+    winner = min(offsets, key=offsets.__getitem__)
+    active = [*choice.dependent_parameters[winner], "subsample"]
+    where = {"learner": winner} | {name: best[name] for name in active}
+    return Problem(LEARNERS.parameters, evaluate, 0.1, where)
+
+
+def _scale(p: RangeParameterConfig) -> Callable[[float], float]:
+    return math.log if p.scaling == "log" else float
+
+
+def _inverse(p: RangeParameterConfig) -> Callable[[float], float]:
+    return math.exp if p.scaling == "log" else float
+
+
+def _place(p: Any, value: Any) -> float:
+    """Where a value is between the first and the last one, on the parameter's scale."""
+    if isinstance(p, ChoiceParameterConfig):
+        return p.values.index(value) / (len(p.values) - 1)
+    lower, upper = map(_scale(p), p.bounds)
+    return (_scale(p)(value) - lower) / (upper - lower)
+
+
+PROBLEMS: dict[str, Callable[[int], Problem]] = {
+    "jenatton": lambda seed: JENATTON,
+    "learners": lambda seed: LEARNERS,
+    "drawn": drawn,
+}
+
+
+def ax_default(seed: int) -> tuple[Client, Any]:
+    """A client, and no strategy: it chooses its own."""
+    client = Client(random_seed=seed)
+    return client, None
+
+
+def structured(seed: int) -> tuple[Client, Any]:
+    """A client, and this package's strategy."""
+    from botorch_structured.integrations.ax import structured_generation_strategy
+
+    return Client(), structured_generation_strategy(seed=seed)
+
+
+METHODS = {"ax_default": ax_default, "structured": structured}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Ax says about each trial."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def run(problem: str, method: str, seed: int, out: Path, budget: int = BUDGET) -> None:
+    """One run, unless its file is complete."""
+    path = out / problem / method / f"{seed}.jsonl"
+    if len(read_records(path)) >= budget:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    given = PROBLEMS[problem](seed)
+    torch.manual_seed(seed)
+    client, strategy = METHODS[method](seed)
+    client.configure_experiment(given.parameters)
+    client.configure_optimization(objective="-error")
+    if strategy is not None:
+        client.set_generation_strategy(strategy)
+    with open(path, "w") as file:
+        for step in range(budget):
+            began = time.process_time()
+            ((trial, config),) = client.get_next_trials(max_trials=1).items()
+            seconds = time.process_time() - began
+            value = given.evaluate(**config)
+            client.complete_trial(trial, raw_data={"error": value})
+            record = {
+                "problem": problem,
+                "method": method,
+                "seed": seed,
+                "step": step,
+                "config": config,
+                "value": value,
+                "optimum": given.optimum,
+                "suggest_s": round(seconds, 6),
+            }
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+
+
+def table(runs: Sequence[Run], within: float = 1e-4) -> str:
+    """How close the runs of each problem and method come to the optimum.
+
+    Args:
+        runs: Those with fewer than `BUDGET` evaluations are left out.
+        within: Runs that come at least this close are counted.
+    """
+    counts = (10, 20, BUDGET)
+    header = ["problem", "method", "runs", f"within {within:g}"]
+    header += [f"median gap after {n}" for n in counts] + ["CPU s a suggestion"]
+    rows = []
+    for problem in PROBLEMS:
+        for method in METHODS:
+            mine = [
+                run
+                for run in runs
+                if (run.problem, run.method) == (problem, method)
+                and len(run.values) >= BUDGET
+            ]
+            if not mine:
+                continue
+            gaps = {n: [run.best(n) - run.optimum for run in mine] for n in counts}
+            close = sum(gap <= within for gap in gaps[BUDGET])
+            seconds = statistics.median(run.suggest_seconds for run in mine)
+            rows.append(
+                [problem, method, str(len(mine)), str(close)]
+                + [f"{max(statistics.median(gaps[n]), 0.0):.1g}" for n in counts]
+                + [f"{seconds:.2g}"]
+            )
+    return markdown_table(header, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--problems", nargs="+", default=list(PROBLEMS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=10, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("results/ax"))
+    parser.add_argument(
+        "--report", action="store_true", help="run nothing; --out may be a packed file"
+    )
+    options = parser.parse_args(arguments)
+    if not options.report:
+        torch.set_num_threads(1)
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for problem in options.problems:
+                for method in options.methods:
+                    with _quiet():
+                        run(problem, method, seed, options.out)
+                    print(problem, method, seed, flush=True)
+    print(table(load(options.out)))
+
+
+if __name__ == "__main__":
+    main()

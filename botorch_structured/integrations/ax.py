@@ -1,0 +1,341 @@
+"""Ax: `structured_generation_strategy`, for search spaces whose parameters depend.
+
+Ax chooses its own generation strategy unless it is given one. Its own flattens a
+hierarchical search space: the model sees every parameter in every trial, those that do
+not exist there at made-up values. The strategy of this module keeps the hierarchy.
+
+Importing this module tells Ax's storage of the strategy and of this package's models:
+import it before ``Client.load_from_json_file`` or ``load_from_database``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["StructuredNode", "structured_generation_strategy"]
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import CandidateGenerationError
+
+from botorch_structured.models import (
+    ConditionalGP,
+    MonotoneGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.spaces.ax_space import check_aligned
+from botorch_structured.study import Study
+
+try:
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+    from ax.adapter.transforms.derelativize import derelativize_bound
+    from ax.core.arm import Arm
+    from ax.core.data import Data
+    from ax.core.experiment import Experiment
+    from ax.core.generator_run import GeneratorRun
+    from ax.core.objective import Objective
+    from ax.core.observation import ObservationFeatures
+    from ax.core.outcome_constraint import OutcomeConstraint
+    from ax.core.trial_status import TrialStatus
+    from ax.core.types import ComparisonOp, TParameterization
+    from ax.exceptions.core import SearchSpaceExhausted
+    from ax.generation_strategy.external_generation_node import ExternalGenerationNode
+    from ax.generation_strategy.generation_strategy import GenerationStrategy
+    from ax.storage.botorch_modular_registry import register_model
+    from ax.storage.json_store.registry import (
+        CORE_DECODER_REGISTRY,
+        CORE_ENCODER_REGISTRY,
+    )
+except ImportError as error:
+    raise ImportError(
+        "botorch_structured.integrations.ax needs Ax: "
+        "pip install 'botorch-structured[ax]'."
+    ) from error
+
+_Config = Mapping[str, Any]
+_Metrics = Mapping[str, float]  # a number for each signature of a metric
+_Rows = Mapping[tuple[int, str], _Metrics]  # means, by trial and name of the arm
+
+_FINISHED = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
+# The decimals of an outcome that Ax saves are enough where outcomes differ by more.
+_SPREAD = 1e-4
+
+
+def structured_generation_strategy(
+    seed: int | None = None, aligned: Iterable[Iterable[str]] = ()
+) -> GenerationStrategy:
+    r"""A generation strategy of Ax that searches with this package.
+
+    Choose it where parameters exist only under some values of others
+    (``dependent_parameters``). It begins with a random point on each path that has no
+    trial yet and goes on with `suggest`; one trial is enough for a loop. Range
+    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with
+    three or more strings and with dependents), fixed parameters and parameter
+    constraints are understood, and so are several objectives and outcome constraints.
+
+    A suggestion depends on the trials and on ``seed`` only. A client that was saved and
+    loaded, in another process, goes on exactly as it would have.
+
+    ===================================== ============================================
+    trial                                 what it is to the search
+    ===================================== ============================================
+    completed, or stopped early           an observation, by the last value of each
+                                          metric (NaN or infinite: a failure). Standard
+                                          errors are not used: noise is estimated
+    completed, but a metric is missing    pending
+    running, also with some data          pending
+    abandoned                             pending: its point is not proposed again
+    failed                                an observation worse than all others
+    stale, or outside of the space        none
+    ===================================== ============================================
+
+    Outcomes are used with ten decimals, which is what Ax saves, unless they all lie
+    within 1e-4.
+
+    Args:
+        seed: The same seed and the same trials give the same suggestions. Default:
+            drawn once.
+        aligned: Groups of names that mean the same parameter under different values of
+            one choice, ``[["rate_adam", "rate_sgd"]]``, with the same bounds: trials
+            of one say something about the others. Ax has no parameter with two
+            parents' values, so that it needs a name for each.
+
+    Raises:
+        ValueError: An argument is not what it should be. When trials are generated: the
+            space has a parameter that is a task, a fidelity, derived or disabled, or
+            there are ``fixed_parameters`` or preferential objectives.
+        SearchSpaceExhausted: When trials are generated: every point has been tried.
+
+    Example:
+        >>> client = Client()
+        >>> client.configure_experiment(parameters)
+        >>> client.configure_optimization(objective="-error")
+        >>> client.set_generation_strategy(structured_generation_strategy(seed=0))
+        >>> for _ in range(30):
+        ...     for trial, config in client.get_next_trials(max_trials=1).items():
+        ...         client.complete_trial(trial, raw_data={"error": evaluate(config)})
+        >>> client.get_best_parameterization()
+    """
+    return GenerationStrategy(nodes=[StructuredNode(seed, aligned)], name="Structured")
+
+
+class StructuredNode(ExternalGenerationNode):
+    """The node of `structured_generation_strategy`, for strategies that have others.
+
+    Args:
+        seed: As there.
+        aligned: As there.
+    """
+
+    def __init__(
+        self, seed: int | None = None, aligned: Iterable[Iterable[str]] = ()
+    ) -> None:
+        seed = check_seed(seed)
+        aligned = check_aligned(aligned)
+        # No point is proposed twice. What Ax does about those that are, random points
+        # after five attempts, would hide that every point has been tried.
+        super().__init__(name="Structured", should_deduplicate=False)
+        self.fallback_specs = {}
+        self.seed = int(torch.randint(2**31, ())) if seed is None else seed
+        self.aligned = aligned
+        self._search: _Search | None = None
+
+    def update_generator_state(self, experiment: Experiment, data: Data) -> None:
+        """Read the experiment."""
+        self._search = _Search(experiment, data, self.aligned)
+
+    def get_next_candidate(
+        self, pending_parameters: list[TParameterization]
+    ) -> TParameterization:
+        """The next configuration; see `structured_generation_strategy`."""
+        assert self._search is not None, "Ax calls update_generator_state first."
+        return self._search.suggest(self.seed, pending_parameters)
+
+    def _gen(self, *args: Any, **kwargs: Any) -> GeneratorRun:
+        fixed = kwargs.get("fixed_features")
+        if fixed is not None and fixed.parameters:
+            raise ValueError(
+                f"fixed_parameters: expected None, got {fixed.parameters}. Give such a "
+                "parameter one value in the search space, or attach the trial yourself "
+                "(client.attach_trial)."
+            )
+        return super()._gen(*args, **kwargs)
+
+
+class _Search:
+    """An experiment of Ax, as a `Study` is told of it.
+
+    Args:
+        experiment: The experiment.
+        data: Its data.
+        aligned: Groups of names that are one parameter here, that of the first name.
+    """
+
+    def __init__(
+        self, experiment: Experiment, data: Data, aligned: Sequence[Sequence[str]]
+    ) -> None:
+        goal = experiment.optimization_config
+        if goal is None or goal.is_bope_problem:
+            raise ValueError(
+                "optimization_config: expected objectives that are metrics, got "
+                f"{goal!r}."
+            )
+        self._experiment = experiment
+        self._ax_space = experiment.search_space
+        # values of parameters that were added when there were trials already
+        self._backfill = self._ax_space.backfill_values()
+        self._first = {name: group[0] for group in aligned for name in group}
+        self._groups = {group[0]: group for group in aligned}
+        self._space = SearchSpace.from_ax(self._ax_space, aligned)
+        rows = _rows(data)
+        sums = {f"objective_{i}": w for i, w in enumerate(_weights(goal.objective))}
+        self._objectives = dict.fromkeys(sums, "maximize")
+        self._constraints = []
+        for i, constraint in enumerate(goal.all_constraints):
+            if (bound := self._bound(constraint, rows)) is not None:
+                sums[f"constraint_{i}"] = dict(constraint.metric_weights)
+                sign = "<=" if constraint.op is ComparisonOp.LEQ else ">="
+                self._constraints.append(f"constraint_{i} {sign} {bound!r}")
+        self._configs: list[_Config] = []
+        self._values: list[_Metrics | None] = []  # of each; None for a failure
+        self._pending: list[_Config] = []
+        self._read_trials(rows, sums)
+
+    def suggest(self, seed: int, pending: Sequence[_Config]) -> TParameterization:
+        """A configuration to evaluate, in Ax's names.
+
+        Args:
+            seed: That of the study.
+            pending: What Ax says is pending: of it, what is not yet a trial counts.
+        """
+        trials = self._experiment.trials.values()
+        known = [arm.parameters for trial in trials for arm in trial.arms]
+        new = [self._read(config) for config in pending if config not in known]
+        study = Study(self._space, self._objectives, self._constraints, seed=seed)
+        study.tell_many(self._configs, self._values)
+        try:
+            (config,) = study.ask(pending=[*self._pending, *new])
+        except CandidateGenerationError as error:
+            raise SearchSpaceExhausted(f"Every point has been tried: {error}") from None
+        return self._write(config)
+
+    def _read(self, parameters: _Config) -> _Config:
+        """Ax's parameters as a configuration of the space."""
+        if self._backfill:
+            parameters = self._active({**self._backfill, **parameters})
+        return {self._first.get(k, k): v for k, v in parameters.items()}
+
+    def _write(self, config: _Config) -> TParameterization:
+        """A configuration of the space as Ax's parameters."""
+        every = {n: v for k, v in config.items() for n in self._groups.get(k, [k])}
+        return self._ax_space.cast_arm(Arm(self._active(every))).parameters
+
+    def _active(self, parameters: Any) -> TParameterization:
+        """Those of the parameters that exist in the hierarchy."""
+        features = ObservationFeatures(parameters)
+        return self._ax_space.cast_observation_features(features).parameters
+
+    def _bound(self, constraint: OutcomeConstraint, rows: _Rows) -> float | None:
+        """A constraint's bound; None if relative to a baseline without data."""
+        if not constraint.relative:
+            return float(constraint.bound)
+        baseline = getattr(self._experiment.status_quo, "name", None)
+        weights = dict(constraint.metric_weights)
+        known = [
+            _total(weights, row)
+            for (_, arm), row in rows.items()
+            if arm == baseline and weights.keys() <= row.keys()
+        ]
+        if not known:
+            return None
+        return float(derelativize_bound(constraint.bound, sum(known) / len(known)))
+
+    def _read_trials(self, rows: _Rows, sums: Mapping[str, _Metrics]) -> None:
+        """Sort trials into those that the study is told of and those it waits for."""
+        needed = {metric for weights in sums.values() for metric in weights}
+        arms = [
+            (trial, arm)
+            for trial in self._experiment.trials.values()
+            if trial.status is not TrialStatus.STALE
+            for arm in trial.arms
+        ]
+        configs = self._inside([self._read(arm.parameters) for _, arm in arms])
+        outside = set()
+        for (trial, arm), config in zip(arms, configs, strict=True):
+            row = rows.get((trial.index, arm.name), {})
+            if config is None:
+                outside.add(trial.index)
+            elif trial.status is TrialStatus.FAILED:
+                self._configs.append(config)
+                self._values.append(None)
+            elif trial.status in _FINISHED and needed <= row.keys():
+                values = {name: _total(w, row) for name, w in sums.items()}
+                failed = not all(map(math.isfinite, values.values()))
+                self._configs.append(config)
+                self._values.append(None if failed else values)
+            else:
+                self._pending.append(config)
+        if outside:
+            warnings.warn(
+                f"Trials {sorted(outside)} lie outside of the search space: they are "
+                "not used. Widen the space to use them.",
+                stacklevel=2,
+            )
+
+    def _inside(self, configs: Sequence[_Config]) -> Sequence[_Config | None]:
+        """The configurations, None for those outside of the space."""
+        if not configs:
+            return []
+        try:
+            inside = self._space.feasible(self._space.encode(configs)).tolist()
+        except ValueError:
+            if len(configs) == 1:
+                return [None]
+            return [one for config in configs for one in self._inside([config])]
+        return [c if good else None for c, good in zip(configs, inside, strict=True)]
+
+
+def _weights(objective: Objective) -> list[_Metrics]:
+    """The sum of metrics that each of the objectives is, to be maximised."""
+    if not objective.is_multi_objective:
+        return [dict(objective.metric_weights)]
+    signatures = objective.metric_name_to_signature
+    return [
+        dict(Objective(part, metric_name_to_signature=signatures).metric_weights)
+        for part in objective.expression.split(",")
+    ]
+
+
+def _total(weights: _Metrics, row: _Metrics) -> float:
+    return sum(weight * row[metric] for metric, weight in weights.items())
+
+
+def _rows(data: Data) -> _Rows:
+    """The last mean of each metric, as a client that is saved and loaded has it."""
+    frame = data.df
+    means = frame["mean"]
+    finite = means[means.abs() < math.inf]
+    if len(finite) and finite.max() - finite.min() > _SPREAD:
+        means = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
+    rows: dict[tuple[int, str], dict[str, float]] = {}
+    columns = [frame[k] for k in ("trial_index", "arm_name", "metric_signature")]
+    for trial, arm, metric, mean in zip(*columns, means, strict=True):
+        rows.setdefault((trial, arm), {})[metric] = float(mean)
+    return rows
+
+
+def _node_to_dict(node: StructuredNode) -> dict[str, Any]:
+    return {"__type": "StructuredNode", "seed": node.seed, "aligned": node.aligned}
+
+
+for _model in (ConditionalGP, MonotoneGP, MultiTaskABLR, TreedGP, TreeStructuredGP):
+    register_model(_model)
+CORE_ENCODER_REGISTRY[StructuredNode] = _node_to_dict
+CORE_DECODER_REGISTRY["StructuredNode"] = StructuredNode

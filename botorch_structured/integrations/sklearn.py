@@ -1,0 +1,296 @@
+"""scikit-learn: a search with cross-validation over a conditional space."""
+
+from __future__ import annotations
+
+__all__ = ["StructuredSearchCV"]
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from botorch.exceptions.errors import CandidateGenerationError
+
+from botorch_structured.spaces.arguments import check_count
+from botorch_structured.study import Study
+
+try:
+    from joblib import effective_n_jobs  # type: ignore[import-untyped, unused-ignore]
+    from sklearn.base import is_classifier
+    from sklearn.exceptions import FitFailedWarning
+    from sklearn.model_selection import check_cv
+
+    # The base class of scikit-learn's searches is documented ("deriving from the
+    # BaseSearchCV abstract base class") but not exported.
+    from sklearn.model_selection._search import BaseSearchCV
+    from sklearn.utils import check_random_state
+except ImportError as error:
+    raise ImportError(
+        "StructuredSearchCV needs scikit-learn: pip install scikit-learn."
+    ) from error
+
+_Results = dict[str, Any]
+_Params = dict[str, Any]
+
+_ALL_FAILED = re.compile(r"All the (\d+) fits failed")
+
+
+class StructuredSearchCV(BaseSearchCV):
+    """Search for hyperparameters with cross-validation, in a conditional space.
+
+    Choose it in place of ``RandomizedSearchCV`` or ``GridSearchCV`` where a fit takes
+    longer than the 0.1 seconds of a suggestion: each candidate is chosen by `Study`
+    from the scores of those before. It has the arguments, methods and attributes of
+    ``RandomizedSearchCV``.
+
+    The space says what belongs to what: which classifier, and *its* parameters. One
+    candidate for each path of the space is evaluated first, all at once; then as many
+    at a time as it takes to keep ``n_jobs`` processes busy with their folds (one, if
+    there are at least as many folds as processes), so that results depend on that
+    number too. All candidates are compared on the same folds, also where ``cv`` would
+    shuffle anew each time.
+
+    A candidate whose score is NaN, since it could not be fitted or scored, counts as
+    failed: the search goes on and avoids its kind. The mean score is maximised; of
+    several metrics, the one that ``refit`` names. With several metrics and a function
+    or False for ``refit``, the search is for their Pareto front (``study_.pareto``).
+
+    Args:
+        estimator: The estimator, or a pipeline.
+        space: ``{parameter: values}`` or a list of them, see
+            `SearchSpace.from_dictionaries`; a `SearchSpace`; a ConfigSpace
+            ``ConfigurationSpace``. Names are those of ``set_params``.
+        n_iter: How many candidates are evaluated. Fewer, with a warning, if the space
+            has fewer.
+        scoring: As in scikit-learn: a name, a function, or several metrics.
+        cv: The number of folds or a splitter. Default: 5 folds.
+        n_jobs: How many processes. Default: one.
+        refit: Whether to fit the best candidate on all data; the name of a metric; or
+            a function ``(cv_results_) -> position``.
+        random_state: The same integer gives the same search. Default: drawn.
+        verbose: 1 and more: print what is evaluated.
+        pre_dispatch: How many jobs are prepared for the processes.
+        error_score: The score of a fit that fails (NaN: the candidate has failed), or
+            ``"raise"``.
+        return_train_score: Whether ``cv_results_`` has training scores.
+
+    Attributes:
+        best_estimator_: Fitted on all data with ``best_params_``.
+        best_params_, best_score_, best_index_: The best candidate.
+        cv_results_: A dictionary of columns, one row for each candidate in the order of
+            evaluation.
+        study_: The `Study`: ``.plot()``, ``.trials``, ``.model``.
+
+    Raises:
+        ValueError: On fitting: an argument is not what it should be, or every fit of
+            every candidate failed.
+
+    Example:
+        >>> pipeline = make_pipeline(StandardScaler(), SVC())
+        >>> space = [
+        ...     {"svc": [SVC()], "svc__C": (1e-3, 1e3, "log")},
+        ...     {"svc": [KNeighborsClassifier()], "svc__n_neighbors": (1, 50)},
+        ... ]
+        >>> search = StructuredSearchCV(pipeline, space, n_iter=30, random_state=0)
+        >>> search.fit(X, y).best_params_
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        space: Any,
+        n_iter: int = 50,
+        *,
+        scoring: Any = None,
+        cv: Any = None,
+        n_jobs: int | None = None,
+        refit: bool | str | Callable[[_Results], int] = True,
+        random_state: Any = None,
+        verbose: int = 0,
+        pre_dispatch: int | str = "2*n_jobs",
+        error_score: float | str = np.nan,
+        return_train_score: bool = False,
+    ) -> None:
+        super().__init__(
+            estimator=estimator,
+            scoring=scoring,
+            n_jobs=n_jobs,
+            refit=refit,
+            cv=cv,
+            verbose=verbose,
+            pre_dispatch=pre_dispatch,
+            error_score=error_score,
+            return_train_score=return_train_score,
+        )
+        self.space = space
+        self.n_iter = n_iter
+        self.random_state = random_state
+
+    def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
+        """What scikit-learn calls within ``fit``."""
+        n_iter = check_count("n_iter", self.n_iter)
+        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
+        self._history = _History(evaluate_candidates, self)
+        try:
+            self.study_ = self._search(n_iter, seed, effective_n_jobs(self.n_jobs))
+            self._history.finish()
+        finally:
+            del self._history  # it holds the data
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Processes that fit get the search, too; what it has found is not for them.
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_history"}
+
+    def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
+        study = Study(self.space, "maximize", seed=seed)
+        q = len(study.space.starts(seed=seed))
+        while (missing := n_iter - len(study.trials)) > 0:
+            try:
+                configs = study.ask(min(q, missing))
+            except CandidateGenerationError:
+                if q > 1:  # fewer candidates are left than were asked for
+                    q = jobs = 1
+                    continue
+                warnings.warn(
+                    f"space: expected at least n_iter={n_iter} candidates, got "
+                    f"{len(study.trials)}: all of them were evaluated.",
+                    stacklevel=2,
+                )
+                break
+            scores = self._history.evaluate(configs)
+            q = -(-jobs // self._history.num_folds)
+            metrics = dict.fromkeys(self._history.metrics, "maximize")
+            if metrics and metrics != study.objectives:
+                # Their names are known as soon as one candidate did not fail.
+                failed = [trial.config for trial in study.trials]
+                study = Study(study.space, metrics, seed=seed)
+                study.tell_many(failed, [None] * len(failed))
+            study.tell_many(configs, scores)
+        return study
+
+    def _format_results(
+        self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
+    ) -> _Results:
+        """What scikit-learn calls to make ``cv_results_``."""
+        params, rows = self._history.merge(candidate_params, n_splits, out)
+        return super()._format_results(params, n_splits, rows, more_results)
+
+
+class _History:
+    """What was evaluated in a search, failures included.
+
+    scikit-learn ends a search with an error if every fit of a call of
+    ``evaluate_candidates`` fails, as all those of a single candidate may, and keeps no
+    rows of that call. Here they are kept, and put in where ``cv_results_`` is made.
+    """
+
+    def __init__(
+        self, evaluate: Callable[..., _Results], search: StructuredSearchCV
+    ) -> None:
+        self._evaluate_candidates = evaluate
+        self._search = search
+        # An iterator has been read by now, and its folds are the same anyway.
+        once = isinstance(search.cv, Iterator)
+        self._folds = None if once else _SameFolds(search.cv, search.estimator)
+        self._results: _Results = {}
+        self._last_format: tuple[Any, ...] = ()
+        self._num_evaluated = 0
+        self.num_folds = 1
+        # By the position of the candidate: parameters, seconds of a fit.
+        self._failed: dict[int, tuple[_Params, float]] = {}
+        self._error: ValueError | None = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of what is maximised; none before they are known."""
+        prefix = "mean_test_"
+        names = [k.removeprefix(prefix) for k in self._results if k.startswith(prefix)]
+        return [self._search.refit] if self._search.refit in names else names
+
+    def evaluate(self, configs: list[_Params]) -> list[dict[str, float] | None]:
+        """The mean scores of candidates; None where they failed."""
+        first, begin = self._num_evaluated, time.perf_counter()
+        self._num_evaluated += len(configs)
+        try:
+            with warnings.catch_warnings():
+                # It would come again with each candidate; `finish` lets it through.
+                warnings.filterwarnings("ignore", ".*scores are non-finite")
+                self._results = self._evaluate_candidates(configs, cv=self._folds)
+        except ValueError as error:
+            failed = _ALL_FAILED.search(str(error))
+            if self._search.error_score == "raise" or not failed:
+                raise
+            warnings.warn(str(error), FitFailedWarning, stacklevel=3)
+            fits = int(failed[1])
+            self.num_folds = fits // len(configs)
+            seconds = (time.perf_counter() - begin) / fits
+            self._failed |= {first + i: (c, seconds) for i, c in enumerate(configs)}
+            self._error = error
+            return [None] * len(configs)
+        columns = {name: self._results[f"mean_test_{name}"] for name in self.metrics}
+        rows = [
+            {name: float(column[i]) for name, column in columns.items()}
+            for i in range(first, self._num_evaluated)
+        ]
+        return [row if np.isfinite([*row.values()]).all() else None for row in rows]
+
+    def merge(
+        self, params: list[_Params], n_splits: int, out: list[dict[str, Any]]
+    ) -> tuple[list[_Params], list[dict[str, Any]]]:
+        """All candidates, and ``n_splits`` rows for each, of those that did not fail.
+
+        Args:
+            params: The candidates of the calls that did not raise an error.
+            n_splits: The number of folds.
+            out: Their rows, as scikit-learn makes them.
+        """
+        self._last_format, self.num_folds = (params, n_splits, out), n_splits
+        others = iter(
+            [(c, out[i * n_splits :][:n_splits]) for i, c in enumerate(params)]
+        )
+        both = [
+            (
+                self._failed[i][0],
+                [self._failed_row(out[0], self._failed[i][1])] * n_splits,
+            )
+            if i in self._failed
+            else next(others)
+            for i in range(len(params) + len(self._failed))
+        ]
+        return [c for c, _ in both], [row for _, rows in both for row in rows]
+
+    def _failed_row(self, like: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        score = self._search.error_score
+        scores = {
+            key: dict.fromkeys(like[key], score)
+            if isinstance(like[key], dict)
+            else score
+            for key in ("test_scores", "train_scores")
+            if key in like
+        }
+        return {**like, **scores, "fit_time": seconds, "score_time": 0.0}
+
+    def finish(self) -> None:
+        """Bring ``cv_results_`` up to date, with the warnings that belong to it."""
+        if not self._results:
+            assert self._error is not None
+            raise self._error
+        self._results.update(self._search._format_results(*self._last_format))
+
+
+class _SameFolds:
+    """A splitter that splits once: candidates are compared on the same folds."""
+
+    def __init__(self, cv: Any, estimator: Any) -> None:
+        self._cv = cv
+        self._estimator = estimator
+        self._folds: list[Any] = []
+
+    def split(self, X: Any, y: Any = None, **params: Any) -> list[Any]:
+        if not self._folds:
+            cv = check_cv(self._cv, y, classifier=is_classifier(self._estimator))
+            self._folds = list(cv.split(X, y, **params))
+        return self._folds

@@ -1,0 +1,77 @@
+"""Evaluations from a table."""
+
+from __future__ import annotations
+
+__all__ = ["read_table"]
+
+import csv
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+_COST = "cost"
+
+
+def read_table(
+    path: str | os.PathLike[str],
+    parameters: Collection[str],
+    outcomes: Sequence[str],
+    check: Callable[[Mapping[str, str], Any, Any], None],
+) -> tuple[list[dict[str, str]], list[Any], list[Any]]:
+    """Configurations, values and costs of the rows of a CSV file.
+
+    Args:
+        path: The file; its first line has the names of the columns.
+        parameters: Names of parameters.
+        outcomes: Names of outcomes, all of which are columns. A row without any of them
+            is an evaluation that failed.
+        check: Called with the configuration, the value and the cost of each row; raises
+            a ``ValueError`` for what is wrong, which is raised with the line.
+
+    Raises:
+        ValueError: A name is both a parameter and an outcome, a column is missing, a
+            row has too many cells or too few, or ``check`` says so.
+    """
+    if clash := set(parameters) & {*outcomes, _COST}:
+        raise ValueError(
+            "objectives: expected other names than those of parameters for a table, "
+            f"got {sorted(clash)}."
+        )
+    configs: list[dict[str, str]] = []
+    values: list[Any] = []
+    costs: list[Any] = []
+    with open(path, newline="", encoding="utf-8-sig") as file:  # Excel begins with BOM
+        table = csv.DictReader(file)
+        columns = list(table.fieldnames or ())
+        if missing := [name for name in outcomes if name not in columns]:
+            raise ValueError(
+                f"{path} line 1: expected columns {list(outcomes)}, got none for "
+                f"{missing} among {columns}."
+            )
+        for row in table:
+            where = f"{path} line {table.line_num}"
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"{where}: expected {len(columns)} cells as in line 1, got more or "
+                    "fewer."
+                )
+            cells = [row.pop(name).strip() for name in outcomes]
+            pairs = zip(outcomes, map(_number_or_text, cells), strict=True)
+            value = dict(pairs) if any(cells) else None
+            cell = row.pop(_COST, "").strip()
+            cost = _number_or_text(cell) if cell else None
+            try:
+                check(row, value, cost)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
+            configs.append(row)
+            values.append(value)
+            costs.append(cost)
+    return configs, values, costs
+
+
+def _number_or_text(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+
+from botorch_structured.demo import Comparison
+from botorch_structured.demo.comparison import METHODS, MODEL, RANDOM
+from botorch_structured.demo.report import (
+    best_trial,
+    code,
+    learner_table,
+    picture,
+    summary,
+)
+from botorch_structured.suggest import suggest
+from botorch_structured.test_functions import ScikitLearnCASH
+from botorch_structured.test_functions.cash import Evaluation
+
+
+def make(folder: Path | None = None, budget: int = 3) -> Comparison:
+    return Comparison(ScikitLearnCASH("iris", seed=1), budget, 1, folder)
+
+
+def finish(comparison: Comparison) -> Comparison:
+    for method in METHODS:
+        comparison.run(method)
+    return comparison
+
+
+def lines(folder: Path, method: str) -> list[bytes]:
+    return (folder / METHODS[method]).read_bytes().splitlines(keepends=True)
+
+
+def untimed(comparison: Comparison) -> list[tuple[object, ...]]:
+    trials = comparison.trials(MODEL) + comparison.trials(RANDOM)
+    return [(t.config, t.value, t.error) for t in trials]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("comparison")
+
+
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> Comparison:
+    return finish(make(folder))
+
+
+def test_one_start_a_learner_then_the_budget_of_each_method(
+    finished: Comparison,
+) -> None:
+    starts = [t.config for t in finished.trials(MODEL)[:9]]
+    assert len({config["learner"] for config in starts}) == 9
+    assert starts == [t.config for t in finished.trials(RANDOM)[:9]]
+    for method in METHODS:
+        X, errors = finished.data(method)
+        assert X.shape == (12, finished.space.dim) and errors.shape == (12, 1)
+        assert len(torch.unique(X, dim=0)) == 12  # nothing twice
+
+
+def test_the_model_is_the_default_loop(finished: Comparison) -> None:
+    X, errors = finished.data(MODEL)
+    for n in range(9, 12):
+        x = suggest(finished.space, X[:n], -errors[:n], seed=10_000 + n).X
+        assert torch.equal(x, X[n : n + 1])
+
+
+@pytest.mark.parametrize(("method", "stop"), [(MODEL, 8), (MODEL, 21), (RANDOM, 13)])
+def test_an_interrupted_comparison_goes_on_as_it_would_have(
+    finished: Comparison, folder: Path, tmp_path: Path, method: str, stop: int
+) -> None:
+    for name in METHODS if method == RANDOM else [MODEL]:
+        kept = lines(folder, name)
+        if name == method:
+            kept = [*kept[:stop], kept[stop][:20]]
+        (tmp_path / METHODS[name]).write_bytes(b"".join(kept))
+    resumed = make(tmp_path)
+    assert len(resumed.trials(method)) < 12
+    assert untimed(finish(resumed)) == untimed(finished)
+
+
+def test_a_larger_budget_extends_a_comparison(
+    finished: Comparison, folder: Path, tmp_path: Path
+) -> None:
+    for method in METHODS:
+        (tmp_path / METHODS[method]).write_bytes(b"".join(lines(folder, method)))
+    longer = finish(make(tmp_path, budget=4))
+    for method in METHODS:
+        assert len(longer.trials(method)) == 13
+        assert longer.trials(method)[:12] == finished.trials(method)
+    with pytest.raises(ValueError, match="budget: expected a positive number, got 0"):
+        make(budget=0)
+
+
+def test_the_log_of_another_seed_is_refused(
+    finished: Comparison, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / METHODS[MODEL]).write_bytes(b"".join(lines(folder, MODEL)))
+    problem = ScikitLearnCASH("iris", seed=2)
+    with pytest.raises(ValueError, match="line 1: seed: expected 20000 as in this stu"):
+        Comparison(problem, 3, 2, tmp_path)
+
+
+def test_the_same_error_in_another_order_of_summation_is_no_improvement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is printed as the first best is where the picture drops last."""
+    comparison = make(budget=1)
+    values = iter([0.4, 0.1 + 0.2, 0.3, *[0.5] * 8])
+    assert 0.1 + 0.2 > 0.3
+    monkeypatch.setattr(
+        comparison.problem,
+        "evaluate",
+        lambda c: Evaluation(next(values), None, 0.1, "ok"),
+    )
+    comparison.run(MODEL)
+    assert "found at evaluation 2 of 10" in summary(comparison)
+
+
+def test_a_failure_is_recorded_and_does_not_end_a_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparison = make(budget=1)
+    evaluate = comparison.problem.evaluate
+
+    def sometimes(config: dict[str, object]) -> Evaluation:
+        if config["learner"] == "qda":
+            return Evaluation(1.0, "LinAlgError: singular", 0.1, "failed")
+        return evaluate(config)
+
+    monkeypatch.setattr(comparison.problem, "evaluate", sometimes)
+    finish(comparison)
+    failed = [t for t in comparison.trials(MODEL) if t.state == "failed"]
+    assert len(failed) >= 1
+    assert "the last with: FailedEvaluation: LinAlgError: sing" in summary(comparison)
+    rows = learner_table(comparison).splitlines()
+    assert "failed" in next(t for t in rows if t.startswith("qda"))
+
+
+def test_report_says_what_was_found(finished: Comparison) -> None:
+    best = best_trial(finished.trials(MODEL))
+    assert best is not None
+    table = learner_table(finished)
+    assert table.count("<- best") == 1
+    row = next(line for line in table.splitlines() if "<- best" in line)
+    learner, tried, error, improvement, *_ = row.split()
+    assert learner == best.config["learner"]
+    own = [t for t in finished.trials(MODEL) if t.config["learner"] == learner]
+    assert int(tried) == len(own)
+    assert float(error) == pytest.approx(best.value, abs=5e-5)
+    assert float(improvement) >= 0
+    assert f"error {best.value:.4f}" in summary(finished)
+
+
+@pytest.mark.parametrize("dataset", ["iris", "moons"])
+def test_the_code_to_paste_gives_the_same_error(
+    capsys: pytest.CaptureFixture[str], dataset: str
+) -> None:
+    problem = ScikitLearnCASH(dataset, seed=2)
+    comparison = Comparison(problem, 1, seed=2)
+    comparison.run(MODEL)
+    exec(code(comparison, dataset), {})
+    _, best = comparison.studies[MODEL].best
+    assert capsys.readouterr().out == f"error {best:.4f}\n"
+
+
+def test_picture(finished: Comparison, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figure = picture([finished, finished], tmp_path / "result.png")
+    assert (tmp_path / "result.png").read_bytes()[:4] == b"\x89PNG"
+    traces, tree = figure.axes
+    low, high = traces.get_ylim()
+    final = min(float(finished.data(method)[1].min()) for method in METHODS)
+    assert 0 <= low <= final < high and math.isfinite(high)
+    assert "median of 2" in traces.get_legend().get_texts()[0].get_text()
+    assert {"svm", "knn"} <= {t.get_text() for t in tree.texts}
+    # the curve drops at the evaluation that the summary names
+    best = best_trial(finished.trials(MODEL))
+    steps, values = traces.get_lines()[0].get_data()
+    assert best is not None and steps[np.argmin(values)] == best.number + 1

@@ -1,0 +1,581 @@
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from botorch_structured import Study
+from botorch_structured.spaces import SearchSpace
+
+pytest.importorskip("ax")
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.api.protocols.metric import IMetric
+from ax.api.protocols.runner import IRunner
+from ax.core.trial_status import TrialStatus
+from ax.exceptions.core import SearchSpaceExhausted
+
+from botorch_structured.integrations.ax import (
+    StructuredNode,
+    structured_generation_strategy,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+Evaluate = Callable[[dict[str, Any]], Any]
+
+LEARNERS: list[Any] = [
+    ChoiceParameterConfig(
+        "learner",
+        ["linear", "boost", "none"],
+        "str",
+        is_ordered=False,
+        dependent_parameters={"linear": ["penalty"], "boost": ["trees", "depth"]},
+    ),
+    RangeParameterConfig("penalty", (1e-4, 1e2), "float", scaling="log"),
+    RangeParameterConfig("trees", (10, 1000), "int", scaling="log"),
+    ChoiceParameterConfig("depth", [2, 4, 6, 8], "int", is_ordered=True),
+    ChoiceParameterConfig("fixed", ["always"], "str", is_ordered=True),
+    RangeParameterConfig("share", (0.2, 1.0), "float"),
+]
+ACTIVE = {
+    "linear": {"penalty"},
+    "boost": {"trees", "depth"},
+    "none": set[str](),
+}
+
+
+def error(c: dict[str, Any]) -> float:
+    """To be minimised: 0 at a boost of 100 trees of depth 6; Ax saves all digits."""
+    parts = {
+        "linear": lambda: 0.6 + (math.log10(c["penalty"]) + 1) ** 2 / 20,
+        "boost": lambda: (math.log10(c["trees"]) - 2) ** 2 + abs(c["depth"] - 6) / 10,
+        "none": lambda: 1.0,
+    }
+    return round(64 * (parts[c["learner"]]() + (c["share"] - 0.7) ** 2)) / 64
+
+
+def make_client(
+    parameters: Any = LEARNERS,
+    objective: str = "-error",
+    constraints: list[str] | None = None,
+    parameter_constraints: list[str] | None = None,
+    **kwargs: Any,
+) -> Client:
+    client = Client()
+    client.configure_experiment(parameters, parameter_constraints)
+    client.configure_optimization(objective, constraints)
+    kwargs.setdefault("seed", 0)
+    client.set_generation_strategy(structured_generation_strategy(**kwargs))
+    return client
+
+
+def search(
+    client: Client, evaluate: Evaluate, n: int, at_once: int = 1
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while len(found) < n:
+        trials = client.get_next_trials(max_trials=at_once)
+        for trial, config in trials.items():
+            value = evaluate(dict(config))
+            data = value if isinstance(value, dict) else {"error": value}
+            client.complete_trial(trial, raw_data=data)
+            found.append(dict(config))
+    return found
+
+
+def attach(client: Client, config: dict[str, Any], **data: Any) -> int:
+    trial = client.attach_trial(dict(config))  # Ax adds to what it is given
+    if data:
+        client.complete_trial(trial, raw_data=data)
+    return trial
+
+
+def space_of(client: Client) -> SearchSpace:
+    return SearchSpace.from_ax(client._experiment.search_space)
+
+
+# -- suggestions --------------------------------------------------------------------
+
+
+def test_a_hierarchical_space_is_searched() -> None:
+    client = make_client()
+    configs = search(client, error, 16)
+    for config in configs:
+        learner = config["learner"]
+        assert config.keys() == {"learner", "fixed", "share"} | ACTIVE[learner]
+        assert client._experiment.search_space.check_membership(config)
+    # the starts: one on each path
+    assert {config["learner"] for config in configs[:3]} == set(ACTIVE)
+    best, values, trial, _ = client.get_best_parameterization()
+    assert best["learner"] == "boost" and configs[trial] == best
+    assert values["error"][0] == error(dict(best))  # type: ignore[index]
+    assert error(dict(best)) < 0.02
+
+
+def test_it_is_the_study_point_for_point() -> None:
+    client = make_client(seed=3)
+    study = Study(space_of(client), seed=3)
+    for step in range(9):
+        trial, config = next(iter(client.get_next_trials(max_trials=1).items()))
+        # a fresh study: fits do not begin at the last one's
+        study = Study(study.space, seed=3)
+        for told in client._experiment.trials.values():
+            if told.status is TrialStatus.COMPLETED:
+                study.tell(told.arms[0].parameters, error(told.arms[0].parameters))
+        if step >= 3:  # starts are drawn together
+            assert [config] == study.ask()
+        client.complete_trial(trial, raw_data={"error": error(dict(config))})
+
+
+def test_seeds() -> None:
+    first, second, other = (
+        search(make_client(seed=seed), error, 5) for seed in (0, 0, 1)
+    )
+    assert first == second != other
+    assert structured_generation_strategy().nodes_by_name["Structured"].seed >= 0
+    with pytest.raises(ValueError, match="seed: expected an integer"):
+        structured_generation_strategy(seed="a")  # type: ignore[arg-type]
+
+
+def test_maximising_is_minimising_the_negative() -> None:
+    least = search(make_client(), error, 7)
+    most = search(make_client(objective="score"), lambda c: {"score": -error(c)}, 7)
+    scaled = search(
+        make_client(objective="2 * a - b"),
+        lambda c: {"a": 1 - error(c), "b": 2 - error(c)},
+        7,
+    )
+    assert least == most
+    assert [set(c) for c in scaled] == [set(c) for c in least]
+
+
+def test_parameter_constraints() -> None:
+    ab = [RangeParameterConfig(name, (0.0, 1.0), "float") for name in "ab"]
+    client = make_client([*LEARNERS, *ab], parameter_constraints=["a + b <= 0.4"])
+    configs = search(client, lambda c: error(c) - c["a"] - c["b"], 8)
+    assert all(c["a"] + c["b"] <= 0.4 + 1e-9 for c in configs)
+    assert max(c["a"] + c["b"] for c in configs) > 0.35
+
+
+def test_several_trials_at_once() -> None:
+    client = make_client()
+    configs = search(client, error, 9, at_once=3)
+    assert len({json.dumps(c, sort_keys=True) for c in configs}) == 9
+    assert {c["learner"] for c in configs[:3]} == set(ACTIVE)
+
+
+class Runner(IRunner):
+    """Every fourth trial fails."""
+
+    def run_trial(self, trial_index: int, parameterization: Any) -> dict[str, Any]:
+        return {"config": dict(parameterization)}
+
+    def poll_trial(self, trial_index: int, trial_metadata: Any) -> TrialStatus:
+        return TrialStatus.COMPLETED if trial_index % 4 else TrialStatus.FAILED
+
+    def stop_trial(self, trial_index: int, trial_metadata: Any) -> dict[str, Any]:
+        return {}
+
+
+class Error(IMetric):
+    def fetch(self, trial_index: int, trial_metadata: Any) -> tuple[int, float]:
+        return 0, error(trial_metadata["config"])
+
+
+def test_ax_may_run_the_trials() -> None:
+    client = make_client()
+    client.configure_runner(Runner())
+    client.configure_metrics([Error("error")])
+    client.run_trials(max_trials=8, parallelism=2, initial_seconds_between_polls=0)
+    trials = client._experiment.trials.values()
+    assert [t.status.is_failed for t in trials] == [i % 4 == 0 for i in range(8)]
+    assert {t.arm.parameters["learner"] for t in trials} == set(ACTIVE)
+    assert client.get_best_parameterization()[1]["error"][0] < 1  # type: ignore[index]
+
+
+# -- trials in every state ----------------------------------------------------------
+
+A = {"learner": "boost", "trees": 50, "depth": 4, "fixed": "always", "share": 0.5}
+B = {"learner": "linear", "penalty": 0.5, "fixed": "always", "share": 0.6}
+C = {"learner": "none", "fixed": "always", "share": 0.4}
+D = {"learner": "boost", "trees": 100, "depth": 6, "fixed": "always", "share": 0.7}
+
+
+def with_data() -> Client:
+    client = make_client()
+    for config in (A, B, C):
+        attach(client, config, error=error(config))
+    return client
+
+
+def next_of(client: Client) -> dict[str, Any]:
+    return dict(next(iter(client.get_next_trials(max_trials=1).values())))
+
+
+def expected(
+    told: list[tuple[dict[str, Any], float | None]], pending: Any = ()
+) -> dict[str, Any]:
+    study = Study(space_of(make_client()), seed=0)
+    for config, value in told:
+        study.tell(config, value)
+    return study.ask(pending=pending)[0]
+
+
+KNOWN = [(config, error(config)) for config in (A, B, C)]
+
+
+def test_attached_trials_are_observations() -> None:
+    assert next_of(with_data()) == expected(KNOWN)
+
+
+def test_running_trials_are_pending_also_with_data() -> None:
+    client = with_data()
+    trial = attach(client, D)
+    without = next_of(client)
+    assert without == expected(KNOWN, [D]) != expected(KNOWN)
+    client = with_data()
+    trial = attach(client, D)
+    client.attach_data(trial, {"error": 5.0}, progression=1)
+    assert next_of(client) == without
+    client.complete_trial(trial, {"error": error(D)}, progression=2)
+    # what was just suggested is pending
+    assert next_of(client) == expected([*KNOWN, (D, error(D))], [without])
+
+
+def test_failed_and_infinite_trials_are_failures() -> None:
+    client = with_data()
+    client.mark_trial_failed(attach(client, D))
+    failed = next_of(client)
+    assert failed == expected([*KNOWN, (D, None)])
+    client = with_data()
+    attach(client, D, error=math.inf)
+    assert next_of(client) == failed
+
+
+def test_abandoned_trials_are_not_proposed_again() -> None:
+    client = with_data()
+    client.mark_trial_abandoned(attach(client, D))
+    assert next_of(client) == expected(KNOWN, [D])
+
+
+def test_trials_that_stopped_early_are_observations() -> None:
+    client = with_data()
+    trial = attach(client, D)
+    client.attach_data(trial, {"error": 5.0}, progression=1)
+    client.attach_data(trial, {"error": 0.4}, progression=2)
+    client.mark_trial_early_stopped(trial)
+    assert next_of(client) == expected([*KNOWN, (D, 0.4)])
+
+
+def test_completed_trials_without_the_metric_are_pending() -> None:
+    client = with_data()
+    attach(client, D, other=1.0)
+    assert next_of(client) == expected(KNOWN, [D])
+
+
+def test_other_metrics_change_nothing() -> None:
+    client = with_data()
+    client.configure_tracking_metrics(["seconds"])  # pending, says Ax
+    assert next_of(client) == expected(KNOWN)
+
+
+def test_trials_outside_of_the_space_are_named() -> None:
+    client = with_data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ax's
+        attach(client, B | {"penalty": 1e3}, error=0.0)
+    with pytest.warns(UserWarning, match=r"Trials \[3\] lie outside"):
+        assert next_of(client) == expected(KNOWN)
+
+
+def test_an_exhausted_space_is_said_to_be() -> None:
+    flag = ChoiceParameterConfig("flag", [True, False], "bool", is_ordered=True)
+    client = make_client([flag])
+    search(client, lambda c: float(c["flag"]), 2)
+    with pytest.raises(SearchSpaceExhausted):
+        client.get_next_trials(max_trials=1)
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    client = make_client()
+    with pytest.raises(ValueError, match="fixed_parameters: expected None, got"):
+        client.get_next_trials(1, fixed_parameters={"learner": "boost"})
+    client._experiment.search_space.disable_parameters({"share": 0.5})
+    with pytest.raises(ValueError, match="'share': expected one that is not disabled"):
+        client.get_next_trials(1)
+
+
+def test_parameters_added_later_have_their_backfill_value() -> None:
+    from ax.core.parameter import ParameterType, RangeParameter
+
+    client = with_data()
+    width = RangeParameter("w", ParameterType.FLOAT, 0.0, 1.0, backfill_value=0.5)
+    client._experiment.search_space.add_parameter(width)
+    study = Study(space_of(client), seed=0)
+    for config, value in KNOWN:
+        study.tell(config | {"w": 0.5}, value)
+    assert next_of(client) == study.ask()[0]
+
+
+# -- one parameter with two names ---------------------------------------------------
+
+
+def optimisers(**changes: Any) -> list[Any]:
+    return [
+        ChoiceParameterConfig(
+            "optimiser",
+            ["adam", "sgd"],
+            "str",
+            is_ordered=False,
+            dependent_parameters={
+                "adam": ["rate_adam"],
+                "sgd": ["rate_sgd", "momentum"],
+            },
+        ),
+        RangeParameterConfig("rate_adam", (1e-5, 1.0), "float", scaling="log"),
+        RangeParameterConfig(
+            "rate_sgd", changes.get("bounds", (1e-5, 1.0)), "float", scaling="log"
+        ),
+        RangeParameterConfig("momentum", (0.0, 1.0), "float"),
+    ]
+
+
+def test_aligned_parameters_are_one() -> None:
+    def evaluate(c: dict[str, Any]) -> float:
+        names = {"rate_adam", "rate_sgd"} & c.keys()
+        assert names == {f"rate_{c['optimiser']}"}
+        rate = c[names.pop()]
+        return (math.log10(rate) + 2) ** 2 + 0.1 * (c["optimiser"] == "sgd")
+
+    groups = [["rate_adam", "rate_sgd"]]
+    client = make_client(optimisers(), aligned=groups)
+    space = SearchSpace.from_ax(client._experiment.search_space, groups)
+    assert space.names == ["optimiser", "rate_adam", "momentum"]
+    assert space.tree.shared_columns == [1] and space.tree.num_paths == 2
+    search(client, evaluate, 10)
+    assert evaluate(dict(client.get_best_parameterization()[0])) < 0.02
+
+
+@pytest.mark.parametrize(
+    "aligned", ["ab", [["rate_adam"]], [["a", "b"], ["b", "c"]], ["ab"], 3, [[1, 2]]]
+)
+def test_alignments_that_are_none(aligned: Any) -> None:
+    with pytest.raises(ValueError, match="aligned: expected groups of two or more"):
+        structured_generation_strategy(aligned=aligned)
+
+
+@pytest.mark.parametrize(
+    "group, changes",
+    [
+        (["rate_adam", "nobody"], {}),
+        (["rate_adam", "rate_sgd"], {"bounds": (1e-4, 1.0)}),  # other bounds
+        (["rate_sgd", "momentum"], {}),  # both at once, and another scale
+        (["optimiser", "rate_sgd"], {}),
+    ],
+)
+def test_parameters_that_cannot_be_one(group: list[str], changes: Any) -> None:
+    client = make_client(optimisers(**changes), aligned=[group])
+    with pytest.raises(ValueError, match="aligned: expected parameters with the same"):
+        client.get_next_trials(1)
+
+
+# -- storage ------------------------------------------------------------------------
+
+
+def test_loaded_in_a_new_process_it_goes_on_identically(tmp_path: Path) -> None:
+    client = make_client(optimisers(), aligned=[["rate_adam", "rate_sgd"]])
+    # outcomes with more digits than Ax saves
+    search(client, lambda c: math.pi / sum(map(number, c.values())), 6)
+    client.mark_trial_abandoned(attach(client, {"optimiser": "adam", "rate_adam": 0.1}))
+    client.get_next_trials(max_trials=1)  # running
+    path = tmp_path / "client.json"
+    client.save_to_json_file(str(path))
+    code = (
+        "import json, logging; logging.disable(50)\n"
+        "import botorch_structured.integrations.ax\n"
+        "from ax.api.client import Client\n"
+        f"client = Client.load_from_json_file({str(path)!r})\n"
+        "print(json.dumps(list(client.get_next_trials(max_trials=3).values())))"
+    )
+    ours = list(client.get_next_trials(max_trials=3).values())
+    theirs = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert json.loads(theirs.stdout) == ours
+
+
+def number(value: Any) -> float:
+    return value if isinstance(value, float) else float(len(value))
+
+
+def test_the_node_is_saved_whole() -> None:
+    from ax.storage.json_store.decoder import object_from_json
+    from ax.storage.json_store.encoder import object_to_json
+
+    node = StructuredNode(seed=5, aligned=[("a", "b")])
+    again = object_from_json(json.loads(json.dumps(object_to_json(node))))
+    assert (again.seed, again.aligned) == (5, [["a", "b"]])
+    assert not again.should_deduplicate and again.fallback_specs == {}
+
+
+def test_strategies_with_our_models_are_saved_too(tmp_path: Path) -> None:
+    from ax.adapter.registry import Generators, Mixed_transforms, Y_trans
+    from ax.generation_strategy.generation_node import GenerationNode
+    from ax.generation_strategy.generation_strategy import GenerationStrategy
+    from ax.generation_strategy.generator_spec import GeneratorSpec
+    from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+    from ax.generators.torch.botorch_modular.utils import ModelConfig
+
+    from botorch_structured.models import TreeStructuredGP
+
+    spec = GeneratorSpec(
+        Generators.BOTORCH_MODULAR,
+        generator_kwargs={
+            "surrogate_spec": SurrogateSpec([ModelConfig(TreeStructuredGP)]),
+            "transforms": Mixed_transforms + Y_trans,
+            "transform_configs": {"Cast": {"flatten_hss": False}},
+        },
+    )
+    client = with_data()
+    strategy = GenerationStrategy(nodes=[GenerationNode("ours", [spec])])
+    client.set_generation_strategy(strategy)
+    path = str(tmp_path / "client.json")
+    client.save_to_json_file(path)
+    loaded = Client.load_from_json_file(path)._generation_strategy
+    (config,) = (
+        loaded.nodes_by_name["ours"]
+        .generator_specs[0]
+        .generator_kwargs["surrogate_spec"]
+        .model_configs
+    )
+    assert config.botorch_model_class is TreeStructuredGP
+
+
+def test_small_outcomes_keep_their_digits() -> None:
+    tiny = make_client()
+    for config in (A, B, C):
+        attach(tiny, config, error=1e-12 * error(config))
+    study = Study(space_of(tiny), seed=0)
+    for config in (A, B, C):
+        study.tell(config, 1e-12 * error(config))
+    assert next_of(tiny) == study.ask()[0]
+
+
+def test_without_ax_the_extra_is_named() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['ax'] = None\n"
+        "import botorch_structured.integrations.ax"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'botorch-structured[ax]'" in done.stderr
+
+
+# -- several objectives, and constraints ----------------------------------------------
+
+
+def outcomes(c: dict[str, Any]) -> dict[str, float]:
+    return {"error": error(c), "cost": 2.0 * c["share"] + (c["learner"] == "boost")}
+
+
+def client_with_outcomes(**kwargs: Any) -> Client:
+    client = make_client(**kwargs)
+    for config in (A, B, C):
+        attach(client, config, **outcomes(config))
+    return client
+
+
+def test_several_objectives() -> None:
+    client = client_with_outcomes(objective="-error, -cost")
+    study = Study(space_of(client), {"a": "maximize", "b": "maximize"}, seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "b": -o["cost"]})
+    assert next_of(client) == study.ask()[0]
+    search(client, outcomes, 4)
+    front = client.get_pareto_frontier(use_model_predictions=False)
+    assert len(front) > 1
+
+
+def test_thresholds_of_objectives_are_constraints() -> None:
+    client = client_with_outcomes(
+        objective="-error, -cost", constraints=["error <= 0.5"]
+    )
+    directions = {"a": "maximize", "b": "maximize"}
+    study = Study(space_of(client), directions, ["c <= 0.5"], seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "b": -o["cost"], "c": o["error"]})
+    assert next_of(client) == study.ask()[0]
+
+
+@pytest.mark.parametrize(
+    "given, bound", [("cost <= 1.5", "<= 1.5"), ("2 * cost >= 2", ">= 2.0")]
+)
+def test_outcome_constraints(given: str, bound: str) -> None:
+    client = client_with_outcomes(constraints=[given])
+    study = Study(space_of(client), {"a": "maximize"}, [f"c {bound}"], seed=0)
+    weight = 2.0 if "2 *" in given else 1.0
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "c": weight * o["cost"]})
+    assert next_of(client) == study.ask()[0]
+
+
+def test_the_best_keeps_its_constraints() -> None:
+    client = make_client(constraints=["cost <= 1.2"])
+    search(client, outcomes, 14)
+    best, values, *_ = client.get_best_parameterization()
+    assert values["cost"][0] <= 1.2  # type: ignore[index]
+    assert best["learner"] != "boost" or best["share"] < 0.2
+    feasible = [
+        trial.arm.parameters
+        for trial in client._experiment.trials.values()
+        if outcomes(trial.arm.parameters)["cost"] <= 1.2
+    ]
+    assert len(feasible) >= 7
+
+
+def test_constraints_relative_to_a_baseline() -> None:
+    """In a space without a hierarchy: Ax has no baselines in others."""
+    numbers = [RangeParameterConfig(name, (0.0, 1.0), "float") for name in "xy"]
+    points = [{"x": 0.5, "y": 0.5}, {"x": 0.25, "y": 0.75}, {"x": 1.0, "y": 0.0}]
+
+    def evaluate(c: dict[str, Any]) -> dict[str, float]:
+        return {"error": (c["x"] - 0.5) ** 2 + c["y"], "cost": c["x"] + 1}
+
+    def expected(constraints: list[str], told: Any, pending: Any) -> dict[str, Any]:
+        study = Study(space_of(client), {"a": "maximize"}, constraints, seed=0)
+        for config in told:
+            o = evaluate(config)
+            c = {"c": o["cost"]} if constraints else {}
+            study.tell(config, {"a": -o["error"], **c})
+        return study.ask(pending=pending)[0]
+
+    client = make_client(numbers, constraints=["cost <= 0.9 * baseline"])
+    baseline = client.attach_baseline(points[0])
+    for config in points[1:]:
+        attach(client, config, **evaluate(config))
+    # without data of the baseline the constraint says nothing
+    first = next_of(client)
+    assert first == expected([], points[1:], points[:1])
+    client.complete_trial(baseline, evaluate(points[0]))
+    assert next_of(client) == expected(["c <= 1.35"], points, [first])
+
+
+def test_completed_trials_without_a_constraint_are_pending() -> None:
+    client = client_with_outcomes(constraints=["cost <= 1.5"])
+    attach(client, D, error=0.0)
+    study = Study(space_of(client), {"a": "maximize"}, ["c <= 1.5"], seed=0)
+    for config in (A, B, C):
+        o = outcomes(config)
+        study.tell(config, {"a": -o["error"], "c": o["cost"]})
+    assert next_of(client) == study.ask(pending=[D])[0]

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import pickle
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+import sklearn
+from scipy.stats import loguniform, randint
+from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_regressor
+from sklearn.datasets import load_iris
+from sklearn.exceptions import FitFailedWarning
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import (
+    GroupKFold,
+    KFold,
+    RandomizedSearchCV,
+    ShuffleSplit,
+    cross_val_score,
+)
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from botorch_structured import Study
+from botorch_structured.integrations.sklearn import StructuredSearchCV
+from botorch_structured.spaces import SearchSpace
+
+X, y = load_iris(return_X_y=True)
+PIPELINE = Pipeline([("scale", StandardScaler()), ("model", SVC())])
+SPACE = [
+    {
+        "scale": ["passthrough", StandardScaler(), MinMaxScaler()],
+        "model": [SVC()],
+        "model__C": loguniform(1e-3, 1e3),
+        "model__gamma": loguniform(1e-4, 1e1),
+    },
+    {
+        "scale": ["passthrough", StandardScaler(), MinMaxScaler()],
+        "model": [KNeighborsClassifier()],
+        "model__n_neighbors": randint(1, 50),
+        "model__weights": ["uniform", "distance"],
+    },
+]
+
+
+class Peak(ClassifierMixin, BaseEstimator):
+    """A classifier whose score is a formula; some of its fits fail."""
+
+    def __init__(
+        self, kind: str = "left", x: float = 0.0, fail: str = "", noise: float = 0.0
+    ) -> None:
+        self.kind, self.x, self.fail, self.noise = kind, x, fail, noise
+
+    def fit(self, X: Any, y: Any) -> Peak:
+        if self.fail == "always" or (self.fail == self.kind):
+            raise RuntimeError("it does not fit")
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return np.zeros(len(X))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        if self.fail == "nan" and self.kind == "right":
+            return float("nan")
+        return -((self.x - 0.3) ** 2) - 0.1 * (self.kind == "right")
+
+
+PEAKS = {"kind": ["left", "right"], "x": (0.0, 1.0)}
+
+
+def search(estimator: Any = None, space: Any = None, n_iter: int = 8, **kwargs: Any):
+    options = {"cv": 3, "random_state": 0, **kwargs}
+    estimator = Peak() if estimator is None else estimator
+    return StructuredSearchCV(estimator, space or PEAKS, n_iter, **options)
+
+
+def expected_to_fail(estimator: Any) -> dict[str, str]:
+    """What scikit-learn's own searches are not expected to pass either."""
+    if not is_regressor(estimator):
+        return {}
+    return {"check_supervised_y_2d": "DataConversionWarning not caught"}
+
+
+if hasattr(sklearn.utils.estimator_checks, "estimator_checks_generator"):  # from 1.6
+
+    @parametrize_with_checks(
+        [
+            search(estimator, space, 2, cv=2, **kwargs)
+            for estimator, space, kwargs in (
+                (LogisticRegression(), {"C": (0.1, 1.0)}, {"error_score": "raise"}),
+                (Ridge(), {"alpha": (0.1, 1.0)}, {}),
+                (
+                    make_pipeline(StandardScaler(), Ridge()),
+                    [{"ridge__alpha": (0.1, 1.0)}, {"ridge__solver": ["svd"]}],
+                    {"error_score": "raise"},
+                ),
+            )
+        ],
+        expected_failed_checks=expected_to_fail,
+    )
+    def test_scikit_learns_checks(estimator: Any, check: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            check(estimator)
+
+
+def test_a_pipeline_whose_steps_are_choices() -> None:
+    fitted = search(PIPELINE, SPACE, 12).fit(X, y)
+    assert fitted.best_score_ > 0.9
+    assert fitted.score(X, y) > 0.9
+    params = fitted.cv_results_["params"]
+    assert len(params) == 12
+    assert params[fitted.best_index_] == fitted.best_params_
+    assert type(fitted.best_estimator_["model"]) is type(fitted.best_params_["model"])
+    # choices are cloned: what the user gave is never fitted
+    for choice in (*SPACE[0]["scale"][1:], SPACE[0]["model"][0], SPACE[1]["model"][0]):
+        assert not any(name.endswith("_") for name in vars(choice))
+    models = {type(p["model"]) for p in params}
+    assert models == {SVC, KNeighborsClassifier}
+    assert [("model__C" in p) for p in params] == [
+        type(p["model"]) is SVC for p in params
+    ]
+
+
+def test_scores_are_those_of_cross_validation() -> None:
+    folds = KFold(3, shuffle=True, random_state=1)
+    fitted = search(PIPELINE, SPACE, 4, cv=folds).fit(X, y)
+    for params, score in zip(
+        fitted.cv_results_["params"],
+        fitted.cv_results_["mean_test_score"],
+        strict=True,
+    ):
+        model = clone(PIPELINE).set_params(**clone(params, safe=False))
+        assert score == pytest.approx(cross_val_score(model, X, y, cv=folds).mean())
+
+
+def test_results_have_the_columns_of_scikit_learn() -> None:
+    ours = search(n_iter=4, return_train_score=True).fit(X, y).cv_results_
+    lists = {"kind": ["left", "right"], "x": [0.1, 0.2]}
+    theirs = RandomizedSearchCV(Peak(), lists, n_iter=4, cv=3, return_train_score=True)
+    theirs = theirs.fit(X, y).cv_results_
+    assert ours.keys() == theirs.keys()
+    for name, column in theirs.items():
+        assert len(ours[name]) == 4
+        assert type(ours[name]) is type(column)
+
+
+def test_candidates_are_those_of_a_study() -> None:
+    fitted = search(n_iter=5, random_state=5).fit(X, y)
+    study = Study(PEAKS, "maximize", seed=fitted.study_.seed)
+    results = fitted.cv_results_
+    for params, score in zip(
+        results["params"], results["mean_test_score"], strict=True
+    ):
+        assert study.ask() == [params]
+        study.tell(params, score)
+    assert study.best == (fitted.best_params_, fitted.best_score_)
+
+
+@pytest.mark.parametrize("state", [3, np.random.RandomState(3)])
+def test_the_same_state_gives_the_same_search(state: Any) -> None:
+    first = search(n_iter=3, random_state=clone(state, safe=False)).fit(X, y)
+    again = search(n_iter=3, random_state=clone(state, safe=False)).fit(X, y)
+    other = search(n_iter=3, random_state=4).fit(X, y)
+    assert first.cv_results_["params"] == again.cv_results_["params"]
+    assert first.cv_results_["params"] != other.cv_results_["params"]
+
+
+def test_without_a_state_searches_differ() -> None:
+    first, second = (search(n_iter=2, random_state=None).fit(X, y) for _ in range(2))
+    assert first.cv_results_["params"] != second.cv_results_["params"]
+
+
+def test_all_candidates_see_the_same_folds() -> None:
+    folds = ShuffleSplit(3, test_size=0.3)  # other ones each time it is asked
+    same = {"p": [2, 3], "metric": "chebyshev"}  # p has no say
+    fitted = search(KNeighborsClassifier(), same, 2, cv=folds).fit(X, y)
+    columns = [fitted.cv_results_[f"split{k}_test_score"] for k in range(3)]
+    assert all(len(set(column)) == 1 for column in columns)
+
+
+def test_folds_may_be_given_as_they_are() -> None:
+    folds = list(KFold(3, shuffle=True, random_state=1).split(X, y))
+    listed = search(n_iter=4, cv=folds).fit(X, y)
+    once = search(n_iter=4, cv=iter(folds)).fit(X, y)
+    assert listed.n_splits_ == once.n_splits_ == 3
+    assert listed.cv_results_["params"] == once.cv_results_["params"]
+
+
+@pytest.mark.parametrize("fail", ["right", "nan"])
+def test_failures_are_avoided_and_shown(fail: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted = search(Peak(fail=fail), n_iter=12).fit(X, y)
+    failed = np.array([p["kind"] == "right" for p in fitted.cv_results_["params"]])
+    scores = fitted.cv_results_["mean_test_score"]
+    assert len(scores) == 12
+    assert 1 <= failed.sum() <= 4
+    assert (np.isnan(scores) == failed).all()
+    assert (
+        fitted.cv_results_["rank_test_score"][failed] == 12 - failed.sum() + 1
+    ).all()
+    assert fitted.best_params_["kind"] == "left"
+    states = [trial.state for trial in fitted.study_.trials]
+    assert (np.array(states) == "failed").tolist() == failed.tolist()
+    ours = [w for w in caught if "non-finite" in str(w.message)]
+    assert len(ours) == 1
+    fits = [w for w in caught if issubclass(w.category, FitFailedWarning)]
+    assert bool(fits) == (fail == "right")
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_the_last_candidate_may_fail() -> None:
+    with pytest.warns(FitFailedWarning):
+        fitted = search(
+            Peak(fail="right"), {"kind": ["left", "right"]}, 2, n_jobs=1
+        ).fit(X, y)
+    assert np.isnan(fitted.cv_results_["mean_test_score"]).sum() == 1
+    assert fitted.best_params_ == {"kind": "left"}
+
+
+def test_a_score_for_failures() -> None:
+    with pytest.warns(FitFailedWarning):
+        fitted = search(
+            Peak(fail="right"), {"kind": ["left", "right"]}, 2, error_score=-9
+        ).fit(X, y)
+    failed = np.array([p["kind"] == "right" for p in fitted.cv_results_["params"]])
+    assert (fitted.cv_results_["mean_test_score"][failed] == -9).all()
+
+
+def test_errors_are_raised_where_that_is_asked_for() -> None:
+    with pytest.raises(RuntimeError, match="it does not fit"):
+        search(Peak(fail="right"), error_score="raise").fit(X, y)
+    with pytest.warns(FitFailedWarning), pytest.raises(ValueError, match="fits failed"):
+        search(Peak(fail="always"), n_iter=3).fit(X, y)
+    with pytest.raises(ValueError, match="Invalid parameter 'z'"):
+        search(space={"z": (0.0, 1.0)}).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"n_iter": 0}, "n_iter: expected a positive integer, got 0"),
+        ({"space": {"x": "constant"}}, "at least one parameter with several values"),
+        ({"space": {"x": {1, 2}}}, "'x': expected a list of choices"),
+        ({"space": 3}, "space: expected"),
+        ({"random_state": "seed"}, "random_state|seed"),
+    ],
+)
+def test_arguments_are_checked(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(**kwargs).fit(X, y)
+
+
+def test_a_space_that_is_smaller_than_the_search() -> None:
+    with pytest.warns(
+        UserWarning, match="space: expected at least n_iter=9 candidates"
+    ):
+        fitted = search(
+            space={"kind": ["left", "right"], "noise": [0.0, 1.0]}, n_iter=9
+        )
+        fitted.fit(X, y)
+    assert len(fitted.cv_results_["params"]) == 4
+
+
+def test_other_spaces() -> None:
+    ConfigSpace = pytest.importorskip("ConfigSpace")
+    cs = ConfigSpace.ConfigurationSpace(
+        {"kind": ["left", "right"], "x": (0.0, 1.0)}, seed=0
+    )
+    for space in (cs, SearchSpace.from_dictionaries(PEAKS), [PEAKS]):
+        fitted = search(space=space, n_iter=3).fit(X, y)
+        assert set(fitted.best_params_) == {"kind", "x"}
+
+
+def test_several_metrics_and_the_one_to_refit() -> None:
+    metrics = ["accuracy", "neg_log_loss"]
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+    space = {"logisticregression__C": (1e-3, 1e3, "log")}
+    fitted = search(pipeline, space, 4, scoring=metrics, refit="neg_log_loss").fit(X, y)
+    assert fitted.study_.objectives == {"neg_log_loss": "maximize"}
+    assert fitted.best_score_ == fitted.cv_results_["mean_test_neg_log_loss"].max()
+    assert fitted.study_.best[1] == fitted.best_score_
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_a_function_may_give_several_scores() -> None:
+    def scores(estimator: Any, X: Any, y: Any) -> dict[str, float]:
+        accuracy = accuracy_score(y, estimator.predict(X))
+        return {"accuracy": accuracy, "error": 1 - accuracy}
+
+    with pytest.warns(FitFailedWarning):
+        fitted = search(
+            Peak(fail="right"),
+            {"kind": ["left", "right"]},
+            2,
+            scoring=scores,
+            refit="accuracy",
+        ).fit(X, y)
+    assert fitted.study_.objectives == {"accuracy": "maximize"}
+    assert np.isnan(fitted.cv_results_["mean_test_error"]).sum() == 1
+
+
+def test_a_function_may_choose() -> None:
+    worst = search(refit=lambda results: int(results["rank_test_score"].argmax()))
+    fitted = worst.fit(X, y)
+    assert fitted.best_index_ == fitted.cv_results_["mean_test_score"].argmin()
+    assert not hasattr(fitted, "best_score_")
+
+
+def test_without_a_refit() -> None:
+    fitted = search(n_iter=3, refit=False).fit(X, y)
+    assert not hasattr(fitted, "best_estimator_")
+    assert fitted.best_params_ in fitted.cv_results_["params"]
+
+
+def test_several_jobs_take_several_candidates_at_a_time() -> None:
+    # 3 folds: two candidates keep six threads busy
+    import joblib
+
+    with joblib.parallel_backend("threading"):
+        fitted = search(n_iter=5, n_jobs=6).fit(X, y)
+        again = search(n_iter=5, n_jobs=6).fit(X, y)
+    assert fitted.cv_results_["params"] == again.cv_results_["params"]
+    assert len(fitted.cv_results_["params"]) == 5
+
+
+def test_copies_and_pickles() -> None:
+    mine = search(PIPELINE, SPACE, 3)
+    copied = clone(mine)
+    assert copied.get_params()["n_iter"] == 3
+    assert not hasattr(copied.fit(X, y).set_params(n_iter=4), "_history")
+    restored = pickle.loads(pickle.dumps(copied))
+    assert (restored.predict(X) == copied.predict(X)).all()
+    assert restored.study_.best[1] == copied.study_.best[1]
+
+
+def test_weights_and_groups_are_passed_on() -> None:
+    groups = np.arange(len(X)) % 5
+    space = {"C": (1e-3, 1e3, "log")}
+    fitted = search(LogisticRegression(), space, 3, cv=GroupKFold(5))
+    fitted.fit(X, y, groups=groups, sample_weight=np.ones(len(X)))
+    assert fitted.n_splits_ == 5
+
+
+def test_a_search_within_cross_validation() -> None:
+    scores = cross_val_score(search(PIPELINE, SPACE, 4), X, y, cv=3)
+    assert scores.mean() > 0.85
+
+
+def test_without_scikit_learn_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "botorch_structured.integrations.sklearn"
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn.exceptions", None)
+    with pytest.raises(ImportError, match="pip install scikit-learn"):
+        __import__(name)

@@ -1,0 +1,61 @@
+"""Random tree models, for tests of what they compute leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from hypothesis import assume
+from strategies import random_points, random_tree
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"leaf_inputs": "active", "leaf_hyperparameters": "tied", "leaf_kernel": "rbf"},
+    {"shared_features": "linear", "leaf_hyperparameters": "independent"},
+    {"shared_features": "none", "leaf_offset": "fixed", "node_weights": False},
+    {"shared_features": "fourier", "weight_variances": "independent"},
+    {"leaf_inputs": "active", "leaf_hyperparameters": "independent"},
+]
+
+
+def random_model(seed: int, n: int = 30) -> Any:
+    """Of either class, with categorical columns now and then."""
+    tree = random_tree(seed)
+    assume(tree.decision_columns)
+    g = torch.Generator().manual_seed(seed)
+    X, Y = random_points(tree, n, g), torch.randn(n, 1, generator=g)
+    others = [c for c in range(tree.dim) if c not in tree.decision_columns]
+    options = dict(OPTIONS[seed % len(OPTIONS)])
+    if seed % 3 == 0 and others:
+        X[:, others[::2]] = X[:, others[::2]].mul(3.0).floor()
+        options["categorical_features"] = {c: [0.0, 1.0] for c in others[::2]}
+        X[:, others[::2]] = X[:, others[::2]].clamp_max(1.0)
+    model: Any
+    if seed % 4 == 3 and "categorical_features" in options:
+        model = ConditionalGP(X, Y, tree, categorical_features=others[::2])
+    elif seed % 4 == 3:
+        base = ScaleKernel((RBFKernel if seed % 8 == 3 else MaternKernel)())
+        model = ConditionalGP(X, Y, tree, covar_module=base)
+    else:
+        model = TreeStructuredGP(X, Y, tree, **options)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g))
+            if "raw_noise" in name:
+                p.fill_(-4.0)
+    return model.eval()
+
+
+def some_points(model: Any, n: int, seed: int) -> Tensor:
+    """Points; every other one is a training point in columns with repeated values."""
+    X = random_points(model.tree, n, torch.Generator().manual_seed(seed))
+    known = model.train_inputs[0]
+    for c in range(model.tree.dim):
+        values = known[:, c].unique()
+        if c not in model.tree.decision_columns and len(values) < len(known) / 2:
+            X[::2, c] = values[torch.arange(len(X[::2])) % len(values)]
+    return X

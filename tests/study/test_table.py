@@ -1,0 +1,65 @@
+"""Evaluations from a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from botorch_structured import Study
+from botorch_structured.spaces import SearchSpace
+from botorch_structured.test_functions import JenattonTree
+
+SPACE = JenattonTree(off_centre=True).space
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_table_is_told_row_by_row(tmp_path: Path) -> None:
+    names = [*SPACE.names, "loss", "memory", "cost"]
+    configs = SPACE.decode(SPACE.starts(seed=0))
+    outcomes = [(0.5, 3.0, 10.0), ("", "", 2.0), (0.25, 9.0, "")]
+    rows = [
+        {**c, **dict(zip(names[-3:], o, strict=True))}
+        for c, o in zip(configs, outcomes, strict=False)
+    ]
+    lines = [",".join(str(row.get(name, "")) for name in names) for row in rows]
+    path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
+    study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
+    study.read_csv(path)
+    assert [t.config for t in study.trials] == configs[:3]
+    assert [t.cost for t in study.trials] == [10.0, 2.0, None]
+    assert [t.state for t in study.trials] == ["complete", "failed", "complete"]
+    assert study.best == (configs[0], 0.5)  # 0.25 needs too much memory
+    assert study.ask() == [configs[3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a,loss\n0.5,1\n0.6,\n0.7,x\n",
+            "line 4: value.*a finite number.*'x'",
+        ),
+        ("a,loss\n0.5,1\n7,1\n", r"line 3: .*'a': expected a number in \[0.0, 1.0\]"),
+        ("a,b,loss\n0.5,0.5,1\n", r"line 2: .*unknown ones \['b'\]"),
+        ("a,loss\n0.5\n", "line 2: expected 2 cells as in line 1"),
+        ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
+        ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
+        ("", "line 1: expected columns"),
+        ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None:
+    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double())
+    study = Study(space, {"loss": "minimize"})
+    with pytest.raises(ValueError, match=f"table.csv {message}"):
+        study.read_csv(table(tmp_path, text))
+    assert not study.trials
+    with pytest.raises(ValueError, match="objectives: expected other names"):
+        Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
