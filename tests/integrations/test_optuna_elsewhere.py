@@ -61,9 +61,13 @@ def test_code_of_the_pages_runs(
 
 @pytest.mark.filterwarnings("ignore")
 def test_ray_tune_takes_the_sampler() -> None:
-    search = pytest.importorskip("ray.tune.search.optuna")
+    search = pytest.importorskip("ray.tune.search.optuna", exc_type=ImportError)
+
+    def space(trial: optuna.Trial) -> None:
+        objective(trial)
+
     searcher = search.OptunaSearch(
-        space=lambda trial: objective(trial) and None,
+        space=space,
         sampler=StructuredSampler(seed=0),
         metric="loss",
         mode="min",

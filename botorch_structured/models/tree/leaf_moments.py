@@ -268,7 +268,9 @@ class LeafMoments:
         # views of columns side by side need no copy
         breaks = np.flatnonzero(np.diff(self._decisions) != 1) + 1
         self._runs = [
-            slice(run[0], run[-1] + 1) for run in np.split(self._decisions, breaks)
+            slice(run[0], run[-1] + 1)
+            for run in np.split(self._decisions, breaks)
+            if len(run)  # a space may be without decisions
         ]
         # whose values move within an interval: looked up by path
         self._by_value = not tree.numeric_decisions
