@@ -34,7 +34,7 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import log_ei_helper
 from botorch_structured.acquisition.feasibility import refuse_pending
-from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.acquisition.mixtures import Array, Mixtures, Near
 
 
 class AveragedLogExpectedHypervolumeImprovement(AcquisitionFunction):
@@ -120,6 +120,10 @@ class AveragedLogExpectedHypervolumeImprovement(AcquisitionFunction):
             gradient: Whether gradients are wanted; else None in their place.
         """
         return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
+
+    def near(self, X: Tensor, columns: Array) -> Near | None:
+        """See `Mixtures.near`."""
+        return self.outcomes.near(X, columns, self._of_moments)
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
         """Raise for pending points, as BoTorch's analytic acquisition functions do.

@@ -23,6 +23,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import is_ensemble
 from torch import Tensor, nn
 
+from botorch_structured.acquisition.mixtures import Array, Mixtures, Near
 from botorch_structured.spaces.arguments import check_number
 
 _LEAST_VARIANCE = 1e-12
@@ -74,46 +75,32 @@ class CostPrior(nn.Module):
             left = check_number("left", float(left))
             if not left > 0.0:
                 raise ValueError(f"left: expected a positive number, got {left}.")
-        self.cost_model, self.left = cost_model, left
+        self.outcomes, self.left = Mixtures([[cost_model]]), left
 
     def forward(self, X: Tensor) -> Tensor:
         """Log weight, ``batch_shape x q x d`` -> ``batch_shape x q``."""
         # points are independent of each other: each is a batch of its own
-        posterior = self.cost_model.posterior(X.unsqueeze(-2))
-        mean = posterior.mean.flatten(-2).squeeze(-1)
-        variance = posterior.variance.flatten(-2).squeeze(-1)
-        value = -mean - 0.5 * variance
-        if self.left is None:
-            return value
-        sigma = variance.clamp_min(_LEAST_VARIANCE).sqrt()
-        return value + torch.special.log_ndtr((math.log(self.left) - mean) / sigma)
+        return self._of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
 
     def value_and_gradient(
         self, X: Tensor, gradient: bool = True
     ) -> tuple[Tensor, Tensor | None] | None:
-        """``n`` log weights and ``n x d`` gradients without autograd; None: it cannot.
+        """``n`` log weights and ``n x d`` gradients; None: it cannot.
 
         Args:
             X: ``n x d``.
             gradient: Whether gradients are wanted; else None in their place.
         """
-        moments_of = getattr(self.cost_model, "point_moments", None)
-        moments = None if moments_of is None else moments_of(X, gradient)
-        if moments is None:
-            return None
-        value = -moments.mean - 0.5 * moments.variance
-        of_mean = -torch.ones_like(value)
-        of_variance = torch.full_like(value, -0.5)
-        if self.left is not None:
-            sigma = moments.variance.clamp_min(_LEAST_VARIANCE).sqrt()
-            z = (math.log(self.left) - moments.mean) / sigma
-            log_share = torch.special.log_ndtr(z)
-            hazard = (-0.5 * (z * z + math.log(2.0 * math.pi)) - log_share).exp()
-            value = value + log_share
-            of_mean = of_mean - hazard / sigma
-            varies = moments.variance > _LEAST_VARIANCE
-            of_variance = of_variance - varies * hazard * z / (2.0 * sigma * sigma)
-        if not gradient:
-            return value, None
-        slope = of_mean.unsqueeze(-1) * moments.mean_gradient
-        return value, slope + of_variance.unsqueeze(-1) * moments.variance_gradient
+        return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
+
+    def near(self, X: Tensor, columns: Array) -> Near | None:
+        """See `Mixtures.near`."""
+        return self.outcomes.near(X, columns, self._of_moments)
+
+    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        mean, variance = mean.squeeze(-1), variance.squeeze(-1)
+        value = -mean - 0.5 * variance
+        if self.left is None:
+            return value
+        sigma = variance.clamp_min(_LEAST_VARIANCE).sqrt()
+        return value + torch.special.log_ndtr((math.log(self.left) - mean) / sigma)

@@ -24,7 +24,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import t_batch_mode_transform
 from torch import Tensor, nn
 
-from botorch_structured.acquisition.mixtures import Mixtures
+from botorch_structured.acquisition.mixtures import Array, Mixtures, Near
 from botorch_structured.spaces.arguments import check_number
 
 
@@ -94,6 +94,10 @@ class FeasibilityPrior(nn.Module):
         """
         return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
 
+    def near(self, X: Tensor, columns: Array) -> Near | None:
+        """See `Mixtures.near`."""
+        return self.outcomes.near(X, columns, self._of_moments)
+
     def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         z = (self.limits.to(mean) - mean) / variance.sqrt()
         logs = self.outcomes.mixed(torch.special.log_ndtr(z))
@@ -133,6 +137,10 @@ class AveragedLogProbabilityOfFeasibility(AcquisitionFunction):
     ) -> tuple[Tensor, Tensor | None] | None:
         """See `FeasibilityPrior.value_and_gradient`."""
         return self.prior.value_and_gradient(X, gradient)
+
+    def near(self, X: Tensor, columns: Array) -> Near | None:
+        """See `Mixtures.near`."""
+        return self.prior.near(X, columns)
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
         """Raise for pending points, as BoTorch's analytic acquisition functions do.

@@ -8,16 +8,20 @@ the models know the gradients of their moments, no graph of a posterior is neede
 
 from __future__ import annotations
 
-__all__ = ["Mixtures", "read_weights"]
+__all__ = ["Array", "Mixtures", "Near", "read_weights"]
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from botorch.models.model import Model
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+Array = NDArray[Any]
 Values = Callable[[Tensor, Tensor], Tensor]
+Near = Callable[[Array, Array], tuple[Array, Array]]
 
 
 def read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
@@ -91,8 +95,7 @@ class Mixtures(nn.Module):
         posteriors = [model.posterior(X) for model in models]
         mean = torch.cat([p.mean.squeeze(-2) for p in posteriors], dim=-1)
         variance = torch.cat([p.variance.squeeze(-2) for p in posteriors], dim=-1)
-        # positive at any scale of the outcomes
-        return mean, variance.clamp_min(torch.finfo(variance.dtype).tiny)
+        return mean, _positive(variance)
 
     def mixed(self, logs: Tensor) -> list[Tensor]:
         """Logarithms of the weighted means over the models of each outcome.
@@ -138,17 +141,64 @@ class Mixtures(nn.Module):
             found.append(moments)
         mean = torch.stack([part.mean for part in found], dim=-1)
         variance = torch.stack([part.variance for part in found], dim=-1)
-        variance = variance.clamp_min(torch.finfo(variance.dtype).tiny)
         if not gradient:
             with torch.no_grad():
-                return values(mean, variance), None
-        mean.requires_grad_()
-        variance.requires_grad_()
-        with torch.enable_grad():
-            value = values(mean, variance)
-            by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
+                return values(mean, _positive(variance)), None
+        value, by_mean, by_variance = _differentiated(values, mean, variance)
         slopes = torch.stack([part.mean_gradient for part in found], dim=-1)
         slope = (slopes @ by_mean.unsqueeze(-1)).squeeze(-1)
         slopes = torch.stack([part.variance_gradient for part in found], dim=-1)
         slope = slope + (slopes @ by_variance.unsqueeze(-1)).squeeze(-1)
-        return value.detach(), slope
+        return value, slope
+
+    def near(self, X: Tensor, columns: Array, values: Values) -> Near | None:
+        """The same at rows of which only some columns change, none of them a decision.
+
+        Args:
+            X: ``S x d``.
+            columns: ``S x k`` columns of each row.
+            values: Maps means and variances, ``n x w x L`` each, to ``n x w`` values.
+
+        Returns:
+            A function of values of the columns, ``n x w x k``, and of the numbers of
+            the ``n`` rows whose columns they are: values, ``n x w``, and gradients,
+            ``n x w x k``. None where the models have no such moments.
+        """
+        parts: list[Any] = []
+        for model in self.models:
+            moments_near = getattr(model, "moments_near", None)
+            part = None if moments_near is None else moments_near(X, columns, False)
+            if part is None:
+                return None
+            parts.append(part)
+
+        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+            found = [part(x, rows) for part in parts]
+            both = [
+                torch.from_numpy(np.stack([moments[i] for moments in found], axis=-1))
+                for i in (0, 1)
+            ]
+            value, by_mean, by_variance = _differentiated(values, *both)
+            slope = np.zeros_like(x)
+            for k, (_, _, of_mean, of_variance) in enumerate(found):
+                slope += by_mean[..., k, None].numpy() * of_mean
+                slope += by_variance[..., k, None].numpy() * of_variance
+            return value.numpy(), slope
+
+        return evaluate
+
+
+def _positive(variance: Tensor) -> Tensor:
+    """At any scale of the outcomes."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny)
+
+
+def _differentiated(
+    values: Values, mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, and their derivatives by means and by variances."""
+    variance = _positive(variance)
+    with torch.enable_grad():
+        value = values(mean.requires_grad_(), variance.requires_grad_())
+        by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
+    return value.detach(), by_mean, by_variance

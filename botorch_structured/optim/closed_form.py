@@ -168,6 +168,9 @@ def near(acq_function: AcquisitionFunction, X: Tensor, columns: Array) -> Near |
     if type(acq_function) is PriorGuidedAcquisitionFunction:
         return _guided_near(acq_function, X, columns)
     acqf: Any = acq_function
+    if _COMBINED.get(type(acqf)) is _own:
+        own: Near | None = acqf.near(X, columns)
+        return own
     kind = _KINDS.get(type(acqf))
     moments_near = getattr(getattr(acqf, "model", None), "moments_near", None)
     if kind is None or moments_near is None or not _is_plain(acqf):
@@ -208,13 +211,13 @@ def _average_near(acq_function: Any, X: Tensor, columns: Array) -> Near | None:
 
 def _guided_near(acq_function: Any, X: Tensor, columns: Array) -> Near | None:
     prior, exponent = acq_function.prior_module, acq_function._prior_exponent
-    known = type(prior) is InteriorPrior and acq_function._log
+    known = type(prior) in _PRIORS and acq_function._log
     if not known or acq_function.X_pending is not None:
         return None
     inner = near(acq_function.acq_func, X, columns)
-    if inner is None:
+    of_prior = None if inner is None else prior.near(X, columns)
+    if inner is None or of_prior is None:
         return None
-    of_prior = prior.near(X, columns)
 
     def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
         value, slope = inner(x, rows)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import (
@@ -17,11 +18,13 @@ from botorch.models import ModelListGP, SingleTaskGP
 from torch import Tensor
 
 from botorch_structured.acquisition import (
+    AveragedLogExpectedImprovement,
     AveragedLogProbabilityOfFeasibility,
+    CostPrior,
     FeasibilityPrior,
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim.closed_form import closed_form
+from botorch_structured.optim.closed_form import closed_form, near
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree(shared=True).space
@@ -98,6 +101,33 @@ def test_the_closed_form_is_what_autograd_gives(kind: type) -> None:
             del model._use_predictor
         torch.testing.assert_close(found[0], value.detach(), rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(found[1], gradient, rtol=1e-7, atol=1e-9)
+
+
+def test_near_rows_of_which_some_columns_change() -> None:
+    """What climbs evaluate: the same values, and gradients in these columns."""
+    objective, one, other = models()
+    prior = FeasibilityPrior([[one, other], [other]], [[2.0, 1.0], [1.0]], [1.0, 9.0])
+    improvement = AveragedLogExpectedImprovement([objective], best_f=0.5)
+    acqfs = [
+        AveragedLogProbabilityOfFeasibility(prior),
+        PriorGuidedAcquisitionFunction(improvement, prior, log=True),
+        PriorGuidedAcquisitionFunction(improvement, CostPrior(one, 3.0), log=True),
+    ]
+    X = points()
+    active = SPACE.tree.active_mask(X) & (SPACE.bounds[1] > SPACE.bounds[0])
+    active[:, SPACE.tree.decision_columns] = False
+    columns = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[
+        :, :1
+    ]
+    for acqf in acqfs:
+        evaluate = near(acqf, X, columns.numpy())
+        found = closed_form(acqf, X, gradient=True)
+        assert evaluate is not None and found is not None and found[1] is not None
+        x = X.gather(-1, columns).numpy()[:, None]
+        value, slope = evaluate(x, np.arange(len(X)))
+        np.testing.assert_allclose(value[:, 0], found[0].numpy(), rtol=1e-9, atol=1e-9)
+        expected = found[1].gather(-1, columns).numpy()
+        np.testing.assert_allclose(slope[:, 0], expected, rtol=1e-8, atol=1e-9)
 
 
 def test_other_models_go_through_autograd() -> None:

@@ -55,11 +55,11 @@ def run(study: Study, n: int) -> list[dict[str, Any]]:
 )
 def test_each_replaces_the_default(functions: dict[str, Any], kind: type) -> None:
     study = Study(SPACE, seed=0, **functions)
-    found = run(study, 12)
+    found = run(study, 8)
     assert isinstance(study.model, kind) and len(study.models) == 1
-    assert len(SPACE.encode(found).unique(dim=0)) == 12
-    assert found == run(Study(SPACE, seed=0, **functions), 12)
-    assert found[:4] == run(Study(SPACE, seed=0), 4) != found[8:]
+    assert len(SPACE.encode(found).unique(dim=0)) == 8
+    assert found == run(Study(SPACE, seed=0, **functions), 8)
+    assert found[:4] == run(Study(SPACE, seed=0), 4) != found[4:]
 
 
 def test_a_function_sees_all_outcomes() -> None:

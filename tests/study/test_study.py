@@ -52,6 +52,21 @@ def test_equals_the_explicit_loop(seed: int) -> None:
     assert value(config) == best
 
 
+def test_equals_the_explicit_loop_with_many_evaluations() -> None:
+    """Fits start from the last one, except for the first of every ten evaluations."""
+    X = SPACE.sample(107, seed=0)
+    study = Study(SPACE, seed=0)
+    study.tell_many(SPACE.decode(X), PROBLEM(X).tolist())
+    run(study, 112)
+    last = None
+    for n in range(107, 112):
+        start = None if n % 10 == 0 else last
+        Y = -PROBLEM(X).unsqueeze(-1)
+        last = suggest(SPACE, X, Y, start_from=start, seed=n)
+        X = torch.cat([X, last.X])
+    assert torch.equal(points(study), X)
+
+
 def test_maximising_minus_the_objective_is_the_same() -> None:
     study = Study(SPACE, {"reward": "maximize"}, seed=0)
     for _ in range(10):
@@ -135,7 +150,7 @@ def test_an_exhausted_space_is_an_error() -> None:
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]), integer_features=[0])
     study = Study(space, seed=0)
     study.ask(2)
-    with pytest.raises(Exception, match="random points are new"):
+    with pytest.raises(Exception, match="points of the space are new"):
         study.ask()
 
 
