@@ -100,7 +100,7 @@ class InteriorPrior(nn.Module):
     def near(
         self, X: Tensor, columns: Array
     ) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """The same of rows of which only some columns change, none of them a decision.
+        """The same of rows of which only some columns change, no decision among them.
 
         Args:
             X: ``S x d``.
@@ -116,7 +116,10 @@ class InteriorPrior(nn.Module):
         lower, width = (
             part.to(X)[place].numpy()[:, None] for part in (self.lower, self.width)
         )
-        held = X.scatter(-1, place, (self.lower + 0.5 * self.width).to(X)[place])
+        # rows with fewer columns that change are filled up with others: these stay
+        centre = (self.lower + 0.5 * self.width).to(X)[place]
+        changes = torch.from_numpy(counts[:, 0])
+        held = X.scatter(-1, place, torch.where(changes, centre, X.gather(-1, place)))
         # what the other columns contribute; in the middle each of these has log(1 + e)
         middle = math.log(1.0 + self.floor)
         rest = self(held).numpy()[:, None] - middle * counts.sum(-1)

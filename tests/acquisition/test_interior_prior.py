@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from botorch.acquisition import LogExpectedImprovement, PriorGuidedAcquisitionFunction
@@ -71,3 +72,20 @@ def test_bad_arguments() -> None:
         InteriorPrior(JenattonTree().space.tree)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="floor: expected a positive number"):
         InteriorPrior(JenattonTree().space, floor=0.0)
+
+
+def test_near_rows_with_fewer_columns_that_change() -> None:
+    """They are filled up with others, decisions among them, which stay as they are."""
+    space = SearchSpace.from_dictionaries(
+        [
+            {"kind": ["a"], "x": (0.0, 1.0)},
+            {"kind": ["b"], "x": (0.0, 1.0), "y": (0.0, 1.0)},
+        ]
+    )
+    X = space.starts(seed=0)
+    prior = InteriorPrior(space)
+    kind, x, y = (space.names.index(name) for name in ("kind", "x", "y"))
+    columns = torch.tensor([[x, kind], [x, y]])
+    evaluate = prior.near(X, columns.numpy())
+    found, _ = evaluate(X.gather(-1, columns).numpy()[:, None], np.arange(2))
+    assert torch.from_numpy(found[:, 0]).allclose(prior(X))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import optuna
@@ -82,20 +84,33 @@ def test_ray_tune_takes_the_sampler() -> None:
     assert min(config.get("x of a", 1.0) for config in seen) < 0.2
 
 
-def test_the_sweeper_of_hydra_takes_the_sampler() -> None:
-    sweeper = pytest.importorskip("hydra_plugins.hydra_optuna_sweeper._impl")
-    assert sweeper.OptunaSweeperImpl is not None
-    sampler = StructuredSampler(seed=0)
-    made = sweeper.OptunaSweeperImpl(
-        sampler=sampler,
-        direction="minimize",
-        storage=None,
-        study_name=None,
-        n_trials=4,
-        n_jobs=1,
-        max_failure_rate=0.0,
-        search_space=None,
-        custom_search_space=None,
-        params=None,
+_APP = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None, config_name=None)
+def main(cfg):
+    return (cfg.x - 0.3) ** 2 + (cfg.kind == "b")
+
+main()
+"""
+
+
+def test_the_sweeper_of_hydra_takes_the_sampler(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper._impl")
+    sampler = "botorch_structured.integrations.optuna.StructuredSampler"
+    (tmp_path / "app.py").write_text(_APP)
+    done = subprocess.run(
+        [
+            *(sys.executable, "app.py", "-m", "hydra/sweeper=optuna"),
+            *("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=0"),
+            f"hydra.sweeper.sampler._target_={sampler}",
+            *("hydra.sweeper.n_trials=6", "hydra.sweeper.n_jobs=1"),
+            *("+kind=choice(a,b)", "+x=interval(0,1)"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
-    assert made.sampler is sampler
+    assert done.returncode == 0, done.stderr
+    best = re.search(r"Best value: (\S+)", done.stdout + done.stderr)
+    assert best is not None and float(best[1]) < 0.05
