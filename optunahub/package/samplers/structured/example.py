@@ -10,6 +10,7 @@ import optunahub
 
 
 def objective(trial: optuna.Trial) -> float:
+    """An error with its optimum, 0, at C = 10."""
     learner = trial.suggest_categorical("learner", ["svm", "neighbours"])
     if learner == "svm":
         return (math.log10(trial.suggest_float("C", 1e-3, 1e3, log=True)) - 1) ** 2
