@@ -49,8 +49,8 @@ class Parameter:
             step = None
         self.step: float | None = step
         self._labels: tuple[Any, ...] = ()
-        if self.is_choice:
-            self._labels = _labels(self.distribution.choices)
+        if isinstance(distribution, CategoricalDistribution):
+            self._labels = _labels(distribution.choices)
 
     @property
     def is_whole(self) -> bool:

@@ -1,0 +1,3 @@
+from botorch_structured.integrations.optuna import StructuredSampler
+
+__all__ = ["StructuredSampler"]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+
+from benchmarks.harness import RunKey
+from benchmarks.reach.optuna_studies import PROBLEMS, run_study
+from benchmarks.summary import load, mean_ranks
+
+STORED = Path("benchmarks/results/reach/optuna.jsonl.gz")
+
+
+@pytest.mark.parametrize("name", ["jenatton", "wine"])
+def test_what_follows_is_what_is_asked_for(name: str) -> None:
+    problem = PROBLEMS[name](0, Path())
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(30):
+        config = problem.ask(study.ask())
+        told: dict[str, object] = {}
+        while names := list(problem.following(told)):
+            told |= {name: config[name] for name in names}
+        assert told == config
+        flat = problem.ask_all(study.ask())
+        assert set(flat) <= set(study.trials[-1].params)
+
+
+def test_a_study_leaves_records() -> None:
+    problem = PROBLEMS["jenatton"](0, Path())
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    records = run_study(RunKey("jenatton", "random", 0), problem, sampler, 3)
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert all(record["value"] > record["optimum"] for record in records)
+
+
+def test_the_stored_runs_are_those_of_the_table() -> None:
+    runs = load(Path(__file__).parents[2] / STORED)
+    assert len(runs) == 2 * 6 * 10
+    ranks = mean_ranks([run for run in runs if run.problem == "jenatton"], 60)
+    assert min(ranks, key=lambda name: ranks[name]) == "structured"
