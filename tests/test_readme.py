@@ -23,6 +23,7 @@ _DOORS = dict(
 _ERROR: dict[str, Callable[[dict[str, Any]], float]] = {
     "Ask and tell": lambda names: names["study"].best[1],
     "BoTorch": lambda names: -float(names["Y"].max()),
+    "Optuna": lambda names: names["study"].best_value,
     "Ax": lambda names: names["client"].get_best_parameterization()[1]["error"][0],
     "scikit-learn": lambda names: 1 - names["search"].best_score_,
 }
