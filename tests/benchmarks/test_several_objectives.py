@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks.quality.several_objectives import AT, main, share_of_front
 
 
