@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,23 @@ def test_a_disk_with_room_for_half_a_line(tmp_path: Path) -> None:
     study.tell(config, None)  # a shorter line than the one that failed
     del study
     assert [t.value for t in Study(SPACE, log=path).trials] == [None]
+
+
+def test_threads_share_a_study(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+
+    def work(value: float) -> None:
+        for _ in range(3):
+            (config,) = study.ask()
+            study.tell(config, value)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    told = [trial.config for trial in study.trials]
+    assert len(told) == 12 and all(told.count(config) == 1 for config in told)
+    again = Study(SPACE, log=path)
+    assert [t.config for t in again.trials] == told
 
 
 def test_choices_that_no_file_can_hold(tmp_path: Path) -> None:
