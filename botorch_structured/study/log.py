@@ -126,9 +126,10 @@ class StudyLog:
         if self.path.is_dir():
             raise ValueError(f"log: expected a file, got {self.path}, a folder.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unlike "a+b", "r+b" can cut a line off; unlike "w", it keeps what is there.
+        # Unlike "a+b", "r+b" can cut a line off; unlike "w", it keeps what is there. A
+        # buffer would write again, and elsewhere, what the disk had no room for.
         os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o666))
-        self._file = open(self.path, "r+b")  # noqa: SIM115  # for the life of the study
+        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115  # for the life of the study
         finalize(self, self._file.close)
         try:
             self._hold()
@@ -211,11 +212,12 @@ class StudyLog:
         lines = "".join(f"{json.dumps(e)}\n" for e in entries).encode()
         self._file.seek(self._size)
         try:
-            self._file.write(lines)
-            self._file.flush()
+            written = 0
+            while written < len(lines):
+                written += self._file.write(lines[written:])
             os.fsync(self._file.fileno())
         except OSError:
-            os.truncate(self.path, self._size)
+            self._file.truncate(self._size)
             raise
         self._size += len(lines)
 

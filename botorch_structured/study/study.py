@@ -7,10 +7,12 @@ __all__ = ["Study"]
 import math
 import os
 import pickle
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
 _Point = tuple[float, ...]
 _Starts = Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# One thread at a time: torch's seed is everybody's, and so is the end of a log.
+_LOCK = threading.RLock()
+
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
 # Fits start from the one before above so many evaluations, where that saves a third of
@@ -46,6 +54,15 @@ _DRAWS = 200
 # again has at most nine fits to repeat.
 _WARM_ABOVE = 100
 _COLD_EVERY = 10
+
+
+def _one_at_a_time(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    @wraps(method)
+    def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with _LOCK:
+            return method(*args, **kwargs)
+
+    return locked
 
 
 class Study:
@@ -220,13 +237,16 @@ class Study:
 
     @property
     def pareto(self) -> list[tuple[dict[str, Any], dict[str, float]]]:
-        """Feasible configurations that no other one beats in all objectives.
+        """Feasible configurations that no other one dominates.
 
-        Each with its values, in the order in which they were told.
+        That is, none is as good in all objectives and better in one. Each with its
+        values, in the order in which they were told; of those with equal values the
+        first.
         """
         front = self._front(self._outcomes.feasible(self._trials))
         return [(dict(t.config), dict(t.values)) for t in front]
 
+    @_one_at_a_time
     def ask(
         self, q: int = 1, pending: Iterable[Mapping[str, Any]] = ()
     ) -> list[dict[str, Any]]:
@@ -290,6 +310,7 @@ class Study:
             )
         self.tell_many([config], [value], [cost], [error])
 
+    @_one_at_a_time
     def tell_many(
         self,
         configs: Sequence[Mapping[str, Any]],

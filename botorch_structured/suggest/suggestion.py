@@ -70,7 +70,8 @@ def suggest(
 
     Several points are chosen one after the other. For each, the models are conditioned
     on their own means at the points that are pending, so that no two are alike. In
-    which units outcomes are does not matter.
+    which units outcomes are does not matter; numbers beyond 1e123 (1e15 in single
+    precision) count as that.
 
     Args:
         space: The space.

@@ -209,7 +209,7 @@ def check_data(
     """
     _check_space(space)
     check_table("train_X", train_X, space.dim)
-    check_table("train_Y", train_Y, None, len(train_X))
+    check_table("train_Y", train_Y, None, len(train_X), train_X.dtype)
     if bool((train_Y.isnan() | (train_Y == math.inf)).any()):
         raise ValueError(
             "train_Y: expected numbers, or -inf where an evaluation failed, got NaN "
@@ -301,7 +301,11 @@ def _mixture(
     averaged: bool,
     **kwargs: Any,
 ) -> Mixture:
-    models = fit_models(space, train_X, train_Y, start_from, averaged, **kwargs)
+    # Variances are squares: those of larger numbers, such as the largest float that
+    # some return for a failure, are infinite.
+    most = torch.finfo(train_Y.dtype).max ** 0.4
+    Y = torch.where(train_Y.isfinite(), train_Y.clamp(-most, most), train_Y)
+    models = fit_models(space, train_X, Y, start_from, averaged, **kwargs)
     return Mixture(models, leave_one_out_weights(models))
 
 

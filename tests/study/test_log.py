@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float,
 
 from botorch_structured import Study
 from botorch_structured.spaces import SearchSpace
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 def make_space() -> SearchSpace:
@@ -271,6 +277,44 @@ def test_a_full_disk_leaves_whole_lines(
     study.tell(config, 1.0)
     del study
     assert [t.value for t in Study(SPACE, log=path).trials] == [1.0]
+
+
+@pytest.mark.skipif(resource is None, reason="files without a limit")
+def test_a_disk_with_room_for_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+    (config,) = study.ask()
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            study.tell(config, 1.0, cost=1.0, error=None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == before
+    study.tell(config, None)  # a shorter line than the one that failed
+    del study
+    assert [t.value for t in Study(SPACE, log=path).trials] == [None]
+
+
+def test_threads_share_a_study(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    study = Study(SPACE, log=path, seed=0)
+
+    def work(value: float) -> None:
+        for _ in range(3):
+            (config,) = study.ask()
+            study.tell(config, value)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    told = [trial.config for trial in study.trials]
+    assert len(told) == 12 and all(told.count(config) == 1 for config in told)
+    again = Study(SPACE, log=path)
+    assert [t.config for t in again.trials] == told
 
 
 def test_choices_that_no_file_can_hold(tmp_path: Path) -> None:

@@ -100,6 +100,21 @@ def test_outcomes_that_are_all_equal(m: int) -> None:
         assert x.isfinite().all() and space.feasible(x).all()
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_largest_floats_are_bad_or_good_outcomes(sign: float) -> None:
+    """Squares of numbers above 1e154 are infinite; some return them for failures."""
+    space, X, Y = data()
+    Y[::2, 0] = sign * torch.finfo(Y.dtype).max
+    C = Y[:, :1].clone()
+    for objectives in (Y[:, :1], Y):
+        found = suggest(space, X, objectives, train_C=-C, seed=0)
+        means = found.models[0].posterior(X).mean.detach()
+        assert means.isfinite().all()
+        extreme = means[::2].mean() - means[1::2].mean()
+        assert sign * float(extreme) > 0.0
+        assert found.X.isfinite().all()
+
+
 def test_all_but_one_failed() -> None:
     space, X, Y = data()
     Y = Y.index_fill(0, torch.arange(1, 10), -math.inf)
@@ -107,6 +122,13 @@ def test_all_but_one_failed() -> None:
         assert suggest(space, X, Y[:, :m], seed=0).X.isfinite().all()
     with pytest.raises(ValueError, match="train_Y: expected at least one evaluation"):
         suggest(space, X[1:], Y[1:])
+
+
+def test_outcomes_of_another_type() -> None:
+    space, X, Y = data()
+    for other in (torch.long, torch.float):
+        with pytest.raises(ValueError, match="train_Y: expected a tensor of shape"):
+            suggest(space, X, Y.to(other))
 
 
 def test_bad_data() -> None:
