@@ -54,7 +54,7 @@ class StructuredSampler(BaseSampler):
 
     Which parameters belong to which values is learnt from the trials, unless ``space``
     says it. Trials try first what nobody has tried: each value of a choice (of up to 10
-    values, or on which something depends), the ends of a short range of whole numbers.
+    values, or on which something depends), the ends of a range of at most 10 integers.
     When a study has seen its branches, each trial gets a complete path from
     `botorch_structured.suggest`. A branch that shows up later is explored, too.
 
@@ -69,8 +69,8 @@ class StructuredSampler(BaseSampler):
 
     Args:
         space: Declared parameters and their conditions, under the names that the
-            objective uses: a `SearchSpace`, or a ConfigSpace ``ConfigurationSpace``.
-            Default: learnt from the trials.
+            objective uses: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
+            what `SearchSpace.from_dictionaries` takes. Default: learnt from the trials.
         seed: A study with ``n_jobs=1`` is then the same each time.
         constraints_func: Numbers of a trial, feasible where none is positive; called
             when it has ended. Optuna's own samplers have it, and deprecate it:
