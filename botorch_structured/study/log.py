@@ -52,6 +52,7 @@ _HEADER: _Fields = {
     "space": ("an object", _is_object),
     "objectives": ("an object", _is_object),
     "constraints": ("a list of texts", _is_list_of(_is_text)),
+    "costs": ("true or false", lambda x: isinstance(x, bool)),
     "seed": ("a whole number", lambda x: type(x) is int),
 }
 _ASKED: _Fields = {
@@ -65,6 +66,10 @@ _TOLD: _Fields = {
     "cost": ("a number or null", _or_null(_is_number)),
     "error": ("a text or null", _or_null(_is_text)),
 }
+
+
+def _ordered(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value
 
 
 def describe(space: SearchSpace) -> dict[str, str]:
@@ -109,8 +114,9 @@ class StudyLog:
 
     Args:
         path: The file; it is made if there is none.
-        settings: ``space``, ``objectives``, ``constraints`` and ``seed``. A file that
-            exists must have the same ones; a seed of None is any.
+        settings: ``space``, ``objectives``, ``constraints``, ``costs`` and ``seed``. A
+            file that exists must have the same ones, in the same order; a seed of None
+            is any.
         new_seed: What to write in a new file where the seed is None.
 
     Raises:
@@ -179,16 +185,20 @@ class StudyLog:
         first, *others = data.splitlines()
         header = _check(_parse(first, self.where(1)), _HEADER, self.where(1))
         for key, value in settings.items():
-            if value is None or header[key] == value:
+            # columns, and so points, have the order of the parameters
+            if value is None or _ordered(header[key]) == _ordered(value):
                 continue
             expected, got = value, header[key]
-            if isinstance(value, dict):  # the first difference is enough
+            if expected == got:
+                expected, got = list(expected), list(got)
+            elif isinstance(value, dict):  # the first difference is enough
                 names = [*value, *got]
                 name = next(n for n in names if value.get(n) != got.get(n))
                 expected, got = ({name: v.get(name)} for v in (value, got))
+            hint = " Without the argument it is read from the log."
             raise ValueError(
                 f"{self.where(1)}: {key}: expected {_text(expected)} as in this study, "
-                f"got {_text(got)}."
+                f"got {_text(got)}.{hint if key == 'seed' else ''}"
             )
         for number, line in enumerate(others, start=2):
             where = self.where(number)

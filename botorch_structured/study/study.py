@@ -176,6 +176,7 @@ class Study:
                 "space": describe(self.space),
                 "objectives": self.objectives,
                 "constraints": [str(c) for c in self._outcomes.constraints],
+                "costs": costs,
                 "seed": seed,
             }
             opened = StudyLog(log, settings, new_seed=drawn)
@@ -215,7 +216,7 @@ class Study:
 
     @property
     def model(self) -> Model | None:
-        """The model that was fitted last; None before the first fit."""
+        """The first of the models that were fitted last, see ``.models``; or None."""
         return self.models[0] if self.models else None
 
     @property

@@ -24,7 +24,7 @@ def read_table(
         path: The file; its first line has the names of the columns.
         parameters: Names of parameters.
         outcomes: Names of outcomes, all of which are columns. A row without any of them
-            is an evaluation that failed.
+            (empty, or NaN) is an evaluation that failed.
         check: Called with the configuration, the value and the cost of each row; raises
             a ``ValueError`` for what is wrong, which is raised with the line.
 
@@ -56,6 +56,8 @@ def read_table(
                     "fewer."
                 )
             cells = [row.pop(name).strip() for name in outcomes]
+            # so pandas can write it
+            cells = ["" if cell.lower() == "nan" else cell for cell in cells]
             pairs = zip(outcomes, map(_number_or_text, cells), strict=True)
             value = dict(pairs) if any(cells) else None
             cell = row.pop(_COST, "").strip()

@@ -150,11 +150,20 @@ def test_settings_of_another_study_are_refused(
         ({"seed": 4}, "seed: expected 4 as in this study, got 3"),
         ({"objectives": "maximize"}, 'objectives: expected {"value": "maximize"}'),
         ({"constraints": ["m <= 1"]}, r'constraints: expected \["m <= 1.0"\]'),
+        ({"costs": True}, "costs: expected true as in this study, got false"),
         ({"space": other}, 'space: expected {"C": "FloatColumn: a number in'),
     ):
         with pytest.raises(ValueError, match=f"log.jsonl line 1: {message}"):
             Study(**({"space": SPACE} | arguments), log=path)
     assert path.read_bytes() == b"".join(lines)
+
+
+def test_parameters_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Points would have other columns."""
+    path = tmp_path / "log.jsonl"
+    Study({"x": (0.0, 1.0), "n": (1, 9)}, log=path, seed=0)
+    with pytest.raises(ValueError, match=r"line 1: space: expected \["):
+        Study({"n": (1, 9), "x": (0.0, 1.0)}, log=path)
 
 
 @pytest.mark.parametrize(

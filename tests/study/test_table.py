@@ -20,10 +20,11 @@ def table(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_table_is_told_row_by_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["", "NaN"])
+def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
     names = [*SPACE.names, "loss", "memory", "cost"]
     configs = SPACE.decode(SPACE.starts(seed=0))
-    outcomes = [(0.5, 3.0, 10.0), ("", "", 2.0), (0.25, 9.0, "")]
+    outcomes = [(0.5, 3.0, 10.0), (missing, missing, 2.0), (0.25, 9.0, "")]
     rows = [
         {**c, **dict(zip(names[-3:], o, strict=True))}
         for c, o in zip(configs, outcomes, strict=False)
