@@ -363,6 +363,21 @@ def test_enqueued_and_added_trials() -> None:
     assert study.best_value == 0.0
 
 
+def test_trials_that_never_end_teach_what_they_asked_for() -> None:
+    """Workers that are killed leave them behind, and suggestions with too much."""
+    study = make_study(StructuredSampler(seed=0))
+    points = []
+    for number in range(30):
+        trial, node = study.ask(), 1
+        while node < 8:
+            node = 2 * node + trial.suggest_categorical(f"x{node}", [0, 1])
+        x = trial.suggest_float(f"x{node}", -1.0, 1.0)
+        points.append((node, x))
+        if number % 3 < 2:
+            study.tell(trial, 0.1 * (node - 7) + (x - 0.3) ** 2)
+    assert len(set(points)) == len(points)
+
+
 def test_a_fixed_parameter() -> None:
     sampler = optuna.samplers.PartialFixedSampler(
         {"learner": "forest"}, StructuredSampler(seed=0)

@@ -272,18 +272,21 @@ class StructuredSampler(BaseSampler):
         kept: Mapping[int, Kept],
     ) -> Suggestion:
         """What a trial should ask for, given what others were suggested."""
-        asked = []
+        asked, paths = [], []
         others = [t for t in trials if t.number != trial.number]
         for other in others:
-            values = _values(other)
+            path = values = _values(other)
             if other.state == TrialState.RUNNING:
                 suggestion = self._suggestion(study, other)
                 if other.number in kept:
                     suggestion = kept[other.number].suggestion
                 if _agree(suggestion, values):
-                    values = suggestion.values | values
-            asked.append(Asked(values, other.state == TrialState.COMPLETE))
-        return self._suggest(study, trial.number, others, asked)
+                    path = suggestion.values | values
+            # What depends on what is learnt from what a trial asked for. A suggestion
+            # may have more; of a trial that was killed it would stay for ever.
+            asked.append(Asked(values or path, other.state == TrialState.COMPLETE))
+            paths.append(path)
+        return self._suggest(study, trial.number, others, asked, paths)
 
     def _suggest(
         self,
@@ -291,6 +294,7 @@ class StructuredSampler(BaseSampler):
         number: int,
         trials: Sequence[FrozenTrial],
         asked: Sequence[Asked],
+        paths: Sequence[Values],
     ) -> Suggestion:
         space: TrialSpace
         if self._declared is not None:
@@ -306,7 +310,7 @@ class StructuredSampler(BaseSampler):
         outcomes = Outcomes(study, trials)
         configs = configurations(
             space.space,
-            [space.entries(one.values) for one in asked],
+            [space.entries(path) for path in paths],
             [one.complete for one in asked],
         )
         told, values, pending = [], [], []
