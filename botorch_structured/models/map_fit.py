@@ -119,6 +119,7 @@ def _first_attempt(
     """
     if max_attempts < 1 or pick_best_of_all_attempts:
         return optimizer
+    mll.train()  # as BoTorch does: models know by it that a fit begins
     start, failure = objective.read(), None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", category=OptimizationWarning)

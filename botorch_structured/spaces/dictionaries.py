@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["DictionaryNames", "read_dictionaries"]
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -415,8 +416,8 @@ def _distribution(name: str, frozen: Any) -> Column:
     if kind == "randint":
         return _range(name, (int(low), int(high)))
     # a shifted one is not uniform on a logarithmic scale
-    shift = frozen.dist._parse_args(*frozen.args, **frozen.kwds)[1]
-    if kind in ("loguniform", "reciprocal") and not shift:
+    middle = math.sqrt(low * high) if low > 0 else math.nan
+    if kind in ("loguniform", "reciprocal") and math.isclose(frozen.median(), middle):
         return _range(name, (float(low), float(high), "log"))
     raise _refused(name, frozen)
 
