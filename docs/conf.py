@@ -21,10 +21,10 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
-import gallery  # noqa: E402
-import references  # noqa: E402
+import gallery
+import references
 
-from botorch_structured import __version__  # noqa: E402
+from botorch_structured import __version__
 
 project = "botorch-structured"
 author = "The botorch-structured developers"

@@ -34,7 +34,7 @@ from botorch_structured.spaces.ax_space import check_aligned
 from botorch_structured.study import Study
 
 try:
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+    import pandas as pd
     from ax.adapter.transforms.derelativize import derelativize_bound
     from ax.core.arm import Arm
     from ax.core.data import Data

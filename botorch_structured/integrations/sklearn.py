@@ -17,7 +17,7 @@ from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
 
 try:
-    from joblib import effective_n_jobs  # type: ignore[import-untyped, unused-ignore]
+    from joblib import effective_n_jobs
     from sklearn.base import is_classifier
     from sklearn.exceptions import FitFailedWarning
     from sklearn.model_selection import check_cv

@@ -135,7 +135,7 @@ class StudyLog:
         # Unlike "a+b", "r+b" can cut a line off; unlike "w", it keeps what is there. A
         # buffer would write again, and elsewhere, what the disk had no room for.
         os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o666))
-        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115  # for the life of the study
+        self._file = open(self.path, "r+b", buffering=0)
         finalize(self, self._file.close)
         try:
             self._hold()

@@ -440,7 +440,7 @@ class Study:
         Args:
             path: A file whose first line has the names of parameters, objectives,
                 constrained outcomes, and ``cost`` if there is one. Cells of inactive
-                parameters are empty, and so are outcomes of failed evaluations.
+                parameters are empty; outcomes of failed evaluations are empty or NaN.
 
         Raises:
             ValueError: A row is not an evaluation in this space; the message names the

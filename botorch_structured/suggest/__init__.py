@@ -6,7 +6,7 @@ nothing more is known, and what its own loops use. It is nothing but
 1. two models of the same data, fitted: ``TreeStructuredGP``, which shares what it
    learns between branches, and ``ConditionalGP``, which shares hyperparameters only;
    both see bad outcomes at logarithmic distances (``ClipTail(tail="log")``), so that
-   one bad evaluation does not write a branch off;
+   one very bad evaluation says less against a branch;
 2. their weights, by how well each predicts every observation from the others
    (``leave_one_out_weights``): few data leave both, many leave one;
 3. the expected improvement of their mixture (``AveragedLogExpectedImprovement``) over
@@ -16,9 +16,10 @@ nothing more is known, and what its own loops use. It is nothing but
 4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
    where outcomes repeat, as those of step functions do.
 
-What else is known changes the criterion only (3):
+What else is known changes the criterion (3):
 
-* several objectives: the expected improvement of the hypervolume that they dominate
+* several objectives, each with a ``TreeStructuredGP`` alone: the expected improvement
+  of the hypervolume that they dominate
   (``AveragedLogExpectedHypervolumeImprovement``);
 * constraints: times the probability that they hold (``FeasibilityPrior``), which stands
   alone while no feasible point is known (``AveragedLogProbabilityOfFeasibility``);
