@@ -28,8 +28,7 @@ from botorch.utils.transforms import (
 from torch import Tensor
 
 from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
-from botorch_structured.acquisition.feasibility import refuse_pending
-from botorch_structured.acquisition.mixtures import read_weights
+from botorch_structured.acquisition.mixtures import read_weights, refuse_pending
 
 
 class AnyScaleLogExpectedImprovement(LogExpectedImprovement):

@@ -23,21 +23,18 @@ __all__ = ["AveragedLogExpectedHypervolumeImprovement"]
 from collections.abc import Sequence
 
 import torch
-from botorch.acquisition import AcquisitionFunction
 from botorch.models.model import Model
 from botorch.utils.multi_objective.box_decompositions.box_decomposition import (
     BoxDecomposition,
 )
 from botorch.utils.safe_math import log1mexp
-from botorch.utils.transforms import t_batch_mode_transform
 from torch import Tensor
 
 from botorch_structured._botorch_names import log_ei_helper
-from botorch_structured.acquisition.feasibility import refuse_pending
-from botorch_structured.acquisition.mixtures import Array, Mixtures, Near
+from botorch_structured.acquisition.mixtures import MixtureAcquisition, Mixtures
 
 
-class AveragedLogExpectedHypervolumeImprovement(AcquisitionFunction):
+class AveragedLogExpectedHypervolumeImprovement(MixtureAcquisition):
     r"""Logarithm of the expected hypervolume improvement, each outcome with a mixture.
 
     The space that the known points do not dominate is a union of boxes
@@ -73,65 +70,27 @@ class AveragedLogExpectedHypervolumeImprovement(AcquisitionFunction):
         >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
     """
 
-    _log: bool = True
-
     def __init__(
         self,
         models: Sequence[Sequence[Model]],
         partitioning: BoxDecomposition,
         weights: Sequence[Tensor | Sequence[float]] | None = None,
     ) -> None:
-        outcomes = Mixtures(models, weights)
-        super().__init__(model=outcomes.models[0])
-        self.outcomes = outcomes
+        super().__init__(Mixtures(models, weights))
+        num = len(self.outcomes.sizes)
         lower, upper = partitioning.get_hypercell_bounds().detach()
-        if lower.ndim != 2 or lower.shape[-1] != len(outcomes.sizes):
+        if lower.ndim != 2 or lower.shape[-1] != num:
             raise ValueError(
-                f"partitioning: expected one of {len(outcomes.sizes)} outcomes without "
-                f"batches, got boxes of shape {tuple(lower.shape)}."
+                f"partitioning: expected one of {num} outcomes without batches, got "
+                f"boxes of shape {tuple(lower.shape)}."
             )
         some = (upper > lower).all(-1)
         # an expected improvement over each different bound, of which boxes share many
-        for k in range(len(outcomes.sizes)):
+        for k in range(num):
             both = torch.cat([lower[some, k], upper[some, k]])
             bounds, index = both.unique(return_inverse=True)
             self.register_buffer(f"bounds_{k}", bounds[bounds.isfinite()])
             self.register_buffer(f"index_{k}", index.view(2, -1))
-
-    @t_batch_mode_transform(expected_q=1)
-    def forward(self, X: Tensor) -> Tensor:
-        """Values of candidates.
-
-        Args:
-            X: ``b x 1 x d`` points.
-
-        Returns:
-            ``b`` values.
-        """
-        return self._of_moments(*self.outcomes.moments(X))
-
-    def value_and_gradient(
-        self, X: Tensor, gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """``n`` values and ``n x d`` gradients; None where it cannot.
-
-        Args:
-            X: ``n x d``.
-            gradient: Whether gradients are wanted; else None in their place.
-        """
-        return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
-
-    def near(self, X: Tensor, columns: Array) -> Near | None:
-        """See `Mixtures.near`."""
-        return self.outcomes.near(X, columns, self._of_moments)
-
-    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
-        """Raise for pending points, as BoTorch's analytic acquisition functions do.
-
-        Raises:
-            UnsupportedError: ``X_pending`` is given.
-        """
-        refuse_pending(X_pending)
 
     def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         sigma, sizes = variance.sqrt(), self.outcomes.sizes

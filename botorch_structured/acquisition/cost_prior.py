@@ -21,15 +21,15 @@ import math
 import torch
 from botorch.models.model import Model
 from botorch.utils.transforms import is_ensemble
-from torch import Tensor, nn
+from torch import Tensor
 
-from botorch_structured.acquisition.mixtures import Array, Mixtures, Near
+from botorch_structured.acquisition.mixtures import MixturePrior, Mixtures
 from botorch_structured.spaces.arguments import check_number
 
 _LEAST_VARIANCE = 1e-12
 
 
-class CostPrior(nn.Module):
+class CostPrior(MixturePrior):
     r"""Weight of a candidate: affordable, per expected cost.
 
     .. math:: \log p(x) = \log P(\mathrm{cost}(x) \le \mathrm{left})
@@ -60,7 +60,6 @@ class CostPrior(nn.Module):
     """
 
     def __init__(self, cost_model: Model, left: float | Tensor | None = None) -> None:
-        super().__init__()
         if not isinstance(cost_model, Model) or cost_model.num_outputs != 1:
             raise ValueError(
                 "cost_model: expected a BoTorch model with one output, got "
@@ -75,27 +74,8 @@ class CostPrior(nn.Module):
             left = check_number("left", float(left))
             if not left > 0.0:
                 raise ValueError(f"left: expected a positive number, got {left}.")
-        self.outcomes, self.left = Mixtures([[cost_model]]), left
-
-    def forward(self, X: Tensor) -> Tensor:
-        """Log weight, ``batch_shape x q x d`` -> ``batch_shape x q``."""
-        # points are independent of each other: each is a batch of its own
-        return self._of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
-
-    def value_and_gradient(
-        self, X: Tensor, gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """``n`` log weights and ``n x d`` gradients; None: it cannot.
-
-        Args:
-            X: ``n x d``.
-            gradient: Whether gradients are wanted; else None in their place.
-        """
-        return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
-
-    def near(self, X: Tensor, columns: Array) -> Near | None:
-        """See `Mixtures.near`."""
-        return self.outcomes.near(X, columns, self._of_moments)
+        super().__init__(Mixtures([[cost_model]]))
+        self.left = left
 
     def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         mean, variance = mean.squeeze(-1), variance.squeeze(-1)

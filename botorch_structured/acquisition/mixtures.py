@@ -8,14 +8,25 @@ the models know the gradients of their moments, no graph of a posterior is neede
 
 from __future__ import annotations
 
-__all__ = ["Array", "Mixtures", "Near", "read_weights"]
+__all__ = [
+    "Array",
+    "MixtureAcquisition",
+    "MixturePrior",
+    "Mixtures",
+    "Near",
+    "read_weights",
+    "refuse_pending",
+]
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from botorch.acquisition import AcquisitionFunction
+from botorch.exceptions import UnsupportedError
 from botorch.models.model import Model
+from botorch.utils.transforms import t_batch_mode_transform
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -186,6 +197,96 @@ class Mixtures(nn.Module):
             return value.numpy(), slope
 
         return evaluate
+
+
+class _MixtureFunction:
+    """What a function of the moments of mixtures has for those who search it."""
+
+    outcomes: Mixtures
+
+    def value_and_gradient(
+        self, X: Tensor, gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """``n`` values and ``n x d`` gradients; None where it cannot.
+
+        Args:
+            X: ``n x d``.
+            gradient: Whether gradients are wanted; else None in their place.
+        """
+        return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
+
+    def near(self, X: Tensor, columns: Array) -> Near | None:
+        """See `Mixtures.near`."""
+        return self.outcomes.near(X, columns, self._of_moments)
+
+    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """``...`` values for ``... x L`` means and variances."""
+        raise NotImplementedError
+
+
+class MixturePrior(_MixtureFunction, nn.Module):
+    """A logarithmic prior for ``PriorGuidedAcquisitionFunction``.
+
+    Args:
+        outcomes: Those that it is a function of.
+    """
+
+    def __init__(self, outcomes: Mixtures) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Log weights, ``batch_shape x q x d`` -> ``batch_shape x q``."""
+        # points are independent of each other: each is a batch of its own
+        return self._of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
+
+
+class MixtureAcquisition(_MixtureFunction, AcquisitionFunction):
+    """A logarithmic acquisition function of one point.
+
+    Args:
+        outcomes: Those that it is a function of.
+    """
+
+    _log: bool = True
+
+    def __init__(self, outcomes: Mixtures) -> None:
+        super().__init__(model=outcomes.models[0])
+        self.outcomes = outcomes
+
+    @t_batch_mode_transform(expected_q=1)
+    def forward(self, X: Tensor) -> Tensor:
+        """Values of candidates.
+
+        Args:
+            X: ``b x 1 x d`` points.
+
+        Returns:
+            ``b`` values.
+        """
+        return self._of_moments(*self.outcomes.moments(X))
+
+    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
+        """Raise for pending points, as BoTorch's analytic acquisition functions do.
+
+        Raises:
+            UnsupportedError: ``X_pending`` is given.
+        """
+        refuse_pending(X_pending)
+
+
+def refuse_pending(X_pending: Tensor | None) -> None:
+    """Raise for pending points: models are to be conditioned on values there.
+
+    Raises:
+        UnsupportedError: ``X_pending`` is given.
+    """
+    if X_pending is not None:
+        raise UnsupportedError(
+            "X_pending: expected None, as for all analytic acquisition functions; "
+            "condition the models on values at pending points instead, as `suggest` "
+            "does on their means."
+        )
 
 
 def _positive(variance: Tensor) -> Tensor:

@@ -13,10 +13,9 @@ defines them, where the model knows the gradients of its moments.
 
 from __future__ import annotations
 
-__all__ = ["Near", "closed_form", "near"]
+__all__ = ["closed_form", "near"]
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from botorch.acquisition import (
     LogExpectedImprovement,
     PriorGuidedAcquisitionFunction,
 )
-from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
@@ -44,15 +42,12 @@ from botorch_structured.acquisition.feasibility import (
     FeasibilityPrior,
 )
 from botorch_structured.acquisition.interior_prior import InteriorPrior
+from botorch_structured.acquisition.mixtures import Array, Near
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
     least_sigma,
 )
-
-Array = NDArray[Any]
-#: Values and gradients as a function of values of columns and the numbers of rows.
-Near = Callable[[Array, Array], tuple[Array, Array]]
 
 # Type to whether it is a logarithm, and whether it is that of a path.
 _KINDS: dict[type, tuple[bool, bool]] = {

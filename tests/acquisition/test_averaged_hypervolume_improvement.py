@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
 from botorch.acquisition.multi_objective.analytic import ExpectedHypervolumeImprovement
-from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.utils.multi_objective.box_decompositions import (
     FastNondominatedPartitioning,
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from botorch_structured.acquisition import AveragedLogExpectedHypervolumeImprovement
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim.closed_form import closed_form, near
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree(shared=True).space
@@ -87,48 +85,6 @@ def test_is_the_mean_of_sampled_improvements() -> None:
     assert float((gains.mean() - expected).abs() / error) < 4.0
 
 
-@pytest.mark.parametrize("m", [2, 3])
-def test_the_closed_form_is_what_autograd_gives(m: int) -> None:
-    """Of a dense evaluation of the same models, the gradient too."""
-    models, Y = problem(m)
-    others, _ = problem(m, ConditionalGP)
-    pairs = list(zip(models, others, strict=True))
-    boxes = FastNondominatedPartitioning(Y.amin(0), Y)
-    acqf = AveragedLogExpectedHypervolumeImprovement(pairs, boxes)
-    X = points()
-    found = closed_form(acqf, X, gradient=True)
-    assert found is not None and found[1] is not None
-    for model in (*models, *others):
-        model._use_predictor = lambda: False
-    leaf = X.clone().requires_grad_()
-    value = acqf(leaf.unsqueeze(-2))
-    (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    torch.testing.assert_close(found[0], value.detach(), rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(found[1], gradient, rtol=1e-7, atol=1e-9)
-
-
-def test_near_rows_of_which_some_columns_change() -> None:
-    """What climbs evaluate: the same values, and gradients in these columns."""
-    models, Y = problem(3)
-    boxes = FastNondominatedPartitioning(Y.amin(0), Y)
-    acqfs = [AveragedLogExpectedHypervolumeImprovement([[m] for m in models], boxes)]
-    X = points()
-    active = SPACE.tree.active_mask(X) & (SPACE.bounds[1] > SPACE.bounds[0])
-    active[:, SPACE.tree.decision_columns] = False
-    columns = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[
-        :, :1
-    ]
-    for acqf in acqfs:
-        evaluate = near(acqf, X, columns.numpy())
-        found = closed_form(acqf, X, gradient=True)
-        assert evaluate is not None and found is not None and found[1] is not None
-        x = X.gather(-1, columns).numpy()[:, None]
-        value, slope = evaluate(x, np.arange(len(X)))
-        np.testing.assert_allclose(value[:, 0], found[0].numpy(), rtol=1e-9, atol=1e-9)
-        expected = found[1].gather(-1, columns).numpy()
-        np.testing.assert_allclose(slope[:, 0], expected, rtol=1e-8, atol=1e-9)
-
-
 def test_far_from_the_front_values_and_gradients_stay_finite() -> None:
     """BoTorch's own is 0 there, with a gradient of 0; and nothing is known yet."""
     models, Y = problem(2)
@@ -164,6 +120,3 @@ def test_refuses() -> None:
     boxes = FastNondominatedPartitioning(Y.amin(0), Y)
     with pytest.raises(ValueError, match="partitioning: expected one of 1 outcomes"):
         AveragedLogExpectedHypervolumeImprovement([models], boxes)
-    acqf = AveragedLogExpectedHypervolumeImprovement([[m] for m in models], boxes)
-    with pytest.raises(UnsupportedError, match="X_pending: expected None"):
-        acqf.set_X_pending(points())

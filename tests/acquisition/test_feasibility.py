@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
 from botorch.acquisition import (
@@ -13,30 +12,27 @@ from botorch.acquisition.analytic import (
     LogConstrainedExpectedImprovement,
     LogProbabilityOfFeasibility,
 )
-from botorch.exceptions import UnsupportedError
 from botorch.models import ModelListGP, SingleTaskGP
 from torch import Tensor
 
 from botorch_structured.acquisition import (
-    AveragedLogExpectedImprovement,
     AveragedLogProbabilityOfFeasibility,
-    CostPrior,
     FeasibilityPrior,
 )
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim.closed_form import closed_form, near
+from botorch_structured.models import TreeStructuredGP
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree(shared=True).space
 
 
-def models(kind: type = TreeStructuredGP) -> list[SingleTaskGP]:
+def models() -> list[SingleTaskGP]:
     """Of three outcomes on different scales."""
     X = SPACE.sample(15, seed=0)
     made = []
     for k in range(3):
         Y = 10.0**k * (X + k).sin().sum(-1, keepdim=True)
-        made.append(kind(X, Y, SPACE))
+        made.append(TreeStructuredGP(X, Y, SPACE))
         made[-1].likelihood.noise = 1e-2
     return made
 
@@ -76,60 +72,6 @@ def test_a_mixture_has_the_mean_of_its_probabilities() -> None:
     torch.testing.assert_close(mixed, 0.75 * each[0] + 0.25 * each[1])
 
 
-@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
-def test_the_closed_form_is_what_autograd_gives(kind: type) -> None:
-    """Of a dense evaluation of the same models."""
-    objective, one, other = models(kind)
-    prior = FeasibilityPrior([[one, other], [other]], [[2.0, 1.0], [1.0]], [1.0, 9.0])
-    improvement = LogExpectedImprovement(objective, best_f=0.5)
-    X = points()
-    for acqf in (
-        AveragedLogProbabilityOfFeasibility(prior),
-        PriorGuidedAcquisitionFunction(improvement, prior, log=True),
-    ):
-        found = closed_form(acqf, X, gradient=True)
-        assert found is not None and found[1] is not None
-        values = closed_form(acqf, X, gradient=False)
-        assert values is not None and values[1] is None
-        torch.testing.assert_close(values[0], found[0])
-        for model in (objective, one, other):
-            model._use_predictor = lambda: False
-        leaf = X.clone().requires_grad_()
-        value = acqf(leaf.unsqueeze(-2))
-        (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        for model in (objective, one, other):
-            del model._use_predictor
-        torch.testing.assert_close(found[0], value.detach(), rtol=1e-8, atol=1e-9)
-        torch.testing.assert_close(found[1], gradient, rtol=1e-7, atol=1e-9)
-
-
-def test_near_rows_of_which_some_columns_change() -> None:
-    """What climbs evaluate: the same values, and gradients in these columns."""
-    objective, one, other = models()
-    prior = FeasibilityPrior([[one, other], [other]], [[2.0, 1.0], [1.0]], [1.0, 9.0])
-    improvement = AveragedLogExpectedImprovement([objective], best_f=0.5)
-    acqfs = [
-        AveragedLogProbabilityOfFeasibility(prior),
-        PriorGuidedAcquisitionFunction(improvement, prior, log=True),
-        PriorGuidedAcquisitionFunction(improvement, CostPrior(one, 3.0), log=True),
-    ]
-    X = points()
-    active = SPACE.tree.active_mask(X) & (SPACE.bounds[1] > SPACE.bounds[0])
-    active[:, SPACE.tree.decision_columns] = False
-    columns = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[
-        :, :1
-    ]
-    for acqf in acqfs:
-        evaluate = near(acqf, X, columns.numpy())
-        found = closed_form(acqf, X, gradient=True)
-        assert evaluate is not None and found is not None and found[1] is not None
-        x = X.gather(-1, columns).numpy()[:, None]
-        value, slope = evaluate(x, np.arange(len(X)))
-        np.testing.assert_allclose(value[:, 0], found[0].numpy(), rtol=1e-9, atol=1e-9)
-        expected = found[1].gather(-1, columns).numpy()
-        np.testing.assert_allclose(slope[:, 0], expected, rtol=1e-8, atol=1e-9)
-
-
 def test_other_models_go_through_autograd() -> None:
     X = points()
     prior = FeasibilityPrior([[SingleTaskGP(X, X.sum(-1, keepdim=True))]])
@@ -156,6 +98,3 @@ def test_refuses() -> None:
         FeasibilityPrior([[one, other]], limits=[1.0, 2.0])
     with pytest.raises(ValueError, match="limits: expected"):
         FeasibilityPrior([[one]], limits=[torch.nan])
-    alone = AveragedLogProbabilityOfFeasibility(FeasibilityPrior([[one]]))
-    with pytest.raises(UnsupportedError, match="X_pending: expected None"):
-        alone.set_X_pending(points())
