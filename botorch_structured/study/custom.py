@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["AcquisitionMaker", "ModelMaker", "suggest_with"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from botorch.acquisition import AcquisitionFunction, qLogExpectedImprovement
@@ -29,6 +29,7 @@ def suggest_with(
     seed: int,
     model: ModelMaker | None,
     acquisition: AcquisitionMaker | None,
+    fixed_features: Mapping[int, float],
 ) -> tuple[Tensor, Model]:
     """Points to evaluate next, one after the other.
 
@@ -43,6 +44,7 @@ def suggest_with(
             `fit_models`.
         acquisition: ``(model, X, Y, X_pending) -> function``. Default: the logarithm of
             the expected improvement over the best mean at an evaluated point.
+        fixed_features: Column -> its value wherever it is active.
 
     Returns:
         ``q x d`` points and the model.
@@ -76,7 +78,9 @@ def suggest_with(
                     f"{type(criterion).__name__}."
                 )
             known = torch.cat([train_X, pending])
-            found, _ = optimize_acqf_paths(criterion, space=space, X_avoid=known)
+            found, _ = optimize_acqf_paths(
+                criterion, space=space, fixed_features=fixed_features, X_avoid=known
+            )
             pending = torch.cat([pending, found.to(pending)])
     return pending[len(pending) - q :], fitted
 

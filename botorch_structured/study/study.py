@@ -49,6 +49,8 @@ _LOCK = threading.RLock()
 
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
+# The same where most may be on other paths than those that are left.
+_HELD_DRAWS = 5_000
 # Fits start from the one before above so many evaluations, where that saves a third of
 # the time or more; and from nothing at every tenth, so that a study that is opened
 # again has at most nine fits to repeat.
@@ -249,7 +251,10 @@ class Study:
 
     @_one_at_a_time
     def ask(
-        self, q: int = 1, pending: Iterable[Mapping[str, Any]] = ()
+        self,
+        q: int = 1,
+        pending: Iterable[Mapping[str, Any]] = (),
+        fixed: Mapping[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
         """Configurations to evaluate next; they are pending until they are told.
 
@@ -257,19 +262,23 @@ class Study:
             q: How many.
             pending: Further configurations that are being evaluated, which the study
                 was not asked for.
+            fixed: ``{name: value}`` of parameters to hold: each configuration that has
+                the parameter has this value.
 
         Returns:
             ``q`` dictionaries of the active parameters.
 
         Raises:
             ValueError: An argument is not what it should be.
-            CandidateGenerationError: Every point of the space is known.
+            CandidateGenerationError: Every point of the space (with the values that are
+                held) is known.
         """
         q = check_count("q", q)
         elsewhere = self._encode(pending, "pending")
-        again = self._again[:q]
+        held = self._read_fixed(fixed)
+        again = [k for k in self._again if self._hold([k], held) == [k]][:q]
         chosen = [self._asked[key] for key in again]
-        if len(new := self._next(q - len(chosen), elsewhere)):
+        if len(new := self._next(q - len(chosen), elsewhere, held)):
             configs = self._decode(new)
             self._append(
                 {
@@ -280,7 +289,7 @@ class Study:
             )
             keys = self._encode(configs, "config")
             self._asked.update(zip(keys, new, strict=True))
-        del self._again[: len(again)]
+        self._again = [key for key in self._again if key not in again]
         return self._decode([*chosen, *new])
 
     def tell(
@@ -588,15 +597,48 @@ class Study:
         """A number for the path of each point, the same for the same path."""
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
-    def _next(self, q: int, elsewhere: Sequence[_Point]) -> list[_Point]:
+    def _read_fixed(self, fixed: Any) -> dict[int, float]:
+        """Columns and what they hold."""
+        if not isinstance(fixed, (Mapping, type(None))):
+            raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
+        held = {}
+        for name, value in (fixed or {}).items():
+            if name not in self.space.names:
+                raise ValueError(
+                    f"fixed: expected names among {self.space.names}, got {name!r}."
+                )
+            column = self.space.names.index(name)
+            held[column] = self.space.columns[column].encode(value)
+        return held
+
+    def _hold(
+        self, points: Sequence[_Point], held: Mapping[int, float]
+    ) -> list[_Point]:
+        """Points with these values, of the paths that have them."""
+        if not held or not points:
+            return list(points)
+        X = self._tensor(points)
+        fixed = X.clone()
+        for column, value in held.items():
+            fixed[:, column] = value
+        fixed = self.space.impute(fixed)
+        same = self.space.tree.path_key(fixed) == self.space.tree.path_key(X)
+        good = fixed[same & self.space.feasible(fixed)]
+        return [tuple(x) for x in good.tolist()]
+
+    def _next(
+        self, q: int, elsewhere: Sequence[_Point], held: dict[int, float]
+    ) -> list[_Point]:
         """New points: starts, then suggestions."""
         if not q:
             return []
         others = (key for key in elsewhere if key not in self._asked)
         busy = list(dict.fromkeys([*self._asked.values(), *others]))
-        chosen = self._next_starts(busy)[:q]
+        known = {*self._points, *busy}
+        starts = dict.fromkeys(self._hold(self._next_starts(busy), held))
+        chosen = [x for x in starts if x not in known][:q]
         if len(chosen) < q:
-            chosen += self._choose(q - len(chosen), [*busy, *chosen])
+            chosen += self._choose(q - len(chosen), [*busy, *chosen], held)
         return chosen
 
     def _next_starts(self, busy: Sequence[_Point]) -> list[_Point]:
@@ -619,12 +661,14 @@ class Study:
         pairs = zip(self._starts, self._paths(self._starts), strict=True)
         return [start for start, path in pairs if path not in paths]
 
-    def _choose(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
+    def _choose(
+        self, q: int, busy: Sequence[_Point], held: dict[int, float]
+    ) -> list[_Point]:
         """Points after the starts."""
         n = len(self._trials)
         train_Y = self._outcomes.train_Y(self._trials)
         if int(train_Y.isfinite().all(-1).sum()) < 2:
-            return self._draw(q, busy)
+            return self._draw(q, busy, held)
         X_pending = self._tensor(busy) if busy else None
         if self._functions != (None, None):
             outcomes = torch.cat([train_Y, self._outcomes.train_C(self._trials)], -1)
@@ -636,6 +680,7 @@ class Study:
                 X_pending,
                 self.seed + n,
                 *self._functions,
+                fixed_features=held,
             )
             self.models = [model]
         else:
@@ -649,6 +694,7 @@ class Study:
                     X_pending=X_pending,
                     start_from=start,
                     seed=self.seed + n,
+                    fixed_features=held,
                     **self._data(n),
                 )
             found, surrogates = suggestion.X, suggestion.surrogates
@@ -691,15 +737,20 @@ class Study:
             last = self._fitted[k]
         return last
 
-    def _draw(self, q: int, busy: Sequence[_Point]) -> list[_Point]:
+    def _draw(
+        self, q: int, busy: Sequence[_Point], held: Mapping[int, float]
+    ) -> list[_Point]:
         """Random points that are not known."""
         known = {*self._points, *busy}
-        X = self.space.sample(_DRAWS + q, seed=self.seed + len(self._trials))
-        new = [x for x in dict.fromkeys(map(tuple, X.tolist())) if x not in known]
+        num = (_HELD_DRAWS if held else _DRAWS) + q
+        X = self.space.sample(num, seed=self.seed + len(self._trials))
+        points = self._hold([tuple(x) for x in X.tolist()], held)
+        new = [x for x in dict.fromkeys(points) if x not in known]
         if len(new) < q:
             raise CandidateGenerationError(
-                f"Fewer than {q} of {len(X)} random points of the space are new: all "
-                "others were evaluated or are pending."
+                f"Fewer than {q} of {num} random points of the space are new: all "
+                "others were evaluated, are pending, or have other values than those "
+                "to be held."
             )
         return new[:q]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Suggestion", "suggest"]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from botorch_structured.models.surroundings import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
 from botorch_structured.suggest.criterion import make_criterion
@@ -61,6 +62,7 @@ def suggest(
     train_C: Tensor | None = None,
     train_cost: Tensor | None = None,
     ref_point: Tensor | Sequence[float] | None = None,
+    fixed_features: Mapping[int, float] | None = None,
     **kwargs: Any,
 ) -> Suggestion:
     r"""Points of a space to evaluate next.
@@ -92,6 +94,8 @@ def suggest(
         ref_point: With several objectives, the ``m`` values of which all have to be
             exceeded to count. Default: below the worst known ones by a tenth of their
             range (BoTorch's ``infer_reference_point``, of all points).
+        fixed_features: Column -> its value wherever the column is active; a fixed
+            decision leaves the paths on which it has that value, or is inactive.
         kwargs: Further arguments of the models of objectives, such as
             ``outcome_transform``, or ``train_Yvar`` (``n x m``).
 
@@ -100,7 +104,7 @@ def suggest(
 
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
-        CandidateGenerationError: Every point of the space is known.
+        CandidateGenerationError: Every point that may be suggested is known.
 
     Example:
         >>> X = space.starts(seed=0)
@@ -118,6 +122,7 @@ def suggest(
         pending = X_pending.to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
+    make_problem(space=space, fixed_features=fixed_features)  # raises before any work
     seed = check_seed(seed)
 
     def chosen() -> Suggestion:
@@ -138,7 +143,7 @@ def suggest(
             criterion, good = make_criterion(
                 space, surrogates, known, len(train_X), reference
             )
-            found = _maximise(criterion, space, known, good, distances)
+            found = _maximise(criterion, space, known, good, distances, fixed_features)
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
@@ -175,6 +180,7 @@ def _maximise(
     known: Tensor,
     good: Tensor | None,
     distances: Sequence[float],
+    fixed_features: Mapping[int, float] | None,
 ) -> Tensor:
     """The best point at the first of some distances from known ones that has any."""
 
@@ -182,6 +188,7 @@ def _maximise(
         return optimize_acqf_paths(
             criterion,
             space=space,
+            fixed_features=fixed_features,
             X_avoid=known,
             X_start=good,
             min_distance=distance,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import optuna
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
 from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -378,12 +380,70 @@ def test_trials_that_never_end_teach_what_they_asked_for() -> None:
     assert len(set(points)) == len(points)
 
 
-def test_a_fixed_parameter() -> None:
-    sampler = optuna.samplers.PartialFixedSampler(
-        {"learner": "forest"}, StructuredSampler(seed=0)
-    )
-    study = ended(make_study(sampler), classifier, 6)
+def partial(fixed: dict[str, Any], inner: StructuredSampler) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return optuna.samplers.PartialFixedSampler(fixed, inner)
+
+
+LEARNERS = [
+    {"learner": ["svm"], "C": (1e-3, 1e3, "log")},
+    {"learner": ["forest"], "depth": (2, 10), "share": (0.1, 0.9)},
+    {"learner": ["neighbours"], "k": (1, 50)},
+]
+
+
+@pytest.mark.parametrize("space", [None, LEARNERS])
+def test_a_fixed_decision_is_held(space: Any) -> None:
+    """Nothing is suggested, nor explored, that is elsewhere; nothing is random."""
+    sampler = Counting(space, seed=0)
+    study = make_study(partial({"learner": "forest"}, sampler))
+    ended(study, classifier, 12)
     assert {trial.params["learner"] for trial in study.trials} == {"forest"}
+    assert study.best_value < 0.35
+    if space is None:
+        # the ends of ``depth`` and ``share`` are tried first
+        assert {number for number, _ in sampler.independent} <= {0, 1, 2}
+        # and all is open again without the wrapper
+        study.sampler = sampler
+        ended(study, classifier, 2)
+        assert len({trial.params["learner"] for trial in study.trials}) == 3
+
+
+def test_a_fixed_number_is_held_where_it_is_asked_for() -> None:
+    sampler = Counting(seed=0)
+    ended(make_study(partial({"C": 3.0}, sampler)), classifier, 5)
+    study = ended(make_study(partial({"depth": 7}, sampler)), classifier, 20)
+    depths = {trial.params.get("depth", 7) for trial in study.trials}
+    assert depths == {7}
+    assert study.best_value < 1e-2  # the other branches are searched
+
+
+def test_a_fixed_value_that_no_choice_has() -> None:
+    study = make_study(partial({"learner": "boosting"}, StructuredSampler(seed=0)))
+    with pytest.raises(ValueError, match="boosting"):
+        ended(study, classifier, 1)
+
+
+def test_open_parameters_of_enqueued_trials_are_suggested() -> None:
+    """As the best ones for those that are given, in the early trials, too."""
+    for early in (4, 12):
+        sampler = Counting(seed=0)
+        study = ended(make_study(sampler), classifier, early)
+        for wanted in ({"learner": "forest"}, {"k": 20}, {"learner": "svm", "k": 7}):
+            study.enqueue_trial(wanted)
+        sampler.independent.clear()
+        ended(study, classifier, 4)
+        first, second, third, last = study.trials[early:]
+        assert first.params["learner"] == "forest"
+        assert second.params.get("k", 20) == 20
+        assert third.params["learner"] == "svm" and "k" not in third.params
+        if early == 12:
+            assert not sampler.independent
+    study.enqueue_trial({"C": "ten"})  # Optuna's own error, when it is asked for
+    study.enqueue_trial({"learner": "forest", "depth": 99})
+    with pytest.warns(UserWarning, match="out of range"):
+        ended(study, lambda trial: float(trial.suggest_int("depth", 2, 10)), 2)
 
 
 def test_a_small_space_may_be_exhausted() -> None:

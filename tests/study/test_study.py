@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
 from botorch_structured import Study
@@ -96,6 +98,46 @@ def test_configurations_that_run_elsewhere_count_as_pending() -> None:
     (second,) = inside.ask()
     assert outside.ask(pending=[first]) == [second]
     assert outside.pending == [second]
+
+
+def test_fixed_parameters_are_held() -> None:
+    """In starts, random points and suggestions; ``fixed`` columns of `suggest`."""
+    space = SearchSpace.from_dictionaries(
+        [{"a": ["x"], "b": (0.0, 1.0)}, {"a": ["y"], "c": (1e-3, 1.0, "log")}]
+    )
+    study = Study(space, seed=0)
+    one = study.ask(fixed={"a": "x"}) + study.ask(fixed={"a": "x"})
+    assert [config["a"] for config in one] == ["x", "x"] and one[0] != one[1]
+    (other,) = study.ask(fixed={"c": 0.1})  # the start of its path
+    assert other == {"a": "y", "c": 0.1}
+    for config in (*one, other):
+        study.tell(config, config.get("b", 0.5))
+    for fixed in ({"a": "y"}, {"a": "y", "c": 0.02}, {"b": 0.25, "c": 0.3}):
+        (config,) = study.ask(fixed=fixed)
+        assert all(fixed.get(k, v) == v for k, v in config.items())
+        study.tell(config, 1.0)
+    with pytest.raises(CandidateGenerationError):
+        study.ask(fixed={"a": "y", "c": 0.02})
+    with pytest.raises(ValueError, match="fixed: expected names among"):
+        study.ask(fixed={"d": 1})
+    with pytest.raises(ValueError, match="'c': expected a number in"):
+        study.ask(fixed={"c": 2.0})
+    with pytest.raises(ValueError, match="fixed: expected {name: value}"):
+        study.ask(fixed=["a"])  # type: ignore[arg-type]
+
+
+def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
+    space = SearchSpace.from_dictionaries({"a": (0.0, 1.0), "b": (0.0, 1.0)})
+    starts = [{"a": 0.1, "b": 0.2}, {"a": 0.3, "b": 0.2}]
+    log = tmp_path / "study.jsonl"
+    study = Study(space, starts=starts, seed=0, log=log)
+    first = [study.ask(fixed={"b": 0.5})[0] for _ in range(3)]
+    assert first[:2] == [{"a": 0.1, "b": 0.5}, {"a": 0.3, "b": 0.5}]
+    assert first[2]["b"] == 0.5 and first[2] not in first[:2]
+    again = Study(space, starts=starts, seed=0, log=log)
+    # what has the value comes first, as without one
+    assert again.ask(fixed={"a": 0.3}) == [first[1]]
+    assert again.ask(2) == [first[0], first[2]]
 
 
 def test_starts_leave_paths_out_that_are_known() -> None:

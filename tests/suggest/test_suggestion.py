@@ -79,6 +79,15 @@ def test_many_observations_have_one_model() -> None:
     assert len(fit_models(problem.space, X, Y)) == 1
 
 
+def test_fixed_features_hold_where_they_are_active() -> None:
+    problem, X, Y = evaluated(12)
+    shared = problem.space.tree.shared_columns[-1]
+    fixed = {0: 1.0, shared: 0.25}
+    found = suggest(problem.space, X, Y, q=2, fixed_features=fixed, seed=0).X
+    assert found[:, [0, shared]].tolist() == [[1.0, 0.25]] * 2
+    assert len(found.unique(dim=0)) == 2
+
+
 def test_an_exhausted_space_is_an_error() -> None:
     tree = ParameterTree(1, {0: {0.0: [], 1.0: []}}, values={0: [0.0, 1.0]})
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]).double(), tree)
@@ -120,6 +129,8 @@ def test_bad_arguments() -> None:
         suggest(space, X, Y, seed="one")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="start_from: expected an earlier suggestion"):
         suggest(space, X, Y, start_from=[X])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"fixed_features: expected"):
+        suggest(space, X, Y, fixed_features={99: 1.0})
     with pytest.raises(ValueError, match="q: expected"):
         suggest(problem.space, X, Y, q=0)
 

@@ -117,6 +117,18 @@ class LearntSpace:
                 found[self.names[i]] = self.parameters[i].entry(value)
         return found
 
+    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """Names of columns and what they hold, of ``{name: value}``.
+
+        Values that are out of range are left out.
+        """
+        found = {}
+        for name, value in fixed.items():
+            for i in self._columns_of.get(name, ()):
+                if self.parameters[i].contains(value):
+                    found[self.names[i]] = self.parameters[i].entry(value)
+        return found
+
     def values(self, config: Mapping[str, Any]) -> Values:
         """``{name: (distribution, value)}`` of a configuration of the space."""
         found: Values = {}
@@ -388,7 +400,7 @@ class LearntSpace:
 
     # -- what nobody has tried ---------------------------------------------------------
 
-    def untried(self) -> Values | None:
+    def untried(self, held: Mapping[str, Any] | None = None) -> Values | None:
         """Decisions of a trial that sees something new; None if nothing is left.
 
         A value that no trial has is tried, as something may depend on it: each value of
@@ -396,27 +408,43 @@ class LearntSpace:
         range of whole numbers, then the middle between two that differ. One trial tries
         as many as go together. Then decisions are told apart that explain the same.
 
+        Args:
+            held: What the trial has in any case, see `held`.
+
         Returns:
             ``{name: (distribution, value)}``: the new ones, and what leads there.
         """
+        fixed = {
+            i: self._number_of(i, entry)
+            for i, column in enumerate(self.names)
+            if (entry := (held or {}).get(column)) is not None
+        }
         chosen: dict[int, float] = {}
         new = sorted(self._new_numbers(), key=lambda one: len(self._above(one[0])))
         worth_it = any(one[2] for one in new)
         for i, number, _ in new if worth_it else ():
-            if i in chosen:
+            if i in chosen or i in fixed:
                 continue
             for trial in self._trials_of(i):
                 row = self._rows[trial]
                 way = {j: row[j] for j in self._above(i) if j in row}
-                if all(chosen.get(j, v) == v for j, v in way.items()):
+                both = chosen | fixed
+                if all(both.get(j, v) == v for j, v in way.items()):
                     chosen |= {**way, i: number}
                     break
-        chosen = chosen or self._separating()
+        if not chosen:
+            chosen = self._separating()
+            if any(fixed.get(i, v) != v for i, v in chosen.items()):
+                return None
         found: Values = {}
         for i, number in chosen.items():
             p = self.parameters[i]
             found[p.name] = (p.distribution, p.value_at(number))
         return found or None
+
+    def _number_of(self, i: int, entry: Any) -> float:
+        parameter = self.parameters[i]
+        return parameter.number(parameter.value(entry))
 
     def _above(self, i: int) -> set[int]:
         """The decisions that a parameter depends on, and theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Parameter", "Values"]
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class Parameter:
         """Whether a value is in range; those of enqueued trials need not be."""
         if self.is_choice:
             return any(value is c or value == c for c in self.distribution.choices)
-        return self._low <= value <= self._high
+        return isinstance(value, Real) and bool(self._low <= value <= self._high)
 
     def nearest(self, value: Any) -> Any:
         """The value in range that is next to a number; choices are as they are."""

@@ -9,13 +9,18 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import optuna
 from botorch.exceptions.errors import CandidateGenerationError
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+)
+from optuna.samplers import BaseSampler, PartialFixedSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
@@ -29,6 +34,7 @@ from botorch_structured.integrations.optuna.spaces import (
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.spaces.columns import CategoricalColumn, Column
 from botorch_structured.study import Study
 
 _logger = optuna.logging.get_logger("optuna.structured")
@@ -65,6 +71,8 @@ class StructuredSampler(BaseSampler):
       its value.
     - Several objectives are searched for their Pareto front; constraints, those of
       ``Trial.set_constraint``, for feasible trials.
+    - What is fixed, by ``Study.enqueue_trial`` or Optuna's ``PartialFixedSampler``
+      around this one, is held, and the rest suggested for it.
     - A suggestion depends on the trials, the number of the trial and the seed only.
 
     Args:
@@ -159,7 +167,8 @@ class StructuredSampler(BaseSampler):
                 settled = {t.number for t in trials if t.state.is_finished()}
                 settled.add(trial.number)
                 others = dict(places.others(settled))
-                suggestion = self._choose(study, trial, trials, others)
+                held = self._held(study, trial, trials)
+                suggestion = self._choose(study, trial, trials, others, held)
             self._suggested[key] = suggestion
             if not places.exist:
                 return
@@ -235,6 +244,31 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         return self._suggested.get(key, Suggestion())
 
+    def _held(
+        self, study: optuna.Study, trial: FrozenTrial, trials: Sequence[FrozenTrial]
+    ) -> dict[str, Any]:
+        """``{name: value}`` of what a trial has whatever it is suggested."""
+        held: dict[str, Any] = {}
+        wrapper = getattr(study, "sampler", None)
+        if isinstance(wrapper, PartialFixedSampler):
+            # it does not say what it holds, but hands on everything else
+            seen = {k: v for other in trials for k, v in _values(other).items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said again when the trial asks for it
+                if self._declared is not None:
+                    for column in self._declared.columns:
+                        seen.setdefault(column.name, _as_declared(column))
+                self._suggested[study.study_name, trial.number] = Suggestion(seen)
+                free = wrapper.infer_relative_search_space(study, trial)
+                for name in seen.keys() - free.keys():
+                    with suppress(ValueError):  # none of the choices
+                        held[name] = wrapper.sample_independent(
+                            study, trial, name, seen[name][0]
+                        )
+            del self._suggested[study.study_name, trial.number]
+        # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
+        return held | trial.system_attrs.get("fixed_params", {})
+
     def _clashes(
         self,
         study: optuna.Study,
@@ -270,6 +304,7 @@ class StructuredSampler(BaseSampler):
         trial: FrozenTrial,
         trials: Sequence[FrozenTrial],
         kept: Mapping[int, Kept],
+        held: Mapping[str, Any],
     ) -> Suggestion:
         """What a trial should ask for, given what others were suggested."""
         asked, paths = [], []
@@ -286,7 +321,7 @@ class StructuredSampler(BaseSampler):
             # may have more; of a trial that was killed it would stay for ever.
             asked.append(Asked(values or path, other.state == TrialState.COMPLETE))
             paths.append(path)
-        return self._suggest(study, trial.number, others, asked, paths)
+        return self._suggest(study, trial.number, others, asked, paths, held)
 
     def _suggest(
         self,
@@ -295,6 +330,7 @@ class StructuredSampler(BaseSampler):
         trials: Sequence[FrozenTrial],
         asked: Sequence[Asked],
         paths: Sequence[Values],
+        held: Mapping[str, Any],
     ) -> Suggestion:
         space: TrialSpace
         if self._declared is not None:
@@ -305,7 +341,7 @@ class StructuredSampler(BaseSampler):
                 return Suggestion()
             space = LearntSpace(shown)
             if number < _EXPLORED or number % 2:
-                if untried := space.untried():
+                if untried := space.untried(space.held(held)):
                     return Suggestion(untried)
         outcomes = Outcomes(study, trials)
         configs = configurations(
@@ -329,7 +365,7 @@ class StructuredSampler(BaseSampler):
         inner = Study(space.space, seed=seed, **arguments)
         inner.tell_many(told, values)
         try:
-            (config,) = inner.ask(pending=pending)
+            (config,) = inner.ask(pending=pending, fixed=space.held(held))
         except CandidateGenerationError:
             _logger.info(f"Trial {number}: every point is known, one is repeated.")
             (config,) = space.space.decode(space.space.sample(1, seed=seed))
@@ -344,6 +380,17 @@ def _values(trial: FrozenTrial) -> Values:
         for name, value in trial.params.items()
         if not distributions[name].single()
     }
+
+
+def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
+    """A distribution with all values of a column, and one of them."""
+    distribution: BaseDistribution
+    if isinstance(column, CategoricalColumn):
+        distribution = CategoricalDistribution(column.choices)
+    else:
+        lower, upper = (column.decode(bound) for bound in column.bounds)
+        distribution = FloatDistribution(lower, upper)
+    return distribution, column.decode(column.fill)
 
 
 def _agree(suggestion: Suggestion, values: Values) -> bool:

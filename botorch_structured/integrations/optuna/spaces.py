@@ -22,6 +22,9 @@ class TrialSpace(Protocol):
     def entries(self, values: Values) -> dict[str, Any]:
         """Names of columns and what they hold, of ``{name: (distribution, value)}``."""
 
+    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """Names of columns and what they hold, of ``{name: value}``."""
+
     def values(self, config: Mapping[str, Any]) -> Values:
         """``{name: (distribution, value)}`` of a configuration."""
 
@@ -46,6 +49,18 @@ class DeclaredSpace:
     def entries(self, values: Values) -> dict[str, Any]:
         """See `TrialSpace`; other parameters are left out."""
         return {k: value for k, (_, value) in values.items() if k in self._names}
+
+    def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """See `TrialSpace`; what is not in the space is left out."""
+        found = {}
+        for column in self.space.columns:
+            if column.name in fixed:
+                try:
+                    column.encode(fixed[column.name])
+                except ValueError:
+                    continue
+                found[column.name] = fixed[column.name]
+        return found
 
     def values(self, config: Mapping[str, Any]) -> Values:
         """See `TrialSpace`."""
