@@ -156,6 +156,7 @@ def encode_triplets(
         space: The search space, with the context as one of its parameters.
         triplets: ``(configuration, context, outcome)`` or, all of them, with a cost as
             the fourth; a configuration is what ``space.encode`` takes, without context.
+            The outcome is ``-inf`` where the evaluation failed, as for `suggest`.
         context: The name of the context.
 
     Returns:
@@ -179,7 +180,13 @@ def encode_triplets(
     configs: list[Mapping[str, Any]] = [{**row[0], context: row[1]} for row in rows]
     X = space.encode(configs)
     Y, *cost = (
-        X.new_tensor([[check_number("triplets", row[i])] for row in rows])
+        X.new_tensor([[_number(row[i], failed=i == 2)] for row in rows])
         for i in range(2, lengths.pop())
     )
     return X, Y, cost[0] if cost else None
+
+
+def _number(value: Any, failed: bool) -> float:
+    if failed and check_number("triplets", value, finite=False) == -math.inf:
+        return -math.inf
+    return check_number("triplets", value)

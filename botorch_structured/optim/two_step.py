@@ -10,6 +10,9 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
+from botorch_structured.acquisition.context_cost import (
+    PathContextLogExpectedImprovement,
+)
 from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
@@ -27,6 +30,11 @@ from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
 
+_OF_PATHS = (
+    PathContextLogExpectedImprovement,
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
+)
 # Sobol points for each path in a search of the columns that matter to paths.
 _PER_PATH = 16
 
@@ -107,6 +115,11 @@ def optimize_acqf_two_step(
         CandidateGenerationError: Nothing is left to propose.
     """
     check_acquisition(path_acq_function, "path_acq_function")
+    if isinstance(acq_function, _OF_PATHS):
+        raise ValueError(
+            "acq_function: expected one that tells the points of a path apart, got "
+            f"{type(acq_function).__name__}: give it as path_acq_function, the first."
+        )
     check_count("top_k", top_k)
     if not isinstance(fix_shared, bool):
         raise ValueError(f"fix_shared: expected True or False, got {fix_shared!r}.")

@@ -109,6 +109,8 @@ def plot_traces(
         ax.set_yscale("log")
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
+    if ax.get_xscale() == "linear":
+        ax.locator_params("x", integer=True)
     # Place of the legend: gaps on a log scale fall like lines, other best values fall
     # steeply at first.
     corner: Literal["lower left", "lower right", "upper right"] = "lower left"

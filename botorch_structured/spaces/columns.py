@@ -403,3 +403,21 @@ class Constant:
     value: Any
     condition: Condition = And(())
     place: int = 0
+
+
+def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
+    """Whether two columns, or constants, were made with the same arguments."""
+    if type(a) is not type(b):
+        return False
+    # what a logarithmic column has met does not count
+    mine, its = (
+        {k: v for k, v in vars(p).items() if k not in ("choices", "_originals")}
+        for p in (a, b)
+    )
+    choices = [getattr(p, "choices", ()) for p in (a, b)]
+    return (
+        mine.keys() == its.keys()
+        and all(is_same(value, its[k]) for k, value in mine.items())
+        and len(choices[0]) == len(choices[1])
+        and all(map(is_same, *choices))
+    )

@@ -82,6 +82,11 @@ class DictionaryNames:
         self._hidden = [dict(d) for d in hidden]
         self._outer = {i: name for d in inner for name, i in d.items()}
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DictionaryNames):
+            return NotImplemented
+        return (self._inner, self._hidden) == (other._inner, other._hidden)
+
     def encode(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the columns.
 

@@ -33,6 +33,7 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
     Span,
     is_blank,
+    is_same_parameter,
     slack,
 )
 from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
@@ -315,6 +316,24 @@ class SearchSpace:
     def __len__(self) -> int:
         return len(self.columns)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it has the same columns, tree, constants and restrictions."""
+        if not isinstance(other, SearchSpace):
+            return NotImplemented
+        mine, its = (
+            (s.names, s.tree, repr(s._forbidden), s._feasible, s._dictionaries)
+            for s in (self, other)
+        )
+        return (
+            mine == its
+            and len(self.constants) == len(other.constants)
+            and all(map(is_same_parameter, self.constants, other.constants))
+            and all(map(is_same_parameter, self.columns, other.columns))
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.names), self.tree))
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{c.name}: {c.expected()}" for c in self.columns)
         return f"SearchSpace({parts})"
@@ -512,7 +531,7 @@ class SearchSpace:
             ValueError: An argument is not what it should be, all paths are forbidden,
                 or none of 10,000 random points on a path is feasible.
         """
-        n = None if n is None else check_count("n", n, least=0)
+        n = None if n is None else check_count("n", n)
         if kind not in _KINDS:
             raise ValueError(f"kind: expected one of {list(_KINDS)}, got {kind!r}.")
         generator = _generator(0 if seed is None and kind != "random" else seed)

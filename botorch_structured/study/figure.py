@@ -105,6 +105,7 @@ def _draw_bars(
     ax.set_yticks(range(len(labels)), labels, fontsize="small")
     ax.invert_yaxis()
     ax.set_xlabel("evaluations")
+    ax.locator_params("x", integer=True)
     tidy(ax)
 
 

@@ -555,6 +555,11 @@ class Study:
 
     def _good(self) -> list[Trial]:
         """The feasible trials; at least one."""
+        if not self._trials:
+            raise ValueError(
+                "trials: expected at least one, got none yet: ask for a configuration, "
+                "and tell its value, first."
+            )
         if not (good := self._outcomes.feasible(self._trials)):
             rules = " and ".join(map(str, self._outcomes.constraints))
             raise ValueError(

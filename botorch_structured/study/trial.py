@@ -27,6 +27,13 @@ class Trial:
     cost: float | None = None
     error: str | None = None
 
+    def __repr__(self) -> str:
+        parts = [f"{self.number}, {self.state!r}, config={self.config!r}"]
+        for name in ("values", "cost", "error"):
+            if (told := getattr(self, name)) not in (None, {}):
+                parts.append(f"{name}={told!r}")
+        return f"Trial({', '.join(parts)})"
+
     @property
     def state(self) -> Literal["complete", "failed"]:
         """Whether there are values."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 __all__ = ["Suggestion", "suggest"]
 
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import CandidateGenerationError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from botorch_structured.models.surroundings import seeded
@@ -116,6 +119,7 @@ def suggest(
     q = check_count("q", q)
     noise = kwargs.get("train_Yvar")
     check_data(space, train_X, train_Y, train_C, train_cost, noise)
+    train_X, train_Y = train_X.detach(), train_Y.detach()
     pending = train_X[:0]
     if X_pending is not None:
         check_table("X_pending", X_pending, space.dim)
@@ -147,9 +151,13 @@ def suggest(
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
-    if seed is None:
-        return chosen()
-    with seeded(seed, train_X.device):
+    with ExitStack() as stack:
+        if seed is not None:
+            stack.enter_context(seeded(seed, train_X.device))
+        if train_X.dtype != torch.double:
+            # BoTorch says of each model that single precision is not for it
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", NumericalWarning)
         return chosen()
 
 

@@ -209,6 +209,11 @@ def check_data(
     """
     _check_space(space)
     check_table("train_X", train_X, space.dim)
+    if not len(train_X):
+        raise ValueError(
+            "train_X: expected at least one evaluated point, got none. Evaluate "
+            "space.starts() first."
+        )
     check_table("train_Y", train_Y, None, len(train_X), train_X.dtype)
     if bool((train_Y.isnan() | (train_Y == math.inf)).any()):
         raise ValueError(
@@ -216,7 +221,7 @@ def check_data(
             "or inf."
         )
     failed = (train_Y == -math.inf).any(-1)
-    if len(train_Y) and bool(failed.all()):
+    if bool(failed.all()):
         raise ValueError(
             "train_Y: expected at least one evaluation that did not fail, got "
             f"{len(train_Y)} that did (-inf). Evaluate random points, space.sample(n), "

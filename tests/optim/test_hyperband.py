@@ -90,6 +90,8 @@ def test_triplets_start_a_model() -> None:
     assert Y.flatten().tolist() == [0.7, 0.6, 0.9]
     assert cost.flatten().tolist() == [3.0, 4.0, 20.0]
     assert encode_triplets(space, [row[:3] for row in triplets], "share")[2] is None
+    failed = [(*triplets[0][:2], -math.inf, 1.0)]
+    assert encode_triplets(space, failed, "share")[1].tolist() == [[-math.inf]]
     c = space.names.index("share")
     model = TreeStructuredGP(X, Y, space, context_features=[c])
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -117,5 +119,6 @@ def test_bad_arguments() -> None:
     for rows in ([], [row, (*row, 1.0)], [row[:2]]):
         with pytest.raises(ValueError, match="triplets: expected rows of 3"):
             encode_triplets(space, rows, "share")
-    with pytest.raises(ValueError, match="triplets: expected a finite number"):
-        encode_triplets(space, [(*row[:2], math.inf)], "share")
+    for bad in ((math.inf,), (math.nan,), (1.0, -math.inf)):
+        with pytest.raises(ValueError, match="triplets: expected a"):
+            encode_triplets(space, [(*row[:2], *bad)], "share")

@@ -171,6 +171,15 @@ def test_errors(peak, space) -> None:
     with pytest.raises(ValueError, match="pending.*q=2"):
         optimize_acqf_two_step(acqf, acqf, bounds, tree, q=2)
     assert acqf.calls == 0
+    X = torch.rand(6, 5, dtype=torch.double)
+    X[:, 0] = torch.arange(6) % 2
+    model = TreeStructuredGP(X, X.sum(-1, keepdim=True), tree)
+    both = [
+        kind(model, best_f=1.0)
+        for kind in (LogExpectedImprovement, PathLogExpectedImprovement)
+    ]
+    with pytest.raises(ValueError, match="acq_function: expected one that tells"):
+        optimize_acqf_two_step(*both, bounds, tree)
 
 
 def test_the_first_step_searches_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,9 +192,47 @@ def test_copies(seed: int) -> None:
     X = space.sample(5, seed=1)
     for other in (pickle.loads(pickle.dumps(space)), copy.deepcopy(space)):
         assert other is not space and other.tree.space is other
+        assert other == space and hash(other) == hash(space)
         assert other.decode(X) == space.decode(X)
         assert torch.equal(other.sample(5, seed=1), X)
         assert torch.equal(other.bounds, space.bounds)
+
+
+@given(seeds)
+def test_built_alike_is_equal(seed: int) -> None:
+    one, two = (SearchSpace.from_configspace(random_configspace(seed)) for _ in "ab")
+    one.encode(one.decode(one.sample(3, seed=0)))  # what it has met does not count
+    assert one == two and len({one, two}) == 1
+
+
+def test_what_tells_spaces_apart() -> None:
+    def made(**change: object) -> SearchSpace:
+        names = change.pop("names", ["a", "b"])
+        high = change.pop("high", 1.0)
+        bounds = torch.tensor([[0.0, 0.1], [1.0, high]], dtype=torch.double)
+        return SearchSpace(names, bounds, **change)  # type: ignore[arg-type]
+
+    tree = ParameterTree(2, {0: {0.0: [], 1.0: [1]}})
+    changes: list[dict] = [
+        {"names": ["a", "c"]},
+        {"high": 2.0},
+        {"tree": tree},
+        {"log_features": [1], "high": 3.0},
+        {"defaults": {"b": 0.5}},
+        {"categorical_features": {0: [0.0, 1.0]}},
+        {"categorical_features": {0: [0.0, 1.0]}, "choices": {0: [1, 2]}},
+        {"categorical_features": {0: [0.0, 1.0]}, "choices": {0: [True, 2]}},
+        {"feasible": torch.isfinite},
+    ]
+    spaces = [made(), *(made(**change) for change in changes)]
+    again = [made(), *(made(**change) for change in changes)]
+    for i, one in enumerate(spaces):
+        assert [one == other for other in again] == [i == k for k in range(len(again))]
+    assert made() != "space"
+    groups = [{"kind": ["a"], "x": (0.0, 1.0)}, {"kind": ["b"], "x": (0, 7)}]
+    by_group = SearchSpace.from_dictionaries(groups)
+    assert by_group == SearchSpace.from_dictionaries(groups)
+    assert by_group != SearchSpace.from_dictionaries(groups[:1])
 
 
 @given(seeds)

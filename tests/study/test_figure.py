@@ -27,6 +27,7 @@ def test_best_so_far_and_evaluations_on_each_path(tmp_path: Path) -> None:
     traces, tree = figure.axes
     assert traces.get_lines()[0].get_ydata()[-1] == 5.0
     assert "5" in texts(tree)
+    assert all(float(tick).is_integer() for tick in traces.get_xticks())
     figure.savefig(tmp_path / "study.png")
     assert (tmp_path / "study.png").stat().st_size > 10_000
     assert figure._repr_png_()[:4] == b"\x89PNG"  # type: ignore[attr-defined]
@@ -41,6 +42,7 @@ def test_many_paths_have_bars() -> None:
     study = Study(space, seed=0)
     study.tell_many([{"a": v} for v in (3.0, 3.0, 4.0)], [2.0, 1.5, None])
     bars = study.plot().axes[1]
+    assert all(float(tick).is_integer() for tick in bars.get_xticks())
     labels = [t.get_text() for t in bars.get_yticklabels()]
     assert labels == ["a=3  (best 1.5)", "a=4  (failed)"]
     assert [bar.get_width() for bar in bars.patches] == [2, 1]
@@ -62,5 +64,5 @@ def test_a_pareto_front() -> None:
 
 
 def test_nothing_to_draw() -> None:
-    with pytest.raises(ValueError, match="trials: expected at least one with a value"):
+    with pytest.raises(ValueError, match="trials: expected at least one, got none"):
         Study(SPACE).plot()

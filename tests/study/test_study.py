@@ -150,6 +150,10 @@ def test_starts_leave_paths_out_that_are_known() -> None:
 
 def test_failures() -> None:
     study = Study(SPACE, seed=0)
+    with pytest.raises(ValueError, match="got none yet: ask for a configuration"):
+        study.best  # noqa: B018
+    with pytest.raises(ValueError, match="got none yet: ask for a configuration"):
+        study.plot()
     for _ in range(8):  # nothing works: starts, then random points
         (config,) = study.ask()
         study.tell(config, None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
@@ -129,6 +131,34 @@ def test_outcomes_of_another_type() -> None:
     for other in (torch.long, torch.float):
         with pytest.raises(ValueError, match="train_Y: expected a tensor of shape"):
             suggest(space, X, Y.to(other))
+
+
+def test_no_data() -> None:
+    space, X, Y = data()
+    with pytest.raises(ValueError, match=r"one evaluated point, got none.*starts"):
+        suggest(space, X[:0], Y[:0])
+
+
+def test_single_precision_has_one_kind_of_warning() -> None:
+    """BoTorch's, that double precision is recommended; none of each matrix."""
+    problem = JenattonTree(shared=True, off_centre=True)
+    X = problem.space.sample(40, seed=0)
+    Y = -problem(X).unsqueeze(-1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = suggest(problem.space, X.float(), Y.float(), seed=0)
+    assert found.X.dtype == torch.float and problem.space.feasible(found.X).all()
+    assert {w.category for w in caught} == {InputDataWarning}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        suggest(problem.space, X[:12], Y[:12], seed=0)
+
+
+def test_points_have_no_graph() -> None:
+    space, X, Y = data()
+    found = suggest(space, X.clone().requires_grad_(), Y * 1.0, seed=0)
+    assert not found.X.requires_grad
+    assert torch.equal(found.X, suggest(space, X, Y, seed=0).X)
 
 
 def test_bad_data() -> None:

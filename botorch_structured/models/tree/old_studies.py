@@ -120,6 +120,8 @@ class OldStudiesMean(Mean):
     points: Tensor
     weights: Tensor
     inverse_lengthscale: Tensor
+    _starts: Tensor
+    _variances: Tensor
 
     def __init__(
         self,
@@ -144,11 +146,12 @@ class OldStudiesMean(Mean):
         """
         super().__init__()
         self.space, self.batch_shape = space, batch_shape
-        self._starts, self.variances = starts, variances
         self._columns = _Columns.of(space)
         self.register_buffer("points", points)
         self.register_buffer("weights", weights)
         self.register_buffer("inverse_lengthscale", inverse_lengthscale)
+        self.register_buffer("_starts", starts)
+        self.register_buffer("_variances", points.new_tensor(variances))
         for name, value in (("raw_constant", 0.0), ("raw_slope", _SLOPE[0])):
             start = torch.full(batch_shape, value, dtype=torch.float64)
             self.register_parameter(name, torch.nn.Parameter(start))
@@ -213,6 +216,12 @@ class OldStudiesMean(Mean):
             batch_shape,
         )
 
+    @property
+    def variances(self) -> tuple[float, float, float]:
+        """tau_mu, tau_delta and sigma^2."""
+        common, own, noise = self._variances.tolist()
+        return common, own, noise
+
     def starts(self, n: int | None = None) -> Tensor:
         """Points to begin the new study with, in the place of ``space.starts``.
 
@@ -234,7 +243,8 @@ class OldStudiesMean(Mean):
         n = check_count("n", n, least=1)
         if n > most:
             raise ValueError(f"n: expected at most {most} starts, got {n}.")
-        return self._starts[:n].clone()
+        # single precision may be beyond the bounds
+        return self._starts[:n].to(self.space.bounds).clamp(*self.space.bounds)
 
     def basis(self, x: Tensor) -> Tensor:
         """The function h, at transformed inputs.

@@ -223,8 +223,15 @@ def test_copies(mean: OldStudiesMean, learnt: OldStudiesMean) -> None:
         torch.testing.assert_close(other(X), mean(X))
         assert torch.equal(other.starts(3), mean.starts(3))
     other = copy.deepcopy(learnt)
+    for value in other.state_dict().values():
+        value.zero_()
     other.load_state_dict(mean.state_dict())
     torch.testing.assert_close(other(X), mean(X))
+    assert torch.equal(other.starts(3), mean.starts(3))
+    assert other.variances == mean.variances
+    starts = copy.deepcopy(mean).float().starts(3)
+    torch.testing.assert_close(starts, mean.starts(3), rtol=1e-6, atol=1e-6)
+    assert SPACE.feasible(starts).all()
 
 
 # -- in models ----------------------------------------------------------------------
