@@ -9,7 +9,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,18 @@ def reproducible() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """What is made without a dtype, such as GPyTorch's priors, is in double precision.
+
+    For a whole file: ``pytestmark = pytest.mark.usefixtures("double")``.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
 
 
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])

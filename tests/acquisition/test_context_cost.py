@@ -32,11 +32,7 @@ TREE = {0: {0: [1], 1: [2]}}
 TARGET = {3: 1.0}
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def points(n: int, seed: int = 0) -> Tensor:

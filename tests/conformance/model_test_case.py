@@ -63,6 +63,7 @@ class PlusMinus(IIDNormalSampler):
         self.base_samples[0], self.base_samples[1] = 1.0, -1.0
 
 
+@pytest.mark.usefixtures("double")
 class StructuredModelTestCase:
     """Inherit, and define ``make_data``, ``make_model`` and ``path_fixed_features``."""
 
@@ -80,12 +81,6 @@ class StructuredModelTestCase:
 
     #: Keyword arguments of the model class besides the data.
     model_kwargs: dict[str, Any] = {}
-
-    @pytest.fixture(autouse=True)
-    def double(self) -> Any:
-        torch.set_default_dtype(torch.float64)
-        yield
-        torch.set_default_dtype(torch.float32)
 
     def fitted(self, n: int = 24, **kwargs: Any) -> Any:
         model = self.make_model(*self.make_data(n), **kwargs)

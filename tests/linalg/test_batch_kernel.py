@@ -36,12 +36,7 @@ TREE = ParameterTree(D, {0: {0.0: [1], 1.0: [2]}}, values={0: [0.0, 1.0]})
 BATCHES = [Size([2]), Size([3, 2])]
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def points(*shape: int) -> Tensor:

@@ -7,7 +7,6 @@ Jenatton et al.'s model is held against 60-digit numbers of its equations in
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -33,11 +32,7 @@ TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}})
 BOUNDS = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def data(n: int = 10) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from typing import Any, NamedTuple
@@ -40,11 +40,7 @@ from botorch_structured.models.ablr.feature_maps import TanhNetwork
 BEST = 0.3
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # -- data and models -----------------------------------------------------------------

@@ -24,12 +24,7 @@ from botorch_structured.models import (
 )
 from botorch_structured.spaces import ParameterTree
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def make(kind: str, X: Tensor, Y: Tensor, tree: ParameterTree) -> Any:

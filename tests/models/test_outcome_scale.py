@@ -28,11 +28,7 @@ from botorch_structured.spaces import ParameterTree
 TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}}, values={0: [0.0, 1.0]})
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +26,7 @@ TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}})
 FEW = {"num_restarts": 2, "raw_samples": 16}
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def two_step(acqf: Any, bounds: Tensor) -> Any:

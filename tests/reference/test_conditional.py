@@ -115,11 +115,7 @@ class Problem:
         return ConditionalGP(self.X, Y, self.tree, covar_module=scaled, **arguments)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.fixture(params=["structured", "decorator"])

@@ -38,11 +38,7 @@ from botorch_structured.models.ablr.feature_maps import TanhNetwork
 TASKS = [0, 2, 5]
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def network(**kwargs: Any) -> TanhNetwork:

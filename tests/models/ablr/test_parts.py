@@ -27,12 +27,7 @@ from botorch_structured.models.ablr.hyperparameters import (
 )
 from botorch_structured.models.ablr.tasks import StandardizeTasks, TaskColumn
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # -- network --------------------------------------------------------------------------

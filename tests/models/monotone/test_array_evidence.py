@@ -34,12 +34,7 @@ from botorch_structured.models import MonotoneGP
 from botorch_structured.models.monotone import array_evidence, monotone_gp
 from botorch_structured.models.monotone.virtual_points import choose_points
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def make_data(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -50,11 +50,7 @@ from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1
 GRID = torch.cartesian_prod(*[torch.linspace(0.0, 1.0, 4, dtype=torch.float64)] * 2)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def make_data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:

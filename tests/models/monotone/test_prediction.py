@@ -31,11 +31,7 @@ KERNELS: dict[str, Callable[[int], Kernel | None]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def make_model(seed: int, kind: str, d: int = 2, **kwargs: Any) -> MonotoneGP:

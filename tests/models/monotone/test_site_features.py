@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
@@ -18,12 +16,7 @@ from botorch_structured.models.monotone.site_kernel import (
 )
 from botorch_structured.models.monotone.sites import GaussianSites
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])

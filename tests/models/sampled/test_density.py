@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -33,14 +32,7 @@ from botorch_structured.models.sampled.density import (
 )
 from botorch_structured.models.sampled.slice_sampling import SliceSampler, first_widths
 
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """GPyTorch's priors are in the default precision, also in a double model."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def data(n: int = 12, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:

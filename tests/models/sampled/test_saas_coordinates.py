@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,14 +24,7 @@ from botorch_structured.models.sampled.chains import effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 
-
-@pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
-    """GPyTorch's priors are in the default precision, also in a double model."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def data(n: int = 12, d: int = 2) -> tuple[Tensor, Tensor]:

@@ -30,12 +30,7 @@ from torch import Tensor
 from botorch_structured.kernels import ConditionalKernel, LaplaceKernel
 from botorch_structured.spaces import Between, Equals, In, ParameterTree
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def kernels(dim: int) -> list[Kernel]:

@@ -42,11 +42,7 @@ DEPENDENCIES = {0: {0.0: [1], 1.0: [2, 3], 2.0: [4]}}
 TREE = ParameterTree(6, DEPENDENCIES)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # without ``block_tensors`` of its own a kernel is evaluated by its ``forward``

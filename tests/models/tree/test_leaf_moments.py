@@ -21,12 +21,7 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import leaf_moments
 from botorch_structured.spaces import ParameterTree
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:

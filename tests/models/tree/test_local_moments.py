@@ -23,12 +23,7 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.local_moments import ColumnScales
 from botorch_structured.spaces import ParameterTree
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})

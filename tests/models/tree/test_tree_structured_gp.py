@@ -93,11 +93,7 @@ class TestContractDense(TestContract):
             monkeypatch.setattr(TreeStructuredGP, check, lambda self: False)
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def random_problem(

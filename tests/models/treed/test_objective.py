@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,7 @@ from botorch_structured.models.treed.kernel import TreedStationary
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, randomised, step_data
 
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def with_gradient(model: TreedGP, value: Tensor) -> list[Tensor]:

@@ -21,12 +21,7 @@ from treed_models import (
 
 from botorch_structured.models.treed.treed_gp import TreedGP
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_leaves_are_independent_a_priori() -> None:

@@ -144,11 +144,7 @@ class TestContractModules(TestContract):
     def test_construct_inputs(self) -> None: ...
 
 
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def members(model: TreedGP, shared: bool) -> list[Tensor]:
