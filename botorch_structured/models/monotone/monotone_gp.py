@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 from collections.abc import Mapping, Sequence
+from threading import RLock
 from types import NoneType
 from typing import Any, Literal
 
@@ -132,6 +133,8 @@ _WRAPPED = {
     "mean_module.raw_constant": "mean_module.base_mean.raw_constant",
     "covar_module.raw_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
+# Several threads may predict: the first one brings the sites up to date.
+_ONE_UPDATE = RLock()
 _NO_SIGN = "monotone: expected at least one sign, got none."
 
 
@@ -703,9 +706,11 @@ class MonotoneGP(FastSingleTaskGP):
         return settings == others and same_tensors(old, new)
 
     def _keep_current(self) -> None:
-        held = self._sites_held or not self.has_sites
-        if not (held or self._sites_are_current()):
-            self.update_sites()
+        if self._sites_held or not self.has_sites or self._sites_are_current():
+            return
+        with _ONE_UPDATE:  # threads that wait for it find current sites
+            if not self._sites_are_current():
+                self.update_sites()
 
     def _in_columns(self, values: Tensor) -> Tensor:
         """``aug_batch_shape x n`` to ``batch_shape x n x m``."""
@@ -768,13 +773,14 @@ class MonotoneGP(FastSingleTaskGP):
             or any(t.requires_grad for t in data)
         ):
             return None
-        if self._predictor is None:
+        if (predictor := self._predictor) is None:
             kernel, mean = self.covar_module, self.mean_module
             if kernel.batch_shape:
                 return None
             noise = noise_at(self.likelihood, data[0], data[1].shape).detach()
-            self._predictor = SitePredictor(kernel, mean, *data, noise)
-        return self._predictor(X)
+            predictor = SitePredictor(kernel, mean, *data, noise)
+            self._predictor = predictor
+        return predictor(X)
 
     def _get_test_prior_mean_and_covariances(
         self,

@@ -193,10 +193,11 @@ class SiteConditionedKernel(BatchKernel):
         parts = [*self.base_kernel.parameters(), self.sites.points]
         parts += [self.sites.precision, self.sites.shift]
         key = torch.cat([t.detach().reshape(-1) for t in parts])
-        if self._solved is None or not same_tensors(self._solved[0], key):
+        solved = self._solved  # other threads may replace it
+        if solved is None or not same_tensors(solved[0], key):
             with torch.no_grad():
-                self._solved = (key, self._solve())
-        return self._solved[1]
+                self._solved = solved = (key, self._solve())
+        return solved[1]
 
     def _solve(self) -> SiteSystem:
         gram = self.derivatives.gram(self.sites.points, self.sites.columns)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -566,6 +568,27 @@ def test_sites_follow_hyperparameters_and_data() -> None:
     model.posterior(points)
     expected = fresh(X[2:], y[2:]).covar_module.sites
     torch.testing.assert_close(model.covar_module.sites.shift, expected.shift)
+
+
+def test_threads_wait_for_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MonotoneGP(*make_data(10), {0: 1})
+    model.likelihood.noise = 0.05
+    points = make_data(4, seed=6)[0]
+    expected = copy.deepcopy(model).posterior(points).mean
+    updates = []
+    update = MonotoneGP.update_sites
+
+    def slow(self: MonotoneGP) -> Any:
+        updates.append(time.sleep(0.1))
+        return update(self)
+
+    monkeypatch.setattr(MonotoneGP, "update_sites", slow)
+    model.eval()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model.posterior(points).mean, range(4)))
+    assert len(updates) == 1
+    for mean in found:
+        torch.testing.assert_close(mean, expected)
 
 
 def test_a_state_is_kept_as_loaded() -> None:
