@@ -15,6 +15,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
+from botorch_structured.study.study import Starts
 
 try:
     from joblib import effective_n_jobs
@@ -70,6 +71,9 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
+        starts: The first candidates: ``"random"`` (the default), ``"middle"`` or
+            ``"default"`` ones, one for each path; or configurations, or a function, see
+            `Study`.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -108,6 +112,7 @@ class StructuredSearchCV(BaseSearchCV):
         n_jobs: int | None = None,
         refit: bool | str | Callable[[_Results], int] = True,
         random_state: Any = None,
+        starts: Starts | None = None,
         verbose: int = 0,
         pre_dispatch: int | str = "2*n_jobs",
         error_score: float | str = np.nan,
@@ -127,6 +132,7 @@ class StructuredSearchCV(BaseSearchCV):
         self.space = space
         self.n_iter = n_iter
         self.random_state = random_state
+        self.starts = starts
 
     def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
         """What scikit-learn calls within ``fit``."""
@@ -145,8 +151,8 @@ class StructuredSearchCV(BaseSearchCV):
         return {name: value for name, value in state.items() if name != "_history"}
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
-        study = Study(self.space, "maximize", seed=seed)
-        q = len(study.space.starts(seed=seed))
+        study = Study(self.space, "maximize", seed=seed, starts=self.starts)
+        q = max(1, len(study.starts))
         while (missing := n_iter - len(study.trials)) > 0:
             try:
                 configs = study.ask(min(q, missing))
@@ -166,7 +172,7 @@ class StructuredSearchCV(BaseSearchCV):
             if metrics and metrics != study.objectives:
                 # Their names are known as soon as one candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(study.space, metrics, seed=seed)
+                study = Study(study.space, metrics, seed=seed, starts=self.starts)
                 study.tell_many(failed, [None] * len(failed))
             study.tell_many(configs, scores)
         return study

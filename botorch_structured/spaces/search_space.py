@@ -61,7 +61,7 @@ _BESIDE_CUT = 1e-12
 # `sample` gives up when fewer points than wanted are feasible among so many draws.
 _MAX_DRAWS = 1_000_000
 
-_KINDS = ("random", "middle", "default")
+KINDS = ("random", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
@@ -532,8 +532,8 @@ class SearchSpace:
                 or none of 10,000 random points on a path is feasible.
         """
         n = None if n is None else check_count("n", n)
-        if kind not in _KINDS:
-            raise ValueError(f"kind: expected one of {list(_KINDS)}, got {kind!r}.")
+        if kind not in KINDS:
+            raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
         generator = _generator(0 if seed is None and kind != "random" else seed)
         paths = self._choose_paths(n, kind == "default", generator)
         codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)

@@ -24,11 +24,13 @@ from tqdm import tqdm
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_number, check_seed
+from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.custom import (
     AcquisitionMaker,
     ModelMaker,
     suggest_with,
 )
+from botorch_structured.study.held import Point, hold, read_fixed
 from botorch_structured.study.log import StudyLog, describe
 from botorch_structured.study.outcomes import Outcomes
 from botorch_structured.study.table import read_table
@@ -38,8 +40,7 @@ from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_Point = tuple[float, ...]
-_Starts = Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
+Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -104,9 +105,10 @@ class Study:
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
             expected improvement. With several outcomes give both functions or none.
-        starts: Configurations to begin with, or a function ``(space, seed) -> n x d``
-            points, instead of one start for each path. Each is asked for, unless it is
-            known itself.
+        starts: Which start each path has: ``"random"`` (the default), ``"middle"`` or
+            ``"default"``, see `SearchSpace.starts`. Or instead configurations to begin
+            with, or a function ``(space, seed) -> n x d`` points: each is asked for,
+            unless it is known itself.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
 
@@ -131,7 +133,7 @@ class Study:
         seed: int | None = None,
         model: ModelMaker | None = None,
         acquisition: AcquisitionMaker | None = None,
-        starts: _Starts | None = None,
+        starts: Starts | None = None,
         costs: bool = False,
     ) -> None:
         self.space = _read_space(space)
@@ -156,15 +158,21 @@ class Study:
         #: The models of the last suggestion: of objectives, constraints, and the cost.
         self.models: list[Model] = []
         self._trials: list[Trial] = []
-        self._points: list[_Point] = []  # of the trials
+        self._points: list[Point] = []  # of the trials
         # What was asked for and not told: what `encode` makes of a configuration (which
         # may be off by rounding on a logarithmic scale) -> its point.
-        self._asked: dict[_Point, _Point] = {}
-        self._again: list[_Point] = []  # keys of these that are to be asked for again
+        self._asked: dict[Point, Point] = {}
+        self._again: list[Point] = []  # keys of these that are to be asked for again
         self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
-        self._starts: list[_Point] | None = None
-        self._make_starts = starts
-        if starts is not None and not callable(starts):
+        self._starts: list[Point] | None = None
+        self._kind = starts if isinstance(starts, str) else "random"
+        if self._kind not in KINDS:
+            raise ValueError(
+                f"starts: expected one of {list(KINDS)}, configurations or a function, "
+                f"got {starts!r}."
+            )
+        self._make_starts = None if isinstance(starts, str) else starts
+        if self._make_starts is not None and not callable(starts):
             self._starts = self._encode(starts, "starts")
         seed = check_seed(seed)
         drawn = int(torch.randint(2**31, ())) if seed is None else seed
@@ -210,6 +218,11 @@ class Study:
     def trials(self) -> list[Trial]:
         """What was told, in this order."""
         return list(self._trials)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """The configurations to begin with, those that are known by now, too."""
+        return self._decode(self._all_starts())
 
     @property
     def pending(self) -> list[dict[str, Any]]:
@@ -275,8 +288,8 @@ class Study:
         """
         q = check_count("q", q)
         elsewhere = self._encode(pending, "pending")
-        held = self._read_fixed(fixed)
-        again = [k for k in self._again if self._hold([k], held) == [k]][:q]
+        held = read_fixed(self.space, fixed)
+        again = [k for k in self._again if hold(self.space, [k], held) == [k]][:q]
         chosen = [self._asked[key] for key in again]
         if len(new := self._next(q - len(chosen), elsewhere, held)):
             configs = self._decode(new)
@@ -499,7 +512,7 @@ class Study:
 
     def _record(
         self,
-        key: _Point,
+        key: Point,
         config: dict[str, Any],
         values: dict[str, float],
         cost: float | None,
@@ -530,7 +543,7 @@ class Study:
         self._again = list(self._asked)
 
     @staticmethod
-    def _check(keys: list[_Point], points: list[list[float]]) -> list[_Point]:
+    def _check(keys: list[Point], points: list[list[float]]) -> list[Point]:
         """Logged points, if they are those of the configurations."""
         near = len(keys) == len(points) and all(
             len(key) == len(x) and all(map(math.isclose, key, x))
@@ -574,7 +587,7 @@ class Study:
         best = is_non_dominated(self._outcomes.train_Y(good)).tolist()
         return [t for t, is_best in zip(good, best, strict=True) if is_best]
 
-    def _encode(self, configs: Any, name: str) -> list[_Point]:
+    def _encode(self, configs: Any, name: str) -> list[Point]:
         """Configurations as points of the space."""
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
             raise ValueError(f"{name}: expected configurations, got {configs!r:.60}.")
@@ -592,83 +605,59 @@ class Study:
             )
         return [tuple(x) for x in X.tolist()]
 
-    def _decode(self, points: Sequence[_Point]) -> list[dict[str, Any]]:
+    def _decode(self, points: Sequence[Point]) -> list[dict[str, Any]]:
         return self.space.decode(self._tensor(points)) if points else []
 
-    def _tensor(self, points: Sequence[_Point]) -> Tensor:
+    def _tensor(self, points: Sequence[Point]) -> Tensor:
         return torch.tensor(points, dtype=torch.double).reshape(-1, self.space.dim)
 
-    def _paths(self, points: Sequence[_Point]) -> list[int]:
+    def _paths(self, points: Sequence[Point]) -> list[int]:
         """A number for the path of each point, the same for the same path."""
         return self.space.tree.path_key(self._tensor(points)).tolist()
 
-    def _read_fixed(self, fixed: Any) -> dict[int, float]:
-        """Columns and what they hold."""
-        if not isinstance(fixed, (Mapping, type(None))):
-            raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
-        held = {}
-        for name, value in (fixed or {}).items():
-            if name not in self.space.names:
-                raise ValueError(
-                    f"fixed: expected names among {self.space.names}, got {name!r}."
-                )
-            column = self.space.names.index(name)
-            held[column] = self.space.columns[column].encode(value)
-        return held
-
-    def _hold(
-        self, points: Sequence[_Point], held: Mapping[int, float]
-    ) -> list[_Point]:
-        """Points with these values, of the paths that have them."""
-        if not held or not points:
-            return list(points)
-        X = self._tensor(points)
-        fixed = X.clone()
-        for column, value in held.items():
-            fixed[:, column] = value
-        fixed = self.space.impute(fixed)
-        same = self.space.tree.path_key(fixed) == self.space.tree.path_key(X)
-        good = fixed[same & self.space.feasible(fixed)]
-        return [tuple(x) for x in good.tolist()]
-
     def _next(
-        self, q: int, elsewhere: Sequence[_Point], held: dict[int, float]
-    ) -> list[_Point]:
+        self, q: int, elsewhere: Sequence[Point], held: dict[int, float]
+    ) -> list[Point]:
         """New points: starts, then suggestions."""
         if not q:
             return []
         others = (key for key in elsewhere if key not in self._asked)
         busy = list(dict.fromkeys([*self._asked.values(), *others]))
         known = {*self._points, *busy}
-        starts = dict.fromkeys(self._hold(self._next_starts(busy), held))
+        starts = dict.fromkeys(hold(self.space, self._next_starts(busy), held))
         chosen = [x for x in starts if x not in known][:q]
         if len(chosen) < q:
             chosen += self._choose(q - len(chosen), [*busy, *chosen], held)
         return chosen
 
-    def _next_starts(self, busy: Sequence[_Point]) -> list[_Point]:
+    def _all_starts(self) -> list[Point]:
+        if self._starts is None:
+            if callable(self._make_starts):
+                X = self._make_starts(self.space, self.seed)
+            else:
+                X = self.space.starts(kind=self._kind, seed=self.seed)
+            try:
+                self._starts = self._encode(self.space.decode(X), "starts")
+            except ValueError as error:
+                raise ValueError(f"starts: {error}") from None
+        return self._starts
+
+    def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths."""
         known = [*self._points, *busy]
         if self._make_starts is None:
             paths = set(self._paths(known))
             if len(paths) >= self.space.tree.num_paths:
                 return []
-        if self._starts is None:
-            make = self._make_starts or _default_starts
-            assert callable(make)
-            X = make(self.space, self.seed)
-            try:
-                self._starts = self._encode(self.space.decode(X), "starts")
-            except ValueError as error:
-                raise ValueError(f"starts: {error}") from None
+        starts = self._all_starts()
         if self._make_starts is not None:
-            return [start for start in self._starts if start not in known]
-        pairs = zip(self._starts, self._paths(self._starts), strict=True)
+            return [start for start in starts if start not in known]
+        pairs = zip(starts, self._paths(starts), strict=True)
         return [start for start, path in pairs if path not in paths]
 
     def _choose(
-        self, q: int, busy: Sequence[_Point], held: dict[int, float]
-    ) -> list[_Point]:
+        self, q: int, busy: Sequence[Point], held: dict[int, float]
+    ) -> list[Point]:
         """Points after the starts."""
         n = len(self._trials)
         train_Y = self._outcomes.train_Y(self._trials)
@@ -743,13 +732,13 @@ class Study:
         return last
 
     def _draw(
-        self, q: int, busy: Sequence[_Point], held: Mapping[int, float]
-    ) -> list[_Point]:
+        self, q: int, busy: Sequence[Point], held: Mapping[int, float]
+    ) -> list[Point]:
         """Random points that are not known."""
         known = {*self._points, *busy}
         num = (_HELD_DRAWS if held else _DRAWS) + q
         X = self.space.sample(num, seed=self.seed + len(self._trials))
-        points = self._hold([tuple(x) for x in X.tolist()], held)
+        points = hold(self.space, [tuple(x) for x in X.tolist()], held)
         new = [x for x in dict.fromkeys(points) if x not in known]
         if len(new) < q:
             raise CandidateGenerationError(
@@ -763,10 +752,6 @@ class Study:
 def _is_near(k: int, n: int) -> bool:
     """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
     return k // _COLD_EVERY == n // _COLD_EVERY
-
-
-def _default_starts(space: SearchSpace, seed: int) -> Tensor:
-    return space.starts(seed=seed)
 
 
 def _read_space(space: Any) -> SearchSpace:

@@ -219,6 +219,18 @@ def test_failures_are_avoided_and_shown(fail: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_where_to_begin() -> None:
+    space = [{"kind": ["left"], "x": (0.0, 1.0)}, {"kind": ["right"], "x": (0.0, 1.0)}]
+    middle = [{"kind": "left", "x": 0.5}, {"kind": "right", "x": 0.5}]
+    own = [{"kind": "right", "x": 0.25}, {"kind": "right", "x": 0.75}]
+    for starts, expected in (("middle", middle), (own, own)):
+        search = StructuredSearchCV(Peak(), space, 3, starts=starts, random_state=0)
+        assert clone(search).starts is not None
+        assert search.fit(X, y).cv_results_["params"][:2] == expected
+    with pytest.raises(ValueError, match="starts: expected one of"):
+        StructuredSearchCV(Peak(), space, 3, starts="best").fit(X, y)
+
+
 def test_the_last_candidate_may_fail() -> None:
     with pytest.warns(FitFailedWarning):
         fitted = search(

@@ -311,7 +311,15 @@ def test_starts_of_ones_own() -> None:
         return space.starts(kind="middle", seed=seed)
 
     study = Study(SPACE, seed=0, starts=middle)
-    assert study.ask(4) == SPACE.decode(middle(SPACE, 0))
+    assert study.ask(4) == study.starts == SPACE.decode(middle(SPACE, 0))
+    by_kind = Study(SPACE, seed=0, starts="middle")
+    by_kind.tell(given[0], 1.0)
+    path = SPACE.tree.path_key(SPACE.encode(given[:1]))
+    others = SPACE.tree.path_key(SPACE.encode(study.starts)) != path
+    wanted = [c for c, other in zip(study.starts, others, strict=True) if other]
+    assert by_kind.ask(3) == wanted
+    with pytest.raises(ValueError, match=r"starts: expected one of .*got 'best'"):
+        Study(SPACE, starts="best")
     for starts in ([{"x": 1.0}], {"x": 1.0}, lambda space, seed: torch.zeros(2, 1)):
         with pytest.raises(ValueError, match="starts: "):
             Study(SPACE, starts=starts).ask()

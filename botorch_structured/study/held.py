@@ -1,0 +1,59 @@
+"""Parameters that are held while a study is asked for the others."""
+
+from __future__ import annotations
+
+__all__ = ["Point", "hold", "read_fixed"]
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from botorch_structured.spaces import SearchSpace
+
+Point = tuple[float, ...]
+
+
+def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
+    """Columns and what they hold.
+
+    Args:
+        space: The space.
+        fixed: ``{name: value}``, or None.
+
+    Raises:
+        ValueError: A name or a value is not that of a parameter.
+    """
+    if not isinstance(fixed, (Mapping, type(None))):
+        raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
+    held = {}
+    for name, value in (fixed or {}).items():
+        if name not in space.names:
+            raise ValueError(
+                f"fixed: expected names among {space.names}, got {name!r}."
+            )
+        column = space.names.index(name)
+        held[column] = space.columns[column].encode(value)
+    return held
+
+
+def hold(
+    space: SearchSpace, points: Sequence[Point], held: Mapping[int, float]
+) -> list[Point]:
+    """Points with some columns held; those whose path has another value are left out.
+
+    Args:
+        space: The space.
+        points: Points of it.
+        held: Column -> its value wherever it is active.
+    """
+    if not held or not points:
+        return list(points)
+    X = torch.tensor(points, dtype=torch.double)
+    fixed = X.clone()
+    for column, value in held.items():
+        fixed[:, column] = value
+    fixed = space.impute(fixed)
+    same = space.tree.path_key(fixed) == space.tree.path_key(X)
+    good = fixed[same & space.feasible(fixed)]
+    return [tuple(x) for x in good.tolist()]
