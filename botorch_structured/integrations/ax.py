@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from types import NoneType
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from botorch_structured.models import (
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.spaces.ax_space import check_aligned
+from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study import Study
 
 try:
@@ -61,7 +63,7 @@ except ImportError as error:
 
 _Config = Mapping[str, Any]
 _Metrics = Mapping[str, float]  # a number for each signature of a metric
-_Rows = Mapping[tuple[int, str], _Metrics]  # means, by trial and name of the arm
+_Rows = Mapping[tuple[int, str], _Metrics]  # such numbers, by trial and name of the arm
 
 _FINISHED = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
 # The decimals of an outcome that Ax saves are enough where outcomes differ by more.
@@ -69,7 +71,9 @@ _SPREAD = 1e-4
 
 
 def structured_generation_strategy(
-    seed: int | None = None, aligned: Iterable[Iterable[str]] = ()
+    seed: int | None = None,
+    aligned: Iterable[Iterable[str]] = (),
+    starts: str | Sequence[_Config] | None = None,
 ) -> GenerationStrategy:
     r"""A generation strategy of Ax that searches with this package.
 
@@ -87,8 +91,10 @@ def structured_generation_strategy(
     trial                                 what it is to the search
     ===================================== ============================================
     completed, or stopped early           an observation, by the last value of each
-                                          metric (NaN or infinite: a failure). Standard
-                                          errors are not used: noise is estimated
+                                          metric (NaN or infinite: a failure), and by
+                                          its standard error where all observations
+                                          have a positive one: otherwise, and for
+                                          constraints, noise is estimated
     completed, but a metric is missing    pending
     running, also with some data          pending
     abandoned                             pending: its point is not proposed again
@@ -106,6 +112,8 @@ def structured_generation_strategy(
             one choice, ``[["rate_adam", "rate_sgd"]]``, with the same bounds: trials
             of one say something about the others. Ax has no parameter with two
             parents' values, so that it needs a name for each.
+        starts: The first trials: ``"random"`` (the default) or ``"middle"`` ones, one
+            on each path that has no trial; or configurations, in Ax's names.
 
     Raises:
         ValueError: An argument is not what it should be. When trials are generated: the
@@ -123,7 +131,8 @@ def structured_generation_strategy(
         ...         client.complete_trial(trial, raw_data={"error": evaluate(config)})
         >>> client.get_best_parameterization()
     """
-    return GenerationStrategy(nodes=[StructuredNode(seed, aligned)], name="Structured")
+    node = StructuredNode(seed, aligned, starts)
+    return GenerationStrategy(nodes=[node], name="Structured")
 
 
 class StructuredNode(ExternalGenerationNode):
@@ -132,12 +141,21 @@ class StructuredNode(ExternalGenerationNode):
     Args:
         seed: As there.
         aligned: As there.
+        starts: As there.
     """
 
     def __init__(
-        self, seed: int | None = None, aligned: Iterable[Iterable[str]] = ()
+        self,
+        seed: int | None = None,
+        aligned: Iterable[Iterable[str]] = (),
+        starts: str | Sequence[_Config] | None = None,
     ) -> None:
         seed = check_seed(seed)
+        if not isinstance(starts, (str, list, tuple, NoneType)):
+            raise ValueError(
+                f"starts: expected one of {list(KINDS)} or a list of configurations, "
+                f"got {starts!r:.60}."
+            )
         aligned = check_aligned(aligned)
         # No point is proposed twice. What Ax does about those that are, random points
         # after five attempts, would hide that every point has been tried.
@@ -145,6 +163,8 @@ class StructuredNode(ExternalGenerationNode):
         self.fallback_specs = {}
         self.seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.aligned = aligned
+        self.starts = starts
+        self._fixed: _Config = {}
         self._search: _Search | None = None
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
@@ -156,16 +176,13 @@ class StructuredNode(ExternalGenerationNode):
     ) -> TParameterization:
         """The next configuration; see `structured_generation_strategy`."""
         assert self._search is not None, "Ax calls update_generator_state first."
-        return self._search.suggest(self.seed, pending_parameters)
+        return self._search.suggest(
+            self.seed, pending_parameters, self.starts, self._fixed
+        )
 
     def _gen(self, *args: Any, **kwargs: Any) -> GeneratorRun:
         fixed = kwargs.get("fixed_features")
-        if fixed is not None and fixed.parameters:
-            raise ValueError(
-                f"fixed_parameters: expected None, got {fixed.parameters}. Give such a "
-                "parameter one value in the search space, or attach the trial yourself "
-                "(client.attach_trial)."
-            )
+        self._fixed = {} if fixed is None else fixed.parameters
         return super()._gen(*args, **kwargs)
 
 
@@ -194,7 +211,7 @@ class _Search:
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self._space = SearchSpace.from_ax(self._ax_space, aligned)
-        rows = _rows(data)
+        rows, sems = _rows(data), _sems(data)
         sums = {f"objective_{i}": w for i, w in enumerate(_weights(goal.objective))}
         self._objectives = dict.fromkeys(sums, "maximize")
         self._constraints = []
@@ -206,22 +223,36 @@ class _Search:
         self._configs: list[_Config] = []
         self._values: list[_Metrics | None] = []  # of each; None for a failure
         self._pending: list[_Config] = []
-        self._read_trials(rows, sums)
+        self._sems: list[_Metrics | None] = []
+        self._read_trials(rows, sems, sums)
 
-    def suggest(self, seed: int, pending: Sequence[_Config]) -> TParameterization:
+    def suggest(
+        self,
+        seed: int,
+        pending: Sequence[_Config],
+        starts: str | Sequence[_Config] | None,
+        fixed: _Config,
+    ) -> TParameterization:
         """A configuration to evaluate, in Ax's names.
 
         Args:
             seed: That of the study.
             pending: What Ax says is pending: of it, what is not yet a trial counts.
+            starts: Those of the study, in Ax's names.
+            fixed: Parameters to be held, in Ax's names.
         """
         trials = self._experiment.trials.values()
         known = [arm.parameters for trial in trials for arm in trial.arms]
         new = [self._read(config) for config in pending if config not in known]
-        study = Study(self._space, self._objectives, self._constraints, seed=seed)
-        study.tell_many(self._configs, self._values)
+        if starts is not None and not isinstance(starts, str):
+            starts = [self._read(config) for config in starts]
+        study = Study(
+            self._space, self._objectives, self._constraints, seed=seed, starts=starts
+        )
+        study.tell_many(self._configs, self._values, sems=self._sems)
+        held = {k: v for k, v in self._read(fixed).items() if k in self._space.names}
         try:
-            (config,) = study.ask(pending=[*self._pending, *new])
+            (config,) = study.ask(pending=[*self._pending, *new], fixed=held)
         except CandidateGenerationError as error:
             raise SearchSpaceExhausted(f"Every point has been tried: {error}") from None
         return self._write(config)
@@ -257,7 +288,9 @@ class _Search:
             return None
         return float(derelativize_bound(constraint.bound, sum(known) / len(known)))
 
-    def _read_trials(self, rows: _Rows, sums: Mapping[str, _Metrics]) -> None:
+    def _read_trials(
+        self, rows: _Rows, sems: _Rows, sums: Mapping[str, _Metrics]
+    ) -> None:
         """Sort trials into those that the study is told of and those it waits for."""
         needed = {metric for weights in sums.values() for metric in weights}
         arms = [
@@ -275,11 +308,14 @@ class _Search:
             elif trial.status is TrialStatus.FAILED:
                 self._configs.append(config)
                 self._values.append(None)
+                self._sems.append(None)
             elif trial.status in _FINISHED and needed <= row.keys():
                 values = {name: _total(w, row) for name, w in sums.items()}
                 failed = not all(map(math.isfinite, values.values()))
                 self._configs.append(config)
                 self._values.append(None if failed else values)
+                sem = None if failed else sems.get((trial.index, arm.name))
+                self._sems.append(sem and self._sem_of_sums(sem, sums))
             else:
                 self._pending.append(config)
         if outside:
@@ -288,6 +324,16 @@ class _Search:
                 "not used. Widen the space to use them.",
                 stacklevel=2,
             )
+
+    def _sem_of_sums(
+        self, sem: _Metrics, sums: Mapping[str, _Metrics]
+    ) -> _Metrics | None:
+        """Of the objectives, whose metrics are independent; None if one is unknown."""
+        found = {
+            name: math.hypot(*(w * sem.get(k, math.nan) for k, w in sums[name].items()))
+            for name in self._objectives
+        }
+        return found if all(0.0 < s < math.inf for s in found.values()) else None
 
     def _inside(self, configs: Sequence[_Config]) -> Sequence[_Config | None]:
         """The configurations, None for those outside of the space."""
@@ -324,15 +370,26 @@ def _rows(data: Data) -> _Rows:
     finite = means[means.abs() < math.inf]
     if len(finite) and finite.max() - finite.min() > _SPREAD:
         means = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
+    return _by_trial(frame, means)
+
+
+def _sems(data: Data) -> _Rows:
+    """The last standard error of each metric, NaN where none is known."""
+    # Ax saves ten decimals
+    return _by_trial(data.df, data.df["sem"].astype(float).round(10))
+
+
+def _by_trial(frame: Any, numbers: Iterable[float]) -> _Rows:
     rows: dict[tuple[int, str], dict[str, float]] = {}
     columns = [frame[k] for k in ("trial_index", "arm_name", "metric_signature")]
-    for trial, arm, metric, mean in zip(*columns, means, strict=True):
-        rows.setdefault((trial, arm), {})[metric] = float(mean)
+    for trial, arm, metric, number in zip(*columns, numbers, strict=True):
+        rows.setdefault((trial, arm), {})[metric] = float(number)
     return rows
 
 
 def _node_to_dict(node: StructuredNode) -> dict[str, Any]:
-    return {"__type": "StructuredNode", "seed": node.seed, "aligned": node.aligned}
+    arguments = {"seed": node.seed, "aligned": node.aligned, "starts": node.starts}
+    return {"__type": "StructuredNode", **arguments}
 
 
 for _model in (ConditionalGP, MonotoneGP, MultiTaskABLR, TreedGP, TreeStructuredGP):

@@ -65,6 +65,7 @@ _TOLD: _Fields = {
     "values": ("an object or null", _or_null(_is_object)),
     "cost": ("a number or null", _or_null(_is_number)),
     "error": ("a text or null", _or_null(_is_text)),
+    "sem": ("an object or null", _or_null(_is_object)),
 }
 
 
@@ -203,8 +204,11 @@ class StudyLog:
         for number, line in enumerate(others, start=2):
             where = self.where(number)
             entry = _parse(line, where)
-            fields = _ASKED if "asked" in entry else _TOLD
-            self.entries.append((number, _check(entry, fields, where)))
+            if "asked" in entry:
+                self.entries.append((number, _check(entry, _ASKED, where)))
+            else:
+                told = {"sem": None, **entry}  # only there where it was told
+                self.entries.append((number, _check(told, _TOLD, where)))
         return int(header["seed"])
 
     def append(self, *entries: Mapping[str, Any]) -> None:

@@ -101,6 +101,29 @@ class Outcomes:
             )
         return {k: _number(f"value[{k!r}]", value[k]) for k in self.names}
 
+    def read_sem(self, sem: Any, worked: bool) -> dict[str, float]:
+        """``{objective: number}`` of standard errors; empty for None."""
+        if sem is None:
+            return {}
+        names = list(self.objectives)
+        given = sem if isinstance(sem, Mapping) else {names[0]: sem}
+        if not worked or given.keys() != set(names):
+            wanted = f"one for each of {names}" if worked else "None for a failure"
+            raise ValueError(f"sem: expected {wanted}, got {sem!r:.60}.")
+        found = {k: check_number("sem", given[k]) for k in names}
+        if min(found.values()) <= 0.0:
+            raise ValueError(f"sem: expected positive numbers, got {sem!r:.60}.")
+        return found
+
+    def train_Yvar(self, trials: Sequence[Trial]) -> Tensor | None:
+        """``n x m`` variances of the objectives' noise; None if one is not known."""
+        good = [t for t in trials if t.values]
+        if not good or not all(t.sem for t in good):
+            return None
+        # that of a failure does not matter, but has to be a number
+        sems = [list((t.sem or good[0].sem).values()) for t in trials]
+        return torch.tensor(sems, dtype=torch.double).square()
+
     def train_Y(self, trials: Sequence[Trial]) -> Tensor:
         """``n x m`` objectives, larger ones are better; ``-inf`` for failures."""
         signs = {name: _SIGNS[d] for name, d in self.objectives.items()}

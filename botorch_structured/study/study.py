@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
+# What is told of an evaluation: values, cost, error, and standard errors.
+_Told = tuple[dict[str, float], float | None, str | None, dict[str, float]]
+_TOLD = ("values", "cost", "error", "sem")
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -311,6 +315,7 @@ class Study:
         value: Any,
         cost: float | None = None,
         error: str | None = None,
+        sem: Any = None,
     ) -> None:
         """Record what an evaluation gave.
 
@@ -322,6 +327,10 @@ class Study:
                 outcomes, or None if the evaluation failed.
             cost: What it cost, such as seconds.
             error: What went wrong, for the records.
+            sem: The standard error of the value, positive, or ``{name: number}`` of all
+                objectives. Where all evaluations with a value have one, these are the
+                noise of the objectives; otherwise it is estimated. A model of your own
+                does not see them.
 
         Raises:
             ValueError: This is not a configuration of the space, or not its outcome.
@@ -331,7 +340,7 @@ class Study:
                 "config: expected one configuration, got several, as ask returns them: "
                 f"{config!r:.60}. Tell them one by one, or use tell_many."
             )
-        self.tell_many([config], [value], [cost], [error])
+        self.tell_many([config], [value], [cost], [error], [sem])
 
     @_one_at_a_time
     def tell_many(
@@ -340,6 +349,7 @@ class Study:
         values: Sequence[Any],
         costs: Sequence[float | None] | None = None,
         errors: Sequence[str | None] | None = None,
+        sems: Sequence[Any] | None = None,
     ) -> None:
         """`tell` for several evaluations at once, which is faster.
 
@@ -348,6 +358,7 @@ class Study:
             values: The value of each.
             costs: The cost of each.
             errors: What went wrong with each.
+            sems: The standard error of each.
 
         Raises:
             ValueError: As in `tell`; then none of them is recorded.
@@ -359,6 +370,7 @@ class Study:
             "values": values,
             "costs": nothing if costs is None else costs,
             "errors": nothing if errors is None else errors,
+            "sems": nothing if sems is None else sems,
         }
         for name, given in columns.items():
             if len(given) != len(configs):
@@ -377,12 +389,15 @@ class Study:
                     "values": outcome or None,
                     "cost": cost,
                     "error": error,
+                    **({"sem": sem} if sem else {}),
                 }
-                for config, (outcome, cost, error) in zip(native, told, strict=True)
+                for config, (outcome, cost, error, sem) in zip(
+                    native, told, strict=True
+                )
             )
         )
         for key, config, row in zip(keys, native, told, strict=True):
-            self._record(key, config, *row)
+            self._record(key, config, row)
 
     def optimize(
         self,
@@ -510,18 +525,11 @@ class Study:
         if self._log is not None and entries:
             self._log.append(*entries)
 
-    def _record(
-        self,
-        key: Point,
-        config: dict[str, Any],
-        values: dict[str, float],
-        cost: float | None,
-        error: str | None,
-    ) -> None:
+    def _record(self, key: Point, config: dict[str, Any], told: _Told) -> None:
         self._points.append(self._asked.pop(key, key))
         if key in self._again:
             self._again.remove(key)
-        self._trials.append(Trial(len(self._trials), config, values, cost, error))
+        self._trials.append(Trial(len(self._trials), config, *told))
 
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""
@@ -535,11 +543,11 @@ class Study:
                         self._fitted[len(self._trials)] = None
                     continue
                 (key,) = self._encode([entry["told"]], "told")
-                told = self._read(entry["values"], entry["cost"], entry["error"])
+                told = self._read(*(entry[k] for k in _TOLD))
             except ValueError as error:
                 raise ValueError(f"{log.where(line)}: {error}") from None
             (config,) = self._decode([self._asked.get(key, key)])
-            self._record(key, config, *told)
+            self._record(key, config, told)
         self._again = list(self._asked)
 
     @staticmethod
@@ -554,9 +562,9 @@ class Study:
         return [tuple(x) for x in points]
 
     def _read(
-        self, value: Any, cost: Any = None, error: Any = None
-    ) -> tuple[dict[str, float], float | None, str | None]:
-        """Checked values, cost and error."""
+        self, value: Any, cost: Any = None, error: Any = None, sem: Any = None
+    ) -> _Told:
+        """Checked values, cost, error and standard errors."""
         values = self._outcomes.read(value)
         if cost is not None and (cost := check_number("cost", cost)) <= 0.0:
             raise ValueError(f"cost: expected a positive number, got {cost!r}.")
@@ -564,7 +572,7 @@ class Study:
             raise ValueError(
                 f"error: expected a text beside the value None, got {error!r:.60}."
             )
-        return values, cost, error
+        return values, cost, error, self._outcomes.read_sem(sem, bool(values))
 
     def _good(self) -> list[Trial]:
         """The feasible trials; at least one."""
@@ -712,6 +720,7 @@ class Study:
             "train_Y": self._outcomes.train_Y(trials),
             "train_C": train_C,
             "train_cost": train_cost,
+            "train_Yvar": self._outcomes.train_Yvar(trials),
         }
 
     def _start_from(self, n: int) -> Surrogates | None:

@@ -19,6 +19,7 @@ class Trial:
             empty where the evaluation failed.
         cost: What it cost, if that was told.
         error: What went wrong, if that was told.
+        sem: ``{name: number}``, standard errors of the objectives, if they were told.
     """
 
     number: int
@@ -26,10 +27,11 @@ class Trial:
     values: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
     error: str | None = None
+    sem: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{self.number}, {self.state!r}, config={self.config!r}"]
-        for name in ("values", "cost", "error"):
+        for name in ("values", "sem", "cost", "error"):
             if (told := getattr(self, name)) not in (None, {}):
                 parts.append(f"{name}={told!r}")
         return f"Trial({', '.join(parts)})"

@@ -326,6 +326,7 @@ def _fitted(
     options = {k: deepcopy(v) for k, v in kwargs.items()}
     model: LeafModel = kind(train_X, train_Y, space, **options)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    start = {} if earlier is None else {"start_from": earlier}
-    fit_gpytorch_mll(mll, **start)
+    # variances of the noise may be known now that were not, or the other way round
+    alike = earlier is not None and type(earlier.likelihood) is type(model.likelihood)
+    fit_gpytorch_mll(mll, **({"start_from": earlier} if alike else {}))
     return model

@@ -304,10 +304,58 @@ def test_an_exhausted_space_is_said_to_be() -> None:
         client.get_next_trials(max_trials=1)
 
 
+def test_fixed_parameters_are_held() -> None:
+    client = make_client()
+    fixed = {"learner": "boost", "depth": 4, "fixed": "always"}
+    for _ in range(4):
+        ((trial, config),) = client.get_next_trials(1, fixed_parameters=fixed).items()
+        assert fixed.items() <= config.items()
+        client.complete_trial(trial, raw_data={"error": error(dict(config))})
+    assert next_of(client)["learner"] != "boost"  # the other paths have no trial
+
+
+def test_where_to_begin(tmp_path: Path) -> None:
+    client = make_client(starts="middle")
+    study = Study(space_of(client), seed=0, starts="middle")
+    assert search(client, error, 3) == study.starts
+    client = make_client(starts=[D, B])
+    path = tmp_path / "client.json"
+    client.save_to_json_file(str(path))
+    assert search(client, error, 2) == [D, B]
+    assert next_of(Client.load_from_json_file(str(path))) == D
+    for starts in (3, "best", [{"learner": "none"}]):
+        with pytest.raises(ValueError, match="starts: "):
+            next_of(make_client(starts=starts))
+
+
+def test_standard_errors_are_noise_where_all_are_given() -> None:
+    def told(sems: list[float | None], **kwargs: Any) -> dict[str, Any]:
+        client = make_client(**kwargs)
+        for config, sem in zip((A, B, C, D), sems, strict=True):
+            value = error(config)
+            attach(client, config, error=value if sem is None else (value, sem))
+        client.mark_trial_failed(attach(client, C | {"share": 0.9}))
+        return next_of(client)
+
+    def asked(sems: list[float | None]) -> dict[str, Any]:
+        study = Study(space_of(make_client()), seed=0)
+        for config, sem in zip((A, B, C, D), sems, strict=True):
+            study.tell(config, error(config), sem=sem)
+        study.tell(C | {"share": 0.9}, None)
+        return study.ask()[0]
+
+    every: list[float | None] = [0.3, 0.01, 0.02, 0.4]
+    nothing = asked([None] * 4)
+    assert told(every) == asked(every) != nothing
+    assert told([0.3, 0.01, None, 0.4]) == told([0.0] * 4) == nothing
+    doubled = [None if s is None else s / 2 for s in every]
+    scaled = told(doubled, objective="-2 * error")
+    assert scaled.pop("share") == pytest.approx(asked(doubled)["share"])
+    assert scaled.items() < asked(doubled).items()
+
+
 def test_what_is_not_supported_is_refused() -> None:
     client = make_client()
-    with pytest.raises(ValueError, match="fixed_parameters: expected None, got"):
-        client.get_next_trials(1, fixed_parameters={"learner": "boost"})
     client._experiment.search_space.disable_parameters({"share": 0.5})
     with pytest.raises(ValueError, match="'share': expected one that is not disabled"):
         client.get_next_trials(1)

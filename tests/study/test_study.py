@@ -165,6 +165,44 @@ def test_failures() -> None:
     assert study.model is not None and study.best[1] < 2.0
 
 
+def test_standard_errors_are_the_noise(tmp_path: Path) -> None:
+    X = SPACE.sample(10, seed=0)
+    Y = PROBLEM(X)
+    sems = [0.5, 0.01] * 5
+    log = tmp_path / "study.jsonl"
+    study = Study(SPACE, seed=0, log=log)
+    study.tell_many(SPACE.decode(X), [*Y.tolist()[:-1], None], sems=[*sems[:-1], None])
+    train_Y = -Y.unsqueeze(-1)
+    train_Y[-1] = -math.inf
+    train_Yvar = torch.tensor([*sems[:-1], 0.5], dtype=torch.double).square()[:, None]
+    expected = suggest(SPACE, X, train_Y, train_Yvar=train_Yvar, seed=10).X
+    plain = suggest(SPACE, X, train_Y, seed=10).X
+    again = Study(SPACE, seed=0, log=log)
+    assert again.trials == study.trials and again.trials[0].sem == {"value": 0.5}
+    assert torch.equal(SPACE.encode(again.ask()), expected)
+    assert not torch.equal(expected, plain)
+    (config,) = again.pending
+    again.tell(config, 1.0)  # without one: noise is estimated
+    known = torch.cat([X, expected])
+    values = torch.cat([train_Y, -torch.ones(1, 1).double()])
+    wanted = suggest(SPACE, known, values, seed=11).X
+    assert torch.equal(SPACE.encode(again.ask()), wanted)
+    for value, sem in ((1.0, 0.0), (1.0, math.nan), (None, 1.0), (1.0, {"b": 1.0})):
+        with pytest.raises(ValueError, match="sem: expected"):
+            study.tell(config, value, sem=sem)
+
+
+def test_standard_errors_of_a_study_with_many_evaluations() -> None:
+    """A fit with known noise does not start from one without."""
+    X = SPACE.sample(104, seed=0)
+    study = Study(SPACE, {"a": "minimize"}, seed=0)
+    study.tell_many(SPACE.decode(X), PROBLEM(X).tolist(), sems=[{"a": 0.1}] * 104)
+    for sem in (0.1, None, None):
+        (config,) = study.ask()
+        study.tell(config, value(config), sem=sem)
+    assert len(study.ask()) == 1
+
+
 def test_an_evaluation_that_is_told_twice_is_kept_twice() -> None:
     study = run(Study(SPACE, seed=0), 5)
     config, best = study.best
