@@ -76,6 +76,7 @@ def plot_traces(
     if band is not None and not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"band: expected two quantiles in order, got {band}.")
     ax = new_axes(ax, 6.4, 3.8)
+    drawn: list[np.ndarray] = []
     for i, (name, runs) in enumerate(curves.items()):
         best = best_so_far(runs, minimize)
         if optimum is not None:
@@ -90,7 +91,11 @@ def plot_traces(
         if band is not None and len(best) > 1:
             shade = tuple(np.nanquantile(best, band, axis=0))
         middle, order = np.nanmedian(best, axis=0), 3 + len(curves) - i
-        step_curve(ax, steps, middle, shade, color=colour, label=label, zorder=order)
+        # below those that it coincides with, and wide enough to be seen
+        width = 2.0 + 3.0 * sum(_coincide(middle, above) for above in drawn)
+        drawn.append(middle)
+        style = {"color": colour, "label": label, "linewidth": width}
+        step_curve(ax, steps, middle, shade, **style, zorder=order)
     if num_starts:
         ax.axvline(num_starts, color=GREY, linestyle=":", linewidth=1.2)
         ax.annotate(
@@ -119,6 +124,12 @@ def plot_traces(
     ax.legend(loc=corner, edgecolor="none", framealpha=0.8)
     tidy(ax)
     return ax
+
+
+def _coincide(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether most of a curve lies on another one, counted from their ends."""
+    n = min(len(one), len(other))
+    return 2 * np.count_nonzero(np.isclose(one[-n:], other[-n:])) > len(one)
 
 
 def _array(values: Any, name: str = "values") -> np.ndarray:

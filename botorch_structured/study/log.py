@@ -65,8 +65,8 @@ _TOLD: _Fields = {
     "values": ("an object or null", _or_null(_is_object)),
     "cost": ("a number or null", _or_null(_is_number)),
     "error": ("a text or null", _or_null(_is_text)),
-    "sem": ("an object or null", _or_null(_is_object)),
 }
+_SEM: _Fields = {"sem": ("an object", _is_object)}
 
 
 def _ordered(value: Any) -> Any:
@@ -204,11 +204,10 @@ class StudyLog:
         for number, line in enumerate(others, start=2):
             where = self.where(number)
             entry = _parse(line, where)
-            if "asked" in entry:
-                self.entries.append((number, _check(entry, _ASKED, where)))
-            else:
-                told = {"sem": None, **entry}  # only there where it was told
-                self.entries.append((number, _check(told, _TOLD, where)))
+            fields = _ASKED if "asked" in entry else _TOLD
+            if "sem" in entry:  # only there where it was told
+                fields = fields | _SEM
+            self.entries.append((number, _check(entry, fields, where)))
         return int(header["seed"])
 
     def append(self, *entries: Mapping[str, Any]) -> None:

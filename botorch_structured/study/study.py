@@ -543,7 +543,7 @@ class Study:
                         self._fitted[len(self._trials)] = None
                     continue
                 (key,) = self._encode([entry["told"]], "told")
-                told = self._read(*(entry[k] for k in _TOLD))
+                told = self._read(*map(entry.get, _TOLD))
             except ValueError as error:
                 raise ValueError(f"{log.where(line)}: {error}") from None
             (config,) = self._decode([self._asked.get(key, key)])

@@ -261,9 +261,11 @@ class StructuredSampler(BaseSampler):
                 self._suggested[study.study_name, trial.number] = Suggestion(seen)
                 free = wrapper.infer_relative_search_space(study, trial)
                 for name in seen.keys() - free.keys():
+                    distribution, _ = seen[name]
+                    assert distribution is not None  # known of trials, made of columns
                     with suppress(ValueError):  # none of the choices
                         held[name] = wrapper.sample_independent(
-                            study, trial, name, seen[name][0]
+                            study, trial, name, distribution
                         )
             del self._suggested[study.study_name, trial.number]
         # `Study.enqueue_trial` keeps them here; FrozenTrial has no other way to ask
