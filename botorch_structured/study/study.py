@@ -97,8 +97,8 @@ class Study:
             ``["memory <= 8.0", "accuracy >= 0.9"]``.
         log: A file to write everything to, one JSON object a line, each on the disk
             before the study goes on. If it exists, the study goes on where it was:
-            configurations that were asked for and not told come first. Functions given
-            as ``model``, ``acquisition`` or ``starts`` are not in it: give them again.
+            configurations that were asked for and not told come first. What is given
+            as ``model``, ``acquisition`` or ``starts`` is not in it: give it again.
         seed: The same seed and the same calls give the same configurations. Default:
             drawn once, see ``.seed``; that of the log, if it exists.
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
