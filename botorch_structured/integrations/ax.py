@@ -250,7 +250,8 @@ class _Search:
             self._space, self._objectives, self._constraints, seed=seed, starts=starts
         )
         study.tell_many(self._configs, self._values, sems=self._sems)
-        held = {k: v for k, v in self._read(fixed).items() if k in self._space.names}
+        held = {self._first.get(name, name): value for name, value in fixed.items()}
+        held = {name: v for name, v in held.items() if name in self._space.names}
         try:
             (config,) = study.ask(pending=[*self._pending, *new], fixed=held)
         except CandidateGenerationError as error:
