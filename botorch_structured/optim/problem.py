@@ -394,15 +394,13 @@ def make_problem(
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
     ]
-    known = torch.cat([check_points(k, X, tree, bounds) for k, X in tables])
-    known = tree.impute(known, fill_row)
+    known = torch.cat([check_points(k, X, tree, bounds, fill_row) for k, X in tables])
     if isinstance(X_start, tuple):
         good = bounds[:0]
     elif X_start is None:
-        good = _promising(tree, bounds, acq_function)
+        good = tree.impute(_promising(tree, bounds, acq_function), fill_row)
     else:
-        good = check_points("X_start", X_start, tree, bounds)
-    good = tree.impute(good, fill_row)
+        good = check_points("X_start", X_start, tree, bounds, fill_row)
     listed = _with_outcomes(tree, lists, fixed)
     seen = torch.cat([known, good])
     values = _values(listed, whole, lists, fixed, bounds, seen)
@@ -474,7 +472,13 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
+def check_points(
+    name: str,
+    X: Any,
+    tree: ParameterTree,
+    like: Tensor,
+    fill: Tensor | None = None,
+) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:
@@ -482,6 +486,7 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
         X: What was given.
         tree: Says which columns are active. What the others hold does not matter.
         like: A tensor of the precision and on the device that is wanted.
+        fill: What inactive columns are to hold, ``d``; None: what they hold.
     """
     if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != tree.dim:
         got: Any = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
@@ -498,7 +503,7 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
             f"row {row}, column {col}."
         )
-    return X
+    return X if fill is None else torch.where(active, X, fill)
 
 
 def _values(
@@ -515,7 +520,7 @@ def _values(
     that were ``seen``.
     """
     tables = dict(lists)
-    codes, _, _ = tree.locate(seen, strict=False)
+    codes = tree.decision_codes(seen, strict=False)
     declared_of = tree.decision_values
     sizes = torch.tensor([len(declared_of[c]) for c in tree.decision_columns])
     unknown = codes == sizes.to(codes.device)
@@ -746,7 +751,6 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     rows = (count > 0).nonzero().squeeze(-1)
     if not len(rows):
         return found
-    keys, known_keys = problem.tree.path_key(X), problem.tree.path_key(known)
     piece = max(1, _MAX_NUMBERS // X.shape[-1])
     # As many rows at a time as have at most that many pairs, but at least one.
     group = (count[rows].cumsum(0) - 1).div(piece, rounding_mode="floor")
@@ -757,9 +761,11 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         step = torch.arange(len(row), device=X.device)
         step = step - start.repeat_interleave(count[part])
         other = order[first[row] + step]
-        # On the same path the same columns are active: the fill values agree, too.
-        same = keys[row] == known_keys[other]
-        row, other = row[same], other[same]
         same = ((X[row] - known[other]).abs() <= room).all(-1)
+        row, other = row[same], other[same]
+        if not len(row):
+            continue
+        # On the same path the same columns are active: the fill values agree, too.
+        same = problem.tree.path_key(X[row]) == problem.tree.path_key(known[other])
         found[row[same]] = True
     return found
