@@ -150,6 +150,8 @@ class Problem:
         good: ``k x d`` points to look around, the best first.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
+        declared: Whether all known and good points are on paths that ``listed``
+            declares.
     """
 
     tree: ParameterTree
@@ -167,6 +169,7 @@ class Problem:
     good: Tensor
     max_paths: int
     min_distance: float
+    declared: bool
 
     @property
     def empty(self) -> Tensor:
@@ -403,7 +406,7 @@ def make_problem(
         good = check_points("X_start", X_start, tree, bounds, fill_row)
     listed = _with_outcomes(tree, lists, fixed)
     seen = torch.cat([known, good])
-    values = _values(listed, whole, lists, fixed, bounds, seen)
+    values, declared = _values(listed, whole, lists, fixed, bounds, seen)
     lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
     for c, value in fixed.items():
         if not values.listed[c]:
@@ -424,6 +427,7 @@ def make_problem(
         good=good,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
+        declared=declared,
     )
 
 
@@ -513,8 +517,8 @@ def _values(
     fixed: Mapping[int, float],
     bounds: Tensor,
     seen: Tensor,
-) -> Values:
-    """What the columns may hold within the bounds.
+) -> tuple[Values, bool]:
+    """What the columns may hold within the bounds; whether the tree declares all.
 
     Outcomes that the tree does not declare are only known from the ``m x d`` points
     that were ``seen``.
@@ -545,7 +549,7 @@ def _values(
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
-    return Values(named & ~listed, listed, named & ~decides, table)
+    return Values(named & ~listed, listed, named & ~decides, table), not other
 
 
 def _fixed(

@@ -221,13 +221,11 @@ class _Declared(NamedTuple):
         rows: ``P x d`` points.
         codes: Of `ParameterTree.locate`, like the others.
         active: ``P x d`` booleans.
-        keys: ``P``.
     """
 
     rows: Tensor
     codes: Tensor
     active: Tensor
-    keys: Tensor
 
 
 @lru_cache(maxsize=32)
@@ -240,7 +238,7 @@ def _declared(listed: ParameterTree, tree: ParameterTree) -> _Declared:
                 ends = [v for v in value if abs(v) != float("inf")]
                 value = ends[0] if ends else 0.0
             row[col] = value
-    return _Declared(rows, *tree.locate(rows))
+    return _Declared(rows, *tree.locate(rows)[:2])
 
 
 def path_boxes(
@@ -256,18 +254,17 @@ def path_boxes(
         seen: ``m x d`` points whose paths are to be included.
         generator: Draws the random paths.
     """
-    tree = problem.tree
     if problem.listed.num_paths <= problem.max_paths:
-        declared = _declared(problem.listed, tree)
-        rows, codes, active, keys = (t.to(seen.device) for t in declared)
+        declared = _declared(problem.listed, problem.tree)
+        rows, codes, active = (t.to(problem.bounds.device) for t in declared)
         rows = rows.to(problem.bounds)
-        if bool(torch.isin(tree.path_key(seen), keys).all()):
+        if problem.declared:
             return _boxes(problem, rows, codes, active)
     else:
         rows = random_rows(problem, problem.max_paths, generator)
         seen = seen[-problem.max_paths :]
     rows = torch.cat([rows, seen])
-    return boxes_at(problem, rows[first_of_each(tree.path_key(rows))])
+    return boxes_at(problem, rows[first_of_each(problem.tree.path_key(rows))])
 
 
 def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:

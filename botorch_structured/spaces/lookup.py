@@ -32,6 +32,9 @@ from botorch_structured.spaces.decomposition import Expr, refers_to
 _TOLERANCE = 1e-3
 # Up to so many combinations of outcomes are tabulated.
 _MAX_TABLE = 4096
+# From so many levels on one matrix product is faster than a pass over them, if the
+# matrix has no more entries than that.
+_MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -226,6 +229,7 @@ class Lookup:
         ]
         off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
         self.off = torch.tensor(off, device=device) if any(off) else None
+        self.needs = self._needs(device)
         others = dict(enumerate(conditions))
         for c in self.columns:
             del others[c]
@@ -252,6 +256,27 @@ class Lookup:
             self.decision_table = self.active_decisions(every)
             self.column_table = self.active_columns(every)
             self.combinations = every
+
+    def _needs(self, device: torch.device) -> Tensor | None:
+        """Which atoms each decision needs, those of decisions above it included.
+
+        One product with it takes the place of a pass over levels.
+
+        Returns:
+            ``A x D`` zeros and ones; None where that is no faster, or a decision needs
+            something else than that atoms hold.
+        """
+        A, D = len(self.atoms), len(self.columns)
+        plain = self.off is None and not any(level.compound for level in self.levels)
+        if not plain or len(self.levels) < _MANY_LEVELS or A * D > _MAX_NEEDS:
+            return None
+        needs = torch.zeros(A, D, device=device)
+        for level in self.levels:
+            if level.plain.numel():
+                positions, atoms, parents = level.plain
+                needs[:, positions] = needs[:, parents]
+                needs[atoms, positions] = 1.0
+        return needs
 
     def codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The values of the decision columns and the outcomes they stand for.
@@ -358,6 +383,8 @@ class Lookup:
     def _walk(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Active decisions, and the truth of all atoms as if every decision were."""
         truth = self._truth(codes)
+        if self.needs is not None:
+            return (~truth).to(self.needs) @ self.needs == 0.0, truth
         active = torch.ones_like(codes, dtype=torch.bool)
         for level in self.levels:
             self._apply(level, active, active, truth)
