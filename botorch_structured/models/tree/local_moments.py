@@ -47,9 +47,6 @@ _TRANSPOSED = (
 )
 
 
-_ONE = np.ones(1)
-
-
 class ArrayMoments(NamedTuple):
     """Moments of ``n x w`` points, with gradients by the ``k`` columns that change.
 
@@ -128,7 +125,8 @@ class ColumnScales:
         )
         logs = bool(log.any())
         if not logs and bool((factor == 1.0).all() and (shift == 0.0).all()):
-            return lambda x, rows: (x, _ONE)
+            one = np.ones((1, 1, 1))
+            return lambda x, rows: (x.astype(np.float64, copy=False), one)
 
         def transformed(x: Array, rows: Array) -> tuple[Array, Array]:
             rate = factor[rows]
