@@ -150,6 +150,8 @@ class Problem:
         good: ``k x d`` points to look around, the best first.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
+        declared: Whether all known and good points are on paths that ``listed``
+            declares.
     """
 
     tree: ParameterTree
@@ -167,6 +169,7 @@ class Problem:
     good: Tensor
     max_paths: int
     min_distance: float
+    declared: bool
 
     @property
     def empty(self) -> Tensor:
@@ -394,18 +397,16 @@ def make_problem(
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
     ]
-    known = torch.cat([check_points(k, X, tree, bounds) for k, X in tables])
-    known = tree.impute(known, fill_row)
+    known = torch.cat([check_points(k, X, tree, bounds, fill_row) for k, X in tables])
     if isinstance(X_start, tuple):
         good = bounds[:0]
     elif X_start is None:
-        good = _promising(tree, bounds, acq_function)
+        good = tree.impute(_promising(tree, bounds, acq_function), fill_row)
     else:
-        good = check_points("X_start", X_start, tree, bounds)
-    good = tree.impute(good, fill_row)
+        good = check_points("X_start", X_start, tree, bounds, fill_row)
     listed = _with_outcomes(tree, lists, fixed)
     seen = torch.cat([known, good])
-    values = _values(listed, whole, lists, fixed, bounds, seen)
+    values, declared = _values(listed, whole, lists, fixed, bounds, seen)
     lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
     for c, value in fixed.items():
         if not values.listed[c]:
@@ -426,6 +427,7 @@ def make_problem(
         good=good,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
+        declared=declared,
     )
 
 
@@ -474,7 +476,13 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
             )
 
 
-def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor:
+def check_points(
+    name: str,
+    X: Any,
+    tree: ParameterTree,
+    like: Tensor,
+    fill: Tensor | None = None,
+) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
     Args:
@@ -482,6 +490,7 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
         X: What was given.
         tree: Says which columns are active. What the others hold does not matter.
         like: A tensor of the precision and on the device that is wanted.
+        fill: What inactive columns are to hold, ``d``; None: what they hold.
     """
     if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != tree.dim:
         got: Any = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
@@ -498,7 +507,7 @@ def check_points(name: str, X: Any, tree: ParameterTree, like: Tensor) -> Tensor
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
             f"row {row}, column {col}."
         )
-    return X
+    return X if fill is None else torch.where(active, X, fill)
 
 
 def _values(
@@ -508,14 +517,14 @@ def _values(
     fixed: Mapping[int, float],
     bounds: Tensor,
     seen: Tensor,
-) -> Values:
-    """What the columns may hold within the bounds.
+) -> tuple[Values, bool]:
+    """What the columns may hold within the bounds; whether the tree declares all.
 
     Outcomes that the tree does not declare are only known from the ``m x d`` points
     that were ``seen``.
     """
     tables = dict(lists)
-    codes, _, _ = tree.locate(seen, strict=False)
+    codes = tree.decision_codes(seen, strict=False)
     declared_of = tree.decision_values
     sizes = torch.tensor([len(declared_of[c]) for c in tree.decision_columns])
     unknown = codes == sizes.to(codes.device)
@@ -540,7 +549,7 @@ def _values(
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
-    return Values(named & ~listed, listed, named & ~decides, table)
+    return Values(named & ~listed, listed, named & ~decides, table), not other
 
 
 def _fixed(
@@ -746,7 +755,6 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     rows = (count > 0).nonzero().squeeze(-1)
     if not len(rows):
         return found
-    keys, known_keys = problem.tree.path_key(X), problem.tree.path_key(known)
     piece = max(1, _MAX_NUMBERS // X.shape[-1])
     # As many rows at a time as have at most that many pairs, but at least one.
     group = (count[rows].cumsum(0) - 1).div(piece, rounding_mode="floor")
@@ -757,9 +765,11 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         step = torch.arange(len(row), device=X.device)
         step = step - start.repeat_interleave(count[part])
         other = order[first[row] + step]
-        # On the same path the same columns are active: the fill values agree, too.
-        same = keys[row] == known_keys[other]
-        row, other = row[same], other[same]
         same = ((X[row] - known[other]).abs() <= room).all(-1)
+        row, other = row[same], other[same]
+        if not len(row):
+            continue
+        # On the same path the same columns are active: the fill values agree, too.
+        same = problem.tree.path_key(X[row]) == problem.tree.path_key(known[other])
         found[row[same]] = True
     return found

@@ -15,7 +15,7 @@ __all__ = [
     "Sample",
     "all_candidates",
     "boxes_at",
-    "path_rows",
+    "path_boxes",
     "project",
     "random_rows",
     "raw_candidates",
@@ -25,6 +25,7 @@ __all__ = [
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from botorch.exceptions.errors import InfeasibilityError
@@ -182,8 +183,14 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
         The boxes, and ``n`` booleans: which rows have one. Rows have none where a
         fixed feature, a bound or the list of a categorical rules their path out.
     """
+    return _boxes(problem, rows, *problem.tree.locate(rows)[:2])
+
+
+def _boxes(
+    problem: Problem, rows: Tensor, codes: Tensor, active: Tensor
+) -> tuple[Boxes, Tensor]:
+    """`boxes_at` of rows that are located."""
     tree = problem.tree
-    codes, active, _ = tree.locate(rows)
     lower, upper = (e.repeat(len(rows), 1) for e in (problem.lower, problem.upper))
     for k, col in enumerate(tree.decision_columns):
         if col in tree.numeric_decisions:
@@ -207,21 +214,37 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     return Boxes(problem, lower, upper, active), (lower <= upper).all(-1)
 
 
+class _Declared(NamedTuple):
+    """One point on every declared path, and what a tree says of them.
+
+    Attributes:
+        rows: ``P x d`` points.
+        codes: Of `ParameterTree.locate`, like the others.
+        active: ``P x d`` booleans.
+    """
+
+    rows: Tensor
+    codes: Tensor
+    active: Tensor
+
+
 @lru_cache(maxsize=32)
-def _declared_rows(tree: ParameterTree) -> Tensor:
-    """One point on every declared path."""
-    rows = torch.zeros(tree.num_paths, tree.dim, dtype=torch.double)
-    for row, path in zip(rows, tree.paths, strict=True):
+def _declared(listed: ParameterTree, tree: ParameterTree) -> _Declared:
+    """The declared paths of one tree, as the other one locates them."""
+    rows = torch.zeros(listed.num_paths, listed.dim, dtype=torch.double)
+    for row, path in zip(rows, listed.paths, strict=True):
         for col, value in path.decisions.items():
             if isinstance(value, tuple):
                 ends = [v for v in value if abs(v) != float("inf")]
                 value = ends[0] if ends else 0.0
             row[col] = value
-    return rows
+    return _Declared(rows, *tree.locate(rows)[:2])
 
 
-def path_rows(problem: Problem, seen: Tensor, generator: torch.Generator) -> Tensor:
-    """One point on each of the paths to be searched.
+def path_boxes(
+    problem: Problem, seen: Tensor, generator: torch.Generator
+) -> tuple[Boxes, Tensor]:
+    """The boxes of the paths to be searched, see `boxes_at`.
 
     All declared paths, or ``max_paths`` random ones if there are more. The paths of
     known points are included, since only these have undeclared values.
@@ -230,17 +253,18 @@ def path_rows(problem: Problem, seen: Tensor, generator: torch.Generator) -> Ten
         problem: The space.
         seen: ``m x d`` points whose paths are to be included.
         generator: Draws the random paths.
-
-    Returns:
-        ``P x d`` points on different paths.
     """
     if problem.listed.num_paths <= problem.max_paths:
-        rows = _declared_rows(problem.listed).to(problem.bounds)
+        declared = _declared(problem.listed, problem.tree)
+        rows, codes, active = (t.to(problem.bounds.device) for t in declared)
+        rows = rows.to(problem.bounds)
+        if problem.declared:
+            return _boxes(problem, rows, codes, active)
     else:
         rows = random_rows(problem, problem.max_paths, generator)
         seen = seen[-problem.max_paths :]
     rows = torch.cat([rows, seen])
-    return rows[first_of_each(problem.tree.path_key(rows))]
+    return boxes_at(problem, rows[first_of_each(problem.tree.path_key(rows))])
 
 
 def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:

@@ -546,12 +546,18 @@ def _climb_together(
     held = np.take_along_axis(old, place, -1)
     local = None if checked else closed_form_near(evaluator.acq_function, X, place)
 
+    mine: tuple[Array, ...] = (np.zeros(0, dtype=int),)
+
     def changed(U: Array, start: Array) -> Array:
-        lower, upper, step = (part[start][:, None] for part in (least, most, unit))
+        nonlocal mine
+        if start is not mine[0]:  # the same ones again and again
+            parts = (part[start][:, None] for part in (least, most, unit, held))
+            mine = start, *parts
+        _, lower, upper, step, still = mine
         # exact at both bounds
         new = np.where(U < 0.5, lower + U * step, upper - (1.0 - U) * step)
         new = np.minimum(np.maximum(new, lower), upper)
-        return np.where(step > 0.0, new, held[start][:, None])
+        return np.where(step > 0.0, new, still)
 
     def points(U: Array, start: Array) -> Tensor:
         at = old[start].repeat(U.shape[1], 0)

@@ -27,7 +27,7 @@ from botorch_structured.optim.raw import (
     Sample,
     all_candidates,
     boxes_at,
-    path_rows,
+    path_boxes,
     random_rows,
     raw_candidates,
     uniform,
@@ -191,7 +191,7 @@ class Search:
         """
         problem = self.problem
         seen = torch.cat([known, problem.good])
-        boxes, ok = boxes_at(problem, path_rows(problem, seen, self.generator))
+        boxes, ok = path_boxes(problem, seen, self.generator)
         if not ok.any():
             raise ValueError(
                 "fixed_features, categorical_features, bounds: expected to leave at "

@@ -32,6 +32,9 @@ from botorch_structured.spaces.decomposition import Expr, refers_to
 _TOLERANCE = 1e-3
 # Up to so many combinations of outcomes are tabulated.
 _MAX_TABLE = 4096
+# From so many levels on one matrix product is faster than a pass over them, if the
+# matrix has no more entries than that.
+_MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -195,7 +198,6 @@ class Lookup:
         self.low, self.high = low.to(device), high.to(device)
         self.sizes = index([len(o) for o in outcomes])
         self.all_columns = index(self.columns)
-        self.rows = index(range(D)).unsqueeze(-1)
         self.strict = torch.tensor([o.strict for o in outcomes], device=device)
         self.any_strict = any(o.strict for o in outcomes)
         self.all_strict = all(o.strict or o.numeric for o in outcomes)
@@ -227,6 +229,7 @@ class Lookup:
         ]
         off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
         self.off = torch.tensor(off, device=device) if any(off) else None
+        self.needs = self._needs(device)
         others = dict(enumerate(conditions))
         for c in self.columns:
             del others[c]
@@ -254,6 +257,27 @@ class Lookup:
             self.column_table = self.active_columns(every)
             self.combinations = every
 
+    def _needs(self, device: torch.device) -> Tensor | None:
+        """Which atoms each decision needs, those of decisions above it included.
+
+        One product with it takes the place of a pass over levels.
+
+        Returns:
+            ``A x D`` zeros and ones; None where that is no faster, or a decision needs
+            something else than that atoms hold.
+        """
+        A, D = len(self.atoms), len(self.columns)
+        plain = self.off is None and not any(level.compound for level in self.levels)
+        if not plain or len(self.levels) < _MANY_LEVELS or A * D > _MAX_NEEDS:
+            return None
+        needs = torch.zeros(A, D, device=device)
+        for level in self.levels:
+            if level.plain.numel():
+                positions, atoms, parents = level.plain
+                needs[:, positions] = needs[:, parents]
+                needs[atoms, positions] = 1.0
+        return needs
+
     def codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """The values of the decision columns and the outcomes they stand for.
 
@@ -270,7 +294,7 @@ class Lookup:
         flat = values.reshape(-1, len(self.columns)).t().contiguous()
         found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
         # Comparisons that are False for NaN, which is no outcome.
-        known = (flat <= self.high[self.rows, found]) & (flat >= self.low[:, :1])
+        known = (flat <= self.high.gather(1, found)) & (flat >= self.low[:, :1])
         found = torch.where(known, found, self.sizes.unsqueeze(-1))
         return values, found.t().reshape(values.shape)
 
@@ -295,11 +319,23 @@ class Lookup:
             return self.decision_table[self.rows_of(codes)]
         return self._walk(codes)[0]
 
-    def active_columns(self, codes: Tensor) -> Tensor:
-        """``batch_shape x n x D`` outcomes -> ``batch_shape x n x d`` booleans."""
+    def active_columns(self, codes: Tensor, decisions: Tensor | None = None) -> Tensor:
+        """Which columns are active.
+
+        Args:
+            codes: ``batch_shape x n x D`` outcomes.
+            decisions: ``batch_shape x n x D`` booleans: which decisions are active, if
+                that is known already.
+
+        Returns:
+            ``batch_shape x n x d`` booleans.
+        """
         if self.combinations is not None:
             return self.column_table[self.rows_of(codes)]
-        decisions, truth = self._walk(codes)
+        if decisions is None:
+            decisions, truth = self._walk(codes)
+        else:
+            truth = self._truth(codes)
         shape = (*codes.shape[:-1], self.dim)
         active = torch.ones(shape, dtype=torch.bool, device=codes.device)
         if self.conditional:
@@ -346,11 +382,18 @@ class Lookup:
 
     def _walk(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         """Active decisions, and the truth of all atoms as if every decision were."""
-        truth = self.truth[codes[..., self.atom_decision] + self.atom_offset]
+        truth = self._truth(codes)
+        if self.needs is not None:
+            return (~truth).to(self.needs) @ self.needs == 0.0, truth
         active = torch.ones_like(codes, dtype=torch.bool)
         for level in self.levels:
             self._apply(level, active, active, truth)
         return active, truth
+
+    def _truth(self, codes: Tensor) -> Tensor:
+        """The truth of all atoms as if every decision were active."""
+        of_atoms = codes.index_select(-1, self.atom_decision)
+        return self.truth[of_atoms + self.atom_offset]
 
     def _apply(
         self, level: _Level, target: Tensor, decisions: Tensor, truth: Tensor
@@ -358,29 +401,25 @@ class Lookup:
         """Write the truth of a level's conditions into ``target``, in place."""
         if level.plain.numel():
             positions, atoms, parents = level.plain
-            target[..., positions] = self._holds(atoms, parents, decisions, truth)
+            holds = truth.index_select(-1, atoms)
+            above = decisions.index_select(-1, parents)
+            target.index_copy_(-1, positions, self._with_off(holds, above, atoms))
         for expr, where in level.compound.items():
             holds = self._evaluate(expr, decisions, truth)
             for position in where:
                 target[..., position] = holds
 
-    def _holds(
-        self,
-        atoms: Tensor | int,
-        parents: Tensor | int,
-        decisions: Tensor,
-        truth: Tensor,
-    ) -> Tensor:
-        """The truth of these atoms, given which of their decisions are active."""
-        active = decisions[..., parents]
-        holds = truth[..., atoms] & active
-        return holds if self.off is None else holds | (self.off[atoms] & ~active)
+    def _with_off(self, holds: Tensor, active: Tensor, atoms: Tensor | int) -> Tensor:
+        """The truth of atoms, given which of their decisions are active."""
+        found = holds & active
+        return found if self.off is None else found | (self.off[atoms] & ~active)
 
     def _evaluate(self, expr: Expr, decisions: Tensor, truth: Tensor) -> Tensor:
         if isinstance(expr, bool):
             return torch.full_like(truth[..., :1].any(-1), expr)
         if expr[0] == "atom":
-            return self._holds(self.atoms[expr], expr[1], decisions, truth)
+            atom = self.atoms[expr]
+            return self._with_off(truth[..., atom], decisions[..., expr[1]], atom)
         parts = [self._evaluate(part, decisions, truth) for part in expr[1]]
         operation = torch.logical_and if expr[0] == "and" else torch.logical_or
         return reduce(operation, parts)

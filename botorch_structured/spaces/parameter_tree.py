@@ -433,18 +433,19 @@ class ParameterTree:
     def __repr__(self) -> str:
         return draw(self.dim, self.num_paths, self.conditions, self.decision_values)
 
-    def decision_codes(self, X: Tensor) -> Tensor:
+    def decision_codes(self, X: Tensor, strict: bool = True) -> Tensor:
         """The outcome of every decision.
 
         Args:
             X: ``batch_shape x n x d`` points.
+            strict: As of `locate`.
 
         Returns:
             ``batch_shape x n x num_decisions`` integers in the order of
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        _, codes, active = self._checked(X)
+        _, codes, active = self._checked(X, strict)
         return torch.where(active, codes, -1)
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -463,7 +464,8 @@ class ParameterTree:
         values, codes, active = self._checked(X, strict)
         lookup = self._lookup(X.device)
         key = lookup.keys(values, codes, active)
-        return torch.where(active, codes, -1), lookup.active_columns(codes), key
+        columns = lookup.active_columns(codes, active)
+        return torch.where(active, codes, -1), columns, key
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -489,8 +491,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        _, codes, _ = self._checked(X, strict)
-        return self._lookup(X.device).active_columns(codes)
+        _, codes, active = self._checked(X, strict)
+        return self._lookup(X.device).active_columns(codes, active)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.

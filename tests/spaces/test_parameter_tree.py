@@ -501,3 +501,15 @@ def test_a_space_is_not_its_tree() -> None:
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]))
     with pytest.raises(ValueError, match="hierarchical_dependencies: .*space.tree"):
         ParameterTree.from_any(space, 1)
+
+
+def test_a_deep_chain_is_active_as_far_as_every_decision_above_is_one() -> None:
+    depth = 40  # one product takes the place of a pass over so many levels
+    dependencies = {c: {0.0: [], 1.0: [c + 1]} for c in range(depth)}
+    tree = ParameterTree(depth + 1, dependencies)
+    ones = torch.arange(60) * (depth + 2) // 60
+    X = (torch.arange(depth + 1) < ones[:, None]).double()
+    X[:, 1::3] = torch.where(ones[:, None] > 20, 1.0, X[:, 1::3])
+    above = torch.cat([torch.ones(60, 1), X[:, :-1].cumprod(-1)], dim=-1)
+    assert torch.equal(tree.active_mask(X), above == 1.0)
+    assert torch.equal(tree.locate(X)[1], above == 1.0)

@@ -124,6 +124,9 @@ class ColumnScales:
             part[columns][:, None] for part in (self.log, self.factor, self.shift)
         )
         logs = bool(log.any())
+        if not logs and bool((factor == 1.0).all() and (shift == 0.0).all()):
+            one = np.ones((1, 1, 1))
+            return lambda x, rows: (x.astype(np.float64, copy=False), one)
 
         def transformed(x: Array, rows: Array) -> tuple[Array, Array]:
             rate = factor[rows]
@@ -185,8 +188,9 @@ class LocalMoments:
 
     def _of(self, rows: Array) -> dict[str, Array]:
         """The tables of some rows; a climb has the same ones again and again."""
-        if not np.array_equal(rows, self._rows):
-            self._kept = {name: table[rows] for name, table in self._tables.items()}
+        if rows is not self._rows:
+            if not np.array_equal(rows, self._rows):
+                self._kept = {name: t[rows] for name, t in self._tables.items()}
             self._rows = rows
         return self._kept
 

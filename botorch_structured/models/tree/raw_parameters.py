@@ -88,7 +88,8 @@ class RawParameters:
             if p.requires_grad:
                 self.names.append(name)
                 free.append(place)
-                bounds.append(np.broadcast_to(np.stack(limits, -1), (size, 2)))
+                bounds.append(np.empty((size, 2)))
+                bounds[-1][:, 0], bounds[-1][:, 1] = limits
         if not free:
             raise UnknownFormError
         self.free, self.bounds = np.concatenate(free), np.concatenate(bounds)
@@ -220,7 +221,9 @@ class LogPriors:
             if not known:
                 raise UnknownFormError
             columns = (place, power, prior.loc.numpy(), prior.scale.numpy(), tilt)
-            rows.append(np.stack(np.broadcast_arrays(*columns)).reshape(5, -1))
+            rows.append(np.empty((5, len(place))))
+            for row, values in zip(rows[-1], columns, strict=True):
+                row[:] = values
         table = np.concatenate([np.zeros((5, 0)), *rows], axis=-1)
         self._place = table[0].astype(np.int64)
         _, self._power, self._loc, scale, self._tilt = table
