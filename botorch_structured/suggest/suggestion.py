@@ -154,10 +154,10 @@ def suggest(
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(seeded(seed, train_X.device))
-        if train_X.dtype != torch.double:
-            # BoTorch says of each model that single precision is not for it
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore", NumericalWarning)
+        # Nobody can do anything about a jitter of 1e-8 where pending points are close to
+        # each other, or in single precision, of which BoTorch warns by itself.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", NumericalWarning)
         return chosen()
 
 
