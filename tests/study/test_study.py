@@ -126,6 +126,27 @@ def test_fixed_parameters_are_held() -> None:
         study.ask(fixed=["a"])  # type: ignore[arg-type]
 
 
+def test_a_fixed_parameter_of_several_dictionaries() -> None:
+    """By the name in configurations, in each of the dictionaries that are left."""
+    groups = [
+        {"a": ["x"], "b": (0.0, 9.0)},
+        {"a": ["y"], "b": (0.0, 1.0)},
+        {"a": ["z"], "c": (0.0, 1.0)},
+    ]
+    study = Study(groups, seed=0)
+    for _ in range(6):
+        (config,) = study.ask(fixed={"b": 0.5})
+        assert config.get("b", 0.5) == 0.5
+        study.tell(config, 1.0)
+    assert {trial.config["a"] for trial in study.trials} == {"x", "y", "z"}
+    assert study.ask(fixed={"a": "x", "b": 7.0}) == [{"a": "x", "b": 7.0}]
+    for fixed in ({"b": 7.0}, {"b": 7.0, "a": "y"}, {"b": 10.0}):
+        with pytest.raises(ValueError, match=r"'b@\d': expected a number in"):
+            study.ask(fixed=fixed)
+    with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
+        study.ask(fixed={"d": 1})
+
+
 def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
     space = SearchSpace.from_dictionaries({"a": (0.0, 1.0), "b": (0.0, 1.0)})
     starts = [{"a": 0.1, "b": 0.2}, {"a": 0.3, "b": 0.2}]
@@ -187,9 +208,11 @@ def test_standard_errors_are_the_noise(tmp_path: Path) -> None:
     values = torch.cat([train_Y, -torch.ones(1, 1).double()])
     wanted = suggest(SPACE, known, values, seed=11).X
     assert torch.equal(SPACE.encode(again.ask()), wanted)
-    for value, sem in ((1.0, 0.0), (1.0, math.nan), (None, 1.0), (1.0, {"b": 1.0})):
+    for sem in (0.0, -1.0, math.nan, {"b": 1.0}, 1e160, 1e-170):
         with pytest.raises(ValueError, match="sem: expected"):
-            study.tell(config, value, sem=sem)
+            study.tell(config, 1.0, sem=sem)
+    with pytest.raises(ValueError, match="sem: expected None for a failure"):
+        study.tell(config, None, sem=1.0)
 
 
 def test_standard_errors_of_a_study_with_many_evaluations() -> None:
