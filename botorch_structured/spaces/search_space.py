@@ -317,10 +317,13 @@ class SearchSpace:
         return len(self.columns)
 
     @property
-    def shown_names(self) -> list[str]:
-        """What configurations call the columns: "C" where ``.names`` has "C@1"."""
+    def shown_names(self) -> list[str | None]:
+        """What configurations call the columns; None for one that they do not show.
+
+        They have "C" where ``.names`` has "C@1", see `from_dictionaries`.
+        """
         own = self._dictionaries
-        return self.names if own is None else [own.outer(name) for name in self.names]
+        return [name if own is None else own.outer(name) for name in self.names]
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""

@@ -32,7 +32,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
     shown = space.shown_names
     for name, value in (fixed or {}).items():
         if name not in shown:
-            known = list(dict.fromkeys(shown))
+            known = list(dict.fromkeys(filter(None, shown)))
             raise ValueError(f"fixed: expected names among {known}, got {name!r}.")
         # several where dictionaries have other values for it
         columns = [c for c, other in enumerate(shown) if other == name]

@@ -145,6 +145,8 @@ def test_a_fixed_parameter_of_several_dictionaries() -> None:
             study.ask(fixed=fixed)
     with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
         study.ask(fixed={"d": 1})
+    with pytest.raises(ValueError, match=r"fixed: .* \['b', 'c'\], got 'dictionary'"):
+        Study([{"b": (0, 1)}, {"c": (0, 1)}]).ask(fixed={"dictionary": 0})
 
 
 def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
