@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from types import NoneType
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class StructuredNode(ExternalGenerationNode):
         starts: str | Sequence[_Config] | None = None,
     ) -> None:
         seed = check_seed(seed)
-        if not isinstance(starts, (str, list, tuple, NoneType)):
+        if not isinstance(starts, (list, tuple)) and starts not in (None, *KINDS):
             raise ValueError(
                 f"starts: expected one of {list(KINDS)} or a list of configurations, "
                 f"got {starts!r:.60}."
