@@ -13,7 +13,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
 from botorch_structured import Study
-from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import suggest
 from botorch_structured.test_functions import JenattonTree
 
@@ -124,6 +124,19 @@ def test_fixed_parameters_are_held() -> None:
         study.ask(fixed={"c": 2.0})
     with pytest.raises(ValueError, match="fixed: expected {name: value}"):
         study.ask(fixed=["a"])  # type: ignore[arg-type]
+
+
+def test_fixed_parameters_of_a_rare_path() -> None:
+    """Of 2^20 random points one is there; nothing is known yet."""
+    depth = 20
+    tree = ParameterTree(depth + 1, {c: {0.0: [], 1.0: [c + 1]} for c in range(depth)})
+    names = [f"x{c}" for c in range(depth + 1)]
+    space = SearchSpace(names, torch.tensor([[0.0], [1.0]]).repeat(1, depth + 1), tree)
+    fixed = dict.fromkeys(names[:-1], 1.0)
+    study = Study(space, seed=0)
+    asked = [config for q in (1, 1, 1, 3) for config in study.ask(q, fixed=fixed)]
+    assert all(fixed.items() < config.items() for config in asked)
+    assert len({config[names[-1]] for config in asked}) == 6
 
 
 def test_a_fixed_parameter_of_several_dictionaries() -> None:
