@@ -16,7 +16,6 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
-from types import NoneType
 from typing import Any
 
 import torch
@@ -151,7 +150,7 @@ class StructuredNode(ExternalGenerationNode):
         starts: str | Sequence[_Config] | None = None,
     ) -> None:
         seed = check_seed(seed)
-        if not isinstance(starts, (str, list, tuple, NoneType)):
+        if not isinstance(starts, (list, tuple)) and starts not in (None, *KINDS):
             raise ValueError(
                 f"starts: expected one of {list(KINDS)} or a list of configurations, "
                 f"got {starts!r:.60}."
@@ -250,13 +249,29 @@ class _Search:
             self._space, self._objectives, self._constraints, seed=seed, starts=starts
         )
         study.tell_many(self._configs, self._values, sems=self._sems)
-        held = {self._first.get(name, name): value for name, value in fixed.items()}
-        held = {name: v for name, v in held.items() if name in self._space.names}
         try:
-            (config,) = study.ask(pending=[*self._pending, *new], fixed=held)
+            (config,) = study.ask(
+                pending=[*self._pending, *new], fixed=self._held(fixed)
+            )
         except CandidateGenerationError as error:
             raise SearchSpaceExhausted(f"Every point has been tried: {error}") from None
         return self._write(config)
+
+    def _held(self, fixed: _Config) -> dict[str, Any]:
+        """Fixed parameters under the names of columns."""
+        held: dict[str, Any] = {}
+        for name, value in fixed.items():
+            parameter = self._ax_space.parameters.get(name)
+            column = self._first.get(name, name)
+            if parameter is None or not parameter.validate(value):
+                wanted = f"one of {sorted(self._ax_space.parameters)}, and its value"
+            elif held.setdefault(column, value) != value:
+                wanted = f"one value for the aligned {list(self._groups[column])}"
+            else:
+                continue
+            raise ValueError(f"fixed_parameters: expected {wanted}, got {fixed}.")
+        # the others have one value everywhere
+        return {name: v for name, v in held.items() if name in self._space.names}
 
     def _read(self, parameters: _Config) -> _Config:
         """Ax's parameters as a configuration of the space."""
@@ -334,7 +349,7 @@ class _Search:
             name: math.hypot(*(w * sem.get(k, math.nan) for k, w in sums[name].items()))
             for name in self._objectives
         }
-        return found if all(0.0 < s < math.inf for s in found.values()) else None
+        return found if all(0.0 < s * s < math.inf for s in found.values()) else None
 
     def _inside(self, configs: Sequence[_Config]) -> Sequence[_Config | None]:
         """The configurations, None for those outside of the space."""

@@ -76,6 +76,8 @@ def plot_traces(
     if band is not None and not 0 <= band[0] < band[1] <= 1:
         raise ValueError(f"band: expected two quantiles in order, got {band}.")
     ax = new_axes(ax, 6.4, 3.8)
+    from matplotlib.ticker import MaxNLocator
+
     drawn: list[np.ndarray] = []
     for i, (name, runs) in enumerate(curves.items()):
         best = best_so_far(runs, minimize)
@@ -114,8 +116,8 @@ def plot_traces(
         ax.set_yscale("log")
     ax.set_ylabel(ylabel or ("best value" if optimum is None else "gap to the optimum"))
     ax.set_xlim(left=0.5)
-    if ax.get_xscale() == "linear":
-        ax.locator_params("x", integer=True)
+    if isinstance(ticks := ax.xaxis.get_major_locator(), MaxNLocator):
+        ticks.set_params(integer=True)  # not those that the caller has chosen
     # Place of the legend: gaps on a log scale fall like lines, other best values fall
     # steeply at first.
     corner: Literal["lower left", "lower right", "upper right"] = "lower left"

@@ -136,6 +136,10 @@ class DictionaryNames:
         what = f"without {absent}" if absent else f"with {extra} in addition"
         return f"configs: expected {list(own)}, got {row} {what}."
 
+    def outer(self, column: str) -> str | None:
+        """The dictionaries' name of a column; None if they do not show it."""
+        return self._outer.get(column)
+
     def decode(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the dictionaries."""
         pairs = ((self._outer.get(name), value) for name, value in config.items())

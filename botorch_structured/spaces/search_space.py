@@ -316,9 +316,18 @@ class SearchSpace:
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def shown_names(self) -> list[str | None]:
+        """What configurations call the columns; None for one that they do not show.
+
+        They have "C" where ``.names`` has "C@1", see `from_dictionaries`.
+        """
+        own = self._dictionaries
+        return [name if own is None else own.outer(name) for name in self.names]
+
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""
-        if not isinstance(other, SearchSpace):
+        if type(other) is not type(self):
             return NotImplemented
         mine, its = (
             (s.names, s.tree, repr(s._forbidden), s._feasible, s._dictionaries)

@@ -22,18 +22,31 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         fixed: ``{name: value}``, or None.
 
     Raises:
-        ValueError: A name or a value is not that of a parameter.
+        ValueError: A name or a value is not that of a parameter, on a path that the
+            other values leave.
     """
     if not isinstance(fixed, (Mapping, type(None))):
         raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
-    held = {}
+    held: dict[int, float] = {}
+    refused: dict[int, ValueError] = {}
+    shown = space.shown_names
     for name, value in (fixed or {}).items():
-        if name not in space.names:
-            raise ValueError(
-                f"fixed: expected names among {space.names}, got {name!r}."
-            )
-        column = space.names.index(name)
-        held[column] = space.columns[column].encode(value)
+        if name not in shown:
+            known = list(dict.fromkeys(filter(None, shown)))
+            raise ValueError(f"fixed: expected names among {known}, got {name!r}.")
+        # several where dictionaries have other values for it
+        columns = [c for c, other in enumerate(shown) if other == name]
+        for column in columns:
+            try:
+                held[column] = space.columns[column].encode(value)
+            except ValueError as error:
+                if len(columns) == 1:
+                    raise
+                refused[column] = error
+    for path in space.tree.paths if refused else ():
+        if all(path.decisions.get(c, held[c]) == held[c] for c in held):
+            for column in refused.keys() & {*path.active_columns}:
+                raise refused[column]
     return held
 
 

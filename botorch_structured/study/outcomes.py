@@ -111,8 +111,11 @@ class Outcomes:
             wanted = f"one for each of {names}" if worked else "None for a failure"
             raise ValueError(f"sem: expected {wanted}, got {sem!r:.60}.")
         found = {k: check_number("sem", given[k]) for k in names}
-        if min(found.values()) <= 0.0:
-            raise ValueError(f"sem: expected positive numbers, got {sem!r:.60}.")
+        if not all(k > 0.0 and 0.0 < k * k < math.inf for k in found.values()):
+            raise ValueError(
+                "sem: expected positive numbers, the squares of which are positive and "
+                f"finite, got {sem!r:.60}."
+            )
         return found
 
     def train_Yvar(self, trials: Sequence[Trial]) -> Tensor | None:

@@ -56,6 +56,8 @@ _LOCK = threading.RLock()
 _DRAWS = 200
 # The same where most may be on other paths than those that are left.
 _HELD_DRAWS = 5_000
+# Up to so many paths `SearchSpace.starts` has some on each.
+_LISTED = 1_000
 # Fits start from the one before above so many evaluations, where that saves a third of
 # the time or more; and from nothing at every tenth, so that a study that is opened
 # again has at most nine fits to repeat.
@@ -744,14 +746,19 @@ class Study:
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]
     ) -> list[Point]:
         """Random points that are not known."""
-        known = {*self._points, *busy}
-        num = (_HELD_DRAWS if held else _DRAWS) + q
-        X = self.space.sample(num, seed=self.seed + len(self._trials))
-        points = hold(self.space, [tuple(x) for x in X.tolist()], held)
-        new = [x for x in dict.fromkeys(points) if x not in known]
-        if len(new) < q:
+        known, seed = {*self._points, *busy}, self.seed + len(self._trials)
+        X = self.space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
+
+        def new_ones() -> list[Point]:
+            points = hold(self.space, [tuple(x) for x in X.tolist()], held)
+            return [x for x in dict.fromkeys(points) if x not in known]
+
+        if held and len(new_ones()) < q:  # few are on a rare path
+            each = (q + len(busy)) * min(self.space.tree.num_paths, _LISTED)
+            X = torch.cat([X, self.space.starts(each, seed=seed)])
+        if len(new := new_ones()) < q:
             raise CandidateGenerationError(
-                f"Fewer than {q} of {num} random points of the space are new: all "
+                f"Fewer than {q} of {len(X)} random points of the space are new: all "
                 "others were evaluated, are pending, or have other values than those "
                 "to be held."
             )

@@ -120,10 +120,12 @@ def suggest(
     noise = kwargs.get("train_Yvar")
     check_data(space, train_X, train_Y, train_C, train_cost, noise)
     train_X, train_Y = train_X.detach(), train_Y.detach()
+    if noise is not None:
+        kwargs["train_Yvar"] = noise.detach()
     pending = train_X[:0]
     if X_pending is not None:
         check_table("X_pending", X_pending, space.dim)
-        pending = X_pending.to(train_X)
+        pending = X_pending.detach().to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
     make_problem(space=space, fixed_features=fixed_features)  # raises before any work

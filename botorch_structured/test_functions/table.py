@@ -242,6 +242,13 @@ class _RowSpace(SearchSpace):
         new._index = KDTree((rows / scale).numpy())
         return new
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _RowSpace):
+            return NotImplemented
+        return super().__eq__(other) and torch.equal(self._rows, other._rows)
+
+    __hash__ = SearchSpace.__hash__
+
     def nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Its row and its distance, each ``batch_shape``; infinitely far for NaN."""
         points = self._snap(X.detach().to(self._rows).reshape(-1, self.dim))

@@ -312,6 +312,31 @@ def test_fixed_parameters_are_held() -> None:
         assert fixed.items() <= config.items()
         client.complete_trial(trial, raw_data={"error": error(dict(config))})
     assert next_of(client)["learner"] != "boost"  # the other paths have no trial
+    for name, value in (("speed", 1), ("fixed", "never"), ("depth", 99)):
+        with pytest.raises(ValueError, match="fixed_parameters: expected one of"):
+            client.get_next_trials(1, fixed_parameters={name: value})
+
+
+def test_fixed_parameters_that_are_aligned() -> None:
+    children = {"adam": ["rate_adam"], "sgd": ["rate_sgd"]}
+    client = Client()
+    client.configure_experiment(
+        [
+            ChoiceParameterConfig("by", list(children), "str", False, children),
+            *(RangeParameterConfig(f"rate_{k}", (0, 1), "float") for k in children),
+        ]
+    )
+    client.configure_optimization(objective="-error")
+    client.set_generation_strategy(
+        structured_generation_strategy(seed=0, aligned=[["rate_adam", "rate_sgd"]])
+    )
+    for by in children:
+        fixed = {"by": by, f"rate_{by}": 1}
+        ((trial, config),) = client.get_next_trials(1, fixed_parameters=fixed).items()
+        assert config == fixed
+        client.complete_trial(trial, raw_data={"error": 0.0})
+    with pytest.raises(ValueError, match=r"one value for the aligned .*rate_sgd"):
+        client.get_next_trials(1, fixed_parameters={"rate_adam": 0.1, "rate_sgd": 0.2})
 
 
 def test_where_to_begin(tmp_path: Path) -> None:
@@ -323,9 +348,11 @@ def test_where_to_begin(tmp_path: Path) -> None:
     client.save_to_json_file(str(path))
     assert search(client, error, 2) == [D, B]
     assert next_of(Client.load_from_json_file(str(path))) == D
-    for starts in (3, "best", [{"learner": "none"}]):
-        with pytest.raises(ValueError, match="starts: "):
-            next_of(make_client(starts=starts))
+    for starts in (3, "best"):
+        with pytest.raises(ValueError, match="starts: expected one of"):
+            structured_generation_strategy(starts=starts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="starts: "):
+        next_of(make_client(starts=[{"learner": "none"}]))
 
 
 def test_standard_errors_are_noise_where_all_are_given() -> None:

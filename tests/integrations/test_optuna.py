@@ -500,6 +500,8 @@ def test_a_trial_that_asks_for_nothing() -> None:
     [
         ({"seed": 0.5}, "seed"),
         ({"space": 3}, "space"),
+        ({"space": [{"a": (0, 1)}, {"b": (0, 1)}]}, "space"),
+        ({"space": [{"a": [0], "b": (0, 1)}, {"a": [1], "b": (0, 2)}]}, "space"),
         ({"constraints_func": 3}, "constraints_func"),
         ({"model": "gp"}, "model"),
         ({"acquisition": "ei"}, "acquisition"),

@@ -54,8 +54,9 @@ def test_gap_to_the_optimum_on_a_log_scale() -> None:
 
 def test_runs_of_different_lengths_are_cut_and_axes_returned() -> None:
     ax = plt.subplots()[1]
+    ax.set_xticks([1.0, 1.5])
     drawn = plot_traces({"ours": [[3.0, 2.0, 1.0], [4.0, 3.0]]}, ax=ax, band=None)
-    assert drawn is ax
+    assert drawn is ax and ax.get_xticks().tolist() == [1.0, 1.5]
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [3.5, 2.5])
 
 

@@ -13,7 +13,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
 from botorch_structured import Study
-from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import suggest
 from botorch_structured.test_functions import JenattonTree
 
@@ -126,6 +126,42 @@ def test_fixed_parameters_are_held() -> None:
         study.ask(fixed=["a"])  # type: ignore[arg-type]
 
 
+def test_fixed_parameters_of_a_rare_path() -> None:
+    """Of 2^20 random points one is there; nothing is known yet."""
+    depth = 20
+    tree = ParameterTree(depth + 1, {c: {0.0: [], 1.0: [c + 1]} for c in range(depth)})
+    names = [f"x{c}" for c in range(depth + 1)]
+    space = SearchSpace(names, torch.tensor([[0.0], [1.0]]).repeat(1, depth + 1), tree)
+    fixed = dict.fromkeys(names[:-1], 1.0)
+    study = Study(space, seed=0)
+    asked = [config for q in (1, 1, 1, 3) for config in study.ask(q, fixed=fixed)]
+    assert all(fixed.items() < config.items() for config in asked)
+    assert len({config[names[-1]] for config in asked}) == 6
+
+
+def test_a_fixed_parameter_of_several_dictionaries() -> None:
+    """By the name in configurations, in each of the dictionaries that are left."""
+    groups = [
+        {"a": ["x"], "b": (0.0, 9.0)},
+        {"a": ["y"], "b": (0.0, 1.0)},
+        {"a": ["z"], "c": (0.0, 1.0)},
+    ]
+    study = Study(groups, seed=0)
+    for _ in range(6):
+        (config,) = study.ask(fixed={"b": 0.5})
+        assert config.get("b", 0.5) == 0.5
+        study.tell(config, 1.0)
+    assert {trial.config["a"] for trial in study.trials} == {"x", "y", "z"}
+    assert study.ask(fixed={"a": "x", "b": 7.0}) == [{"a": "x", "b": 7.0}]
+    for fixed in ({"b": 7.0}, {"b": 7.0, "a": "y"}, {"b": 10.0}):
+        with pytest.raises(ValueError, match=r"'b@\d': expected a number in"):
+            study.ask(fixed=fixed)
+    with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
+        study.ask(fixed={"d": 1})
+    with pytest.raises(ValueError, match=r"fixed: .* \['b', 'c'\], got 'dictionary'"):
+        Study([{"b": (0, 1)}, {"c": (0, 1)}]).ask(fixed={"dictionary": 0})
+
+
 def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
     space = SearchSpace.from_dictionaries({"a": (0.0, 1.0), "b": (0.0, 1.0)})
     starts = [{"a": 0.1, "b": 0.2}, {"a": 0.3, "b": 0.2}]
@@ -187,9 +223,11 @@ def test_standard_errors_are_the_noise(tmp_path: Path) -> None:
     values = torch.cat([train_Y, -torch.ones(1, 1).double()])
     wanted = suggest(SPACE, known, values, seed=11).X
     assert torch.equal(SPACE.encode(again.ask()), wanted)
-    for value, sem in ((1.0, 0.0), (1.0, math.nan), (None, 1.0), (1.0, {"b": 1.0})):
+    for sem in (0.0, -1.0, math.nan, {"b": 1.0}, 1e160, 1e-170):
         with pytest.raises(ValueError, match="sem: expected"):
-            study.tell(config, value, sem=sem)
+            study.tell(config, 1.0, sem=sem)
+    with pytest.raises(ValueError, match="sem: expected None for a failure"):
+        study.tell(config, None, sem=1.0)
 
 
 def test_standard_errors_of_a_study_with_many_evaluations() -> None:

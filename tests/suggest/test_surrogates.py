@@ -156,9 +156,13 @@ def test_single_precision_has_one_kind_of_warning() -> None:
 
 def test_points_have_no_graph() -> None:
     space, X, Y = data()
-    found = suggest(space, X.clone().requires_grad_(), Y * 1.0, seed=0)
-    assert not found.X.requires_grad
-    assert torch.equal(found.X, suggest(space, X, Y, seed=0).X)
+    Yvar = torch.full_like(Y, 0.01)
+    busy = space.sample(1, seed=3)
+    expected = suggest(space, X, Y, X_pending=busy, train_Yvar=Yvar, seed=0).X
+    with_graph = [t.clone().requires_grad_() * 1.0 for t in (X, Y, busy, Yvar)]
+    known, values, pending, noise = with_graph
+    found = suggest(space, known, values, X_pending=pending, train_Yvar=noise, seed=0)
+    assert not found.X.requires_grad and torch.equal(found.X, expected)
 
 
 def test_bad_data() -> None:

@@ -135,6 +135,8 @@ def test_starts_and_samples_are_rows() -> None:
             problem.starts(0, wrong)
     few = TableProblem(X[:3], y[:3])
     assert len(few.starts(0)) == 3
+    fewer = TableProblem(X[:2], y[:2], space=few.space)
+    assert fewer.space.columns == few.space.columns and fewer.space != few.space
     state = torch.get_rng_state()
     drawn = problem.space.sample(4000, seed=1)
     assert torch.equal(state, torch.get_rng_state())
@@ -201,6 +203,7 @@ def test_copies(make) -> None:
     for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
         assert torch.equal(same(X), problem.values)
         assert torch.equal(same.starts(1), problem.starts(1))
+        assert same.space == problem.space
     single = copy.deepcopy(problem).to(torch.float)
     assert single(X.float()).dtype == torch.float
     torch.testing.assert_close(single(single.candidates), problem.values.float())

@@ -121,7 +121,14 @@ class StructuredSampler(BaseSampler):
             if function is not None and not callable(function):
                 raise ValueError(f"{name}: expected a function, got {function!r}.")
         # a study reads all kinds of spaces
-        self._declared = None if space is None else Study(space, seed=0).space
+        declared = None if space is None else Study(space, seed=0).space
+        if declared is not None and declared.shown_names != declared.names:
+            raise ValueError(
+                "space: expected the same values of a name in all dictionaries, and a "
+                "name that tells them apart, got parameters that would be "
+                f"{declared.names}. Without a space, trials show which there are."
+            )
+        self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
         self._arguments = {
