@@ -482,9 +482,11 @@ def _relaxed(here: Boxes) -> Tensor:
     """Booleans of discrete columns with so many values that a gradient helps."""
     if here.problem.is_restricted:  # ``feasible`` gets admissible values only
         return torch.zeros_like(here.active)
+    steps = here.free & here.problem.values.ordered
+    if not steps.any():
+        return steps
     first, last = here.positions
-    many = here.free & (last - first >= _RELAXED_FROM)
-    return many & here.problem.values.ordered
+    return steps & (last - first >= _RELAXED_FROM)
 
 
 def _moves(here: Boxes) -> list[tuple[int, float, float]]:
