@@ -129,7 +129,12 @@ class Evaluator:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Switch off gradients of parameters; points keep theirs."""
-        wanted = [p for p in self.acq_function.parameters() if p.requires_grad]
+        wanted, parts = [], [self.acq_function]
+        while parts:  # ``Module.parameters`` takes several times as long
+            part = parts.pop()
+            wanted += [p for p in part._parameters.values() if p is not None]
+            parts += [child for child in part._modules.values() if child is not None]
+        wanted = [p for p in wanted if p.requires_grad]
         for p in wanted:
             p.requires_grad_(False)
         try:
@@ -380,11 +385,12 @@ class Neighbourhood:
 
 def best_of_each(group: Tensor, values: Tensor) -> Tensor:
     """The first row with the largest value in each group, groups ascending."""
-    order = values.argsort(descending=True, stable=True)
-    by_group = order[group[order].argsort(stable=True)]
-    first = torch.ones_like(by_group, dtype=torch.bool)
-    first[1:] = group[by_group][1:] != group[by_group][:-1]
-    return by_group[first]
+    of = group.cpu().numpy()  # NumPy sorts small arrays in a fraction of the time
+    order = np.lexsort((-values.cpu().numpy(), of))
+    ordered = of[order]
+    first = np.ones(len(of), dtype=bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return torch.from_numpy(order[first]).to(group.device)
 
 
 def walk(

@@ -259,7 +259,6 @@ class LeafMoments:
         # a graph may be built after another correlation was chosen for the model's
         self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
         self.kernel, self.predictor = kernel, predictor = self._elements[0]
-        self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
         self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
@@ -290,6 +289,11 @@ class LeafMoments:
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
         self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
+
+    @cached_property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the kernels."""
+        return [p for kernel, _ in self._elements for p in kernel.parameters()]
 
     @classmethod
     def of(
