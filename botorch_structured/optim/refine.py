@@ -151,6 +151,7 @@ def _number(values: Tensor) -> Tensor:
 ValueAndGradient = Callable[[Array, Array], tuple[Array, Array]]
 
 
+@np.errstate(invalid="ignore")  # all trials of a start may be inadmissible
 def maximize_in_unit_box(
     value_and_gradient: ValueAndGradient,
     U: Tensor,
@@ -232,8 +233,7 @@ def maximize_in_unit_box(
         f_new, g_new = value_and_gradient(trial, start)
         row, j = np.arange(n), f_new.argmax(-1)
         f_best = f_new[row, j]
-        with np.errstate(invalid="ignore"):  # all of them may be inadmissible
-            gain = f_best - f
+        gain = f_best - f
         better = gain > 0
         x_best = trial[row, j]
         g_best = g_new[row, j]
@@ -298,9 +298,9 @@ def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array
     sy, yy, ss = (s * y).sum(-1), (y * y).sum(-1), (s * s).sum(-1)
     curved = (sy > 1e-10 * np.sqrt(ss * yy)) & (sy > 0)
     safe = np.where(curved, sy, 1.0)
-    # The first step determines the scale of the Hessian.
-    scale = np.where(informed | ~curved, 1.0, yy / safe)
-    B = B * scale[:, None, None]
+    first = curved & ~informed
+    if first.any():  # the first step determines the scale of the Hessian
+        B = B * np.where(first, yy / safe, 1.0)[:, None, None]
     Bs = (B @ s[:, :, None])[:, :, 0]
     sBs = np.where(curved, (s * Bs).sum(-1), 1.0)
     new = (
@@ -308,7 +308,9 @@ def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array
         - Bs[:, :, None] * Bs[:, None, :] / sBs[:, None, None]
         + y[:, :, None] * y[:, None, :] / safe[:, None, None]
     )
-    return np.where(curved[:, None, None], new, B), informed | curved
+    if not curved.all():
+        new = np.where(curved[:, None, None], new, B)
+    return new, informed | curved
 
 
 class Neighbourhood:
