@@ -20,6 +20,7 @@ import inspect
 import math
 from copy import copy
 from functools import lru_cache
+from typing import Any
 
 import torch
 from gpytorch import Module
@@ -186,5 +187,6 @@ def _set_value(module: Hyperparameter, value: Tensor) -> None:
 
 
 # GPyTorch asks for them at each registration; it takes longer than all else there.
-for _closure in (read_value, _set_value):
-    _closure.__signature__ = inspect.signature(_closure)  # type: ignore[attr-defined]
+_CLOSURES: tuple[Any, ...] = (read_value, _set_value)
+for _closure in _CLOSURES:
+    _closure.__signature__ = inspect.signature(_closure)
