@@ -411,9 +411,9 @@ def make_problem(
     unknown = _undeclared(listed, seen)
     kept: dict[str, Any] = {}
     if not unknown and bounds.device.type == "cpu":
-        numbers = bounds.numpy().tobytes(), fill_row.numpy().tobytes(), bounds.dtype
+        box = bounds.numpy().tobytes(), fill_row.numpy().tobytes(), bounds.dtype
         named = tuple((c, tuple(v)) for c, v in lists.items())
-        kept = _kept(tree, listed, numbers, tuple(whole), named, tuple(fixed.items()))
+        kept = _kept(tree, listed, box, tuple(whole), named, tuple(fixed.items()))
     if "columns" not in kept:
         kept["columns"] = _columns(listed, whole, lists, fixed, bounds, unknown)
     values, lower, upper = kept["columns"]

@@ -510,8 +510,8 @@ def _spread(
     parts = [_sobol(narrow, chosen.repeat_interleave(per_box), generator)]
     rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
     if len(good):
-        here = boxes.of_rows(good)
-        local = _perturbed(slots, per_box // 2, good, here, generator)
+        good_box = boxes.of_rows(good)
+        local = _perturbed(slots, per_box // 2, good, good_box, generator)
         if local is not None:
             parts.append(local)
         some = parts[0].take(rank < max(1, per_box // 4))
