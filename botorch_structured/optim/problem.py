@@ -380,7 +380,9 @@ def make_problem(
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
     try:
-        fill_row = torch.as_tensor(0.5 if fill is None else fill).to(bounds).expand(d)
+        fill_row = (
+            torch.as_tensor(0.5 if fill is None else fill).to(bounds).detach().expand(d)
+        )
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
     if not fill_row.isfinite().all():
