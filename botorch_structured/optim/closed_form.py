@@ -16,7 +16,7 @@ from __future__ import annotations
 __all__ = ["closed_form", "near"]
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,9 +93,9 @@ def closed_form(
     if moments is None or X.device.type != "cpu":
         return None
     # a call of NumPy costs less than one of torch, which counts for arrays of this size
-    value, of_mean, of_variance = _improvement(
-        acqf, log, path, moments.mean.numpy(), moments.variance.numpy()
-    )
+    mean, variance = moments.mean.numpy(), moments.variance.numpy()
+    kind_of = _read(acqf, log, path, mean.dtype)
+    value, of_mean, of_variance = _improvement(kind_of, mean, variance)
     if not gradient:
         return torch.from_numpy(value), None
     slope = of_mean[:, None] * moments.mean_gradient.numpy()
@@ -107,17 +107,40 @@ def _is_plain(acqf: Any) -> bool:
     return acqf.posterior_transform is None and acqf.best_f.numel() == 1
 
 
-def _improvement(
-    acqf: Any, log: bool, path: bool, mean: Array, variance: Array
-) -> tuple[Array, Array, Array]:
-    """Values, and their derivatives by means and by variances."""
-    dtype = _DTYPES[mean.dtype]
+class _Improvement(NamedTuple):
+    """What an acquisition function says of any point.
+
+    Attributes:
+        log: Whether it is a logarithm.
+        best: f.
+        sign: -1 where smaller is better.
+        least: The smallest variance.
+        far: See ``_FAR``.
+    """
+
+    log: bool
+    best: float
+    sign: float
+    least: float
+    far: float
+
+
+def _read(acqf: Any, log: bool, path: bool, precision: np.dtype[Any]) -> _Improvement:
+    dtype = _DTYPES[precision]
     least = least_sigma(dtype) ** 2 if path else _MIN_VARIANCE
     if type(acqf) is AnyScaleLogExpectedImprovement:
         least = torch.finfo(dtype).tiny
-    sigma = np.sqrt(np.maximum(variance, least))
     sign = 1.0 if acqf.maximize else -1.0
-    u = (mean - acqf.best_f.item()) * (sign / sigma)
+    return _Improvement(log, acqf.best_f.item(), sign, least, _FAR[dtype])
+
+
+def _improvement(
+    of: _Improvement, mean: Array, variance: Array
+) -> tuple[Array, Array, Array]:
+    """Values, and their derivatives by means and by variances."""
+    log, best, sign, least, expansion = of
+    sigma = np.sqrt(np.maximum(variance, least))
+    u = (mean - best) * (sign / sigma)
     with np.errstate(all="ignore"):  # far below, where it is replaced
         phi = np.exp(-0.5 * np.square(u)) * (1.0 / math.sqrt(2.0 * math.pi))
         Phi = special.ndtr(u)
@@ -129,7 +152,7 @@ def _improvement(
             far = u < -1.0
             if far.any():  # h loses digits
                 v = u[far]
-                mills, share = _tail(v, _FAR[dtype])
+                mills, share = _tail(v, expansion)
                 value[far] = np.log(share) - 0.5 * (v * v + math.log(2.0 * math.pi))
                 of_mean[far] = mills / share
                 of_sigma[far] = 1.0 / share
@@ -174,10 +197,13 @@ def near(acq_function: AcquisitionFunction, X: Tensor, columns: Array) -> Near |
     local = moments_near(X, columns, path)
     if local is None:
         return None
+    kind_of: _Improvement | None = None
 
     def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
+        nonlocal kind_of
         mean, variance, mean_slope, variance_slope = local(x, rows)
-        value, of_mean, of_variance = _improvement(acqf, log, path, mean, variance)
+        kind_of = kind_of or _read(acqf, log, path, mean.dtype)
+        value, of_mean, of_variance = _improvement(kind_of, mean, variance)
         slope = of_mean[..., None] * mean_slope
         slope += of_variance[..., None] * variance_slope
         return value, slope

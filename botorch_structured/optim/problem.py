@@ -16,7 +16,7 @@ __all__ = [
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -152,6 +152,7 @@ class Problem:
         min_distance: How far from known points to stay, in widths of the bounds.
         declared: Whether all known and good points are on paths that ``listed``
             declares.
+        kept: What was made of the space, which the next search of it finds again.
     """
 
     tree: ParameterTree
@@ -170,6 +171,7 @@ class Problem:
     max_paths: int
     min_distance: float
     declared: bool
+    kept: dict[str, Any]
 
     @property
     def empty(self) -> Tensor:
@@ -378,7 +380,9 @@ def make_problem(
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
     try:
-        fill_row = torch.as_tensor(0.5 if fill is None else fill).to(bounds).expand(d)
+        fill_row = (
+            torch.as_tensor(0.5 if fill is None else fill).to(bounds).detach().expand(d)
+        )
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
     if not fill_row.isfinite().all():
@@ -406,11 +410,15 @@ def make_problem(
         good = check_points("X_start", X_start, tree, bounds, fill_row)
     listed = _with_outcomes(tree, lists, fixed)
     seen = torch.cat([known, good])
-    values, declared = _values(listed, whole, lists, fixed, bounds, seen)
-    lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
-    for c, value in fixed.items():
-        if not values.listed[c]:
-            lower[c] = upper[c] = value
+    unknown = _undeclared(listed, seen)
+    kept: dict[str, Any] = {}
+    if not unknown and bounds.device.type == "cpu":
+        box = bounds.numpy().tobytes(), fill_row.numpy().tobytes(), bounds.dtype
+        named = tuple((c, tuple(v)) for c, v in lists.items())
+        kept = _kept(tree, listed, box, tuple(whole), named, tuple(fixed.items()))
+    if "columns" not in kept:
+        kept["columns"] = _columns(listed, whole, lists, fixed, bounds, unknown)
+    values, lower, upper = kept["columns"]
     return Problem(
         tree=tree,
         listed=listed,
@@ -427,7 +435,8 @@ def make_problem(
         good=good,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
-        declared=declared,
+        declared=not unknown,
+        kept=kept,
     )
 
 
@@ -510,31 +519,39 @@ def check_points(
     return X if fill is None else torch.where(active, X, fill)
 
 
-def _values(
+@lru_cache(maxsize=32)
+def _kept(*space: Any) -> dict[str, Any]:
+    """What was made of a space; empty where it is a new one."""
+    return {}
+
+
+def _undeclared(tree: ParameterTree, seen: Tensor) -> dict[int, set[float]]:
+    """Columns with outcomes that the tree does not declare: those of points seen."""
+    codes = tree.decision_codes(seen, strict=False)
+    sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
+    unknown = codes == torch.tensor(sizes, device=codes.device)
+    if not unknown.any():
+        return {}
+    return {
+        col: {*seen[unknown[:, k], col].tolist()}
+        for k, col in enumerate(tree.decision_columns)
+        if unknown[:, k].any()
+    }
+
+
+def _columns(
     tree: ParameterTree,
     whole: Sequence[int],
     lists: Mapping[int, Sequence[float]],
     fixed: Mapping[int, float],
     bounds: Tensor,
-    seen: Tensor,
-) -> tuple[Values, bool]:
-    """What the columns may hold within the bounds; whether the tree declares all.
-
-    Outcomes that the tree does not declare are only known from the ``m x d`` points
-    that were ``seen``.
-    """
+    unknown: Mapping[int, set[float]],
+) -> tuple[Values, Tensor, Tensor]:
+    """What the columns may hold within the bounds, and the least and largest of it."""
     tables = dict(lists)
-    codes = tree.decision_codes(seen, strict=False)
     declared_of = tree.decision_values
-    sizes = torch.tensor([len(declared_of[c]) for c in tree.decision_columns])
-    unknown = codes == sizes.to(codes.device)
-    other = set(unknown.any(0).nonzero().squeeze(-1).tolist())
-    for k, col in enumerate(tree.decision_columns):
-        if col not in tree.decisions_by_value:
-            continue
-        options = {*declared_of[col]}
-        if k in other:
-            options |= {*seen[unknown[:, k], col].tolist()}
+    for col in tree.decisions_by_value:
+        options = {*declared_of[col], *unknown.get(col, ())}
         if col in lists:
             options &= {*lists[col]}
         elif col in whole:
@@ -549,7 +566,12 @@ def _values(
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
-    return Values(named & ~listed, listed, named & ~decides, table), not other
+    values = Values(named & ~listed, listed, named & ~decides, table)
+    lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
+    for col, value in fixed.items():
+        if col not in tables:
+            lower[col] = upper[col] = value
+    return values, lower, upper
 
 
 def _fixed(

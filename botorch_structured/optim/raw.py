@@ -23,8 +23,9 @@ __all__ = [
     "whole_box",
 ]
 
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -65,21 +66,55 @@ class Boxes:
     def __len__(self) -> int:
         return len(self.lower)
 
-    @property
+    @cached_property
     def free(self) -> Tensor:
         """``P x d`` booleans: the columns that can move."""
         return self.upper > self.lower
 
-    @property
+    @cached_property
     def continuous(self) -> Tensor:
         """``P x d`` booleans: the columns that move continuously."""
         return self.free & ~self.problem.values.discrete
 
-    @property
+    @cached_property
     def positions(self) -> tuple[Tensor, Tensor]:
         """``P x d`` positions of the smallest and of the largest values."""
         position = self.problem.values.position
         return position(self.lower), position(self.upper)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """The number of points in every box, infinite where a column is continuous."""
+        first, last = self.positions
+        size = torch.where(self.free, last - first + 1, 1).double().prod(-1)
+        return torch.where(self.continuous.any(-1), torch.inf, size)
+
+    @cached_property
+    def slots(self) -> _Slots:
+        """The boxes by the columns that move in them."""
+        return _Slots.of(self)
+
+    @cached_property
+    def _number(self) -> dict[int, int]:
+        """The number of the box by its path."""
+        keys = self.problem.tree.path_key(self.lower).tolist()
+        return {key: b for b, key in enumerate(keys)}
+
+    def kept(self) -> Boxes:
+        """The same of a space, without what one search of it knows."""
+        none = self.problem.known[:0]
+        of_space = replace(
+            self.problem, constraints=[], feasible=None, known=none, good=none
+        )
+        boxes = Boxes(of_space, self.lower, self.upper, self.active)
+        _ = boxes.counts, boxes.slots, boxes._number  # as every search asks for them
+        return boxes
+
+    def of(self, problem: Problem) -> Boxes:
+        """What was kept, in another search of the space."""
+        boxes = copy(self)
+        object.__setattr__(boxes, "problem", problem)
+        return boxes
 
     def take(self, index: Tensor | slice) -> Boxes:
         """The boxes at ``index``."""
@@ -135,9 +170,8 @@ class Boxes:
 
     def of_rows(self, X: Tensor) -> Tensor:
         """The number of the box whose path each row is on, -1 for none."""
-        path_key = self.problem.tree.path_key
-        place = {key: b for b, key in enumerate(path_key(self.lower).tolist())}
-        found = [place.get(key, -1) for key in path_key(X).tolist()]
+        keys = self.problem.tree.path_key(X).tolist()
+        found = [self._number.get(key, -1) for key in keys]
         return torch.tensor(found, dtype=torch.long, device=X.device)
 
 
@@ -241,10 +275,8 @@ def _declared(listed: ParameterTree, tree: ParameterTree) -> _Declared:
     return _Declared(rows, *tree.locate(rows)[:2])
 
 
-def path_boxes(
-    problem: Problem, seen: Tensor, generator: torch.Generator
-) -> tuple[Boxes, Tensor]:
-    """The boxes of the paths to be searched, see `boxes_at`.
+def path_boxes(problem: Problem, seen: Tensor, generator: torch.Generator) -> Boxes:
+    """The boxes of the paths to be searched; none if all are ruled out.
 
     All declared paths, or ``max_paths`` random ones if there are more. The paths of
     known points are included, since only these have undeclared values.
@@ -254,17 +286,27 @@ def path_boxes(
         seen: ``m x d`` points whose paths are to be included.
         generator: Draws the random paths.
     """
-    if problem.listed.num_paths <= problem.max_paths:
+    every = problem.listed.num_paths <= problem.max_paths
+    only_declared = every and problem.declared
+    if only_declared and "paths" in problem.kept:
+        kept: Boxes = problem.kept["paths"]
+        return kept.of(problem)
+    if every:
         declared = _declared(problem.listed, problem.tree)
         rows, codes, active = (t.to(problem.bounds.device) for t in declared)
         rows = rows.to(problem.bounds)
-        if problem.declared:
-            return _boxes(problem, rows, codes, active)
     else:
         rows = random_rows(problem, problem.max_paths, generator)
         seen = seen[-problem.max_paths :]
-    rows = torch.cat([rows, seen])
-    return boxes_at(problem, rows[first_of_each(problem.tree.path_key(rows))])
+    if only_declared:
+        boxes, ok = _boxes(problem, rows, codes, active)
+    else:
+        rows = torch.cat([rows, seen])
+        boxes, ok = boxes_at(problem, rows[first_of_each(problem.tree.path_key(rows))])
+    boxes = boxes.take(ok)
+    if only_declared and len(boxes):
+        problem.kept["paths"] = boxes.kept()
+    return boxes
 
 
 def random_rows(problem: Problem, n: int, generator: torch.Generator) -> Tensor:
@@ -319,13 +361,6 @@ def _admissible(boxes: Boxes, sample: Sample) -> Sample:
     return sample.take(boxes.problem.admissible(sample.X, boxes.active[sample.box]))
 
 
-def _counts(boxes: Boxes) -> Tensor:
-    """The number of points in every box, infinite where a column is continuous."""
-    first, last = boxes.positions
-    size = torch.where(boxes.free, last - first + 1, 1).double().prod(-1)
-    return torch.where(boxes.continuous.any(-1), torch.inf, size)
-
-
 def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
     """Every point of each of the chosen boxes, which are finite."""
     free = boxes.free[chosen].any(-1)
@@ -351,7 +386,7 @@ def all_candidates(boxes: Boxes) -> Sample:
 
     For the end of a search, when all random points in them are known.
     """
-    finite = (_counts(boxes) <= _MAX_LISTED).nonzero().view(-1)
+    finite = (boxes.counts <= _MAX_LISTED).nonzero().view(-1)
     none = Sample.spread(boxes.lower[:0], finite[:0])
     return _admissible(boxes, Sample.join([none, *_listed(boxes, finite)]))
 
@@ -375,7 +410,7 @@ def raw_candidates(
     Returns:
         The candidates. Boxes without an admissible point have none.
     """
-    small = _counts(boxes) <= 4 * per_box
+    small = boxes.counts <= 4 * per_box
     samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
@@ -414,13 +449,11 @@ class _Slots:
     share the others.
 
     Args:
-        full: The boxes themselves.
         columns: ``P x K`` columns; one that does not move where a slot is not used.
         boxes: The boxes, ``P x K``.
         shared: ``P x K`` booleans: columns active on several paths.
     """
 
-    full: Boxes
     columns: Tensor
     boxes: Boxes
     shared: Tensor
@@ -450,11 +483,16 @@ class _Slots:
         narrow = replace(problem, values=values, discrete=list(range(len(discrete))))
         parts = (full.lower, full.upper, full.active)
         boxes = Boxes(narrow, *(part.gather(-1, columns) for part in parts))
-        return cls(full, columns, boxes, problem.shared[columns])
+        return cls(columns, boxes, problem.shared[columns])
 
-    def widen(self, sample: Sample) -> Sample:
-        """Candidates in all columns of ones in slots."""
-        X = self.full.lower[sample.box]
+    def widen(self, sample: Sample, lower: Tensor) -> Sample:
+        """Candidates in all columns, where those of slots are known.
+
+        Args:
+            sample: Candidates in slots.
+            lower: What boxes hold in columns that do not move, ``P x d``.
+        """
+        X = lower[sample.box]
         X = X.scatter_(-1, self.columns[sample.box], sample.X)
         return Sample(X, sample.box, sample.source)
 
@@ -467,12 +505,13 @@ def _spread(
     generator: torch.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
-    slots = _Slots.of(boxes)
+    slots = boxes.slots
     problem, narrow = slots.boxes.problem, slots.boxes
     parts = [_sobol(narrow, chosen.repeat_interleave(per_box), generator)]
     rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
     if len(good):
-        local = _perturbed(slots, per_box // 2, good, generator)
+        good_box = boxes.of_rows(good)
+        local = _perturbed(slots, per_box // 2, good, good_box, generator)
         if local is not None:
             parts.append(local)
         some = parts[0].take(rank < max(1, per_box // 4))
@@ -490,15 +529,18 @@ def _spread(
             bound = torch.where(end, here.lower, here.upper)
             X = torch.where(slots.shared[some.box] & here.free, bound, some.X)
             parts.append(Sample(X, some.box, some.source + 2 + _NUM_SCALES))
-    return slots.widen(Sample.join(parts))
+    return slots.widen(Sample.join(parts), boxes.lower)
 
 
 def _perturbed(
-    slots: _Slots, per_box: int, good: Tensor, generator: torch.Generator
+    slots: _Slots,
+    per_box: int,
+    good: Tensor,
+    good_box: Tensor,
+    generator: torch.Generator,
 ) -> Sample | None:
     """Points around the good points of every box, near and far."""
-    boxes, good_box = slots.boxes, slots.full.of_rows(good)
-    problem = boxes.problem
+    boxes, problem = slots.boxes, slots.boxes.problem
     by_box: dict[int, list[int]] = {}
     for i, b in enumerate(good_box.tolist()):
         if b >= 0:

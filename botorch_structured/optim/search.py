@@ -191,15 +191,15 @@ class Search:
         """
         problem = self.problem
         seen = torch.cat([known, problem.good])
-        boxes, ok = path_boxes(problem, seen, self.generator)
-        if not ok.any():
+        boxes = path_boxes(problem, seen, self.generator)
+        if not len(boxes):
             raise ValueError(
                 "fixed_features, categorical_features, bounds: expected to leave at "
                 f"least one path of the tree, got fixed_features={problem.fixed}, "
                 f"bounds={problem.bounds.tolist()} for decisions "
                 f"{problem.tree.decision_values}."
             )
-        return boxes.take(ok)
+        return boxes
 
     def maximise(
         self,

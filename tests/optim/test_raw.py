@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from botorch_structured.optim.problem import make_problem
-from botorch_structured.optim.raw import Boxes, boxes_at, project, whole_box
+from botorch_structured.optim.raw import (
+    Boxes,
+    boxes_at,
+    path_boxes,
+    project,
+    whole_box,
+)
 from botorch_structured.spaces import Between, ParameterTree
 
 FILL = -7.0
@@ -84,3 +90,43 @@ def test_paths_are_parts_of_the_whole_space() -> None:
     assert boxes.upper[0].tolist() == [0, 1, 1, FILL]
     assert boxes.lower[1].tolist() == [1, 0, FILL, 0]
     assert boxes.upper[1].tolist() == [1, math.nextafter(0.5, 0), FILL, 7]
+
+
+def test_what_is_kept_of_a_space_is_of_that_space_alone() -> None:
+    """Searches of one tree one after the other, with other arguments each time."""
+    tree = ParameterTree(4, {0: {0: [1, 2], 1: [2, 3]}})
+    bounds = torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.double)
+    half = bounds.clone()
+    half[1, 1:] = 0.5
+
+    def boxes(bounds: Tensor = bounds, **kwargs: object) -> Boxes:
+        problem = make_problem(bounds, tree, **{"fill": FILL, **kwargs})
+        generator = torch.Generator().manual_seed(0)
+        found = path_boxes(problem, problem.known, generator)
+        assert found.problem is problem
+        return found
+
+    def upper(boxes: Boxes) -> list[list[float]]:
+        return sorted(boxes.upper.tolist())
+
+    plain = [[0, 1, 1, FILL], [1, FILL, 1, 1]]
+    for _ in range(2):  # the second time all of them are known
+        assert upper(boxes()) == plain
+        assert upper(boxes(half)) == [[0, 0.5, 0.5, FILL], [1, FILL, 0.5, 0.5]]
+        assert upper(boxes(fill=3.0)) == [[0, 1, 1, 3], [1, 3, 1, 1]]
+        assert upper(boxes(fixed_features={0: 1})) == [[1, FILL, 1, 1]]
+        assert upper(boxes(categorical_features={1: [0.0, 0.7]}))[0][1] == 0.7
+        assert boxes(integer_features=[2]).continuous[:, 2].any().logical_not()
+        assert boxes().continuous[:, 2].all()
+        assert len(boxes(max_paths=1)) == 1
+        assert len(boxes(fixed_features={0: 1}, max_paths=1)) == 1
+        seen = bounds.new_tensor([[7.0, 0, 0, 0]])  # not declared, and out of bounds
+        assert upper(boxes(X_avoid=seen)) == plain
+        single = boxes(bounds.float())
+        assert single.lower.dtype == torch.float32 and upper(single) == plain
+        restricted = boxes(feasible=lambda X: X[:, 0] == 0).problem
+        assert restricted.is_restricted and not boxes().problem.is_restricted
+        start = bounds.new_tensor([[0.0, 0.1, 0.2, FILL]])
+        found = boxes(X_start=start)
+        assert torch.equal(found.problem.good, start) and len(boxes().problem.good) == 0
+        assert found.upper[found.of_rows(start)].tolist() == [plain[0]]

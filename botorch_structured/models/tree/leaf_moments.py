@@ -259,7 +259,6 @@ class LeafMoments:
         # a graph may be built after another correlation was chosen for the model's
         self._elements = [(copy(kernel), predictor) for kernel, predictor in elements]
         self.kernel, self.predictor = kernel, predictor = self._elements[0]
-        self.parameters = [p for kernel, _ in elements for p in kernel.parameters()]
         self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
         self._data = self.extend(X.detach())
         self._rows = X.detach()[predictor.layout.representative]
@@ -290,6 +289,11 @@ class LeafMoments:
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
         self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
+
+    @cached_property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Those of the kernels."""
+        return [p for kernel, _ in self._elements for p in kernel.parameters()]
 
     @classmethod
     def of(
@@ -399,13 +403,19 @@ class LeafMoments:
                 ]
             buckets = sorted({bucket for bucket, _ in places})
             leaves = [sorted({u for b, u in places if b == k}) for k in buckets]
-            stacks = [
-                self._stack(b, tuple(us), path)
+            found_in = [
+                self._kept_with(b, tuple(us), path)
                 for b, us in zip(buckets, leaves, strict=True)
             ]
+        stacks = [stack for _, stack in found_in]
         if len(X) * max(s.inverse_chol[0].numel() for s in stacks) > _MAX_LOCAL:
             return None
-        at = [(buckets.index(b), leaves[buckets.index(b)].index(u)) for b, u in places]
+        place = {
+            (b, u): (k, i)
+            for k, (b, (us, _)) in enumerate(zip(buckets, found_in, strict=True))
+            for i, u in enumerate(us)
+        }
+        at = [place[leaf] for leaf in places]
         tables = [stack.tables() for stack in stacks]
         correlation = stacks[0].correlation
         return LocalMoments(correlation, tables, at, self.extend(X).numpy(), columns)
@@ -511,10 +521,27 @@ class LeafMoments:
         """Leaves out of a stack that has more, as when some climbs have ended."""
         if len(self._elements) > 1:
             return None
+        found = self._containing(bucket, places, path)
+        if found is None:
+            return None
+        kept, stack = found
+        return stack.part([kept.index(place) for place in places])
+
+    def _containing(
+        self, bucket: int, places: tuple[int, ...], path: bool
+    ) -> tuple[tuple[int, ...], _Stack] | None:
+        """The last stack that has some leaves, and which ones it has."""
         for (other, kept, its), stack in reversed(self._stacks.items()):
-            if (other, its) == (bucket, path) and set(places) < set(kept):
-                return stack.part([kept.index(place) for place in places])
+            if (other, its) == (bucket, path) and set(places) <= set(kept):
+                return kept, stack
         return None
+
+    def _kept_with(
+        self, bucket: int, places: tuple[int, ...], path: bool
+    ) -> tuple[tuple[int, ...], _Stack]:
+        """A stack that has some leaves, and which ones it has."""
+        found = self._containing(bucket, places, path)
+        return found or (places, self._stack(bucket, places, path))
 
     @torch.no_grad()
     def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:

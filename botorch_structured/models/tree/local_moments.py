@@ -264,6 +264,8 @@ def _side_by_side(
 ) -> Array:
     """A table of leaves for each row, ``S x a x b``, padded with zeros."""
     arrays = [table[name].numpy() for table in tables]
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0][[leaf for _, leaf in place]])
     shape = [max(a.shape[i] for a in arrays) for i in (1, 2)]
     out = np.zeros((len(place), *shape), dtype=arrays[0].dtype)
     for row, (table, leaf) in zip(out, place, strict=True):

@@ -81,6 +81,8 @@ def repeated_share(targets: Tensor) -> float:
     """
     ordered = targets.sort(dim=-1).values
     equal = ordered[..., 1:] == ordered[..., :-1]
+    if not equal.any():
+        return 0.0
     pad = torch.nn.functional.pad
     repeated = pad(equal, (1, 0)) | pad(equal, (0, 1))
     return float(repeated.double().mean(-1).max())

@@ -26,6 +26,7 @@ __all__ = [
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -400,7 +401,8 @@ class TreeStructuredKernel(LeafKernel):
         )
         own = set(tree.own_columns)
         free = sorted({*own, *tree.shared_columns} - {*context})
-        seen = self._columns_of_paths(free, own)
+        only_own = tuple(sorted(own)) if leaf_inputs == "own" else None
+        seen = _columns_of_paths(tree, tuple(free), only_own)
         if leaf_inputs == "active" or seen is None:
             columns = free
         else:
@@ -464,21 +466,6 @@ class TreeStructuredKernel(LeafKernel):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.correlation = CORRELATIONS[int(self.correlation_index)]
-
-    def _columns_of_paths(
-        self, free: list[int], own: set[int]
-    ) -> list[list[int]] | None:
-        """Columns that K_p sees on each path; None if there are too many paths."""
-        if self.tree.num_paths > MAX_LISTED_PATHS:
-            return None
-        out = []
-        columns = set(free)
-        for path in self.tree.paths:
-            active = [c for c in path.active_columns if c in columns]
-            if self.leaf_inputs == "own":
-                active = [c for c in active if c in own] or active
-            out.append(active)
-        return out
 
     def locate(self, X: Tensor) -> Places:
         """Where rows are in the tree.
@@ -708,3 +695,23 @@ def _check_aligned_columns(
                     f"got columns {together} of the same path."
                 )
     return [sorted(group) for group in groups]
+
+
+@lru_cache(maxsize=32)  # for one model after the other of the same tree
+def _columns_of_paths(
+    tree: ParameterTree, free: tuple[int, ...], own: tuple[int, ...] | None
+) -> list[list[int]] | None:
+    """Columns that K_p sees on each path; None if there are too many paths.
+
+    Args:
+        tree: The paths.
+        free: The columns that it may see.
+        own: If given, only these are seen, on paths that have any.
+    """
+    if tree.num_paths > MAX_LISTED_PATHS:
+        return None
+    out, columns, alone = [], set(free), set(own or ())
+    for path in tree.paths:
+        active = [c for c in path.active_columns if c in columns]
+        out.append([c for c in active if c in alone] or active)
+    return out
