@@ -18,15 +18,12 @@ __all__ = [
 
 import inspect
 import math
-from copy import copy
-from functools import lru_cache
 from typing import Any
 
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.priors import LogNormalPrior
-from gpytorch.priors.utils import BUFFERED_PREFIX
 from torch import Tensor
 
 
@@ -76,10 +73,6 @@ class LogInterval(Interval):
         return bool(inside.all())
 
 
-# The buffers of a prior, which are its distribution's tensors.
-_BUFFERS = [(f"{BUFFERED_PREFIX}{name}", name) for name in ("loc", "scale")]
-
-
 class QuickLogNormalPrior(LogNormalPrior):
     """A scalar log-normal prior whose density takes four operations instead of forty.
 
@@ -108,24 +101,6 @@ def log_gaussian_prior(mode: float, scale: float) -> LogNormalPrior:
         scale: Standard deviation of the logarithm.
     """
     loc = math.log(mode) + scale**2
-    made = _first_prior(
-        loc, scale, torch.get_default_dtype(), torch.get_default_device()
-    )
-    # torch takes several times as long to make a distribution as to copy one
-    prior = object.__new__(QuickLogNormalPrior)
-    prior.__dict__.update(
-        (name, part.copy() if isinstance(part, dict | set) else part)
-        for name, part in made.__dict__.items()
-    )
-    base = prior.__dict__["base_dist"] = copy(made.base_dist)
-    for buffer, name in _BUFFERS:
-        base.__dict__[name] = prior._buffers[buffer] = getattr(base, name).clone()
-    return prior
-
-
-@lru_cache(maxsize=64)
-def _first_prior(loc: float, scale: float, *made_with: object) -> LogNormalPrior:
-    """A prior to copy, of the default dtype and device."""
     return QuickLogNormalPrior(loc=loc, scale=scale, validate_args=False)
 
 

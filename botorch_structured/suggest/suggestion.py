@@ -156,8 +156,8 @@ def suggest(
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(seeded(seed, train_X.device))
-        # Nobody can do anything about a jitter of 1e-8 where pending points are close to
-        # each other, or in single precision, of which BoTorch warns by itself.
+        # Nobody can do anything about a jitter of 1e-8 where pending points are close
+        # to each other, or in single precision, of which BoTorch warns by itself.
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", NumericalWarning)
         return chosen()

@@ -44,29 +44,3 @@ def test_prior_mode_is_the_optimum_of_the_objective() -> None:
 def test_bad_bounds(bounds: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="lower_bound"):
         LogInterval(*bounds)
-
-
-def test_priors_have_nothing_in_common() -> None:
-    first, second = log_gaussian_prior(0.3, 0.8), log_gaussian_prior(0.3, 0.8)
-    other = log_gaussian_prior(2.0, 0.5)
-    before = second.log_prob(torch.tensor(1.7)).item()
-    first.load_state_dict(other.state_dict())  # in place
-    assert first.loc == other.loc and first.scale == other.scale
-    second.double().register_buffer("mine", torch.ones(1))
-    first.loc = torch.tensor(-3.0)
-    third = log_gaussian_prior(0.3, 0.8)
-    assert "mine" not in third.state_dict() and "mine" not in first.state_dict()
-    for prior in (second, third):
-        assert prior.log_prob(torch.tensor(1.7)).item() == pytest.approx(before)
-    assert third.loc.dtype == torch.get_default_dtype()
-
-
-def test_a_prior_has_the_default_dtype() -> None:
-    default = torch.get_default_dtype()
-    log_gaussian_prior(0.3, 0.8)
-    for dtype in (torch.float32, torch.float64):
-        torch.set_default_dtype(dtype)
-        try:
-            assert log_gaussian_prior(0.3, 0.8).scale.dtype == dtype
-        finally:
-            torch.set_default_dtype(default)
