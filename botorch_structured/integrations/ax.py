@@ -111,13 +111,15 @@ def structured_generation_strategy(
             one choice, ``[["rate_adam", "rate_sgd"]]``, with the same bounds: trials
             of one say something about the others. Ax has no parameter with two
             parents' values, so that it needs a name for each.
-        starts: The first trials: ``"random"`` (the default) or ``"middle"`` ones, one
-            on each path that has no trial; or configurations, in Ax's names.
+        starts: The first trials: ``"random"`` (the default), ``"middle"`` or
+            ``"default"`` ones, one on each path that has no trial; or configurations,
+            in Ax's names.
 
     Raises:
         ValueError: An argument is not what it should be. When trials are generated: the
-            space has a parameter that is a task, a fidelity, derived or disabled, or
-            there are ``fixed_parameters`` or preferential objectives.
+            space has a parameter that is a task, a fidelity, derived or disabled, there
+            are preferential objectives, or ``fixed_parameters`` of other names or
+            values than the space has.
         SearchSpaceExhausted: When trials are generated: every point has been tried.
 
     Example:
@@ -263,8 +265,10 @@ class _Search:
         for name, value in fixed.items():
             parameter = self._ax_space.parameters.get(name)
             column = self._first.get(name, name)
-            if parameter is None or not parameter.validate(value):
-                wanted = f"one of {sorted(self._ax_space.parameters)}, and its value"
+            if parameter is None:
+                wanted = f"one of {sorted(self._ax_space.parameters)}"
+            elif not parameter.validate(value):
+                wanted = f"one of the values of {parameter}"
             elif held.setdefault(column, value) != value:
                 wanted = f"one value for the aligned {list(self._groups[column])}"
             else:

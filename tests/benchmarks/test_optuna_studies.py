@@ -37,6 +37,6 @@ def test_a_study_leaves_records() -> None:
 
 def test_the_stored_runs_are_those_of_the_table() -> None:
     runs = load(Path(__file__).parents[2] / STORED)
-    assert len(runs) == 2 * 6 * 10
+    assert len(runs) == 2 * 7 * 10
     ranks = mean_ranks([run for run in runs if run.problem == "jenatton"], 60)
     assert min(ranks, key=lambda name: ranks[name]) == "structured"
