@@ -18,6 +18,7 @@ __all__ = [
     "refuse_pending",
 ]
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -199,7 +200,7 @@ class Mixtures(nn.Module):
         return evaluate
 
 
-class _MixtureFunction:
+class _MixtureFunction(ABC):
     """What a function of the moments of mixtures has for those who search it."""
 
     outcomes: Mixtures
@@ -219,9 +220,9 @@ class _MixtureFunction:
         """See `Mixtures.near`."""
         return self.outcomes.near(X, columns, self._of_moments)
 
+    @abstractmethod
     def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         """``...`` values for ``... x L`` means and variances."""
-        raise NotImplementedError
 
 
 class MixturePrior(_MixtureFunction, nn.Module):
