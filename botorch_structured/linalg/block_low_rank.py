@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
 
-import numpy as np
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -119,11 +118,6 @@ def positions(mask: Tensor) -> Tensor:
         ``B x D``, D being as many as the fullest row has, and at least one.
     """
     width = mask.shape[-1]
-    if mask.device.type == "cpu":  # NumPy sorts small arrays in a fifth of the time
-        array = mask.numpy()
-        found = np.sort(np.where(array, np.arange(width), width), axis=-1)
-        most = int(array.sum(-1).max(initial=1))
-        return torch.from_numpy(np.ascontiguousarray(found[:, :most]))
     place = torch.arange(width, device=mask.device)
     padded = torch.where(mask, place, width).sort(-1).values
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
