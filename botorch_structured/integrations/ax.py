@@ -47,6 +47,7 @@ try:
     from ax.core.trial_status import TrialStatus
     from ax.core.types import ComparisonOp, TParameterization
     from ax.exceptions.core import SearchSpaceExhausted
+    from ax.generation_strategy.center_generation_node import CenterGenerationNode
     from ax.generation_strategy.external_generation_node import ExternalGenerationNode
     from ax.generation_strategy.generation_strategy import GenerationStrategy
     from ax.storage.botorch_modular_registry import register_model
@@ -73,15 +74,17 @@ def structured_generation_strategy(
     seed: int | None = None,
     aligned: Iterable[Iterable[str]] = (),
     starts: str | Sequence[_Config] | None = None,
+    initialize_with_center: bool | None = None,
 ) -> GenerationStrategy:
     r"""A generation strategy of Ax that searches with this package.
 
     Choose it where parameters exist only under some values of others
-    (``dependent_parameters``). It begins with a random point on each path that has no
-    trial yet and goes on with `suggest`; one trial is enough for a loop. Range
-    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with
-    three or more strings and with dependents), fixed parameters and parameter
-    constraints are understood, and so are several objectives and outcome constraints.
+    (``dependent_parameters``). It begins with the centre of the space, as Ax's own
+    strategies do, then takes a random point on each path that has no trial yet, and
+    goes on with `suggest`; one trial is enough for a loop. Range parameters (floats,
+    integers, logarithmic ones), choices (ordered or not, also with three or more
+    strings and with dependents), fixed parameters and parameter constraints are
+    understood, and so are several objectives and outcome constraints.
 
     A suggestion depends on the trials and on ``seed`` only. A client that was saved and
     loaded, in another process, goes on exactly as it would have.
@@ -114,6 +117,9 @@ def structured_generation_strategy(
         starts: The first trials: ``"random"`` (the default), ``"middle"`` or
             ``"default"`` ones, one on each path that has no trial; or configurations,
             in Ax's names.
+        initialize_with_center: Whether the first trial of an experiment is the centre
+            of the space, where it is feasible and no parameter is held. Default: if no
+            ``starts`` are given.
 
     Raises:
         ValueError: An argument is not what it should be. When trials are generated: the
@@ -132,7 +138,7 @@ def structured_generation_strategy(
         ...         client.complete_trial(trial, raw_data={"error": evaluate(config)})
         >>> client.get_best_parameterization()
     """
-    node = StructuredNode(seed, aligned, starts)
+    node = StructuredNode(seed, aligned, starts, initialize_with_center)
     return GenerationStrategy(nodes=[node], name="Structured")
 
 
@@ -143,6 +149,7 @@ class StructuredNode(ExternalGenerationNode):
         seed: As there.
         aligned: As there.
         starts: As there.
+        initialize_with_center: As there.
     """
 
     def __init__(
@@ -150,6 +157,7 @@ class StructuredNode(ExternalGenerationNode):
         seed: int | None = None,
         aligned: Iterable[Iterable[str]] = (),
         starts: str | Sequence[_Config] | None = None,
+        initialize_with_center: bool | None = None,
     ) -> None:
         seed = check_seed(seed)
         if not isinstance(starts, (list, tuple)) and starts not in (None, *KINDS):
@@ -165,6 +173,9 @@ class StructuredNode(ExternalGenerationNode):
         self.seed = int(torch.randint(2**31, ())) if seed is None else seed
         self.aligned = aligned
         self.starts = starts
+        if initialize_with_center is None:
+            initialize_with_center = starts is None
+        self.initialize_with_center = initialize_with_center
         self._fixed: _Config = {}
         self._search: _Search | None = None
 
@@ -177,6 +188,9 @@ class StructuredNode(ExternalGenerationNode):
     ) -> TParameterization:
         """The next configuration; see `structured_generation_strategy`."""
         assert self._search is not None, "Ax calls update_generator_state first."
+        if self.initialize_with_center and not (self._fixed or pending_parameters):
+            if (center := self._search.center()) is not None:
+                return center
         return self._search.suggest(
             self.seed, pending_parameters, self.starts, self._fixed
         )
@@ -258,6 +272,16 @@ class _Search:
         except CandidateGenerationError as error:
             raise SearchSpaceExhausted(f"Every point has been tried: {error}") from None
         return self._write(config)
+
+    def center(self) -> TParameterization | None:
+        """The centre of the space; None if there are trials, or it is infeasible."""
+        if self._experiment.trials:
+            return None
+        node = CenterGenerationNode("")
+        node.search_space = self._ax_space
+        found = node.compute_center_params()
+        (config,) = self._inside([{} if found is None else self._read(found)])
+        return None if config is None else self._write(config)
 
     def _held(self, fixed: _Config) -> dict[str, Any]:
         """Fixed parameters under the names of columns."""
@@ -408,8 +432,8 @@ def _by_trial(frame: Any, numbers: Iterable[float]) -> _Rows:
 
 
 def _node_to_dict(node: StructuredNode) -> dict[str, Any]:
-    arguments = {"seed": node.seed, "aligned": node.aligned, "starts": node.starts}
-    return {"__type": "StructuredNode", **arguments}
+    names = ("seed", "aligned", "starts", "initialize_with_center")
+    return {"__type": "StructuredNode", **{k: getattr(node, k) for k in names}}
 
 
 for _model in (ConditionalGP, MonotoneGP, MultiTaskABLR, TreedGP, TreeStructuredGP):

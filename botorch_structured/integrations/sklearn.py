@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 from botorch.exceptions.errors import CandidateGenerationError
+from torch import Tensor
 
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
 from botorch_structured.study.study import Starts
 
 try:
     from joblib import effective_n_jobs
-    from sklearn.base import is_classifier
+    from sklearn.base import clone, is_classifier
     from sklearn.exceptions import FitFailedWarning
     from sklearn.model_selection import check_cv
 
@@ -71,9 +73,10 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
-        starts: The first candidates: ``"random"`` (the default), ``"middle"`` or
-            ``"default"`` ones, one for each path; or configurations, or a function, see
-            `Study`.
+        starts: The first candidates. Default: one for each path, with the values that
+            the estimators of the path have themselves (``SVC().C`` is 1.0), and random
+            ones where the space does not have these. Or ``"random"``, ``"middle"`` or
+            ``"default"`` ones, configurations, or a function, see `Study`.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -151,7 +154,8 @@ class StructuredSearchCV(BaseSearchCV):
         return {name: value for name, value in state.items() if name != "_history"}
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
-        study = Study(self.space, "maximize", seed=seed, starts=self.starts)
+        starts = self._own_starts if self.starts is None else self.starts
+        study = Study(self.space, "maximize", seed=seed, starts=starts)
         q = max(1, len(study.starts))
         while (missing := n_iter - len(study.trials)) > 0:
             try:
@@ -172,10 +176,26 @@ class StructuredSearchCV(BaseSearchCV):
             if metrics and metrics != study.objectives:
                 # Their names are known as soon as one candidate did not fail.
                 failed = [trial.config for trial in study.trials]
-                study = Study(study.space, metrics, seed=seed, starts=self.starts)
+                study = Study(study.space, metrics, seed=seed, starts=starts)
                 study.tell_many(failed, [None] * len(failed))
             study.tell_many(configs, scores)
         return study
+
+    def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
+        """Random starts, but for what the estimators of their paths are set to."""
+        starts = space.starts(seed=seed)
+        for i, config in enumerate(space.decode(starts)):
+            chosen = {k: v for k, v in config.items() if hasattr(v, "get_params")}
+            own = clone(self.estimator).set_params(**clone(chosen)).get_params()
+            for name in sorted((config.keys() & own.keys()) - chosen.keys()):
+                try:
+                    x = space.encode([{**config, name: own[name]}])
+                except ValueError:  # such as gamma="scale", where gamma is a number
+                    continue
+                same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
+                if same.all() and space.feasible(x).all():
+                    starts[i], config[name] = x[0], own[name]
+        return starts
 
     def _format_results(
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None

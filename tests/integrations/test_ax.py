@@ -317,6 +317,28 @@ def test_fixed_parameters_are_held() -> None:
             client.get_next_trials(1, fixed_parameters={name: value})
 
 
+def test_the_centre_is_first() -> None:
+    centre = {"learner": "boost", "trees": 100, "depth": 6, "share": 0.6}
+    first, *others = search(make_client(), error, 3)
+    assert first == centre | {"fixed": "always"}
+    assert {c["learner"] for c in others} == {"linear", "none"}
+    for kwargs in ({"starts": "random"}, {"initialize_with_center": False}):
+        assert next_of(make_client(**kwargs)) != first
+    client = make_client(starts="middle", initialize_with_center=True)
+    assert next_of(client) == first
+    client = make_client()  # in a batch it is the first, and once
+    assert search(client, error, 3, at_once=3).count(first) == 1
+
+
+def test_there_is_not_always_a_centre() -> None:
+    client = make_client()
+    attach(client, {"learner": "none", "fixed": "always", "share": 0.3}, error=1.0)
+    assert next_of(client)["share"] != 0.6
+    numbers = [RangeParameterConfig(name, (0, 3), "int") for name in "ab"]
+    client = make_client(numbers, parameter_constraints=["a + b <= 0"])
+    assert next_of(client) == {"a": 0, "b": 0}  # not the rounded centre (2, 2)
+
+
 def test_fixed_parameters_that_are_aligned() -> None:
     children = {"adam": ["rate_adam"], "sgd": ["rate_sgd"]}
     client = Client()
@@ -435,7 +457,7 @@ def test_aligned_parameters_are_one() -> None:
     space = SearchSpace.from_ax(client._experiment.search_space, groups)
     assert space.names == ["optimiser", "rate_adam", "momentum"]
     assert space.tree.shared_columns == [1] and space.tree.num_paths == 2
-    search(client, evaluate, 10)
+    search(client, evaluate, 12)
     assert evaluate(dict(client.get_best_parameterization()[0])) < 0.02
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 import sklearn
@@ -155,7 +156,7 @@ def test_results_have_the_columns_of_scikit_learn() -> None:
 
 
 def test_candidates_are_those_of_a_study() -> None:
-    fitted = search(n_iter=5, random_state=5).fit(X, y)
+    fitted = search(n_iter=5, random_state=5, starts="random").fit(X, y)
     study = Study(PEAKS, "maximize", seed=fitted.study_.seed)
     results = fitted.cv_results_
     for params, score in zip(
@@ -229,6 +230,47 @@ def test_where_to_begin() -> None:
         assert search.fit(X, y).cv_results_["params"][:2] == expected
     with pytest.raises(ValueError, match="starts: expected one of"):
         StructuredSearchCV(Peak(), space, 3, starts="best").fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_searches_begin_with_what_estimators_are_set_to() -> None:
+    # gamma is "scale", which is no number; 5 neighbours are too few here
+    space = [SPACE[0] | {"model": [SVC(C=3.0)]}, SPACE[1]]
+    space[1] |= {"model__n_neighbors": randint(6, 50)}
+    fitted = StructuredSearchCV(PIPELINE, space, 2, random_state=0).fit(X, y)
+    first, second = fitted.cv_results_["params"]
+    assert first["model"] is space[0]["model"][0]
+    assert first["model__C"] == 3.0 and 1e-4 <= first["model__gamma"] <= 10.0
+    assert second["model__weights"] == "uniform" and second["model__n_neighbors"] > 5
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_the_first_candidates_stay_on_their_paths() -> None:
+    # the decision is a number with a value of its own, and half of the values of x
+    # belong to the other dictionary
+    space = [
+        {"noise": [0.1], "kind": ["left"], "x": (0.0, 0.5)},
+        {"noise": [0.2], "kind": ["left"], "x": (0.5, 1.0)},
+    ]
+    peak = Peak(noise=0.2, x=0.75)
+    fitted = StructuredSearchCV(peak, space, 2, random_state=0).fit(X, y)
+    first, second = fitted.cv_results_["params"]
+    assert first["noise"] == 0.1 and 0.0 < first["x"] < 0.5
+    assert second == {"noise": 0.2, "kind": "left", "x": 0.75}
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_no_first_candidate_is_forbidden() -> None:
+    space = SearchSpace(
+        ["x", "noise"],
+        torch.tensor([[0.0, 0.0], [1.0, 1.0]]),
+        feasible=lambda X: X.sum(-1) > 1.0,
+    )
+    peak = Peak(x=0.9, noise=0.0)
+    fitted = StructuredSearchCV(peak, space, 1, random_state=0).fit(X, y)
+    (first,) = fitted.cv_results_["params"]
+    assert first["x"] + first["noise"] > 1.0
+    assert (first["x"] == 0.9) != (first["noise"] == 0.0)
 
 
 def test_the_last_candidate_may_fail() -> None:
