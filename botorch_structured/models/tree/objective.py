@@ -593,6 +593,7 @@ class LeafObjective:
         if slope is not None:  # raw values that are no logarithms are used as they are
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
+        self._last = b"", math.nan  # theta of the last evaluation, and its value
 
     @classmethod
     def of(
@@ -654,6 +655,14 @@ class LeafObjective:
     def read_correlation(self) -> None:
         """Use the correlation that the tree kernel of the model has now."""
         self._form.read_correlation()
+        self._last = b"", math.nan
+
+    def loss(self) -> float:
+        """The value at the model's parameters, known if it was the last one."""
+        theta = self.read()
+        if theta.tobytes() != self._last[0]:
+            self(theta)
+        return self._last[1]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -675,6 +684,7 @@ class LeafObjective:
         evidence = evidence_as_one if self._as_one else evidence_by_block
         value, derivatives = evidence(blocks, self._residual, form.num_weights)
         if math.isnan(value):
+            self._last = theta.tobytes(), math.nan
             return math.nan, np.full(len(theta), math.nan)
         slopes: list[Array] = []
         alpha: list[Array] = []
@@ -704,7 +714,8 @@ class LeafObjective:
         if slope is not None:
             gradient *= slope
         scale = -1.0 / self._num_data
-        return scale * (value + prior), scale * gradient[self._parameters.free]
+        self._last = theta.tobytes(), scale * (value + prior)
+        return self._last[1], scale * gradient[self._parameters.free]
 
     def _block(self, leaves: _Leaves, q: Array, noise: Any) -> _Part:
         """Covariances and features of some leaves."""
