@@ -44,8 +44,12 @@ _MAX_ALTERNATIVES = 64
 # Most iterations of a walk in boxes.
 _MAX_WALK = 16
 # After so many iterations, by gradient and of a walk, a start ends if its distance to
-# the best value exceeds `_OPTIMISM` times its last gain.
+# the best value exceeds `_OPTIMISM` times the gain that it expects, or its last gain.
 _PATIENCE, _PATIENCE_WALK, _OPTIMISM = 4, 2, 10.0
+# It ends where it expects less than this share of what counts as a gain.
+_LEAST_SHARE = 1e-3
+# It also ends where its next step leads to the best start: as near as this share of it.
+_SAME_MAXIMUM = 0.1
 # Multiples of the quasi-Newton step, and of the distance to the bounds where there is
 # no curvature yet. Optima of expected improvement next to a noise-free point are as
 # narrow as 1e-5 of the box.
@@ -156,6 +160,7 @@ def maximize_in_unit_box(
     value_and_gradient: ValueAndGradient,
     U: Tensor,
     valid: Tensor,
+    apart: Array | None = None,
     max_iter: int = 40,
     tolerance: float = 1e-10,
 ) -> tuple[Tensor, Tensor]:
@@ -175,6 +180,8 @@ def maximize_in_unit_box(
             gradients; -inf where a point is not admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
+        apart: ``S x a``; starts in different boxes have different rows. Default: all
+            of them are.
         max_iter: Most iterations, each of one call.
         tolerance: A start is done when an iteration gains less than this, relative to
             the larger of its value and one.
@@ -188,6 +195,7 @@ def maximize_in_unit_box(
     best_U = U.detach().cpu().numpy().copy()
     start: Array = np.arange(len(best_U))
     k = best_U.shape[-1]
+    apart = start[:, None] if apart is None else apart
     f, g = (part[:, 0] for part in value_and_gradient(best_U[:, None], start))
     best_f = f.copy()
     eye = np.eye(k, dtype=best_U.dtype)
@@ -203,30 +211,42 @@ def maximize_in_unit_box(
     ladders = np.array([_FIRST_STEPS, _STEPS], dtype=x.dtype)
     width = ladders.shape[-1]
     for sweep in range(max_iter):
-        lag = tolerance * max(abs(best_f.max()), 1.0)
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
         g_free = np.where(blocked, 0.0, g)
         steepness = np.abs(g_free).max(-1)
-        moving = (steepness > 1e-12) & np.isfinite(f)
-        if not moving.all():
+        going = (steepness > 1e-12) & np.isfinite(f)
+        if blocked.any():
+            both = ~blocked[:, :, None] & ~blocked[:, None, :]
+            newton = _solve(np.where(both, B, eye), g_free)
+        else:
+            newton = _solve(B, g_free)
+        expected = 0.5 * (newton * g_free).sum(-1)
+        informed = informed & (expected > 0)  # false for NaN, too
+        scale = np.maximum(np.abs(f), 1.0)
+        worth = expected > _LEAST_SHARE * tolerance * scale
+        if sweep > _PATIENCE:
+            best = best_f.argmax()
+            lead = best_f[best] - f
+            rest = np.abs(x + newton - best_U[best]).max(-1)
+            there = rest <= _SAME_MAXIMUM * np.abs(newton).max(-1)
+            there &= (lead > 0) & (apart[start] == apart[best]).all(-1)
+            worth &= (lead <= _OPTIMISM * expected) & ~there
+        going &= worth | ~informed
+        if not going.all():
             state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (
-                part[moving] for part in state
-            )
-            blocked, g_free = blocked[moving], g_free[moving]
-            steepness = steepness[moving]
+            start, x, f, g, B, informed, held, probing = (part[going] for part in state)
+            g_free, steepness, newton = g_free[going], steepness[going], newton[going]
+            expected, scale = expected[going], scale[going]
         n = len(start)
         if n == 0:
             break
-        both = ~blocked[:, :, None] & ~blocked[:, None, :]
-        newton = _solve(np.where(both, B, eye), g_free)
-        informed = informed & ((newton * g_free).sum(-1) > 0)  # false for NaN, too
         steepest = g_free / steepness[:, None]
         direction = np.where(informed[:, None], newton, steepest)
         steps = ladders[informed.astype(int)]
         trial = x[:, None] + steps[:, :, None] * direction[:, None]
         trial = trial.clip(0.0, 1.0)
-        if probing.any():
+        fences = bool(probing.any())
+        if fences:
             axes = _steepest_axes(g_free, width)
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
             trial = np.where(probing[:, None, None], probe, trial)
@@ -241,14 +261,12 @@ def maximize_in_unit_box(
         y = np.where(~better[:, None] | fixed[start], 0.0, g - g_best)
         B, informed_now = _update(B, informed, s, y)
         # No gain though one was expected: try once more without curvature.
-        expected = 0.5 * (newton * g_free).sum(-1)
-        scale = np.maximum(np.abs(f), 1.0)
         lost = ~better & informed & (expected > tolerance * scale)
         B = np.where(lost[:, None, None], eye, B)
         # All steps are inadmissible: find the columns and continue along the others.
         outside = f_new == -np.inf
         fenced = ~better & outside.any(-1)
-        if probing.any():
+        if fences:
             outside &= probing[:, None]
             held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
             fenced &= ~probing
@@ -257,16 +275,9 @@ def maximize_in_unit_box(
         lost |= fenced
         x = np.where(better[:, None], x_best, x)
         g = np.where(better[:, None], g_best, g)
-        small = gain <= tolerance * scale
         f = np.where(better, f_best, f)
         best_U[start], best_f[start] = x, f
-        stay = ~small | lost
-        if sweep >= _PATIENCE:
-            # Gains of a start decrease from iteration to iteration: one that would need
-            # a much larger gain than its last one will not become the best.
-            lead = best_f.max() - f
-            stay &= lead <= _OPTIMISM * np.maximum(gain, 0.0) + lag
-            stay &= (gain > 1e3 * lag) | (lead <= 0) | lost
+        stay = (gain > tolerance * scale) | lost
         informed = informed_now & ~lost
         if not stay.all():
             state = start, x, f, g, B, informed, held, probing
@@ -593,7 +604,9 @@ def _climb_together(
         slope = np.take_along_axis(slope, place[start][:, None], -1)
         return values.cpu().numpy().reshape(U.shape[:2]), slope * unit[start][:, None]
 
-    U, new = maximize_in_unit_box(value_and_gradient, U, valid)
+    apart = old.copy()
+    np.put_along_axis(apart, place, np.where(valid.cpu().numpy(), 0.0, held), -1)
+    U, new = maximize_in_unit_box(value_and_gradient, U, valid, apart)
     better = new > values
     found = points(U.cpu().numpy()[:, None], np.arange(len(X)))
     return torch.where(better[:, None], found, X), torch.where(better, new, values)
