@@ -401,15 +401,17 @@ def make_problem(
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
     ]
-    known = torch.cat([check_points(k, X, tree, bounds, fill_row) for k, X in tables])
-    if isinstance(X_start, tuple):
-        good = bounds[:0]
-    elif X_start is None:
-        good = tree.impute(_promising(tree, bounds, acq_function), fill_row)
-    else:
-        good = check_points("X_start", X_start, tree, bounds, fill_row)
+    seen = [check_points(k, X, tree, bounds) for k, X in tables]
+    known = torch.cat([tree.impute(X, fill_row) for X in seen])
+    good: Tensor = bounds[:0]
+    best: Tensor | slice = slice(None)
+    if X_start is None:
+        good, best = _promising(tree, bounds, acq_function)
+    elif not isinstance(X_start, tuple):
+        good = check_points("X_start", X_start, tree, bounds)
+    seen.append(good)
+    good = tree.impute(good, fill_row)[best]
     listed = _with_outcomes(tree, lists, fixed)
-    seen = torch.cat([known, good])
     unknown = _undeclared(listed, seen)
     kept: dict[str, Any] = {}
     if not unknown and bounds.device.type == "cpu":
@@ -490,7 +492,6 @@ def check_points(
     X: Any,
     tree: ParameterTree,
     like: Tensor,
-    fill: Tensor | None = None,
 ) -> Tensor:
     """``X`` if it is ``m x d`` numbers, finite where columns are active.
 
@@ -499,7 +500,6 @@ def check_points(
         X: What was given.
         tree: Says which columns are active. What the others hold does not matter.
         like: A tensor of the precision and on the device that is wanted.
-        fill: What inactive columns are to hold, ``d``; None: what they hold.
     """
     if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != tree.dim:
         got: Any = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
@@ -516,7 +516,7 @@ def check_points(
             f"{name}: expected finite numbers in active columns, got {X[row, col]} in "
             f"row {row}, column {col}."
         )
-    return X if fill is None else torch.where(active, X, fill)
+    return X
 
 
 @lru_cache(maxsize=32)
@@ -525,18 +525,16 @@ def _kept(*space: Any) -> dict[str, Any]:
     return {}
 
 
-def _undeclared(tree: ParameterTree, seen: Tensor) -> dict[int, set[float]]:
+def _undeclared(tree: ParameterTree, seen: list[Tensor]) -> dict[int, set[float]]:
     """Columns with outcomes that the tree does not declare: those of points seen."""
-    codes = tree.decision_codes(seen, strict=False)
-    sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
-    unknown = codes == torch.tensor(sizes, device=codes.device)
-    if not unknown.any():
-        return {}
-    return {
-        col: {*seen[unknown[:, k], col].tolist()}
-        for k, col in enumerate(tree.decision_columns)
-        if unknown[:, k].any()
-    }
+    sizes = torch.tensor([len(tree.decision_values[c]) for c in tree.decision_columns])
+    out: dict[int, set[float]] = {}
+    for X in seen:  # not side by side: what was located is not looked up again
+        unknown = tree.decision_codes(X, strict=False) == sizes.to(X.device)
+        for k in unknown.any(0).nonzero().flatten().tolist():
+            column = tree.decision_columns[k]
+            out.setdefault(column, set()).update(X[unknown[:, k], column].tolist())
+    return out
 
 
 def _columns(
@@ -681,7 +679,7 @@ def _with_outcomes(
 
 def _promising(
     tree: ParameterTree, bounds: Tensor, acq_function: AcquisitionFunction | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor | slice]:
     """The best training point of every path, the best of all first.
 
     Args:
@@ -690,9 +688,10 @@ def _promising(
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``k x d`` points; none if the acquisition function has no model with one table
-        of training points.
+        ``n x d`` training points, and the numbers of those ``k``; none if the
+        acquisition function has no model with one table of training points.
     """
+    none = bounds[:0], slice(None)
     model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
@@ -700,14 +699,14 @@ def _promising(
         X = (getattr(model, "train_inputs", None) or (None,))[0]
     X = _of_one_sample(model, X, ndim=2)
     if X is None or X.shape[-1] != tree.dim or not len(X):
-        return bounds[:0]
+        return none
     X = X.detach().to(bounds)
     with torch.no_grad():
         score = _score(acq_function, model, X)
     if score is None:
-        return bounds[:0]
-    X = X[score.to(X.device).argsort(descending=True, stable=True)]
-    return X[first_of_each(tree.path_key(X))]
+        return none
+    order = score.to(X.device).argsort(descending=True, stable=True)
+    return X, order[first_of_each(tree.path_key(X)[order])]
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
