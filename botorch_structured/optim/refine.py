@@ -526,19 +526,18 @@ def _climb(
     evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
 ) -> tuple[Tensor, Tensor]:
     """By gradient: together in the unit box, or one by one under linear constraints."""
-    bound = torch.zeros(len(X), dtype=torch.bool, device=X.device)
+    together = moving.any(-1)
+    if not here.problem.constraints and bool(together.all()):
+        return _climb_together(evaluator, X, values, here, moving)
+    bound = torch.zeros_like(together)
     for c in here.problem.constraints:
         binds = here.active[:, c.columns].all(-1)
         bound |= binds & moving[:, c.columns].any(-1)
     X, values = X.clone(), values.clone()
-    together = (~bound & moving.any(-1)).nonzero().squeeze(-1)
-    if len(together):
-        X[together], values[together] = _climb_together(
-            evaluator,
-            X[together],
-            values[together],
-            here.take(together),
-            moving[together],
+    rows = (~bound & together).nonzero().squeeze(-1)
+    if len(rows):
+        X[rows], values[rows] = _climb_together(
+            evaluator, X[rows], values[rows], here.take(rows), moving[rows]
         )
     for i in bound.nonzero().squeeze(-1)[:_MAX_CONSTRAINED].tolist():
         X[i], values[i] = _climb_constrained(
@@ -550,27 +549,27 @@ def _climb(
 def _climb_together(
     evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # Only columns that move, side by side: ``S x k``.
-    k = int(moving.sum(-1).max())
-    columns = moving.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
-    columns = columns[:, :k]
-    valid = moving.gather(-1, columns)
-    low = here.lower.gather(-1, columns)
-    high = here.upper.gather(-1, columns)
-    width = torch.where(valid, high - low, 1.0)
-    U = torch.where(valid, (X.gather(-1, columns) - low) / width, 0.5).clamp(0, 1)
-    checked = here.problem.feasible is not None
-
     # of each start, as arrays; nothing else of it changes
-    old, place, least, most = (t.cpu().numpy() for t in (X, columns, low, high))
-    unit = torch.where(valid, width, 0.0).cpu().numpy()
-    held = np.take_along_axis(old, place, -1)
+    every = (X, moving, here.lower, here.upper)
+    old, moves, lower, upper = (t.cpu().numpy() for t in every)
+    # Only columns that move, side by side: ``S x k``.
+    place = (~moves).argsort(-1, kind="stable")[:, : int(moves.sum(-1).max())]
+    row = np.arange(len(old))[:, None]
+    valid, held = moves[row, place], old[row, place]
+    least, most = lower[row, place], upper[row, place]
+    unit = np.where(valid, most - least, 0.0)
+    width = np.where(valid, unit, 1.0)
+    U = np.where(valid, (held - least) / width, 0.5).clip(0.0, 1.0)
+    checked = here.problem.feasible is not None
     local = None if checked else closed_form_near(evaluator.acq_function, X, place)
 
     mine: tuple[Array, ...] = (np.zeros(0, dtype=int),)
+    plain = bool((least == 0.0).all() and (unit == 1.0).all())
 
     def changed(U: Array, start: Array) -> Array:
         nonlocal mine
+        if plain:  # what is below has the very same numbers
+            return U
         if start is not mine[0]:  # the same ones again and again
             parts = (part[start][:, None] for part in (least, most, unit, held))
             mine = start, *parts
@@ -589,7 +588,8 @@ def _climb_together(
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
         if local is not None:
             value, slope = local(changed(U, start), start)
-            slope *= unit[start][:, None]
+            if not plain:
+                slope *= unit[start][:, None]
             if not math.isfinite(slope.sum()) or np.isnan(value).any():
                 np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
                 value = np.where(np.isnan(value), -math.inf, value)
@@ -605,10 +605,15 @@ def _climb_together(
         return values.cpu().numpy().reshape(U.shape[:2]), slope * unit[start][:, None]
 
     apart = old.copy()
-    np.put_along_axis(apart, place, np.where(valid.cpu().numpy(), 0.0, held), -1)
-    U, new = maximize_in_unit_box(value_and_gradient, U, valid, apart)
+    apart[row, place] = np.where(valid, 0.0, held)
+    best, new = maximize_in_unit_box(
+        value_and_gradient,
+        torch.from_numpy(U).to(X),
+        torch.from_numpy(valid),
+        apart,
+    )
     better = new > values
-    found = points(U.cpu().numpy()[:, None], np.arange(len(X)))
+    found = points(best.cpu().numpy()[:, None], np.arange(len(X)))
     return torch.where(better[:, None], found, X), torch.where(better, new, values)
 
 
