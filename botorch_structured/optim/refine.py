@@ -49,7 +49,7 @@ _PATIENCE, _PATIENCE_WALK, _OPTIMISM = 4, 2, 10.0
 # It ends where it expects less than this share of what counts as a gain.
 _LEAST_SHARE = 1e-3
 # It also ends where its next step leads to the best start: as near as this share of it.
-_SAME_MAXIMUM = 0.1
+_SAME_MAXIMUM = 0.5
 # Multiples of the quasi-Newton step, and of the distance to the bounds where there is
 # no curvature yet. Optima of expected improvement next to a noise-free point are as
 # narrow as 1e-5 of the box.
