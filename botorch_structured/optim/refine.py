@@ -205,7 +205,7 @@ def maximize_in_unit_box(
     informed: Array = np.zeros(len(x), dtype=bool)
     # Coordinates held because moving along them leads to inadmissible points.
     fixed = ~valid.cpu().numpy()
-    held = fixed.copy()
+    held, any_fixed = fixed.copy(), bool(fixed.any())
     # Starts at a border that is not a bound: find the columns that lead across it.
     probing: Array = np.zeros_like(informed)
     ladders = np.array([_FIRST_STEPS, _STEPS], dtype=x.dtype)
@@ -240,9 +240,12 @@ def maximize_in_unit_box(
         n = len(start)
         if n == 0:
             break
-        steepest = g_free / steepness[:, None]
-        direction = np.where(informed[:, None], newton, steepest)
-        steps = ladders[informed.astype(int)]
+        if informed.all():
+            direction, steps = newton, ladders[1:]
+        else:
+            steepest = g_free / steepness[:, None]
+            direction = np.where(informed[:, None], newton, steepest)
+            steps = ladders[informed.astype(int)]
         trial = x[:, None] + steps[:, :, None] * direction[:, None]
         trial = trial.clip(0.0, 1.0)
         fences = bool(probing.any())
@@ -252,31 +255,34 @@ def maximize_in_unit_box(
             trial = np.where(probing[:, None, None], probe, trial)
         f_new, g_new = value_and_gradient(trial, start)
         row, j = np.arange(n), f_new.argmax(-1)
-        f_best = f_new[row, j]
-        gain = f_best - f
+        x_new, f_next, g_next = trial[row, j], f_new[row, j], g_new[row, j]
+        gain = f_next - f
         better = gain > 0
-        x_best = trial[row, j]
-        g_best = g_new[row, j]
-        s = np.where(better[:, None], x_best - x, 0.0)
-        y = np.where(~better[:, None] | fixed[start], 0.0, g - g_best)
-        B, informed_now = _update(B, informed, s, y)
+        if not better.all():
+            x_new = np.where(better[:, None], x_new, x)
+            g_next = np.where(better[:, None], g_next, g)
+            f_next = np.where(better, f_next, f)
+        y = g - g_next
+        if any_fixed:
+            y[fixed[start]] = 0.0
+        B, informed_now = _update(B, informed, x_new - x, y)
+        x, f, g = x_new, f_next, g_next
+        best_U[start], best_f[start] = x, f
         # No gain though one was expected: try once more without curvature.
         lost = ~better & informed & (expected > tolerance * scale)
-        B = np.where(lost[:, None, None], eye, B)
-        # All steps are inadmissible: find the columns and continue along the others.
-        outside = f_new == -np.inf
-        fenced = ~better & outside.any(-1)
-        if fences:
-            outside &= probing[:, None]
-            held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
-            fenced &= ~probing
-            lost |= probing  # such a move has little information on curvature
-        probing = fenced
-        lost |= fenced
-        x = np.where(better[:, None], x_best, x)
-        g = np.where(better[:, None], g_best, g)
-        f = np.where(better, f_best, f)
-        best_U[start], best_f[start] = x, f
+        if lost.any():
+            B = np.where(lost[:, None, None], eye, B)
+        if fences or f_new.min() == -np.inf:
+            # All steps are inadmissible: find the columns, go on along the others.
+            outside = f_new == -np.inf
+            fenced = ~better & outside.any(-1)
+            if fences:
+                outside &= probing[:, None]
+                held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
+                fenced &= ~probing
+                lost |= probing  # such a move has little information on curvature
+            probing = fenced
+            lost |= fenced
         stay = (gain > tolerance * scale) | lost
         informed = informed_now & ~lost
         if not stay.all():
