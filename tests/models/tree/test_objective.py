@@ -63,7 +63,9 @@ def check(model: Any, seed: int, tolerance: float = 1e-10) -> None:
     for _ in range(2):
         theta = objective.read() + 0.4 * rng.standard_normal(len(objective.bounds))
         objective.write(np.clip(theta, *objective.bounds.T))
+        assert objective.loss() == objective.loss()
         value, gradient = objective(objective.read())
+        assert objective.loss() == value
         known, slope = expected(mll)
         assert value == pytest.approx(known, rel=tolerance, abs=tolerance)
         scale = max(1.0, float(np.abs(slope).max()))
