@@ -639,11 +639,6 @@ class LeafObjective:
         except UnknownFormError:
             return None
 
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return self._form.num_weights
-
     def read(self) -> Array:
         """The present raw parameters of the model, ``k``."""
         return self._parameters.read()
@@ -659,10 +654,8 @@ class LeafObjective:
 
     def loss(self) -> float:
         """The value at the model's parameters, known if it was the last one."""
-        theta = self.read()
-        if theta.tobytes() != self._last[0]:
-            self(theta)
-        return self._last[1]
+        theta, (name, value) = self.read(), self._last
+        return value if theta.tobytes() == name else self(theta)[0]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -684,7 +677,6 @@ class LeafObjective:
         evidence = evidence_as_one if self._as_one else evidence_by_block
         value, derivatives = evidence(blocks, self._residual, form.num_weights)
         if math.isnan(value):
-            self._last = theta.tobytes(), math.nan
             return math.nan, np.full(len(theta), math.nan)
         slopes: list[Array] = []
         alpha: list[Array] = []
