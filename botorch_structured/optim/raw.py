@@ -119,7 +119,10 @@ class Boxes:
     def take(self, index: Tensor | slice) -> Boxes:
         """The boxes at ``index``."""
         lower, upper, active = self.lower[index], self.upper[index], self.active[index]
-        return Boxes(self.problem, lower, upper, active)
+        boxes = Boxes(self.problem, lower, upper, active)
+        if "counts" in vars(self):
+            vars(boxes)["counts"] = self.counts[index]
+        return boxes
 
     def join(self, other: Boxes) -> Boxes:
         """These boxes, then the others."""

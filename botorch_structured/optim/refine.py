@@ -44,8 +44,12 @@ _MAX_ALTERNATIVES = 64
 # Most iterations of a walk in boxes.
 _MAX_WALK = 16
 # After so many iterations, by gradient and of a walk, a start ends if its distance to
-# the best value exceeds `_OPTIMISM` times its last gain.
+# the best value exceeds `_OPTIMISM` times the gain that it expects, or its last gain.
 _PATIENCE, _PATIENCE_WALK, _OPTIMISM = 4, 2, 10.0
+# It ends where it expects less than this share of what counts as a gain.
+_LEAST_SHARE = 1e-3
+# It also ends where its next step leads to the best start: as near as this share of it.
+_SAME_MAXIMUM = 0.5
 # Multiples of the quasi-Newton step, and of the distance to the bounds where there is
 # no curvature yet. Optima of expected improvement next to a noise-free point are as
 # narrow as 1e-5 of the box.
@@ -156,6 +160,7 @@ def maximize_in_unit_box(
     value_and_gradient: ValueAndGradient,
     U: Tensor,
     valid: Tensor,
+    apart: Array | None = None,
     max_iter: int = 40,
     tolerance: float = 1e-10,
 ) -> tuple[Tensor, Tensor]:
@@ -175,6 +180,8 @@ def maximize_in_unit_box(
             gradients; -inf where a point is not admissible.
         U: ``S x k`` starts.
         valid: ``S x k`` booleans; coordinates that are not valid do not move.
+        apart: ``S x a``; starts in different boxes have different rows. Default: all
+            of them are.
         max_iter: Most iterations, each of one call.
         tolerance: A start is done when an iteration gains less than this, relative to
             the larger of its value and one.
@@ -188,6 +195,7 @@ def maximize_in_unit_box(
     best_U = U.detach().cpu().numpy().copy()
     start: Array = np.arange(len(best_U))
     k = best_U.shape[-1]
+    apart = start[:, None] if apart is None else apart
     f, g = (part[:, 0] for part in value_and_gradient(best_U[:, None], start))
     best_f = f.copy()
     eye = np.eye(k, dtype=best_U.dtype)
@@ -197,76 +205,85 @@ def maximize_in_unit_box(
     informed: Array = np.zeros(len(x), dtype=bool)
     # Coordinates held because moving along them leads to inadmissible points.
     fixed = ~valid.cpu().numpy()
-    held = fixed.copy()
+    held, any_fixed = fixed.copy(), bool(fixed.any())
     # Starts at a border that is not a bound: find the columns that lead across it.
     probing: Array = np.zeros_like(informed)
     ladders = np.array([_FIRST_STEPS, _STEPS], dtype=x.dtype)
     width = ladders.shape[-1]
     for sweep in range(max_iter):
-        lag = tolerance * max(abs(best_f.max()), 1.0)
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
         g_free = np.where(blocked, 0.0, g)
         steepness = np.abs(g_free).max(-1)
-        moving = (steepness > 1e-12) & np.isfinite(f)
-        if not moving.all():
+        going = (steepness > 1e-12) & np.isfinite(f)
+        if blocked.any():
+            both = ~blocked[:, :, None] & ~blocked[:, None, :]
+            newton = _solve(np.where(both, B, eye), g_free)
+        else:
+            newton = _solve(B, g_free)
+        expected = 0.5 * (newton * g_free).sum(-1)
+        informed = informed & (expected > 0)  # false for NaN, too
+        scale = np.maximum(np.abs(f), 1.0)
+        worth = expected > _LEAST_SHARE * tolerance * scale
+        if sweep > _PATIENCE:
+            best = best_f.argmax()
+            lead = best_f[best] - f
+            rest = np.abs(x + newton - best_U[best]).max(-1)
+            there = rest <= _SAME_MAXIMUM * np.abs(newton).max(-1)
+            there &= (lead > 0) & (apart[start] == apart[best]).all(-1)
+            worth &= (lead <= _OPTIMISM * expected) & ~there
+        going &= worth | ~informed
+        if not going.all():
             state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (
-                part[moving] for part in state
-            )
-            blocked, g_free = blocked[moving], g_free[moving]
-            steepness = steepness[moving]
+            start, x, f, g, B, informed, held, probing = (part[going] for part in state)
+            g_free, steepness, newton = g_free[going], steepness[going], newton[going]
+            expected, scale = expected[going], scale[going]
         n = len(start)
         if n == 0:
             break
-        both = ~blocked[:, :, None] & ~blocked[:, None, :]
-        newton = _solve(np.where(both, B, eye), g_free)
-        informed = informed & ((newton * g_free).sum(-1) > 0)  # false for NaN, too
-        steepest = g_free / steepness[:, None]
-        direction = np.where(informed[:, None], newton, steepest)
-        steps = ladders[informed.astype(int)]
+        if informed.all():
+            direction, steps = newton, ladders[1:]
+        else:
+            steepest = g_free / steepness[:, None]
+            direction = np.where(informed[:, None], newton, steepest)
+            steps = ladders[informed.astype(int)]
         trial = x[:, None] + steps[:, :, None] * direction[:, None]
         trial = trial.clip(0.0, 1.0)
-        if probing.any():
+        fences = bool(probing.any())
+        if fences:
             axes = _steepest_axes(g_free, width)
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
             trial = np.where(probing[:, None, None], probe, trial)
         f_new, g_new = value_and_gradient(trial, start)
         row, j = np.arange(n), f_new.argmax(-1)
-        f_best = f_new[row, j]
-        gain = f_best - f
+        x_new, f_next, g_next = trial[row, j], f_new[row, j], g_new[row, j]
+        gain = f_next - f
         better = gain > 0
-        x_best = trial[row, j]
-        g_best = g_new[row, j]
-        s = np.where(better[:, None], x_best - x, 0.0)
-        y = np.where(~better[:, None] | fixed[start], 0.0, g - g_best)
-        B, informed_now = _update(B, informed, s, y)
-        # No gain though one was expected: try once more without curvature.
-        expected = 0.5 * (newton * g_free).sum(-1)
-        scale = np.maximum(np.abs(f), 1.0)
-        lost = ~better & informed & (expected > tolerance * scale)
-        B = np.where(lost[:, None, None], eye, B)
-        # All steps are inadmissible: find the columns and continue along the others.
-        outside = f_new == -np.inf
-        fenced = ~better & outside.any(-1)
-        if probing.any():
-            outside &= probing[:, None]
-            held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
-            fenced &= ~probing
-            lost |= probing  # such a move has little information on curvature
-        probing = fenced
-        lost |= fenced
-        x = np.where(better[:, None], x_best, x)
-        g = np.where(better[:, None], g_best, g)
-        small = gain <= tolerance * scale
-        f = np.where(better, f_best, f)
+        if not better.all():
+            x_new = np.where(better[:, None], x_new, x)
+            g_next = np.where(better[:, None], g_next, g)
+            f_next = np.where(better, f_next, f)
+        y = g - g_next
+        if any_fixed:
+            y[fixed[start]] = 0.0
+        B, informed_now = _update(B, informed, x_new - x, y)
+        x, f, g = x_new, f_next, g_next
         best_U[start], best_f[start] = x, f
-        stay = ~small | lost
-        if sweep >= _PATIENCE:
-            # Gains of a start decrease from iteration to iteration: one that would need
-            # a much larger gain than its last one will not become the best.
-            lead = best_f.max() - f
-            stay &= lead <= _OPTIMISM * np.maximum(gain, 0.0) + lag
-            stay &= (gain > 1e3 * lag) | (lead <= 0) | lost
+        # No gain though one was expected: try once more without curvature.
+        lost = ~better & informed & (expected > tolerance * scale)
+        if lost.any():
+            B = np.where(lost[:, None, None], eye, B)
+        if fences or f_new.min() == -np.inf:
+            # All steps are inadmissible: find the columns, go on along the others.
+            outside = f_new == -np.inf
+            fenced = ~better & outside.any(-1)
+            if fences:
+                outside &= probing[:, None]
+                held = held | ((np.abs(axes) * outside[:, :, None]).max(1) > 0)
+                fenced &= ~probing
+                lost |= probing  # such a move has little information on curvature
+            probing = fenced
+            lost |= fenced
+        stay = (gain > tolerance * scale) | lost
         informed = informed_now & ~lost
         if not stay.all():
             state = start, x, f, g, B, informed, held, probing
@@ -515,19 +532,18 @@ def _climb(
     evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
 ) -> tuple[Tensor, Tensor]:
     """By gradient: together in the unit box, or one by one under linear constraints."""
-    bound = torch.zeros(len(X), dtype=torch.bool, device=X.device)
+    together = moving.any(-1)
+    if not here.problem.constraints and bool(together.all()):
+        return _climb_together(evaluator, X, values, here, moving)
+    bound = torch.zeros_like(together)
     for c in here.problem.constraints:
         binds = here.active[:, c.columns].all(-1)
         bound |= binds & moving[:, c.columns].any(-1)
     X, values = X.clone(), values.clone()
-    together = (~bound & moving.any(-1)).nonzero().squeeze(-1)
-    if len(together):
-        X[together], values[together] = _climb_together(
-            evaluator,
-            X[together],
-            values[together],
-            here.take(together),
-            moving[together],
+    rows = (~bound & together).nonzero().squeeze(-1)
+    if len(rows):
+        X[rows], values[rows] = _climb_together(
+            evaluator, X[rows], values[rows], here.take(rows), moving[rows]
         )
     for i in bound.nonzero().squeeze(-1)[:_MAX_CONSTRAINED].tolist():
         X[i], values[i] = _climb_constrained(
@@ -539,27 +555,27 @@ def _climb(
 def _climb_together(
     evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # Only columns that move, side by side: ``S x k``.
-    k = int(moving.sum(-1).max())
-    columns = moving.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
-    columns = columns[:, :k]
-    valid = moving.gather(-1, columns)
-    low = here.lower.gather(-1, columns)
-    high = here.upper.gather(-1, columns)
-    width = torch.where(valid, high - low, 1.0)
-    U = torch.where(valid, (X.gather(-1, columns) - low) / width, 0.5).clamp(0, 1)
-    checked = here.problem.feasible is not None
-
     # of each start, as arrays; nothing else of it changes
-    old, place, least, most = (t.cpu().numpy() for t in (X, columns, low, high))
-    unit = torch.where(valid, width, 0.0).cpu().numpy()
-    held = np.take_along_axis(old, place, -1)
+    every = (X, moving, here.lower, here.upper)
+    old, moves, lower, upper = (t.cpu().numpy() for t in every)
+    # Only columns that move, side by side: ``S x k``.
+    place = (~moves).argsort(-1, kind="stable")[:, : int(moves.sum(-1).max())]
+    row = np.arange(len(old))[:, None]
+    valid, held = moves[row, place], old[row, place]
+    least, most = lower[row, place], upper[row, place]
+    unit = np.where(valid, most - least, 0.0)
+    width = np.where(valid, unit, 1.0)
+    U = np.where(valid, (held - least) / width, 0.5).clip(0.0, 1.0)
+    checked = here.problem.feasible is not None
     local = None if checked else closed_form_near(evaluator.acq_function, X, place)
 
     mine: tuple[Array, ...] = (np.zeros(0, dtype=int),)
+    plain = bool((least == 0.0).all() and (unit == 1.0).all())
 
     def changed(U: Array, start: Array) -> Array:
         nonlocal mine
+        if plain:  # what is below has the very same numbers
+            return U
         if start is not mine[0]:  # the same ones again and again
             parts = (part[start][:, None] for part in (least, most, unit, held))
             mine = start, *parts
@@ -578,7 +594,8 @@ def _climb_together(
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
         if local is not None:
             value, slope = local(changed(U, start), start)
-            slope *= unit[start][:, None]
+            if not plain:
+                slope *= unit[start][:, None]
             if not math.isfinite(slope.sum()) or np.isnan(value).any():
                 np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
                 value = np.where(np.isnan(value), -math.inf, value)
@@ -593,9 +610,16 @@ def _climb_together(
         slope = np.take_along_axis(slope, place[start][:, None], -1)
         return values.cpu().numpy().reshape(U.shape[:2]), slope * unit[start][:, None]
 
-    U, new = maximize_in_unit_box(value_and_gradient, U, valid)
+    apart = old.copy()
+    apart[row, place] = np.where(valid, 0.0, held)
+    best, new = maximize_in_unit_box(
+        value_and_gradient,
+        torch.from_numpy(U).to(X),
+        torch.from_numpy(valid),
+        apart,
+    )
     better = new > values
-    found = points(U.cpu().numpy()[:, None], np.arange(len(X)))
+    found = points(best.cpu().numpy()[:, None], np.arange(len(X)))
     return torch.where(better[:, None], found, X), torch.where(better, new, values)
 
 

@@ -137,8 +137,7 @@ def optimize_acqf_two_step(
             held = every.pin(~matters, every.lower)
             listed = problem.listed.num_paths <= problem.max_paths
             if listed and not held.free.any():  # one point on each path
-                with first.frozen():
-                    values = first.values(held.lower)
+                values = first.values(held.lower)
                 order = values.argsort(descending=True, stable=True)
                 return every.take(order), held.lower[order]
             found = search.maximise(held, known[:0], first, per_box=_PER_PATH)

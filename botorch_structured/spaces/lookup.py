@@ -13,13 +13,13 @@ compound ones are walked through one by one.
 
 from __future__ import annotations
 
-__all__ = ["Lookup", "Outcomes", "cut_intervals", "mix"]
+__all__ = ["Located", "Lookup", "Outcomes", "cut_intervals", "mix"]
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from graphlib import TopologicalSorter
 
 import torch
@@ -35,6 +35,8 @@ _MAX_TABLE = 4096
 # From so many levels on one matrix product is faster than a pass over them, if the
 # matrix has no more entries than that.
 _MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
+# Of so many points what is located is kept, if they have at most so many decisions.
+_KEPT, _MAX_KEPT = 8, 1 << 14
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -164,6 +166,44 @@ class _Level:
         self.plain = torch.tensor(plain, dtype=torch.long, device=device).t()
 
 
+class Located:
+    """What a lookup says of some points; each part is worked out once it is asked for.
+
+    Those of the last points are kept, and shared: nothing here may be written to.
+
+    Args:
+        lookup: The tables.
+        values: ``batch_shape x n x D`` float64 values of the decision columns.
+
+    Attributes:
+        checked: Whether no decision has a value that is an error.
+    """
+
+    def __init__(self, lookup: Lookup, values: Tensor) -> None:
+        self._lookup, self.values = lookup, values
+        self.checked = False
+
+    @cached_property
+    def codes(self) -> Tensor:
+        """``batch_shape x n x D`` outcomes, their number where undeclared."""
+        return self._lookup.codes(self.values)
+
+    @cached_property
+    def decisions(self) -> Tensor:
+        """``batch_shape x n x D`` booleans: which decisions are active."""
+        return self._lookup.active_decisions(self.codes)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """``batch_shape x n x d`` booleans: which columns are active."""
+        return self._lookup.active_columns(self.codes, self.decisions)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """``batch_shape x n`` integers, equal where the paths are the same."""
+        return self._lookup.keys(self.values, self.codes, self.decisions)
+
+
 class Lookup:
     """The tables of one tree on one device.
 
@@ -182,6 +222,7 @@ class Lookup:
         device: torch.device,
     ) -> None:
         self.dim, self.device = dim, device
+        self._last: dict[tuple[torch.Size, bytes], Located] = {}
         self.columns = [o.col for o in outcomes]
         D, width = len(outcomes), max((len(o) for o in outcomes), default=0)
 
@@ -278,25 +319,47 @@ class Lookup:
                 needs[atoms, positions] = 1.0
         return needs
 
-    def codes(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of the decision columns and the outcomes they stand for.
+    def at(self, X: Tensor) -> Located:
+        """What there is to say of points.
+
+        A suggestion asks several times for the same points: for the training data and
+        those to avoid, say. They are told by their values.
 
         Args:
             X: ``batch_shape x n x d`` points.
-
-        Returns:
-            ``batch_shape x n x D`` float64 values and codes; the number of outcomes is
-            the code of a value that was not declared.
         """
         values = X.detach().index_select(-1, self.all_columns).to(torch.double)
+        if X.device.type != "cpu" or values.numel() > _MAX_KEPT:
+            return Located(self, values)
+        try:
+            name = values.shape, values.numpy().tobytes()
+        except RuntimeError:  # under a transform of functorch
+            return Located(self, values)
+        found = self._last.get(name)
+        if found is None:
+            if len(self._last) >= _KEPT:
+                self._last.clear()
+            self._last[name] = found = Located(self, values)
+        return found
+
+    def codes(self, values: Tensor) -> Tensor:
+        """The outcomes that values of the decision columns stand for.
+
+        Args:
+            values: ``batch_shape x n x D`` float64 values.
+
+        Returns:
+            ``batch_shape x n x D`` codes; the number of outcomes is the code of a value
+            that was not declared.
+        """
         if not self.columns:
-            return values, torch.zeros(values.shape, dtype=torch.long, device=X.device)
+            return torch.zeros(values.shape, dtype=torch.long, device=values.device)
         flat = values.reshape(-1, len(self.columns)).t().contiguous()
         found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
         # Comparisons that are False for NaN, which is no outcome.
         known = (flat <= self.high.gather(1, found)) & (flat >= self.low[:, :1])
         found = torch.where(known, found, self.sizes.unsqueeze(-1))
-        return values, found.t().reshape(values.shape)
+        return found.t().reshape(values.shape)
 
     def rows_of(self, codes: Tensor) -> Tensor:
         """``batch_shape x n x D`` outcomes -> their rows among the `combinations`."""
@@ -343,9 +406,7 @@ class Lookup:
         self._apply(self.others, active, decisions, truth)
         return active
 
-    def keys(
-        self, values: Tensor, codes: Tensor, active: Tensor | None = None
-    ) -> Tensor:
+    def keys(self, values: Tensor, codes: Tensor, active: Tensor) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
 
         With fewer than 2^62 combinations of outcomes the key is a mixed-radix number
@@ -355,14 +416,10 @@ class Lookup:
         Args:
             values: ``batch_shape x n x D`` values of the decision columns.
             codes: ``batch_shape x n x D`` outcomes.
-            active: ``batch_shape x n x D`` booleans, if they are known already.
+            active: ``batch_shape x n x D`` booleans: which decisions are active.
         """
-        if not self.conditional:
-            active = None
-        elif active is None:
-            active = self.active_decisions(codes)
         digits = codes + self.shifts
-        if active is not None:
+        if self.conditional:
             digits = digits * active
         if self.strides is not None:
             key = (digits * self.strides).sum(-1)
@@ -371,7 +428,7 @@ class Lookup:
         if self.all_strict:
             return key
         odd = codes == self.sizes
-        odd = odd if active is None else odd & active
+        odd = odd & active if self.conditional else odd
         # On a GPU reading the answer would make the host wait.
         if codes.device.type == "cpu" and not odd.any():
             return key

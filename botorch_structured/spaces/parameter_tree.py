@@ -48,7 +48,7 @@ from botorch_structured.spaces.decomposition import (
     evaluate,
 )
 from botorch_structured.spaces.drawing import draw
-from botorch_structured.spaces.lookup import Lookup, Outcomes, cut_intervals
+from botorch_structured.spaces.lookup import Located, Lookup, Outcomes, cut_intervals
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
@@ -445,8 +445,8 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        _, codes, active = self._checked(X, strict)
-        return torch.where(active, codes, -1)
+        at = self._checked(X, strict)
+        return torch.where(at.decisions, at.codes, -1)
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -461,11 +461,9 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        values, codes, active = self._checked(X, strict)
-        lookup = self._lookup(X.device)
-        key = lookup.keys(values, codes, active)
-        columns = lookup.active_columns(codes, active)
-        return torch.where(active, codes, -1), columns, key
+        at = self._checked(X, strict)
+        codes = torch.where(at.decisions, at.codes, -1)
+        return codes, at.columns.clone(), at.keys.clone()
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -476,8 +474,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        _, codes, active = self._checked(X, strict=False)
-        odd = active & (codes == self._lookup(X.device).sizes)
+        at = self._checked(X, strict=False)
+        odd = at.decisions & (at.codes == self._lookup(X.device).sizes)
         return ~odd.any(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
@@ -491,8 +489,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        _, codes, active = self._checked(X, strict)
-        return self._lookup(X.device).active_columns(codes, active)
+        return self._checked(X, strict).columns.clone()
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -528,9 +525,7 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        self._check_points(X)
-        lookup = self._lookup(X.device)
-        return lookup.keys(*lookup.codes(X))
+        return self._checked(X, strict=False).keys.clone()
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -551,17 +546,17 @@ class ParameterTree:
                 f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
                 "use path_key or decision_codes."
             )
-        values, codes, active = self._checked(X)
-        lookup = self._lookup(X.device)
+        at, lookup = self._checked(X), self._lookup(X.device)
+        codes = at.codes
         if lookup.combinations is not None:
             index = self._ranks(lookup)[lookup.rows_of(codes)]
             declared = index >= 0
         else:
-            declared = ~(active & (codes == lookup.sizes)).any(-1)
+            declared = ~(at.decisions & (codes == lookup.sizes)).any(-1)
             index = self._rank(codes, declared)
         if declared.all():
             return index
-        key = lookup.keys(values, codes, active) & (_MAX_INDEXED - 1)
+        key = at.keys & (_MAX_INDEXED - 1)
         return torch.where(declared, index, self.num_paths + key)
 
     def _rank(self, codes: Tensor, declared: Tensor) -> Tensor:
@@ -650,13 +645,13 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _checked(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def _checked(self, X: Tensor, strict: bool = True) -> Located:
         """Values, outcomes and activity of all decisions."""
         self._check_points(X)
         lookup = self._lookup(X.device)
-        values, codes = lookup.codes(X)
-        active = lookup.active_decisions(codes)
-        if strict and self._outcomes:
+        at = lookup.at(X)
+        if strict and self._outcomes and not at.checked:
+            values, codes, active = at.values, at.codes, at.decisions
             # NaN is always an error, an undeclared value only where declared strictly.
             odd = values.isnan()
             if lookup.any_strict:
@@ -670,7 +665,8 @@ class ParameterTree:
                 if not o.strict:
                     expected = "a number, as it decides which columns are active"
                 raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-        return values, codes, active
+            at.checked = True
+        return at
 
 
 def _check_mapping(value: object, what: str, form: str) -> None:

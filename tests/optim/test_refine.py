@@ -196,6 +196,33 @@ def test_a_flat_function_takes_one_call() -> None:
     assert len(calls) == 1
 
 
+def test_starts_of_one_box_end_once_they_lead_to_the_best() -> None:
+    """Those of other boxes do not, and the best one is the same."""
+    centre = torch.tensor([0.3, 0.6, 0.5], dtype=torch.double)
+
+    def f(U: Tensor, start: Tensor) -> Tensor:
+        return -(U - centre).pow(4).sum(-1) - (U - centre).square().sum(-1)
+
+    U0 = torch.rand(
+        8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
+    )
+    valid, rows, best = torch.ones(8, 3, dtype=torch.bool), [], []
+    for apart in (None, np.zeros((8, 1))):
+        vg, _ = objective(f)
+        asked: list[int] = []
+
+        def counted(U: Array, start: Array, vg=vg, asked=asked) -> Any:  # noqa: ANN001
+            asked.append(len(start))
+            return vg(U, start)
+
+        U, value = maximize_in_unit_box(counted, U0, valid, apart)
+        rows.append(sum(asked))
+        best.append(float(value.max()))
+        assert torch.allclose(U[value.argmax()], centre, atol=1e-5)
+    assert rows[1] < rows[0]
+    assert best[1] == pytest.approx(best[0], abs=1e-10)
+
+
 def random_space(seed: int) -> Boxes:
     """A random tree with reals, integers, integers with gaps and categoricals."""
     tree = random_tree(seed)

@@ -24,6 +24,7 @@ from botorch_structured.spaces import (
     SearchSpace,
     lookup,
 )
+from botorch_structured.spaces.lookup import Lookup
 
 
 def representatives(tree: ParameterTree) -> Tensor:
@@ -412,6 +413,35 @@ def test_impute_keeps_gradients_of_active_columns() -> None:
     assert tree.impute(X, fill)[0, 2] == 7.0
     with pytest.raises(ValueError, match="fill: expected"):
         tree.impute(X, torch.zeros(2))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_points_are_located_once_and_nothing_is_shared(seed: int) -> None:
+    tree = random_tree(seed)
+    X = random_points(tree, 20, torch.Generator().manual_seed(seed))
+    expected = [t.clone() for t in pickle.loads(pickle.dumps(tree)).locate(X)]
+    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as once:
+        for _ in range(2):
+            codes, active, keys = tree.locate(X.clone())
+            found = [codes, active, keys, tree.active_mask(X), tree.path_key(X)]
+            for answer, right in zip(found, [*expected, *expected[1:]], strict=True):
+                assert torch.equal(answer, right)
+                answer.zero_()
+    assert once.call_count == 1
+    with torch.inference_mode():
+        other = X.flip(0)
+        tree.impute(other)
+    leaf = other.clone().requires_grad_()
+    tree.impute(leaf).sum().backward()  # what was kept can be used in a graph
+    assert torch.equal(leaf.grad != 0, expected[1].flip(0))
+
+
+def test_functorch_sees_what_is_active() -> None:
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    X = torch.tensor([[0.0, 0.3, 0.4], [1.0, 0.3, 0.4]], dtype=torch.double)
+    for _ in range(2):
+        slope = torch.func.grad(lambda x: tree.impute(x).sum())(X)
+        assert torch.equal(slope, tree.active_mask(X).double())
 
 
 def test_from_any() -> None:

@@ -577,6 +577,7 @@ class LeafModel(FastSingleTaskGP):
         cold = [p.detach().clone() for p in parameters]
         before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
         found: list[_Fit] = []
+        present: _Fit | None = None  # the one whose values the model has
         failure: ModelFittingError | None = None
 
         def take(values: Sequence[Tensor], kernel: str | None) -> None:
@@ -585,9 +586,9 @@ class LeafModel(FastSingleTaskGP):
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
 
-        def fit(start: Sequence[Tensor], kernel: str | None) -> None:
-            nonlocal failure
-            take(start, kernel)
+        def fit(kernel: str | None) -> None:
+            nonlocal failure, present
+            present = None
             for objective in objectives:
                 objective.read_correlation()
             try:
@@ -598,13 +599,14 @@ class LeafModel(FastSingleTaskGP):
             loss = self._loss(mll, objectives)
             if math.isfinite(loss):
                 values = [p.detach().clone() for p in parameters]
-                found.append(_Fit(loss, kernel, values))
+                present = _Fit(loss, kernel, values)
+                found.append(present)
 
         record = None
         try:
             if start_from is not None:
                 take_values(self, start_from)
-                fit(parameters, self._kernels(chosen=True)[0])
+                fit(self._kernels(chosen=True)[0])
                 last = start_from._fit_record
                 if found and last is not None:
                     enough = found[0].loss <= last.loss + MAX_LOSS
@@ -612,12 +614,14 @@ class LeafModel(FastSingleTaskGP):
                         record = FitRecord(last.short + 1, last.loss)
             if record is None:
                 for kernel in self._kernels():
-                    fit(cold, kernel)
+                    take(cold, kernel)
+                    fit(kernel)
             if not found:
                 raise failure or ModelFittingError("The evidence is not finite.")
         finally:  # of a fit that is interrupted, the best so far
             best = min(found, key=lambda f: f.loss, default=before)
-            take(best.values, best.kernel)
+            if best is not present:
+                take(best.values, best.kernel)
         self._fit_record = record or FitRecord(0, best.loss)
         return mll.eval()
 
@@ -634,7 +638,7 @@ class LeafModel(FastSingleTaskGP):
     ) -> float:
         """Minus the objective per data point; the sum of those of elements."""
         if objectives:
-            return sum(objective(objective.read())[0] for objective in objectives)
+            return sum(objective.loss() for objective in objectives)
         mll.train()
         with torch.no_grad():
             return float(self.compute_custom_loss(mll).sum())

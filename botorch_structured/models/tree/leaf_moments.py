@@ -549,7 +549,9 @@ class LeafMoments:
             self._tables[bucket] = [
                 self._make_tables(*element, bucket) for element in self._elements
             ]
-        at, tables = torch.tensor(places), self._tables[bucket]
+        tables = self._tables[bucket]
+        every = places == tuple(range(len(tables[0].variance)))
+        at = slice(None) if every else torch.tensor(places)
         return _Stack.joined(
             [
                 self._stack_of(predictor, table, bucket, at)
@@ -571,7 +573,11 @@ class LeafMoments:
         return path_tables(kernel, rows, self._codes, block.weights, places)
 
     def _stack_of(
-        self, predictor: LeafPredictor, tables: PathTables, bucket: int, at: Tensor
+        self,
+        predictor: LeafPredictor,
+        tables: PathTables,
+        bucket: int,
+        at: Tensor | slice,
     ) -> _Stack:
         blocks = predictor.blocks
         prior = bucket == len(blocks)
@@ -588,10 +594,10 @@ class LeafMoments:
             *factors,
         ) = (table[at] for table in every)
         if prior:
-            data = inverse.new_zeros(len(at), 0, inverse.shape[-1])
-            codes = inverse.new_zeros(len(at), 0, rates.shape[-1])
-            inverse_chol = inverse.new_zeros(len(at), 0, 0)
-            half = inverse.new_zeros(len(at), 0, 1 + weights.shape[-1])
+            data = inverse.new_zeros(len(inverse), 0, inverse.shape[-1])
+            codes = inverse.new_zeros(len(inverse), 0, rates.shape[-1])
+            inverse_chol = inverse.new_zeros(len(inverse), 0, 0)
+            half = inverse.new_zeros(len(inverse), 0, 1 + weights.shape[-1])
         else:
             # padding repeats the last row: L^-1 and H are zero there, except for the
             # identity in L^-1, whose part of the covariance is to be zero

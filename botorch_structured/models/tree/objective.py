@@ -593,6 +593,7 @@ class LeafObjective:
         if slope is not None:  # raw values that are no logarithms are used as they are
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
+        self._last = b"", math.nan  # theta of the last evaluation, and its value
 
     @classmethod
     def of(
@@ -638,11 +639,6 @@ class LeafObjective:
         except UnknownFormError:
             return None
 
-    @property
-    def num_weights(self) -> int:
-        """V, the number of weights."""
-        return self._form.num_weights
-
     def read(self) -> Array:
         """The present raw parameters of the model, ``k``."""
         return self._parameters.read()
@@ -654,6 +650,12 @@ class LeafObjective:
     def read_correlation(self) -> None:
         """Use the correlation that the tree kernel of the model has now."""
         self._form.read_correlation()
+        self._last = b"", math.nan
+
+    def loss(self) -> float:
+        """The value at the model's parameters, known if it was the last one."""
+        theta, (name, value) = self.read(), self._last
+        return value if theta.tobytes() == name else self(theta)[0]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -704,7 +706,8 @@ class LeafObjective:
         if slope is not None:
             gradient *= slope
         scale = -1.0 / self._num_data
-        return scale * (value + prior), scale * gradient[self._parameters.free]
+        self._last = theta.tobytes(), scale * (value + prior)
+        return self._last[1], scale * gradient[self._parameters.free]
 
     def _block(self, leaves: _Leaves, q: Array, noise: Any) -> _Part:
         """Covariances and features of some leaves."""

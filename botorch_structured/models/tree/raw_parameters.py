@@ -69,9 +69,9 @@ class RawParameters:
     def __init__(
         self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
     ) -> None:
-        self._element = element
         self.batch_dims = len(element or ())
-        self._tensors: list[tuple[Tensor, slice]] = []
+        # raw values in the memory of the model, and whether they have a gradient
+        self._parts: list[tuple[Array, slice, bool]] = []
         self._place: dict[int, Indices] = {}
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
@@ -79,10 +79,12 @@ class RawParameters:
         self.names: list[str] = []
         free, bounds, start = [], [], 0
         for name, p, constraint in mll.named_parameters_and_constraints():
-            size = self._part(p).numel()
+            part = p.detach() if element is None else p.detach()[element]
+            size = part.numel()
             place = np.arange(start, start + size)
             self._place[id(p)] = place
-            self._tensors.append((p, slice(start, start + size)))
+            where = slice(start, start + size)
+            self._parts.append((part.view(-1).numpy(), where, p.requires_grad))
             start += size
             limits = self._read_constraint(p, constraint, place)
             if p.requires_grad:
@@ -95,9 +97,6 @@ class RawParameters:
         self.free, self.bounds = np.concatenate(free), np.concatenate(bounds)
         self.values = np.zeros(start)
         self.read()
-
-    def _part(self, p: Tensor) -> Tensor:
-        return p if self._element is None else p[self._element]
 
     def _read_constraint(
         self, p: Tensor, constraint: Interval | None, place: Indices
@@ -141,18 +140,16 @@ class RawParameters:
 
     def read(self) -> Array:
         """The raw values with a gradient, ``k``, from the model."""
-        for p, place in self._tensors:
-            self.values[place] = self._part(p).detach().reshape(-1).numpy()
+        for part, place, _ in self._parts:
+            self.values[place] = part
         return self.values[self.free]
 
     def write(self, theta: Array) -> None:
         """Set the raw values with a gradient in the model."""
         self.values[self.free] = theta
-        with torch.no_grad():
-            for p, place in self._tensors:
-                if p.requires_grad:
-                    part = self._part(p)
-                    part.copy_(torch.from_numpy(self.values[place]).view(part.shape))
+        for part, place, free in self._parts:
+            if free:
+                part[:] = self.values[place]
 
     def logarithms(self, theta: Array) -> tuple[Array, Array | None]:
         """u, and its derivative by raw values where that is not 1, both ``U``.
