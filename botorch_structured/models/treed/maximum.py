@@ -77,7 +77,7 @@ _COMMON_STEPS = 3
 _SMALL_ROWS, _FEW_LEAVES, _FEW_ROWS = 32, 3, 128
 # How far beyond where leaves have been they may go in a round, in all directions.
 _TRUST = 1.5
-_ROUND_STEPS = 8
+_ROUND_STEPS = 15
 # Rounds: by how much the least gain that a step has to promise is larger.
 _ROUNDS = (100.0, 10.0, *[1.0] * 12)
 
