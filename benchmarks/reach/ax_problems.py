@@ -10,8 +10,7 @@ the optimum.
 * ``jenatton``: Ax's own benchmark problem, four paths, optimum 0.1 in a corner.
 * ``learners``: a decision with three strings, numbers on logarithmic scales, integers,
   an ordered choice that only one learner has; see `learners`. The centre of the
-  space, where Ax's default begins, happens to lie near the optimum, with the best
-  learner.
+  space, where both begin, happens to lie near the optimum, with the best learner.
 * ``drawn``: the same space; each seed draws which learner is best and where its optimum
   is, see `drawn`.
 
