@@ -66,12 +66,12 @@ def make_pairs(model: TreedGP, buckets: bool) -> list[Pairs]:
     """All pairs, one by one or in buckets."""
     X = model.train_inputs[0]
     root = model.partition.tree(X.cpu().numpy())
-    nodes, rows_of = root.walk(), model._rows_of()
+    nodes = root.walk()
     pairs = []
     for number, leaf in enumerate(root.leaves()):
         for node in leaf.path():
-            data = rows_of(node)
-            weight = len(rows_of(leaf)) / len(data)
+            data = model._data_of(node)
+            weight = len(model._data_of(leaf)) / len(data)
             weight /= 1.0 + leaf.depth - node.depth
             pairs.append((len(data), number, node, data, weight, node is leaf))
     pairs.sort(key=lambda pair: -pair[0])

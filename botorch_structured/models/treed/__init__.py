@@ -22,8 +22,7 @@ Section 3.1, entropy   not implemented, as the paper found it no better; in its 
 Equation (2)           ``objective.path_evidence``; log p(theta): the priors of
                        ``kernel`` and ``leaf_modules``
 Section 3.2, w_i       ``objective.path_weight``; a leaf: ``leaf_density``
-Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``, ``maximum.maximise``; nodes
-                       that many leaves share: ``landscape``
+Section 3.2, maximum   ``treed_gp.TreedGP.custom_fit``, ``maximum.maximise``
 Section 3.2, MCMC      ``botorch_structured.fit.fit_slice_sampling``
 Section 3.3            five points per leaf: ``min_leaf_size`` of ``TreedGP``; amplitude
                        and mean along the path: its ``path_sharing="all"``;

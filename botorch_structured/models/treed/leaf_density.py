@@ -16,18 +16,14 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.models.treed.landscape import (
-    Landscape,
-    Landscapes,
-    correlated,
-)
 from botorch_structured.models.treed.objective import path_weight
 from botorch_structured.models.treed.scoring import Point, likelihood, thinned
 from botorch_structured.models.treed.tree import Array, Rows, TreeNode
@@ -37,6 +33,7 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 # Of a node with more rows, so many say what its Fisher information is.
 _INFORMED_ROWS = 75
+_BLOCK = 128  # rows of a matrix that is worked on at once
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,9 @@ class LeafTerm:
     level: tuple[float, float, float] | None
     nodes: tuple[int, ...]
 
-    def without(self, nodes: Collection[int]) -> LeafTerm | None:
-        """Without nodes near the root; None if there is no other."""
-        count = sum(node not in nodes for node in self.nodes)
+    def up_to(self, most: float) -> LeafTerm | None:
+        """Without nodes with more rows than ``most``; None if there is no other."""
+        count = sum(size <= most for size in self.sizes)
         if not count:
             return None
         rows = slice(self.sizes[count - 1])
@@ -168,12 +165,12 @@ class LeafDensity:
         slope = -self.precision * z
         return 0.5 * float(slope @ z), slope
 
-    def without(self, nodes: Collection[int]) -> LeafDensity:
-        """That of the prior, and of other nodes than these near the root."""
+    def up_to(self, most: float) -> LeafDensity:
+        """That of the prior, and of nodes with no more rows than ``most``."""
         found = LeafDensity(
             [], self.correlation, self.mode, self.precision, self.scratch
         )
-        small = (term.without(nodes) for term in self.terms)
+        small = (term.up_to(most) for term in self.terms)
         found.terms = [term for term in small if term is not None]
         return found
 
@@ -196,7 +193,21 @@ def _term_evidence(
         amplitude, mean, v = term.level
     s = X * np.exp(-theta[:d])
     ones = np.ones((m, 1))
-    covariance, k, slope = correlated(s, correlation, scratch)
+    squares = np.einsum("ij,ij->i", s, s)[:, None]
+    # |s - s'|^2 in one product; of symmetric matrices one triangle, in blocks of rows
+    # that stay in the cache
+    left, right = np.hstack([-2.0 * s, squares, ones]), np.hstack([s, ones, squares])
+    if m not in scratch:
+        scratch[m] = np.zeros((3, m, m))
+    covariance, k, slope = scratch[m]
+    step = m if m <= _BLOCK else _BLOCK // 2
+    for first in range(0, m, step):
+        block = slice(first, first + step), slice(first, m)
+        squared = left[block[0]] @ right[block[1]].T
+        np.maximum(squared, 0.0, out=squared)
+        # a point is at no distance from itself in spite of rounding
+        squared.ravel()[:: squared.shape[1] + 1] = 0.0
+        k[block], slope[block] = correlation.array_value_and_slope(squared)
     noise = v if term.noise is None else term.noise
     for jitter in _JITTERS:
         np.multiply(k, amplitude, out=covariance)
@@ -293,28 +304,30 @@ class NodePoints:
             correlation,
             noise=None if term.noise is None else term.noise[rows],
         )
-        if found is None:
-            return None
-        share = size / len(rows)
-        return share * found[0], share * found[1], share * found[2]
+        if found is None or len(rows) == size:
+            return found
+        whole = replace(
+            term,
+            X=term.X[:size],
+            y=term.y[:size],
+            noise=None if term.noise is None else term.noise[:size],
+            sizes=(size,),
+            weights=np.ones(1),
+            level=None,
+        )
+        exact = _term_evidence(whole, at, correlation, self.densities[0].scratch)
+        return None if exact is None else (*exact, found[2] * (size / len(rows)))
 
-    def informations(self, theta: Array, among: Collection[int] | None = None) -> Array:
+    def informations(self, theta: Array) -> Array:
         """Minus the expected second derivatives for each leaf, ``L x p x p``.
 
         Those of a node at the mean of the hyperparameters of its leaves.
-
-        Args:
-            theta: ``L x p``.
-            among: Nodes that count, without the prior; None for all, with the prior.
         """
         L, p = theta.shape
         found = np.zeros((L, p, p))
-        if among is None:
-            for j, density in enumerate(self.densities):
-                np.fill_diagonal(found[j], density.precision)
+        for j, density in enumerate(self.densities):
+            np.fill_diagonal(found[j], density.precision)
         for node, places in self.uses.items():
-            if among is not None and node not in among:
-                continue
             own = [theta[j] for j, *_ in places]
             at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
             point = self(node, at)
@@ -326,28 +339,58 @@ class NodePoints:
                     found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
         return found
 
-    def above(self, rows: int, leaves: int) -> set[int]:
-        """Nodes with more rows and more leaves."""
-        return {
-            node
-            for node, places in self.uses.items()
-            if len(places) > leaves and places[0][1].sizes[places[0][2]] > rows
-        }
+    def sums(
+        self, theta: Array, most: float = math.inf
+    ) -> tuple[Array, Array, Array] | None:
+        """Values, gradients and informations of leaves, priors included.
 
-    def landscapes(self, nodes: Collection[int]) -> Landscapes:
-        """Interpolations of what nodes say, which share the values of their leaves."""
-        found, weights = [], np.zeros((len(nodes), len(self.densities)))
-        for i, node in enumerate(nodes):
-            for j, term, k in self.uses[node]:
-                weights[i, j] = term.weights[k]
-            rows = slice(term.sizes[k])
-            noise = None if term.noise is None else term.noise[rows]
-            correlation = self.densities[0].correlation
-            scratch = self.densities[0].scratch
-            found.append(
-                Landscape(term.X[rows], term.y[rows], noise, correlation, scratch)
-            )
-        return Landscapes(found, weights)
+        Args:
+            theta: ``L x p``.
+            most: Nodes with more rows are left out.
+
+        Returns:
+            ``L``, ``L x p`` and ``L x p x p``; None if a node has no factor.
+        """
+        L, p = theta.shape
+        values, slopes, bends = np.zeros(L), np.zeros((L, p)), np.zeros((L, p, p))
+        for j, density in enumerate(self.densities):
+            values[j], slopes[j] = density.prior(theta[j])
+            np.fill_diagonal(bends[j], density.precision)
+        for node, places in self.uses.items():
+            for j, term, k in places:
+                if term.sizes[k] > most:
+                    continue
+                point = self(node, theta[j])
+                if point is None:
+                    return None
+                for total, part in zip((values, slopes, bends), point, strict=True):
+                    total[j] += term.weights[k] * part
+        return values, slopes, bends
+
+    def kin(self, most: float) -> tuple[NDArray[np.int64], Array]:
+        """Which leaves are below the same large nodes, and the data these count for.
+
+        Args:
+            most: Rows of a node that is not large.
+
+        Returns:
+            Equal numbers for the same nodes, ``L``; sums of their rows times weights,
+            ``L``.
+        """
+        names: dict[tuple[int, ...], int] = {}
+        kin, scale = [], []
+        for density in self.densities:
+            large = [
+                (node, weight * size)
+                for term in density.terms
+                for node, weight, size in zip(
+                    term.nodes, term.weights, term.sizes, strict=True
+                )
+                if size > most
+            ]
+            kin.append(names.setdefault(tuple(node for node, _ in large), len(names)))
+            scale.append(sum(share for _, share in large))
+        return np.array(kin), np.array(scale)
 
     def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
         """The sum of the log densities of all leaves at the same hyperparameters.

@@ -6,13 +6,7 @@ that all leaves may have one v. So a quasi-Newton method learns the curvature of
 leaf by itself (a partially separable problem, Griewank and Toint 1982): after the same
 number of evaluations it is nearer the maximum than L-BFGS on all of them together. It
 begins with the Fisher information of the nodes, one factorisation for each node where
-all leaves start alike, and goes on by damped updates [Powell1978]_.
-
-References:
-
-.. [Powell1978]
-    M. J. D. Powell. A fast algorithm for nonlinearly constrained optimization
-    calculations. Numerical Analysis, Lecture Notes in Mathematics 630, 1978.
+all leaves start alike.
 """
 
 from __future__ import annotations
@@ -21,9 +15,7 @@ __all__ = [
     "LeafProblem",
     "Maximum",
     "Quantity",
-    "damped_update",
     "maximise",
-    "one_by_one",
 ]
 
 import math
@@ -47,11 +39,15 @@ from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
-from botorch_structured.models.treed.leaf_batch import LeafBatch
 from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
     NodePoints,
+)
+from botorch_structured.models.treed.parabola import (
+    NearbyDensity,
+    Parabolas,
+    damped_update,
 )
 from botorch_structured.models.treed.scoring import climb
 from botorch_structured.models.treed.tree import Array
@@ -62,7 +58,6 @@ _LARGEST_COMMON = 1.0  # of one that all leaves share
 _LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
 _SHRINK = 0.4
 _ROUNDING = 1e-12
-_LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 # Per data point: the least gain that a step has to promise.
 _TOLERANCE = 1e-5
 _MOST_STEPS = 100
@@ -73,16 +68,14 @@ _HOLD = 0.3
 _ROWS_OF_TWO_FITS, _SHORT_STEP = 100, 0.4
 # Most steps that all leaves make together.
 _COMMON_STEPS = 3
-# Nodes with more rows and leaves are large; with few data the calls take longer.
-_SMALL_ROWS, _FEW_LEAVES, _FEW_ROWS = 32, 3, 128
-# How far beyond where leaves have been they may go in a round, in all directions.
-_TRUST = 1.5
-_ROUND_STEPS = 15
-# Rounds: by how much the least gain that a step has to promise is larger.
-_ROUNDS = (100.0, 10.0, *[1.0] * 12)
+# Nodes with a larger share of the data are large; with few data the calls take longer.
+_SMALL_SHARE, _FEW_ROWS = 0.3, 128
+# Rounds of parabolas: by how much the least gain that a step has to promise is larger.
+_ROUNDS = (100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+# Share of a parabola's fall that may be wrong: 0.2 to 0.6 was measured, then less.
+_WRONG = 0.5
 
-# Of some of the leaves, at the theta of each: values ``k`` and gradients ``k x p``.
-Densities = Callable[[NDArray[np.int64], Array], tuple[Array, Array]]
+Density = Callable[[Array], tuple[float, Array]]
 
 
 class Maximum(NamedTuple):
@@ -109,7 +102,7 @@ class Maximum(NamedTuple):
 
 
 def maximise(
-    densities: Densities,
+    densities: Sequence[Density],
     theta: Array,
     curvature: Array,
     lower: Array,
@@ -127,7 +120,7 @@ def maximise(
     improved the curvature by then.
 
     Args:
-        densities: Of the leaves.
+        densities: Of the leaves, ``L``.
         theta: Where to begin, ``L x p``, within the bounds.
         curvature: Minus the second derivatives there, roughly; positive definite,
             ``L x p x p``.
@@ -144,7 +137,7 @@ def maximise(
         NotPSDError: If a covariance has no factor at the start.
     """
     L, p = theta.shape
-    value, gradient = here or densities(np.arange(L), theta)
+    value, gradient = here or _all_of(densities, theta)
     if not np.isfinite(value).all():
         raise NotPSDError("theta: expected covariances that are positive definite.")
     reach, common_reach = np.full(L, longest_step), _LARGEST_COMMON
@@ -214,9 +207,8 @@ def maximise(
         hold = _HOLD
         # -- evaluate
         new_value, new_gradient = value.copy(), gradient.copy()
-        new_value[chosen], new_gradient[chosen] = densities(
-            np.flatnonzero(chosen), trial[chosen]
-        )
+        for j in np.flatnonzero(chosen).tolist():
+            new_value[j], new_gradient[j] = densities[j](trial[j])
         evaluations += int(chosen.sum())
         finite = np.isfinite(new_value)
         curvature = damped_update(
@@ -229,11 +221,9 @@ def maximise(
             # whether what the leaf did by itself was good, the common step apart
             by_itself = (gradient[:, own] * moved[:, own]).sum(-1)
             good = gain - expected >= -np.maximum(by_itself, tolerance / L)
-            if not good.all():
-                trial[~good, own] = theta[~good, own]
-                new_value[~good], new_gradient[~good] = densities(
-                    np.flatnonzero(~good), trial[~good]
-                )
+            for j in np.flatnonzero(~good).tolist():
+                trial[j, own] = theta[j, own]
+                new_value[j], new_gradient[j] = densities[j](trial[j])
             evaluations += int((~good).sum())
         bad = chosen & ~good
         if common:
@@ -257,47 +247,10 @@ def maximise(
     return Maximum(theta, value, steps, evaluations, converged, gradient, curvature)
 
 
-def damped_update(
-    curvature: Array, moved: Array, fall: Array, seen: NDArray[np.bool_]
-) -> Array:
-    """BFGS, damped where the density is not concave along the step.
-
-    Args:
-        curvature: Positive definite, ``L x p x p``.
-        moved: Steps, ``L x p``.
-        fall: By how much the gradient fell, ``L x p``.
-        seen: Which have made a step, ``L``.
-    """
-    bent = np.einsum("lij,lj->li", curvature, moved)
-    expected = (bent * moved).sum(-1)
-    found = (fall * moved).sum(-1)
-    seen = seen & (expected > 1e-14)
-    expected = np.where(seen, expected, 1.0)
-    least = _LEAST_CURVATURE * expected
-    lacking = found < least
-    lack = np.where(lacking, expected - found, 1.0)
-    share = np.where(lacking, (expected - least) / lack, 1.0)
-    r = share[:, None] * fall + (1.0 - share)[:, None] * bent
-    rs = np.where(seen, (r * moved).sum(-1), 1.0)
-    update = r[:, :, None] * r[:, None, :] / rs[:, None, None]
-    update -= bent[:, :, None] * bent[:, None, :] / expected[:, None, None]
-    return np.where(seen[:, None, None], curvature + update, curvature)
-
-
-def one_by_one(
-    densities: Sequence[Callable[[Array], tuple[float, Array]]],
-) -> Densities:
-    """Those of a leaf each as one function.
-
-    Args:
-        densities: Of the leaves, ``L``.
-    """
-
-    def all_of(leaves: NDArray[np.int64], theta: Array) -> tuple[Array, Array]:
-        found = [densities[j](at) for j, at in zip(leaves, theta, strict=True)]
-        return np.array([value for value, _ in found]), np.stack([g for _, g in found])
-
-    return all_of
+def _all_of(densities: Sequence[Density], theta: Array) -> tuple[Array, Array]:
+    """Values ``L`` and gradients ``L x p``."""
+    found = [density(at) for density, at in zip(densities, theta, strict=True)]
+    return np.array([value for value, _ in found]), np.stack([g for _, g in found])
 
 
 def _expected(gradient: Array, curvature: Array, moved: Array) -> Array:
@@ -429,7 +382,7 @@ class LeafProblem:
         ]
         noise = quantities[3]
         self.shared = noise is not None and noise.parameter.numel() < L
-        # where each leaf has its own, it goes far from where all began
+        # where each leaf has its own, it goes far from where parabolas hold
         self.own_noise = noise is not None and not self.shared
         mode, precision = np.zeros(d + 3), np.zeros(d + 3)
         self.lower, self.upper = np.full(d + 3, -np.inf), np.full(d + 3, np.inf)
@@ -497,10 +450,10 @@ class LeafProblem:
             )
             if together is not None:
                 theta = np.tile(np.clip(together[0], *bounds), (len(theta), 1))
-        parts = None
         if alike and not self.own_noise and self.rows > _FEW_ROWS:
-            parts = self._climb_by_parts(points, theta, tolerance, max_steps)
-        found = parts or self._climb(points, theta, tolerance, max_steps)
+            found = self._climb_by_parts(points, theta, tolerance, max_steps)
+        else:
+            found = self._climb(points, theta, tolerance, max_steps)
         if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_TWO_FITS:
             return found
         other = self._climb(points, theta, tolerance, max_steps, _SHORT_STEP)
@@ -517,75 +470,75 @@ class LeafProblem:
 
     def _climb_by_parts(
         self, points: NodePoints, theta: Array, tolerance: float, max_steps: int
-    ) -> Maximum | None:
-        """From where all leaves are alike, with large nodes interpolated; None if not.
+    ) -> Maximum:
+        """From where all leaves are alike; of large nodes by rounds of parabolas.
 
-        Large nodes take nearly all of the time, and all leaves below one ask for the
-        same function. So they are evaluated at the hyperparameters of a few leaves, and
-        the others climb on what is known then; where that is doubtful in the end, there
-        is another evaluation.
+        Large nodes take nearly all of the time, and of what a leaf asks for little: the
+        weights of equation (2) fall with the distance from the leaf. So a climb has the
+        small nodes exactly and parabolas in place of the others, with the true value
+        and gradient where it begins, and the next one begins where it ended.
 
         Args:
-            points: Of the nodes.
+            points: At the start all of them are known.
             theta: Where to begin.
             tolerance: The least gain that a step has to promise.
             max_steps: Most steps.
         """
-        large = points.above(_SMALL_ROWS, _FEW_LEAVES)
-        if not large:
-            return None
-        small = LeafBatch([density.without(large) for density in self.densities])
-        nodes = points.landscapes(large)
-        curvature = points.informations(theta)
-        # about as far as leaves will go: the less their data say, the further
-        spread = curvature.diagonal(axis1=1, axis2=2).mean(0) ** -0.5
-        if not nodes.begin(theta[0], spread):
-            return None
-        low, high = theta[0] - spread, theta[0] + spread
-
-        def both(leaves: NDArray[np.int64], at: Array) -> tuple[Array, Array]:
-            value, gradient = small(leaves, at)
-            more, by_more = nodes(leaves, at)
-            return value + more, gradient + by_more
-
-        trust = _TRUST / math.sqrt(theta.shape[1] - 2)
-        everyone, steps, evaluations = np.arange(len(theta)), 0, 0
-        bend = curvature
+        most = _SMALL_SHARE * self.rows
+        whole, part = points.sums(theta), points.sums(theta, most)
+        if whole is None or part is None:
+            return self._climb(points, theta, tolerance, max_steps)
+        value, gradient, curvature = first, _, _ = whole
+        small = [density.up_to(most) for density in self.densities]
+        kin, scale = points.kin(most)
+        rest = [a - b for a, b in zip(whole, part, strict=True)]
+        large = Parabolas(theta, rest[0], rest[1], rest[2], kin, scale)
+        near = [NearbyDensity(at, large, j) for j, at in enumerate(small)]
+        steps, evaluations, start = 0, 0, theta
         for promised in _ROUNDS:
-            near_low, near_high = low - trust, high + trust
             found = maximise(
-                both,
+                near,
                 theta,
-                bend,
-                np.maximum(self.lower, near_low),
-                np.minimum(self.upper, near_high),
+                curvature,
+                self.lower,
+                self.upper,
                 self.free,
                 self.shared,
                 promised * tolerance,
-                min(max_steps - steps, _ROUND_STEPS),
+                max_steps - steps,
+                here=(value, gradient),
             )
-            before, theta = theta, found.theta
             steps += found.steps
-            ended = (
-                found.converged
-                and not ((theta <= near_low) | (theta >= near_high)).any()
+            theta, value, gradient, curvature = (
+                found.theta,
+                found.values.copy(),
+                found.gradients.copy(),
+                found.curvature,
             )
-            # what was learnt of the curvature where the functions were wrong misleads
-            bend = found.curvature if ended else curvature
-            low, high = np.minimum(low, theta.min(0)), np.maximum(high, theta.max(0))
-            new = nodes.learn(theta, curvature, promised * tolerance)
-            if new is None:
-                return None
-            evaluations += new
-            if ended and not new and promised == 1.0:
+            # what is to be gained if the parabolas are so wrong
+            error = _WRONG * large.bent(theta)
+            gain = np.linalg.solve(curvature, error[..., None])[..., 0] * error
+            doubtful = np.flatnonzero(gain.sum(-1) > tolerance / len(theta))
+            if not len(doubtful) and promised == 1.0:
+                if value.sum() < first.sum() or not found.converged:
+                    break
                 return found._replace(steps=steps, evaluations=evaluations)
-            if steps >= max_steps:
+            value[doubtful], gradient[doubtful] = _all_of(
+                [self.densities[j] for j in doubtful], theta[doubtful]
+            )
+            evaluations += len(doubtful)
+            if not np.isfinite(value).all():
                 break
-            # by what is known now it may have been a step down
-            here, there = (both(everyone, at)[0].sum() for at in (before, theta))
-            if not there > here:
-                theta, bend = before, curvature
-        return None
+            inner, by_inner = _all_of([small[j] for j in doubtful], theta[doubtful])
+            large.move(
+                doubtful,
+                theta[doubtful],
+                value[doubtful] - inner,
+                gradient[doubtful] - by_inner,
+            )
+        if not value.sum() > first.sum():
+            theta = start
+        return self._climb(points, theta, tolerance, max_steps)
 
     def _climb(
         self,
@@ -599,7 +552,7 @@ class LeafProblem:
         reached = -math.inf
         while True:
             found = maximise(
-                one_by_one(self.densities),
+                self.densities,
                 theta,
                 points.informations(theta),
                 self.lower,

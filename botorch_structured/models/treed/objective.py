@@ -258,30 +258,20 @@ def _padded(batch: list[_Term], num_leaves: int) -> PathGroup:
     )
 
 
-@dataclass(frozen=True)
-class TreeData:
+class TreeData(NamedTuple):
     """The data of one tree, and what equation (2) takes from them.
 
     Attributes:
         root: The tree, with the data in it.
         X: Transformed inputs, ``n x d``.
         y: Observations, ``n``.
-        share_all: Whether nodes have what the leaf has.
-        data: The rows of a node that count.
+        groups: The terms.
     """
 
     root: TreeNode
     X: Tensor
     y: Tensor
-    share_all: bool
-    data: Callable[[TreeNode], Rows]
-
-    @cached_property
-    def groups(self) -> list[PathGroup]:
-        """The terms. A fit on arrays does without."""
-        group = nested_groups if self.share_all else node_groups
-        found = group(self.root, self.data, batch_elements(self.X.device))
-        return [part.to(self.X) for part in found]
+    groups: list[PathGroup]
 
     @property
     def leaves(self) -> Tensor:

@@ -265,7 +265,7 @@ def _numeric_reductions(
     """I of each threshold: ``n x d``, in the order of each column, and thresholds."""
     n, d = X.shape
     order = np.argsort(X, axis=0, kind="stable")
-    x = X[order, np.arange(d)]
+    x = np.take_along_axis(X, order, axis=0)
     y = centred[order]
     zero = np.zeros((1, d))
     total = np.concatenate([zero, np.cumsum(y, axis=0)])
@@ -277,18 +277,15 @@ def _numeric_reductions(
     ends = np.concatenate([starts[1:], np.ones((1, d), dtype=bool)])
     after = np.minimum.accumulate(np.where(ends, position, n)[::-1], axis=0)[::-1] + 1
 
-    columns = np.arange(d)
+    def scatter(low: Rows, high: Rows) -> Array:
+        """Sum of squares around the mean of rows from ``low`` up to ``high``."""
+        s1 = np.take_along_axis(total, high, 0) - np.take_along_axis(total, low, 0)
+        s2 = np.take_along_axis(squares, high, 0) - np.take_along_axis(squares, low, 0)
+        return s2 - s1**2 / (high - low)
 
-    def scatter(row: Rows, onwards: bool = False) -> Array:
-        """Sum of squares around the mean of rows up to one, or from it on."""
-        s1, s2, count = total[row, columns], squares[row, columns], row
-        if onwards:
-            s1, s2, count = total[-1] - s1, squares[-1] - s2, n - row
-        return s2 - s1**2 / count
-
-    whole = squares[-1] - total[-1] ** 2 / n
-    within = scatter(after) + scatter(first, True)
-    reduction = (whole - within) / n
+    none, all_rows = np.zeros_like(after), np.full_like(after, n)
+    within = scatter(none, after) + scatter(first, all_rows)
+    reduction = (scatter(none, all_rows) - within) / n
     left, right = after, n - first
     allowed = (np.minimum(left, right) >= min_leaf_size) & (np.maximum(left, right) < n)
     return np.where(allowed & starts, reduction, -np.inf), x

@@ -19,7 +19,6 @@ __all__ = ["TreedGP"]
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
-from operator import attrgetter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -85,7 +84,10 @@ from botorch_structured.models.treed.leaf_modules import (
 from botorch_structured.models.treed.maximum import LeafProblem, Quantity
 from botorch_structured.models.treed.objective import (
     TreeData,
+    batch_elements,
     covariances_of,
+    nested_groups,
+    node_groups,
     path_evidence,
 )
 from botorch_structured.models.treed.partition import TreePartition
@@ -630,7 +632,7 @@ class TreedGP(FastSingleTaskGP):
         levels = self.levels.double().numpy() if self._is_treed else None
         terms = leaf_terms(
             data.root,
-            data.data,
+            self._data_of,
             data.X.double().numpy(),
             data.y.double().numpy(),
             noise,
@@ -646,18 +648,19 @@ class TreedGP(FastSingleTaskGP):
             with torch.no_grad():
                 X = self.transform_inputs(raw) if self.training else raw
             X = X.expand(*y.shape, X.shape[-1])
-            rows_of, plans = self._rows_of(), []
+            group = nested_groups if self._share_all else node_groups
+            plans = []
             for e, (x, t) in enumerate(
                 zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
             ):
                 tree = self.partition.element(e).tree(x.cpu().double().numpy())
-                plans.append(TreeData(tree, x, t, self._share_all, rows_of))
+                groups = group(tree, self._data_of, batch_elements(x.device))
+                plans.append(TreeData(tree, x, t, [g.to(x) for g in groups]))
             self._plan_cache = cache = (raw, y, plans)
         return cache[2]
 
-    def _rows_of(self) -> Callable[[TreeNode], Rows]:
-        """Which rows of a node count."""
-        return attrgetter("home" if self._lend else "rows")
+    def _data_of(self, node: TreeNode) -> Rows:
+        return node.home if self._lend else node.rows
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
