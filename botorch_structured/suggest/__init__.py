@@ -14,10 +14,7 @@ nothing more is known, and what its own loops use. It is nothing but
    that decays with the number of observations (``InteriorPrior``, BoTorch's
    ``PriorGuidedAcquisitionFunction``);
 4. its maximum over all paths (``optimize_acqf_paths``), at a distance from known points
-   where outcomes repeat, as those of step functions do. One suggestion in five is for
-   another path than that of the best point, over the best mean there (``exploration``),
-   from 12 evaluations and 3 for each path on: after a bad start on the best path the
-   models expect as little of it as of the small improvements elsewhere.
+   where outcomes repeat, as those of step functions do.
 
 What else is known changes the criterion (3):
 

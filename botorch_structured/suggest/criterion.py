@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Criterion", "make_criterion"]
+__all__ = ["make_criterion"]
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from botorch.acquisition import AcquisitionFunction, PriorGuidedAcquisitionFunction
@@ -30,7 +29,6 @@ from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.suggest.exploration import path_to_explore
 from botorch_structured.suggest.surrogates import Mixture, Surrogates
 from botorch_structured.transforms import ClipTail
 
@@ -40,29 +38,13 @@ _PRIOR_OBSERVATIONS = 1.0
 _FEASIBLE = 0.5
 
 
-class Criterion(NamedTuple):
-    """What a suggestion maximises, and where.
-
-    Attributes:
-        acq_function: The function.
-        good: Points near which to search, the best first (None: the best one of each
-            path, which is found without them).
-        path: The ``path_key`` of the only path to search; None for all.
-    """
-
-    acq_function: AcquisitionFunction
-    good: Tensor | None
-    path: int | None
-
-
 def make_criterion(
     space: SearchSpace,
     surrogates: Surrogates,
     known: Tensor,
     num_evaluated: int,
     ref_point: Tensor | None = None,
-    fixed_features: Mapping[int, float] | None = None,
-) -> Criterion:
+) -> tuple[AcquisitionFunction, Tensor | None]:
     """The criterion, given the means at known points that are not evaluated.
 
     Args:
@@ -71,7 +53,10 @@ def make_criterion(
         known: ``n x d`` points, those that were evaluated first.
         num_evaluated: How many were.
         ref_point: ``m`` objectives, or None; see `suggest`.
-        fixed_features: See there.
+
+    Returns:
+        The criterion, and points near which to search, the best first (None: the best
+        one of each path, which is found without them).
     """
     taken = known[num_evaluated:]
     objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
@@ -84,18 +69,11 @@ def make_criterion(
     feasible = log_probability >= math.log(_FEASIBLE)
     criterion: AcquisitionFunction
     good: Tensor | None
-    path: int | None = None
     if prior is not None and not feasible.any():
         criterion = AveragedLogProbabilityOfFeasibility(prior)
         good = _best_of_paths(space, known, log_probability)
     else:
         one = len(objectives) == 1
-        if one:
-            targets = objectives[0].models[0].train_targets[:num_evaluated]
-            path = path_to_explore(space, known, targets, feasible, fixed_features)
-        if path is not None:
-            # over the best point there: the search is for an improvement of this path
-            feasible &= space.tree.path_key(known) == path
         criterion, good = (
             _improvement(space, objectives[0], known[feasible])
             if one
@@ -116,7 +94,7 @@ def make_criterion(
         log=True,
         prior_exponent=_PRIOR_OBSERVATIONS / num_evaluated,
     )
-    return Criterion(inside, good, path)
+    return inside, good
 
 
 def _given_means(mixture: Mixture, X: Tensor) -> Mixture:

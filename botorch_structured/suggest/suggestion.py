@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
+from botorch.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import CandidateGenerationError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
@@ -21,7 +22,7 @@ from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, check_seed
-from botorch_structured.suggest.criterion import Criterion, make_criterion
+from botorch_structured.suggest.criterion import make_criterion
 from botorch_structured.suggest.surrogates import (
     Mixture,
     Surrogates,
@@ -145,17 +146,10 @@ def suggest(
         # smooth objectives change at any distance
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         for _ in range(q):
-            criterion = make_criterion(
-                space, surrogates, known, len(train_X), reference, fixed_features
+            criterion, good = make_criterion(
+                space, surrogates, known, len(train_X), reference
             )
-            try:
-                found = _maximise(criterion, space, known, distances, fixed_features)
-            except CandidateGenerationError:
-                if criterion.path is None:
-                    raise
-                # every point of that path is known
-                every = criterion._replace(path=None)
-                found = _maximise(every, space, known, distances, fixed_features)
+            found = _maximise(criterion, space, known, good, distances, fixed_features)
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
@@ -191,25 +185,22 @@ def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
 
 
 def _maximise(
-    criterion: Criterion,
+    criterion: AcquisitionFunction,
     space: SearchSpace,
     known: Tensor,
+    good: Tensor | None,
     distances: Sequence[float],
     fixed_features: Mapping[int, float] | None,
 ) -> Tensor:
     """The best point at the first of some distances from known ones that has any."""
 
-    def on_path(X: Tensor) -> Tensor:
-        return space.tree.path_key(X) == criterion.path
-
     def at(distance: float) -> Tensor:
         return optimize_acqf_paths(
-            criterion.acq_function,
+            criterion,
             space=space,
             fixed_features=fixed_features,
-            feasible=None if criterion.path is None else on_path,
             X_avoid=known,
-            X_start=criterion.good,
+            X_start=good,
             min_distance=distance,
         )[0]
 

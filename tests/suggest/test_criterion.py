@@ -135,7 +135,7 @@ def test_a_pending_point_with_a_bad_mean_keeps_it() -> None:
     surrogates = fit_surrogates(space, X, Y)
     pending = X[:1] + 1e-3
     known = torch.cat([X, pending])
-    criterion, _, _ = make_criterion(space, surrogates, known, len(X))
+    criterion, _ = make_criterion(space, surrogates, known, len(X))
     (part, _) = criterion.acq_func.parts
     (model, _) = surrogates.objectives[0].models
     Z = pending.unsqueeze(-2)
