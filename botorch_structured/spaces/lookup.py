@@ -329,7 +329,7 @@ class Lookup:
             X: ``batch_shape x n x d`` points.
         """
         values = X.detach().index_select(-1, self.all_columns).to(torch.double)
-        if X.device.type != "cpu" or values.numel() > _MAX_KEPT:
+        if X.device.type != "cpu" or X.numel() > _MAX_KEPT:
             return Located(self, values)
         try:
             name = values.shape, values.numpy().tobytes()

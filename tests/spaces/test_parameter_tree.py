@@ -444,6 +444,18 @@ def test_functorch_sees_what_is_active() -> None:
         assert torch.equal(slope, tree.active_mask(X).double())
 
 
+@pytest.mark.parametrize("decisions", [{}, {0: {0.0: [1], 1.0: [2]}}])
+def test_large_answers_are_not_kept(decisions: Any) -> None:
+    tree = ParameterTree(3, decisions)
+    few, many = torch.zeros(10, 3), torch.zeros(2**13, 3)
+    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
+        for X, calls in ((few, 1), (many, 2)):
+            one.reset_mock()
+            for _ in range(2):
+                tree.locate(X)
+            assert one.call_count == calls
+
+
 def test_from_any() -> None:
     tree = ParameterTree(2, {0: {0: [1]}})
     assert ParameterTree.from_any(tree, 2) is tree

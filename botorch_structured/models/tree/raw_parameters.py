@@ -22,6 +22,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HorseshoePrior, LogNormalPrior, NormalPrior
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from botorch_structured.linalg.hyperparameter import (
     LogInterval,
@@ -70,8 +71,9 @@ class RawParameters:
         self, mll: MarginalLogLikelihood, element: tuple[int, ...] | None
     ) -> None:
         self.batch_dims = len(element or ())
-        # raw values in the memory of the model, and whether they have a gradient
-        self._parts: list[tuple[Array, slice, bool]] = []
+        # Raw values in the memory of the model, valid until it is moved or cast, and
+        # the parameters that may change.
+        self._parts: list[tuple[Array, slice, Tensor | None]] = []
         self._place: dict[int, Indices] = {}
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
@@ -84,7 +86,8 @@ class RawParameters:
             place = np.arange(start, start + size)
             self._place[id(p)] = place
             where = slice(start, start + size)
-            self._parts.append((part.view(-1).numpy(), where, p.requires_grad))
+            free_p = p if p.requires_grad else None
+            self._parts.append((part.view(-1).numpy(), where, free_p))
             start += size
             limits = self._read_constraint(p, constraint, place)
             if p.requires_grad:
@@ -147,9 +150,11 @@ class RawParameters:
     def write(self, theta: Array) -> None:
         """Set the raw values with a gradient in the model."""
         self.values[self.free] = theta
-        for part, place, free in self._parts:
-            if free:
+        for part, place, p in self._parts:
+            if p is not None:
                 part[:] = self.values[place]
+                # or a graph from before the fit would have wrong gradients
+                increment_version(p)
 
     def logarithms(self, theta: Array) -> tuple[Array, Array | None]:
         """u, and its derivative by raw values where that is not 1, both ``U``.

@@ -217,3 +217,22 @@ def test_an_interrupted_fit_leaves_a_model(
     assert all(torch.equal(value, state[k]) for k, value in states[at].items())
     fresh = copy.deepcopy(model)  # without caches
     torch.testing.assert_close(model.posterior(X).mean, fresh.posterior(X).mean)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_functorch_differentiates_a_new_model(model_class: Any) -> None:
+    model = make_model(model_class, torch.arange(12) % 2)
+    X = model.train_inputs[0]
+    Z = X[:3].clone().requires_grad_()
+    slope = torch.func.grad(lambda x: model.posterior(x).mean.sum())(X[:3])
+    (expected,) = torch.autograd.grad(model.posterior(Z).mean.sum(), Z)
+    torch.testing.assert_close(slope, expected)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_a_graph_from_before_a_fit_is_not_used_in_silence(model_class: Any) -> None:
+    model = make_model(model_class, torch.arange(12) % 2)
+    before = sum((p**3).sum() for p in model.parameters() if p.requires_grad)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
