@@ -7,6 +7,7 @@ import itertools
 import math
 import pickle
 import time
+from typing import Any
 from unittest.mock import patch
 
 import pytest
