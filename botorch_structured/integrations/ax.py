@@ -175,6 +175,11 @@ class StructuredNode(ExternalGenerationNode):
         self.starts = starts
         if initialize_with_center is None:
             initialize_with_center = starts is None
+        if not isinstance(initialize_with_center, bool):
+            raise ValueError(
+                "initialize_with_center: expected True, False or None, got "
+                f"{initialize_with_center!r:.60}."
+            )
         self.initialize_with_center = initialize_with_center
         self._fixed: _Config = {}
         self._search: _Search | None = None

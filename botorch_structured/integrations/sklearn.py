@@ -185,8 +185,12 @@ class StructuredSearchCV(BaseSearchCV):
         """Random starts, but for what the estimators of their paths are set to."""
         starts = space.starts(seed=seed)
         for i, config in enumerate(space.decode(starts)):
-            chosen = {k: v for k, v in config.items() if hasattr(v, "get_params")}
-            own = clone(self.estimator).set_params(**clone(chosen)).get_params()
+            chosen = {
+                k: clone(v)
+                for k, v in config.items()
+                if hasattr(v, "get_params") and not isinstance(v, type)
+            }
+            own = clone(self.estimator).set_params(**chosen).get_params()
             for name in sorted((config.keys() & own.keys()) - chosen.keys()):
                 try:
                     x = space.encode([{**config, name: own[name]}])

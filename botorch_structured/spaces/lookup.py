@@ -35,7 +35,8 @@ _MAX_TABLE = 4096
 # From so many levels on one matrix product is faster than a pass over them, if the
 # matrix has no more entries than that.
 _MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
-# Of so many points what is located is kept, if they have at most so many decisions.
+# Of so many tables of points what is located is kept, if they have at most so many
+# numbers.
 _KEPT, _MAX_KEPT = 8, 1 << 14
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1

@@ -370,9 +370,13 @@ def test_where_to_begin(tmp_path: Path) -> None:
     client.save_to_json_file(str(path))
     assert search(client, error, 2) == [D, B]
     assert next_of(Client.load_from_json_file(str(path))) == D
-    for starts in (3, "best"):
+    wrong: list[Any] = [3, "best"]
+    for starts in wrong:
         with pytest.raises(ValueError, match="starts: expected one of"):
-            structured_generation_strategy(starts=starts)  # type: ignore[arg-type]
+            structured_generation_strategy(starts=starts)
+    for center in [*wrong, 1]:
+        with pytest.raises(ValueError, match="initialize_with_center: expected True"):
+            structured_generation_strategy(initialize_with_center=center)
     with pytest.raises(ValueError, match="starts: "):
         next_of(make_client(starts=[{"learner": "none"}]))
 

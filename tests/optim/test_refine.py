@@ -211,7 +211,9 @@ def test_starts_of_one_box_end_once_they_lead_to_the_best() -> None:
         vg, _ = objective(f)
         asked: list[int] = []
 
-        def counted(U: Array, start: Array, vg=vg, asked=asked) -> Any:  # noqa: ANN001
+        def counted(
+            U: Array, start: Array, vg: Any = vg, asked: list[int] = asked
+        ) -> Any:
             asked.append(len(start))
             return vg(U, start)
 
