@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = ["Encoding", "arc", "hierarchical", "imputed"]
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -51,6 +52,7 @@ class Encoding(InputTransform):
         inactive: What inactive columns become: ``"filled"``, the space's fill values;
             ``"marked"``, -1; ``"kept"``, what they are.
         whole: Columns that are scaled although they are choices.
+        told: Columns of which one more says, at the end, whether they are active.
     """
 
     is_one_to_many = False
@@ -63,9 +65,10 @@ class Encoding(InputTransform):
         space: SearchSpace,
         inactive: Literal["filled", "marked", "kept"] = "filled",
         whole: frozenset[int] = frozenset(),
+        told: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.space, self.inactive = space, inactive
+        self.space, self.inactive, self.told = space, inactive, list(told)
         source: list[int] = []
         code: list[float] = []  # of the choice that a column is 1 for, else NaN
         columns: list[Any] = list(space.columns)
@@ -113,6 +116,9 @@ class Encoding(InputTransform):
         if self.inactive == "marked":
             active = self.space.tree.active_mask(X)[..., self.source]
             encoded = torch.where(active, encoded, _INACTIVE)
+        if self.told:
+            active = self.space.tree.active_mask(X)[..., self.told]
+            encoded = torch.cat([encoded, active.to(encoded)], dim=-1)
         if self.training and not X.requires_grad:
             self._last = X, encoded
         return encoded
@@ -280,42 +286,54 @@ def hierarchical(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     """BoTorch's ``HierarchicalConditionalKernelGP``, with its defaults.
 
     It is made as its constructor does, by the kernel, so that choices that are no
-    decisions can be one-hot. Decisions are one number each, as BoTorch has them.
-
-    Raises:
-        ValueError: The space has a parameter under two values, or one that depends on
-            an interval, for which there is no such model.
+    decisions can be one-hot. Decisions are one number each, as BoTorch has them. A
+    parameter can depend on one value of one other there: for those that are active
+    under several values, or by another condition, a column of 0 and 1 is the decision.
     """
     Y, space = finite(Y), problem.space
-    decisions = frozenset(space.tree.decision_columns)
-    encoding = Encoding(space, inactive="kept", whole=decisions)
-    kernel = _hierarchical_kernel(space, encoding)
+    encoding, kernel = _hierarchical_kernel(space)
     model = _PlainGP(X, Y, covar_module=kernel, input_transform=encoding)
     return _suggest(problem, X, Y, model)
 
 
 def _hierarchical_kernel(
-    space: SearchSpace, encoding: Encoding
-) -> HierarchicalConditionalKernel:
-    """The kernel over the encoded columns of a space."""
+    space: SearchSpace,
+) -> tuple[Encoding, HierarchicalConditionalKernel]:
+    """The columns of a space for BoTorch's kernel, and the kernel over them."""
+    plain, others = _edges(space)
+    decisions = frozenset(space.tree.decision_columns)
+    told = [children[0] for children in others]
+    encoding = Encoding(space, inactive="kept", whole=decisions, told=told)
+    columns: dict[int, list[int]] = {}
+    for j, c in enumerate(encoding.source):
+        columns.setdefault(c, []).append(j)
     dependencies: dict[int, dict[float, list[int]]] = {}
-    for parent, value, child in _edges(space):
+    for parent, value, child in plain:
         point = space.fill.clone()
         point[parent] = value
         scaled = encoding.scale(point)[parent].item()
-        columns = [j for j, c in enumerate(encoding.source) if c == child]
-        below = dependencies.setdefault(encoding.source.index(parent), {})
-        below.setdefault(scaled, []).extend(columns)
-    return HierarchicalConditionalKernel(len(encoding.source), dependencies)
+        below = dependencies.setdefault(columns[parent][0], {})
+        below.setdefault(scaled, []).extend(columns[child])
+    for j, children in enumerate(others, len(encoding.source)):
+        dependencies[j] = {1.0: [k for c in children for k in columns[c]]}
+    dim = len(encoding.source) + len(told)
+    return encoding, HierarchicalConditionalKernel(dim, dependencies)
 
 
-def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
-    """Parents, values, children; each child under the deepest of its conditions.
+def _edges(
+    space: SearchSpace,
+) -> tuple[list[tuple[int, float, int]], list[list[int]]]:
+    """Who depends on what.
 
-    A conjunction is one of a parent and of what the parent itself depends on.
+    Returns:
+        Parents, values and children where a column depends on one value of the deepest
+        of its conditions (a conjunction is one of a parent and of what the parent
+        itself depends on); and all other columns with conditions, those with the same
+        condition together.
     """
     conditions = space.tree.conditions
-    edges = []
+    plain: list[tuple[int, float, int]] = []
+    others: dict[Any, list[int]] = {}
     for child, condition in conditions.items():
         parts: Any = condition.parts if isinstance(condition, And) else (condition,)
         implied = {
@@ -326,12 +344,12 @@ def _edges(space: SearchSpace) -> list[tuple[int, float, int]]:
             for part in (conditions[above],)
         }
         parts = [part for part in parts if part not in implied]
-        if len(parts) != 1 or not isinstance(parts[0], (Equals, In)):
-            raise ValueError(
-                f"space: expected {space.names[child]!r} to depend on a value of one "
-                f"parameter, got {condition}."
-            )
-        (part,) = parts
-        values = part.values if isinstance(part, In) else (part.value,)
-        edges += [(part.col, float(v), child) for v in values]
-    return edges
+        (part, *more) = parts
+        values = part.values if isinstance(part, In) else ()
+        if isinstance(part, Equals):
+            values = (part.value,)
+        if more or len(values) != 1:
+            others.setdefault(condition, []).append(child)
+        else:
+            plain.append((part.col, float(values[0]), child))
+    return plain, list(others.values())

@@ -120,8 +120,7 @@ def suggest(name: str, space: SearchSpace, X: Tensor, Y: Tensor, seed: int) -> T
 
 @pytest.mark.parametrize("name", NAMES)
 def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
-    # the slow ones get a small space; the hierarchical kernel refuses the other one
-    space = plain_tree() if name in {"arc", "hierarchical"} else mixed()
+    space = plain_tree() if name in {"arc", "hierarchical"} else mixed()  # slow ones
     X, Y = told(space, 11)
     first = suggest(name, space, X, Y, 3).reshape(1, -1)
     assert first.isfinite().all() and space.feasible(first).all()
@@ -342,16 +341,28 @@ class TestGaussianProcesses:
             hierarchical_dependencies=written,
             input_transform=Normalize(9, bounds=space.bounds),
         )
-        encoding = Encoding(space, inactive="kept")
-        kernel = gps._hierarchical_kernel(space, encoding)
+        encoding, kernel = gps._hierarchical_kernel(space)
         expected = model.covar_module(model.transform_inputs(X)).to_dense()
         assert torch.allclose(kernel(encoding(X)).to_dense(), expected)
 
-    def test_what_the_hierarchical_kernel_refuses(self) -> None:
-        space = mixed()
-        X, Y = told(space, 8)
-        with pytest.raises(ValueError, match="duplicate|to depend on a value of one"):
-            gps.hierarchical(SimpleNamespace(space=space), X, Y, 0)
+    @pytest.mark.parametrize("space", [mixed(), plain_tree()])
+    def test_the_hierarchical_kernel_knows_what_is_active(
+        self, space: SearchSpace
+    ) -> None:
+        """Also below several values, and below a value of another such parameter."""
+        encoding, kernel = gps._hierarchical_kernel(space)
+        X = space.sample(64, seed=0)
+        Z, active = encoding(X), space.tree.active_mask(X)
+        seen = set()
+        for block, path in zip(kernel.partition, kernel.paths, strict=True):
+            above = [(Z[:, j] - value).abs() < 1e-8 for j, value in path]
+            on = torch.stack(above).all(0) if above else torch.ones(64).bool()
+            for j in block:
+                if j < len(encoding.source):
+                    column = encoding.source[j]
+                    assert torch.equal(on, active[:, column])
+                    seen.add(column)
+        assert seen == set(range(space.dim))
 
     def test_arc_does_not_see_inactive_columns(self) -> None:
         space = plain_tree()
