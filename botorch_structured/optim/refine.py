@@ -163,6 +163,7 @@ def maximize_in_unit_box(
     apart: Array | None = None,
     max_iter: int = 40,
     tolerance: float = 1e-10,
+    patience: float = _PATIENCE,
 ) -> tuple[Tensor, Tensor]:
     """Climb from every start to a local maximum in ``[0, 1]^k``: BFGS in lockstep.
 
@@ -185,6 +186,7 @@ def maximize_in_unit_box(
         max_iter: Most iterations, each of one call.
         tolerance: A start is done when an iteration gains less than this, relative to
             the larger of its value and one.
+        patience: After so many iterations starts end that will not become the best.
 
     Returns:
         ``S x k`` points and ``S`` values, at least as good as the starts.
@@ -224,7 +226,7 @@ def maximize_in_unit_box(
         informed = informed & (expected > 0)  # false for NaN, too
         scale = np.maximum(np.abs(f), 1.0)
         worth = expected > _LEAST_SHARE * tolerance * scale
-        if sweep > _PATIENCE:
+        if sweep > patience:
             best = best_f.argmax()
             lead = best_f[best] - f
             rest = np.abs(x + newton - best_U[best]).max(-1)
@@ -479,7 +481,9 @@ def refine(
     relaxed = _relaxed(here)
     moving = continuous | relaxed
     if moving.any():
-        X_new, new = _climb(evaluator, X, values, here, moving)
+        # of relaxed columns the best maximum need not be near the best whole numbers
+        patience = math.inf if relaxed.any() else _PATIENCE
+        X_new, new = _climb(evaluator, X, values, here, moving, patience)
         if relaxed.any():
             X_new = problem.snap(X_new, free)
             new = evaluator.values(X_new)
@@ -529,12 +533,17 @@ def _moves(here: Boxes) -> list[tuple[int, float, float]]:
 
 
 def _climb(
-    evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
+    evaluator: Evaluator,
+    X: Tensor,
+    values: Tensor,
+    here: Boxes,
+    moving: Tensor,
+    patience: float = _PATIENCE,
 ) -> tuple[Tensor, Tensor]:
     """By gradient: together in the unit box, or one by one under linear constraints."""
     together = moving.any(-1)
     if not here.problem.constraints and bool(together.all()):
-        return _climb_together(evaluator, X, values, here, moving)
+        return _climb_together(evaluator, X, values, here, moving, patience)
     bound = torch.zeros_like(together)
     for c in here.problem.constraints:
         binds = here.active[:, c.columns].all(-1)
@@ -543,7 +552,7 @@ def _climb(
     rows = (~bound & together).nonzero().squeeze(-1)
     if len(rows):
         X[rows], values[rows] = _climb_together(
-            evaluator, X[rows], values[rows], here.take(rows), moving[rows]
+            evaluator, X[rows], values[rows], here.take(rows), moving[rows], patience
         )
     for i in bound.nonzero().squeeze(-1)[:_MAX_CONSTRAINED].tolist():
         X[i], values[i] = _climb_constrained(
@@ -553,7 +562,12 @@ def _climb(
 
 
 def _climb_together(
-    evaluator: Evaluator, X: Tensor, values: Tensor, here: Boxes, moving: Tensor
+    evaluator: Evaluator,
+    X: Tensor,
+    values: Tensor,
+    here: Boxes,
+    moving: Tensor,
+    patience: float,
 ) -> tuple[Tensor, Tensor]:
     # of each start, as arrays; nothing else of it changes
     every = (X, moving, here.lower, here.upper)
@@ -617,6 +631,7 @@ def _climb_together(
         torch.from_numpy(U).to(X),
         torch.from_numpy(valid),
         apart,
+        patience=patience,
     )
     better = new > values
     found = points(best.cpu().numpy()[:, None], np.arange(len(X)))
