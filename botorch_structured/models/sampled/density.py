@@ -62,7 +62,8 @@ class ModelDensity:
     """n times the objective of a fit, plus the log Jacobian of the coordinates.
 
     The objective is BoTorch's for this model, its own ``compute_custom_loss`` where it
-    has one; all priors are part of it. A ``Target`` of the slice sampler.
+    has one, in closed form where fits have that; all priors are part of it. A
+    ``Target`` of the slice sampler.
 
     Args:
         mll: The objective; evaluations change its model.
@@ -75,7 +76,8 @@ class ModelDensity:
         self.mll = mll.train()
         self.coordinates = coordinates
         self.num_data = mll.model.train_targets.numel()
-        self._loss = get_loss_closure(mll)
+        closed = mll.model.fit_objective(mll) if _has_leaves(mll.model) else None
+        self._loss = closed.loss if closed else get_loss_closure(mll)
         self._position = np.zeros(len(coordinates))
         self._trial = (0, 0.0)
         # restores the model after a position that was not accepted
@@ -146,6 +148,10 @@ class ModelDensity:
         axis, coordinate = self._trial
         self._position[axis] = coordinate
         self._restore = None
+
+
+def _has_leaves(model: object) -> bool:
+    return isinstance(model, LeafModel) and bool(model.tree.decision_columns)
 
 
 # -- which GPs are plain ----------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -224,6 +225,35 @@ def test_the_definition_is_the_objective_of_a_fit() -> None:
         objective = mll(model(*model.train_inputs), model.train_targets).item()
     assert value == pytest.approx(12 * objective + z.sum(), rel=1e-12)
     assert len(c) == 5
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 1000))
+def test_of_a_tree_it_is_the_dense_evidence_and_the_priors(seed: int) -> None:
+    """However it is computed, also along a coordinate and after a refused one."""
+    model = TreeStructuredGP(*data(seed=seed), TREE)
+    density = densities(model)[0]
+    c, rng = density.coordinates, np.random.default_rng(seed)
+    z = c.to_position(c.read_values()) + 0.3 * rng.standard_normal(len(c))
+    assert math.isfinite(density.move_to(z))
+
+    def dense(position: np.ndarray) -> float:
+        assert c.write_values(c.to_values(position))
+        prior = model.forward(*model.train_inputs)
+        value = model.likelihood(prior).log_prob(model.train_targets)
+        for _, module, p, closure, _ in model.named_priors():
+            value = value + p.log_prob(closure(module)).sum()
+        return float(value) + c.log_jacobian(position)
+
+    # nine digits where noise is next to nothing
+    close = partial(pytest.approx, rel=1e-9, abs=1e-7)
+    for axis in range(len(c)):
+        near = z.copy()
+        near[axis] += 0.1
+        along = density.along(axis)
+        assert along(1e3) == -math.inf or not c.positive[axis]
+        assert along(near[axis]) == close(dense(near))
+    assert density.log_density(z) == close(dense(z))
 
 
 def test_another_objective_is_not_the_evidence() -> None:
