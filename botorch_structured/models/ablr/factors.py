@@ -23,14 +23,14 @@ __all__ = [
     "triangular_factors",
 ]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 
 import torch
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.processes import Processes
-from botorch_structured.models.ablr.rows import Chunk, TaskRows
+from botorch_structured.models.ablr.rows import Chunk, Group, TaskRows
 
 # Cholesky QR, taken twice, is as accurate as reflections while the condition number
 # squared is below about 1e16; this limit of the pivots is far from there.
@@ -286,22 +286,32 @@ class TaskData:
             return torch.zeros((), dtype=torch.float64, device=self.X.device)
         return -0.5 * self.noise_variance.double().log().sum()
 
-    @torch.no_grad()
-    def factors(self, features: Callable[[Chunk], Tensor] | None = None) -> TaskFactors:
-        """Factors of all tasks, the same in each process.
+    @property
+    def groups(self) -> list[Group]:
+        """Tasks that can be solved one group after the other.
 
-        Args:
-            features: Features of a chunk, where more is to be done with them.
+        One group where processes share the rows: the factors of all tasks are merged at
+        once.
         """
+        if self.processes.alone:
+            return self.rows.groups
+        return [Group(range(self.rows.num_tasks), self.rows.chunks)]
+
+    def no_factors(self) -> TaskFactors:
+        """Factors of tasks that no chunk has been added to."""
         counts, before = self.rows.counts, None
         if not self.processes.alone:
             mine = torch.tensor(counts, device=self.X.device)
             every = torch.stack(self.processes.gather(mine))
             counts, before = every.sum(0).tolist(), every[: self.processes.rank].sum(0)
-        factors = TaskFactors(counts, self.num_features, self.X, before=before)
+        return TaskFactors(counts, self.num_features, self.X, before=before)
+
+    @torch.no_grad()
+    def factors(self) -> TaskFactors:
+        """Factors of all tasks, the same in each process."""
+        factors = self.no_factors()
         for chunk in self.rows.chunks:
-            phi = (features or self.features_of)(chunk)
-            factors.add(chunk, *self.observed(chunk, phi))
+            factors.add(chunk, *self.observed(chunk, self.features_of(chunk)))
         if not self.processes.alone:
             factors.merge(self.processes)
         return factors

@@ -204,7 +204,7 @@ class TanhNetwork(Module):
             ``batch_shape x n x D``.
         """
         values = (X - self.center) / self.half_range
-        layers = self._layers_of_sigmoids()
+        layers = self.layers_of_sigmoids()
         if torch.is_grad_enabled():
             for weight, bias in layers:
                 values = torch.sigmoid(nn.functional.linear(values, weight, bias))
@@ -220,7 +220,7 @@ class TanhNetwork(Module):
         values.mul_(2.0).sub_(1.0)
         return values.view(*X.shape[:-1], values.shape[-1])
 
-    def _layers_of_sigmoids(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def layers_of_sigmoids(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Weights and biases of the same network with s(z) = (1 + tanh(z / 2)) / 2.
 
         A sigmoid takes a seventh of the time of a tanh. The inputs of all layers but

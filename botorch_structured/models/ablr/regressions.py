@@ -23,15 +23,16 @@ where F are the features of a factor (``ablr.factors``), has ``|K| = |T|^2`` in 
 case, and traces and residuals as sums of squares of parts of Q. Nothing is subtracted,
 so that gradients close to zero are right too.
 
-The first pass over the rows reduces each task to its factor, from which value, m and
-slopes follow; the second computes the features again and sends the derivative of each
-row,
+The first pass over the rows of a task reduces them to its factor, from which value, m
+and slopes follow; the second sends the derivative of each row,
 
 .. math:: \partial / \partial \phi_n = \alpha (y_n - \phi_n' m) m - r K^{-1} \phi_n,
 
-back through the feature map. Time is linear in the number of rows. Memory beyond the
-data does not depend on it: the activations of a chunk, and a few ``D x D`` matrices per
-task. Of the first 65,536 rows activations are kept, and computed once.
+back through the feature map. Tasks are taken a few at a time, so that their activations
+can be kept between the passes, in the cache if they are few. Time is linear in the
+number of rows. Memory beyond the data does not depend on it: the activations of a chunk
+or a task, of 65,536 rows at most (of further ones they are computed twice), and a few
+``D x D`` matrices per task.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_structured.models.ablr.factors import TaskData, TaskFactors
+from botorch_structured.models.ablr.passes import Pass, passes_of
 from botorch_structured.models.ablr.rows import Chunk
 
 _MAX_STEPS = 8
@@ -189,9 +191,11 @@ class Regressions:
             return _LogEvidence.apply(self, *learnt)
         with torch.no_grad():
             solutions = Solutions(data.factors(), self.log_alpha, self.log_beta)
+            solutions.solve(range(data.rows.num_tasks))
             return self._value(solutions)
 
     def _value(self, solutions: Solutions) -> Tensor:
+        solutions.check_finite()
         processes = self.data.processes
         scales = processes.total(self.data.log_scales())
         (value,) = processes.of_first([solutions.value.sum() + scales])
@@ -214,6 +218,8 @@ class Regressions:
         data = self.data
         factors = data.factors()
         solutions = Solutions(factors, self.log_alpha, self.log_beta)
+        solutions.solve(range(data.rows.num_tasks))
+        solutions.check_finite()
         alpha, beta = solutions.alpha, solutions.beta
         F = factors.rows[..., :-1]
         D = F.shape[-1]
@@ -275,23 +281,6 @@ class _LogEvidence(torch.autograd.Function):
         )
 
 
-class _WithSlope(torch.autograd.Function):
-    """A scalar with a given derivative.
-
-    The same as ``grad_outputs``, which make torch load its symbolic shapes when first
-    used: 35 MiB.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, phi: Tensor, d_phi: Tensor) -> Tensor:
-        ctx.d_phi = d_phi
-        return phi.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return ctx.d_phi, None
-
-
 def _value_and_gradients(
     regressions: Regressions,
 ) -> tuple[Tensor, list[Tensor | None]]:
@@ -301,55 +290,51 @@ def _value_and_gradients(
         Derivatives with respect to log alpha, log beta, X, Y and the parameters.
     """
     data, parameters = regressions.data, regressions.parameters
-    # of the first chunks, keep the graph: no need to compute the features again
-    kept: list[tuple[Tensor, Tensor]] = []
-
-    def with_graph(chunk: Chunk) -> tuple[Tensor, Tensor]:
-        x = data.X.detach()[chunk.rows]
-        x.requires_grad_(data.X.requires_grad)
-        with torch.enable_grad():
-            return x, data.features(x)
-
-    def features(chunk: Chunk) -> Tensor:
-        if len(kept) == data.rows.num_kept:
-            return data.features_of(chunk)
-        kept.append(with_graph(chunk))
-        return kept[-1][1].detach()
-
-    solutions = Solutions(
-        data.factors(features), regressions.log_alpha, regressions.log_beta
-    )
-    value = regressions._value(solutions)
-    sums = [torch.zeros_like(p) for p in parameters]
     d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
     d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-    row_by_row = bool(parameters) or d_x is not None or d_y is not None
-    kept.reverse()  # the first is the next to be used, and to be given up
-    for chunk in data.rows.chunks if row_by_row else []:
-        x, phi = kept.pop() if kept else with_graph(chunk)
-        d_phi, d_outcome = solutions.slopes(chunk, *data.observed(chunk, phi.detach()))
-        scale = data.scale(chunk)
-        if scale is not None:
-            d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
-        if d_y is not None:
-            d_y[chunk.entries] = d_outcome.to(d_y.dtype)
-        if not phi.requires_grad:
-            continue
-        d_phi = d_phi.to(phi.dtype)
-        if chunk.local is not None:
-            d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
-        wanted = [*parameters, *([] if d_x is None else [x])]
-        with torch.enable_grad():
-            start = _WithSlope.apply(phi, d_phi)
-        found = torch.autograd.grad(start, wanted, allow_unused=True)
-        for total, g in zip(sums, found, strict=False):
-            if g is not None:
-                total.add_(g)
-        if d_x is not None and found[-1] is not None:
-            d_x[chunk.rows] = found[-1]
+    through = bool(parameters) or d_x is not None
+    passes = passes_of(data.features, parameters, d_x is not None)
+    factors = data.no_factors()
+    solutions = Solutions(factors, regressions.log_alpha, regressions.log_beta)
+    for group in data.groups:
+        kept: list[Pass] = []
+        for chunk in group.chunks:
+            if through and len(kept) < data.rows.num_kept:
+                kept.append(passes.forward(data.X.detach()[chunk.rows]))
+                phi = passes.features_of(kept[-1])
+            else:
+                phi = data.features_of(chunk)
+            factors.add(chunk, *data.observed(chunk, phi))
+        if not data.processes.alone:
+            factors.merge(data.processes)
+        solutions.solve(group.tasks)
+        kept.reverse()  # the first is the next to be used, and to be given up
+        for chunk in group.chunks if through or d_y is not None else []:
+            done = kept.pop() if kept else passes.forward(data.X.detach()[chunk.rows])
+            phi = passes.features_of(done)
+            d_phi, d_outcome = solutions.slopes(chunk, *data.observed(chunk, phi))
+            scale = data.scale(chunk)
+            if scale is not None:
+                d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
+            if d_y is not None:
+                d_y[chunk.entries] = d_outcome.to(d_y.dtype)
+            if not through:
+                continue
+            d_phi = d_phi.to(phi.dtype)
+            if chunk.local is not None:
+                d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
+            d_rows = passes.backward(done, d_phi)
+            if d_x is not None and d_rows is not None:
+                d_x[chunk.rows] = d_rows
+    value = regressions._value(solutions)
     of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
     processes = data.processes
-    return value, [*processes.of_first(of_tasks), d_x, d_y, *processes.sum(sums)]
+    return value, [
+        *processes.of_first(of_tasks),
+        d_x,
+        d_y,
+        *processes.sum(passes.sums()),
+    ]
 
 
 class Solution(NamedTuple):
@@ -490,7 +475,9 @@ def _assemble(
 
 
 class Solutions:
-    """Evidence, means and derivatives of tasks, small and large ones in a batch each.
+    """Evidence, means and derivatives of tasks.
+
+    They are zero until ``solve``.
 
     Args:
         factors: Their data.
@@ -504,20 +491,15 @@ class Solutions:
         d_log_alpha: Their derivatives with respect to log alpha, ``T``.
         d_log_beta: And to log beta, ``T``.
         mean: Posterior means of the weights, ``T x D``.
-
-    Raises:
-        NanError: If an evidence is not finite.
     """
 
     def __init__(
         self, factors: TaskFactors, log_alpha: Tensor, log_beta: Tensor
     ) -> None:
-        device = factors.rows.device
         T, D = len(factors.counts), factors.num_features
         self.factors = factors
         self.alpha = log_alpha.detach().double().exp()
         self.beta = log_beta.detach().double().exp()
-        count = torch.tensor(factors.counts, dtype=torch.float64, device=device)
         self.value = torch.zeros_like(self.alpha)
         self.d_log_alpha = torch.zeros_like(self.alpha)
         self.d_log_beta = torch.zeros_like(self.alpha)
@@ -525,28 +507,37 @@ class Solutions:
         self._batch: dict[bool, Solution] = {}
         # place of each task in its batch
         self._place = [0] * T
+
+    def solve(self, tasks: range) -> None:
+        """Solve tasks, small and large ones in a batch each.
+
+        Args:
+            tasks: Those whose factors are complete; ``slopes`` are of these.
+        """
+        factors, device = self.factors, self.factors.rows.device
         for small in (True, False):
-            which = [t for t in range(T) if factors.is_small(t) == small]
+            which = [t for t in tasks if factors.is_small(t) == small]
             if not which:
                 continue
             for place, t in enumerate(which):
                 self._place[t] = place
-            tasks = torch.tensor(which, device=device)
+            index = torch.tensor(which, device=device)
             # on the CPU: a GPU is slower at many small factorisations
-            rows, n, alpha, beta = (
-                v[tasks].cpu() for v in (factors.rows, count, self.alpha, self.beta)
+            rows, alpha, beta = (
+                v[index].cpu() for v in (factors.rows, self.alpha, self.beta)
             )
+            n = rows.new_tensor([factors.counts[t] for t in which])
             solve = solve_large
             if small:
                 rows = rows[:, : max(1, int(n.max()))]
                 solve = solve_small
             batch = solve(rows, n, alpha, beta).to(device)
             for name in ("value", "d_log_alpha", "d_log_beta", "mean"):
-                getattr(self, name)[tasks] = getattr(batch, name)
+                getattr(self, name)[index] = getattr(batch, name)
             self._batch[small] = batch
-        self._check_finite()
 
-    def _check_finite(self) -> None:
+    def check_finite(self) -> None:
+        """Raise a ``NanError`` if an evidence is not finite."""
         bad = (~self.value.isfinite()).nonzero()[:, 0].tolist()
         if bad:
             finite = bool(self.factors.rows[bad].isfinite().all())

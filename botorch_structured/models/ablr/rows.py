@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = [
     "Chunk",
+    "Group",
     "Piece",
     "TaskRows",
 ]
@@ -25,7 +26,7 @@ from torch import Tensor
 _CHUNK_ROWS_CPU = 2_048
 _CHUNK_ROWS_GPU = 32_768
 _ONE_CHUNK_ROWS = 10_000
-# Activations of so many rows are kept, which saves computing them twice: about 90 MiB
+# Activations of so many rows are kept, which saves computing them twice: about 80 MiB
 # for three layers of 50 units.
 _KEPT_ROWS = 65_536
 
@@ -75,6 +76,19 @@ class Chunk:
         return each[:, 0], each[:, 1] + torch.arange(len(each), device=self.device)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Tasks, and the chunks that have all of their observations and no others.
+
+    Attributes:
+        tasks: Which tasks.
+        chunks: Their chunks.
+    """
+
+    tasks: range
+    chunks: list[Chunk]
+
+
 class TaskRows:
     """Which rows and observations belong to which task, in chunks.
 
@@ -90,13 +104,17 @@ class TaskRows:
         num_rows: Number of rows of ``X``; with ``rows`` only.
         chunk_rows: Rows of ``X`` in a chunk. Default: all in one chunk up to 10,000
             rows, otherwise 2,048 (32,768 on a GPU).
-        kept_rows: Of so many rows, the first ones, activations may be kept between the
-            two passes; of the others they are computed twice.
+        kept_rows: Of so many rows of a group, the first ones, activations may be kept
+            between the two passes; of the others they are computed twice.
 
     Attributes:
         task: As given.
-        chunks: The chunks; each observation is in one of them.
-        num_kept: Of how many of them, the first ones, activations may be kept.
+        groups: Tasks whose observations are in chunks of their own: few rows on a CPU
+            unless a task has many, so that what is computed of them is still in the
+            cache when their tasks are solved. One group on a GPU, or with ``rows``.
+        chunks: The chunks of all groups; each observation is in one of them.
+        num_kept: Of how many chunks of a group, the first ones, activations may be
+            kept.
         counts: Number of observations of each task, a list of T.
     """
 
@@ -115,25 +133,32 @@ class TaskRows:
         self.num_rows = len(task) if num_rows is None else num_rows
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         step = chunk_rows or _default_chunk_rows(self.num_rows, task.device)
-        self.chunks = (
+        self.groups = (
             self._by_task(task, step)
             if rows is None
-            else self._by_row(task, rows, step)
+            else [Group(range(num_tasks), self._by_row(task, rows, step))]
         )
+        self.chunks = [chunk for group in self.groups for chunk in group.chunks]
         self.num_kept = kept_rows // step
 
-    def _by_task(self, task: Tensor, step: int) -> list[Chunk]:
+    def _by_task(self, task: Tensor, step: int) -> list[Group]:
         """One observation per row: rows are sorted by task, then cut."""
         order = None
         if bool((task[1:] < task[:-1]).any()):
             order = torch.argsort(task, stable=True)
-        chunks = []
-        pieces = _cut(self.counts, len(task), step)
-        for start, some in zip(range(0, len(task), step), pieces, strict=True):
-            stop = min(start + step, len(task))
-            which = slice(start, stop) if order is None else order[start:stop]
-            chunks.append(Chunk(which, which, None, some, task.device))
-        return chunks
+        # in the cache of a CPU; a GPU takes many tasks at once
+        size = min(step, _CHUNK_ROWS_CPU) if task.device.type == "cpu" else len(task)
+        groups, first = [], 0
+        for tasks in _neighbours(self.counts, size):
+            stop = first + sum(self.counts[tasks.start : tasks.stop])
+            chunks = []
+            for pieces in _cut(tasks, self.counts, step):
+                at = slice(first, min(first + step, stop))
+                which = at if order is None else order[at]
+                chunks.append(Chunk(which, which, None, pieces, task.device))
+                first = at.stop
+            groups.append(Group(tasks, chunks))
+        return groups
 
     def _by_row(self, task: Tensor, rows: Tensor, step: int) -> list[Chunk]:
         """Several observations per row: rows stay in order, each is visited once."""
@@ -162,12 +187,24 @@ class TaskRows:
         return chunks
 
 
-def _cut(counts: list[int], total: int, step: int) -> list[list[Piece]]:
+def _neighbours(counts: list[int], size: int) -> list[range]:
+    """Tasks one after the other, together while they have no more rows than that."""
+    groups, first, total = [], 0, 0
+    for t, count in enumerate(counts):
+        if t > first and total + count > size:
+            groups.append(range(first, t))
+            first, total = t, 0
+        total += count
+    return [*groups, range(first, len(counts))]
+
+
+def _cut(tasks: range, counts: list[int], step: int) -> list[list[Piece]]:
     """Pieces of each chunk, of observations sorted by task."""
+    total = sum(counts[tasks.start : tasks.stop])
     chunks: list[list[Piece]] = [[] for _ in range(-(-total // step))]
     first = 0
-    for t, count in enumerate(counts):
-        at = first
+    for t in tasks:
+        count, at = counts[t], first
         while at < first + count:
             chunk = at // step
             stop = min(first + count, (chunk + 1) * step)

@@ -398,13 +398,13 @@ def best_split_by_evidence(
         """Score splits; fits begin where an earlier trial or the parent is."""
         starts = (base, base) if like is None else like.fits
         for split in splits:
-            seen = trials.get(split)
             trial = _score(
                 node,
                 X,
                 split,
                 evidence,
-                starts if seen is None else seen.fits,
+                starts,
+                trials.get(split),
                 in_score,
                 min_leaf_size,
                 steps,
@@ -544,6 +544,7 @@ def _score(
     split: Split,
     evidence: NodeEvidence,
     starts: tuple[NodeFit, NodeFit],
+    seen: _Trial | None,
     in_score: np.ndarray,
     min_leaf_size: int,
     steps: int,
@@ -553,11 +554,12 @@ def _score(
     if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
         return None
     fits = []
-    for child, start in zip(children, starts, strict=True):
+    for child, start in zip(children, seen.fits if seen else starts, strict=True):
         rows = child.home[in_score[child.home]]
         if len(rows) < 2:
             return None
-        fits.append(evidence.fit(rows, [start.theta], steps))
+        here = start.point if seen else None
+        fits.append(evidence.fit(rows, [start.theta], steps, here))
     value = fits[0].log_evidence + fits[1].log_evidence
     if not math.isfinite(value):
         return None

@@ -76,19 +76,6 @@ class NodePrior:
 
 
 @dataclass(frozen=True)
-class NodeFit:
-    """What is known of a node.
-
-    Attributes:
-        theta: The mode of the posterior.
-        log_evidence: Laplace's approximation.
-    """
-
-    theta: Array
-    log_evidence: float
-
-
-@dataclass(frozen=True)
 class Point:
     """A log density, its gradient and its (expected) curvature.
 
@@ -103,11 +90,27 @@ class Point:
     information: Array
 
 
+@dataclass(frozen=True)
+class NodeFit:
+    """What is known of a node.
+
+    Attributes:
+        theta: The mode of the posterior.
+        log_evidence: Laplace's approximation.
+        point: The density at the mode; None if there are no data.
+    """
+
+    theta: Array
+    log_evidence: float
+    point: Point | None = None
+
+
 def climb(
     evaluate: Callable[[Array, float], Point | None],
     start: Array,
     max_steps: int,
     free: NDArray[np.bool_],
+    here: Point | None = None,
 ) -> tuple[Array, Point] | None:
     """Maximise by damped scoring.
 
@@ -117,12 +120,14 @@ def climb(
         start: Where to begin.
         max_steps: Most steps.
         free: Components of theta that are parameters.
+        here: The density at the start, if it is known.
 
     Returns:
         The best theta, and the density there; None if the start is not possible.
     """
     theta = start
-    here = evaluate(theta, -math.inf)
+    if here is None:
+        here = evaluate(theta, -math.inf)
     if here is None:
         return None
     damping = 1e-2
@@ -190,26 +195,33 @@ class NodeEvidence:
         scales = np.log(prior.scale[self.free])
         self._normaliser = float(scales.sum()) + 0.5 * len(scales) * _LOG_TWO_PI
 
-    def fit(self, rows: Rows, starts: Sequence[Array], max_steps: int = 30) -> NodeFit:
+    def fit(
+        self,
+        rows: Rows,
+        starts: Sequence[Array],
+        max_steps: int = 30,
+        here: Point | None = None,
+    ) -> NodeFit:
         """The posterior mode of theta given some of the data, the best of several.
 
         Args:
             rows: Which data.
             starts: Where to begin, a theta each.
             max_steps: Steps from each start.
+            here: The density at the only start, if it is known.
         """
         if len(rows) == 0:  # nothing was observed: the prior
             return NodeFit(self.prior.mode, 0.0)
         evaluate = self._density(rows)
         best: tuple[Array, Point] | None = None
         for start in starts:
-            found = climb(evaluate, start, max_steps, self.free)
+            found = climb(evaluate, start, max_steps, self.free, here)
             if found is not None and (best is None or found[1].value > best[1].value):
                 best = found
         if best is None:  # not even the prior mode can be factorised
             return NodeFit(self.prior.mode, -math.inf)
         theta, point = best
-        return NodeFit(theta, self._laplace(point))
+        return NodeFit(theta, self._laplace(point), point)
 
     def _laplace(self, point: Point) -> float:
         chol, info = lapack.dpotrf(point.information, lower=1)

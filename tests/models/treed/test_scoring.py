@@ -158,6 +158,23 @@ def test_scoring_finds_the_maximum() -> None:
     assert found[1] > found[0] + 0.5
 
 
+def test_a_fit_goes_on_where_it_stopped() -> None:
+    """As one from its mode, whose density is not computed again."""
+    rng = np.random.default_rng(1)
+    X = rng.random((25, 1))
+    y = np.sin(5.0 * X[:, 0]) + 0.1 * rng.standard_normal(25)
+    prior = NodePrior.of_dimension(1, math.exp(-7.0))
+    rows, node = np.arange(25), NodeEvidence(X, y, prior)
+    first = node.fit(rows, [prior.mode], 2)
+    again = node.fit(rows, [first.theta], 3)
+    on = node.fit(rows, [first.theta], 3, first.point)
+    assert again.log_evidence > first.log_evidence
+    assert on.log_evidence == again.log_evidence
+    assert np.array_equal(on.theta, again.theta)
+    held = node.fit(rows, [first.theta], 0, first.point)
+    assert held.point is first.point
+
+
 def test_scoring_gives_up_where_nothing_can_be_computed() -> None:
     X = np.zeros((3, 1))
     # three copies of a point without noise: no factor

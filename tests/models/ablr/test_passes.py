@@ -1,0 +1,53 @@
+"""What is written out for the network equals automatic differentiation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.ablr.passes import Passes, TanhPasses, passes_of
+
+
+def results(passes: Passes, chunks: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Features, derivatives to inputs and sums of those to parameters.
+
+    The first two chunks are kept at the same time, the others use memory again.
+    """
+    found, kept = [], []
+    for i, X in enumerate(chunks):
+        kept.append(passes.forward(X))
+        found.append(passes.features_of(kept[-1]))
+        while i and kept:
+            done = kept.pop()
+            phi = passes.features_of(done)
+            found.append(passes.backward(done, phi.cos() + phi))
+    return [t for t in found if t is not None] + passes.sums()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("of_inputs", [True, False])
+@pytest.mark.parametrize("held", [[], [0], "all"])
+def test_network(bias: bool, of_inputs: bool, held: list[int] | str) -> None:
+    bounds = torch.tensor([[0.0, -1.0, 2.0], [1.0, 3.0, 2.5]])
+    network = TanhNetwork(3, widths=(7, 5, 4), bounds=bounds, bias=bias)
+    everything = list(network.parameters())
+    for i, p in enumerate(everything):
+        p.requires_grad_(held != "all" and i not in held)
+    parameters = [p for p in everything if p.requires_grad]
+    g = torch.Generator().manual_seed(0)
+    chunks = [torch.rand(n, 3, generator=g, dtype=torch.float64) for n in (6, 9, 2, 11)]
+    quick = passes_of(network, parameters, of_inputs)
+    assert isinstance(quick, TanhPasses)
+    expected = results(Passes(network, parameters, of_inputs), chunks)
+    found = results(quick, chunks)
+    assert len(found) == len(chunks) * (1 + of_inputs) + len(parameters)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_a_subclass_may_compute_something_else() -> None:
+    class Other(TanhNetwork):
+        pass
+
+    assert type(passes_of(Other(2), [], False)) is Passes
