@@ -586,13 +586,13 @@ class LeafModel(FastSingleTaskGP):
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
 
-        def fit(kernel: str | None) -> None:
+        def fit(kernel: str | None, rival: float = math.inf) -> None:
             nonlocal failure, present
             present = None
             for objective in objectives:
                 objective.read_correlation()
             try:
-                self._fit(mll, objectives, **kwargs)
+                self._fit(mll, objectives, rival, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 return
@@ -613,9 +613,11 @@ class LeafModel(FastSingleTaskGP):
                     if enough and last.short < MAX_SHORT_FITS:
                         record = FitRecord(last.short + 1, last.loss)
             if record is None:
+                short, rival = len(found), math.inf
                 for kernel in self._kernels():
                     take(cold, kernel)
-                    fit(kernel)
+                    fit(kernel, rival)
+                    rival = min((f.loss for f in found[short:]), default=math.inf)
             if not found:
                 raise failure or ModelFittingError("The evidence is not finite.")
         finally:  # of a fit that is interrupted, the best so far
@@ -647,6 +649,7 @@ class LeafModel(FastSingleTaskGP):
         self,
         mll: MarginalLogLikelihood,
         objectives: list[LeafObjective],
+        rival: float,
         **kwargs: Any,
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
@@ -660,7 +663,7 @@ class LeafModel(FastSingleTaskGP):
                 fit_map(mll, **kwargs)
         else:
             objective = objectives[0] if objectives else None
-            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            fit_map(mll, FIT_OPTIONS, objective=objective, rival=rival, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
