@@ -599,7 +599,8 @@ class LeafObjective:
         rows = [leaves.rows.ravel() for leaves in form.leaves]
         every = np.concatenate(rows)
         self._mean_index = np.append(self._mean, self._mean[-1])[every]
-        self._basis_of_row = np.pad(self._basis, ((0, 1), (0, 0)))[every]
+        basis = np.concatenate([self._basis, np.zeros_like(self._basis[:1])])
+        self._basis_of_row = basis[every]
         units = np.minimum(self._priors.deviations, _WIDEST)
         if self._noise is not None:
             noisy = u.logarithm(noise.raw_noise)
@@ -626,13 +627,12 @@ class LeafObjective:
         compute something else.
 
         Args:
-            mll: The objective; put in training mode.
+            mll: The objective, in training mode.
             element: Of a model with a batch of data sets or outputs, the index of one
                 in the batch shape; its objective is independent of the others.
             structure: The leaves of the training data, if known.
         """
         model = mll.model
-        mll.train()  # in evaluation mode inputs are transformed already
         tensors = (*mll.parameters(), *model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
         known = (

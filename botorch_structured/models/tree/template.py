@@ -73,7 +73,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    new = tensor.detach().clone()
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(new, tensor.requires_grad)
-    return new
+        return nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
+    return tensor.clone()
