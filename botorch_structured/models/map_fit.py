@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["FIT_OPTIONS", "ArrayObjective", "accept_rounding", "fit_map"]
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,11 +28,6 @@ from botorch_structured._botorch_names import fit_fallback
 #: change predictions. Twice as many corrections as by default save a tenth of the
 #: evaluations.
 FIT_OPTIONS = {"ftol": 1e-6, "gtol": 5e-5, "maxiter": 200, "maxcor": 20}
-
-# A fit ends where it is behind a better one by more than this multiple of what its last
-# iteration gained. In 590 pairs of fits (3 to 16 paths, 9 to 100 points) 12 % of the
-# evaluations were saved, and no other fit won. A multiple of 15 was wrong 3 times.
-_BEHIND = 20.0
 
 
 class ArrayObjective(Protocol):
@@ -71,7 +65,6 @@ def fit_map(
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
-    rival: float = math.inf,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -83,8 +76,6 @@ def fit_map(
         objective: The same objective in closed form. It is handed to SciPy unless the
             caller has an optimiser of their own, or arguments to one that need the
             objective itself.
-        rival: The value of a fit of another model to the same data: this one may end
-            early where it will not reach that.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -96,7 +87,7 @@ def fit_map(
         optimizer_kwargs = {**(optimizer_kwargs or {}), "options": merged or None}
         known = {"options", "method", "timeout_sec"}
         if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
-            kwargs["optimizer"] = partial(_minimise, objective, rival=rival)
+            kwargs["optimizer"] = partial(_minimise, objective)
             rest = _first_attempt(objective, mll, optimizer_kwargs, **kwargs)
             if rest is None:
                 return mll.eval()
@@ -160,7 +151,6 @@ def _minimise(
     options: Mapping[str, Any] | None = None,
     method: str = "L-BFGS-B",
     timeout_sec: float | None = None,
-    rival: float = math.inf,
 ) -> OptimizationResult:
     """``fit_gpytorch_mll_scipy`` of an objective in closed form, that of ``mll``."""
     start = time.monotonic()
@@ -179,16 +169,6 @@ def _minimise(
             known = name, value, gradient * units
         return known
 
-    past, hopeless = math.inf, False
-
-    def give_up(x: NDArray[np.float64]) -> None:
-        nonlocal past, hopeless
-        value = scaled(x)[1]
-        hopeless = value - rival > _BEHIND * max(past - value, 0.0)
-        if hopeless:
-            raise StopIteration
-        past = value
-
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with _blas().limit(limits=1, user_api="blas"):
         found = minimize(
@@ -198,12 +178,11 @@ def _minimise(
             bounds=bounds / units[:, None],
             method=method,
             options=options,
-            callback=give_up if math.isfinite(rival) else None,
             **limit,
         )
     objective.write(np.clip(found.x * units, *bounds.T))
     status = OptimizationStatus.SUCCESS
-    if not (found.success or hopeless):
+    if not found.success:
         stopped = "REACHED LIMIT", "EXCEEDS LIMIT", "timed out after"
         status = OptimizationStatus.FAILURE
         if any(words in found.message for words in stopped):

@@ -586,13 +586,13 @@ class LeafModel(FastSingleTaskGP):
             if kernel is not None:
                 self.covar_module.set_correlation(kernel)
 
-        def fit(kernel: str | None, rival: float = math.inf) -> None:
+        def fit(kernel: str | None) -> None:
             nonlocal failure, present
             present = None
             for objective in objectives:
                 objective.read_correlation()
             try:
-                self._fit(mll, objectives, rival, **kwargs)
+                self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
                 failure = error
                 return
@@ -613,11 +613,9 @@ class LeafModel(FastSingleTaskGP):
                     if enough and last.short < MAX_SHORT_FITS:
                         record = FitRecord(last.short + 1, last.loss)
             if record is None:
-                short, rival = len(found), math.inf
                 for kernel in self._kernels():
                     take(cold, kernel)
-                    fit(kernel, rival)
-                    rival = min((f.loss for f in found[short:]), default=math.inf)
+                    fit(kernel)
             if not found:
                 raise failure or ModelFittingError("The evidence is not finite.")
         finally:  # of a fit that is interrupted, the best so far
@@ -649,7 +647,6 @@ class LeafModel(FastSingleTaskGP):
         self,
         mll: MarginalLogLikelihood,
         objectives: list[LeafObjective],
-        rival: float,
         **kwargs: Any,
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
@@ -663,7 +660,7 @@ class LeafModel(FastSingleTaskGP):
                 fit_map(mll, **kwargs)
         else:
             objective = objectives[0] if objectives else None
-            fit_map(mll, FIT_OPTIONS, objective=objective, rival=rival, **kwargs)
+            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]

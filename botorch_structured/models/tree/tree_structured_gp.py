@@ -334,8 +334,7 @@ class TreeStructuredGP(LeafModel):
             return [None]
         if chosen:
             return [self.covar_module.correlation.name]
-        # the one that wins more often is first: a fit of the other may end early
-        return [correlation.name for correlation in reversed(CORRELATIONS)]
+        return [correlation.name for correlation in CORRELATIONS]
 
     def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
         r"""Posterior of b_p + z_p(x)'c: the outcome without the leaf's own g_p.

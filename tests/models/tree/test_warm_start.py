@@ -16,7 +16,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from strategies import random_points
 from torch import Tensor
 
-from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.leaf_model import MAX_SHORT_FITS
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.warm_start import take_values
@@ -252,19 +252,3 @@ def test_other_kernels_and_trees_without_decisions() -> None:
             kwargs = {} if start is None else {"start_from": start}
             fit_gpytorch_mll(mll, **few, **kwargs)
         assert not model.training
-
-
-def test_a_kernel_that_will_not_win_is_not_fitted_to_the_end(
-    evaluations: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    needed, found = {}, {}
-    for behind in (map_fit._BEHIND, float("inf")):
-        monkeypatch.setattr(map_fit, "_BEHIND", behind)
-        evaluations[0] = 0
-        models = [fitted(TreeStructuredGP, TREE, n) for n in (20, 30, 40)]
-        needed[behind], found[behind] = evaluations[0], models
-    (few, full), (ours, expected) = needed.values(), found.values()
-    assert few < 0.95 * full
-    for model, other in zip(ours, expected, strict=True):
-        assert model.covar_module.correlation is other.covar_module.correlation
-        assert all(map(torch.equal, model.parameters(), other.parameters()))
