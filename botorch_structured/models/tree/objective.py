@@ -172,7 +172,6 @@ class _Leaves:
         terms: The quantities 1 / l of these terms, ``B x S``.
         weights: Weights of the fixed features, then of waves, ``B x (D + 2 m S)``.
         pairs: Of these weights, see ``Block``; of none where blocks are made one.
-        noise: Noise variances that are known, the identity where padded, ``B x N``.
     """
 
     rows: Indices
@@ -182,7 +181,6 @@ class _Leaves:
     factors: list[_Factor]
     weights: Indices
     pairs: Indices
-    noise: Array
     undeclared: Array | None = None
     fixed: Array | None = None
     waves: Array | None = None
@@ -270,17 +268,11 @@ class _Form:
 
     def _buckets(self, variance: Indices) -> Iterator[tuple[Bucket, _Leaves]]:
         for bucket in self.layout.buckets:
-            real = pair = None
-            if bucket.real is not None:
-                real = _numbers(bucket.real).astype(float)
-                pair = real[:, :, None] * real[:, None, :]
+            real = None if bucket.real is None else _numbers(bucket.real).astype(float)
+            pair = None if real is None else real[:, :, None] * real[:, None, :]
             mine = variance[_numbers(bucket.leaves)]
-            rows, none = (
-                _numbers(bucket.index),
-                np.zeros((len(mine), 0), dtype=np.int64),
-            )
-            noise = np.zeros(0)
-            yield bucket, _Leaves(rows, real, pair, mine, [], none, none, noise)
+            rows, none = _numbers(bucket.index), np.zeros((len(mine), 0), np.int64)
+            yield bucket, _Leaves(rows, real, pair, mine, [], none, none)
 
     # -- the tree kernel ----------------------------------------------------------
 
@@ -566,10 +558,12 @@ class LeafObjective:
         if type(likelihood) is GaussianLikelihood:
             self._noise: Indices | None = form.quantities.add(1)
             form.quantities.depend(self._noise, u.logarithm(noise.raw_noise), 1.0)
-            known = np.zeros(n)
+            self._fixed_noise = np.zeros(n + 1)
         else:
             value = likelihood.noise if element is None else likelihood.noise[element]
-            self._noise, known = None, _numbers(value)
+            self._noise = None
+            self._fixed_noise = np.append(_numbers(value), 1.0)
+        self._fixed_noise[n] = 1.0  # padding is the identity
         # of a mean c + s h(x): the place of s, and h
         self._slope = np.zeros(0, dtype=np.int64)
         self._basis: Array = np.zeros((n, 0))
@@ -587,20 +581,16 @@ class LeafObjective:
             self._slope = u.unbounded(mean.raw_slope)
             with torch.no_grad():
                 self._basis = _numbers(mean.basis(X))[:, None]
-        self._map, self._constants = form.quantities.map(len(u.values))
-        back = self._map.T
-        self._back = back.tocsr() if sparse.issparse(back) else back
+        self._map, self._constants = A, _ = form.quantities.map(len(u.values))
+        self._back = A.T.tocsr() if sparse.issparse(A) else A.T
         self._as_one = n <= _ROWS_PER_WEIGHT * form.num_weights
-        for leaves in form.leaves:
-            leaves.noise = np.append(known, 1.0)[leaves.rows]
-            if not self._as_one:
+        if not self._as_one:
+            for leaves in form.leaves:
                 leaves.pairs = pairs_of(leaves.weights, form.num_weights)
         self._index = np.concatenate(list(self._indices()))
-        rows = [leaves.rows.ravel() for leaves in form.leaves]
-        every = np.concatenate(rows)
+        every = np.concatenate([leaves.rows.ravel() for leaves in form.leaves])
         self._mean_index = np.append(self._mean, self._mean[-1])[every]
-        basis = np.concatenate([self._basis, np.zeros_like(self._basis[:1])])
-        self._basis_of_row = basis[every]
+        self._basis_of_row = np.append(self._basis, 0.0 * self._basis[:1], 0)[every]
         units = np.minimum(self._priors.deviations, _WIDEST)
         if self._noise is not None:
             noisy = u.logarithm(noise.raw_noise)
@@ -702,8 +692,7 @@ class LeafObjective:
             slopes += self._pull_back(leaves, part, d, q)
             by_residual.append(d.residual.ravel())
             if self._noise is not None:
-                size = g.shape[-1]
-                diagonal = g.reshape(len(g), -1)[:, :: size + 1]
+                diagonal = g.reshape(len(g), -1)[:, :: g.shape[-1] + 1]
                 real = leaves.real
                 d_noise += float((diagonal if real is None else diagonal * real).sum())
             if leaves.undeclared is not None:
@@ -748,11 +737,10 @@ class LeafObjective:
                 other *= values[i]
         noisy = covariance.copy()
         if leaves.undeclared is not None:
-            constant = leaves.undeclared * q[self._form.offsets].mean()
-            shift = constant[:, None, None]
+            shift = (leaves.undeclared * q[self._form.offsets].mean())[:, None, None]
             noisy += shift if pair is None else shift * pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
-        diagonal += leaves.noise
+        diagonal += self._fixed_noise[rows]
         if self._noise is not None:
             diagonal += noise if real is None else noise * real
         features, phase = np.zeros((batch, size, 0)), None

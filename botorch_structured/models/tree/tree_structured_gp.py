@@ -467,7 +467,7 @@ def _default_modules(
     return template.copy(tree, *CORRELATIONS)
 
 
-@lru_cache(maxsize=32)  # for one model after the other of the same tree
+@lru_cache(maxsize=8, typed=True)  # for one model after the other of the same tree
 def _template(
     tree: ParameterTree,
     values: tuple[tuple[int, tuple[float, ...]], ...],
