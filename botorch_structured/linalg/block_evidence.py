@@ -14,7 +14,13 @@ Both return NaN if a covariance has NaN.
 
 from __future__ import annotations
 
-__all__ = ["Block", "BlockDerivatives", "evidence_as_one", "evidence_by_block"]
+__all__ = [
+    "Block",
+    "BlockDerivatives",
+    "evidence_as_one",
+    "evidence_by_block",
+    "pairs_of",
+]
 
 import math
 from typing import NamedTuple
@@ -44,12 +50,27 @@ class Block(NamedTuple):
         features: F_p, ``B x N x D``, zero where padded.
         rows: Their rows, ``B x N``; ``n`` where padded.
         weights: Which weights the features are of, ``B x D``; ``V`` where unused.
+        pairs: From ``pairs_of``, which a fit asks for once.
     """
 
     covariance: Array
     features: Array
     rows: Indices
     weights: Indices
+    pairs: Indices
+
+
+def pairs_of(weights: Indices, num_weights: int) -> Indices:
+    """Where the entries of each block's ``D x D`` matrix are among all weights.
+
+    Args:
+        weights: ``B x D``.
+        num_weights: V.
+
+    Returns:
+        ``B x D x D`` places in a matrix ``(V + 1) x (V + 1)``, row by row.
+    """
+    return weights[:, :, None] * (num_weights + 1) + weights[:, None, :]
 
 
 class BlockDerivatives(NamedTuple):
@@ -92,11 +113,11 @@ def evidence_by_block(
         half = block.features
         if num_weights:
             half = factors.half(half)
-            grams.append((half.swapaxes(1, 2) @ half).ravel())
-            weights = block.weights
-            pairs.append((weights[:, :, None] * width + weights[:, None, :]).ravel())
-            sums.append((half.swapaxes(1, 2) @ factors.half(right)).ravel())
-            places.append(weights.ravel())
+            turned = half.swapaxes(1, 2)
+            grams.append((turned @ half).ravel())
+            pairs.append(block.pairs.ravel())
+            sums.append((turned @ factors.half(right)).ravel())
+            places.append(block.weights.ravel())
         parts.append((factors, half, right))
     mean, covariance = np.zeros(width), np.zeros((width, width))
     quad = 0.0
@@ -124,9 +145,7 @@ def evidence_by_block(
             rest = factors.half(right - block.features @ mine)
             both = factors.back(np.concatenate([rest, half], axis=-1))
             alpha = both[..., :1]
-            weights = block.weights
-            spread = covariance[weights[:, :, None], weights[:, None, :]]
-            spread = both[..., 1:] @ spread
+            spread = both[..., 1:] @ covariance.take(block.pairs)
             d_features = alpha @ mine.swapaxes(1, 2)
             d_features -= spread
             left = 0.5 * np.concatenate([alpha, spread], axis=-1)

@@ -115,9 +115,12 @@ def positions(mask: Tensor) -> Tensor:
         mask: ``B x width``.
 
     Returns:
-        ``B x D``, D being as many as the fullest row has, and at least one.
+        ``B x D``, D being as many as the fullest row has, and at least one if there
+        are columns.
     """
     width = mask.shape[-1]
+    if not width:
+        return mask.long()
     place = torch.arange(width, device=mask.device)
     padded = torch.where(mask, place, width).sort(-1).values
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
@@ -270,15 +273,29 @@ class Factorisation:
         blocks: Factors of each bucket.
         precision_chol: Cholesky factor of M, ``V x V``.
         weight_mean: Posterior mean of the scaled weights M^-1 F'A^-1 r, ``V``.
-        quad: r' K^-1 r.
-        logdet: log|K|.
     """
 
     blocks: list[BlockFactor]
     precision_chol: Tensor
     weight_mean: Tensor
-    quad: Tensor
-    logdet: Tensor
+
+    @property
+    def quad(self) -> Tensor:
+        """The square r' K^-1 r."""
+        # as a sum of squares at the posterior mean of the weights: r'A^-1 r - u'mu is
+        # equal, but loses digits by cancellation when the noise is small
+        total = self.weight_mean.square().sum()
+        for block in self.blocks:
+            total = total + block.half_residual.square().sum()
+        return total
+
+    @property
+    def logdet(self) -> Tensor:
+        """The logarithm log|K|."""
+        total = self.weight_mean.new_zeros(())
+        for chol in (*(block.chol for block in self.blocks), self.precision_chol):
+            total = total + 2.0 * chol.diagonal(dim1=-1, dim2=-2).log().sum()
+        return total
 
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
@@ -338,7 +355,6 @@ def _factorise(
     size = num_weights + 1  # one more weight, for padding
     precision = residual.new_zeros(size * size)
     rhs_sum = residual.new_zeros(size)
-    logdet = residual.new_zeros(())
     halves, flags = [], []
     for covariance, block in blocks:
         chol, flag = cholesky(covariance)
@@ -348,32 +364,22 @@ def _factorise(
             chol, torch.cat([padded, block.features], dim=-1), upper=False
         )
         gram = half[..., 1:].mT @ half
-        logdet = logdet + 2.0 * chol.diagonal(dim1=-1, dim2=-2).log().sum()
         precision.index_add_(
             0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
         )
         rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
         halves.append((block, chol, padded, half[..., 1:]))
     precision = precision.view(size, size)[:num_weights, :num_weights]
-    precision = precision + torch.eye(
-        num_weights, dtype=residual.dtype, device=residual.device
-    )
+    precision.diagonal().add_(1.0)
     precision_chol, flag = cholesky(precision)
     flags.append(flag)
     rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
     weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
-    logdet = logdet + 2.0 * precision_chol.diagonal().log().sum()
-    # r'K^-1 r as a sum of squares at the posterior mean of the weights, and residuals
-    # from that mean. r'A^-1 r - u'mu and A^-1 r - A^-1 F mu are equal to these, but
-    # lose digits by cancellation when the noise is small
-    quad = weight_mean.square().sum()
+    # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
     padded_mean = pad(weight_mean, (0, 1))
     factors = []
     for block, chol, padded, half_features in halves:
         fit = block.features @ padded_mean[block.weights].unsqueeze(-1)
         half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
-        half_residual = half_residual.squeeze(-1)
-        quad = quad + half_residual.square().sum()
-        factors.append(BlockFactor(chol, half_features, half_residual))
-    result = Factorisation(factors, precision_chol, weight_mean, quad, logdet)
-    return result, flags
+        factors.append(BlockFactor(chol, half_features, half_residual.squeeze(-1)))
+    return Factorisation(factors, precision_chol, weight_mean), flags

@@ -407,11 +407,10 @@ class Neighbourhood:
 def best_of_each(group: Tensor, values: Tensor) -> Tensor:
     """The first row with the largest value in each group, groups ascending."""
     of = group.cpu().numpy()  # NumPy sorts small arrays in a fraction of the time
-    order = np.lexsort((-values.cpu().numpy(), of))
-    ordered = of[order]
-    first = np.ones(len(of), dtype=bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return torch.from_numpy(order[first]).to(group.device)
+    order = (-values.cpu().numpy()).argsort(kind="stable")[::-1]
+    best = np.full(of.max(initial=-1) + 1, -1)
+    best[of[order]] = order  # of several the last, which is the best
+    return torch.from_numpy(best[best >= 0]).to(group.device)
 
 
 def walk(

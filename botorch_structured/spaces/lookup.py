@@ -17,6 +17,7 @@ __all__ = ["Located", "Lookup", "Outcomes", "cut_intervals", "mix"]
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -36,8 +37,8 @@ _MAX_TABLE = 4096
 # matrix has no more entries than that.
 _MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
 # Of so many tables of points what is located is kept, if they have at most so many
-# numbers.
-_KEPT, _MAX_KEPT = 8, 1 << 14
+# numbers: a search asks several times for the training data, among its candidates.
+_KEPT, _MAX_KEPT = 8, 1 << 16
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -223,7 +224,8 @@ class Lookup:
         device: torch.device,
     ) -> None:
         self.dim, self.device = dim, device
-        self._last: dict[tuple[torch.Size, bytes], Located] = {}
+        # that asked for last is the last
+        self._last: OrderedDict[tuple[torch.Size, bytes], Located] = OrderedDict()
         self.columns = [o.col for o in outcomes]
         D, width = len(outcomes), max((len(o) for o in outcomes), default=0)
 
@@ -336,11 +338,10 @@ class Lookup:
             name = values.shape, values.numpy().tobytes()
         except RuntimeError:  # under a transform of functorch
             return Located(self, values)
-        found = self._last.get(name)
-        if found is None:
-            if len(self._last) >= _KEPT:
-                self._last.clear()
-            self._last[name] = found = Located(self, values)
+        found = self._last.pop(name, None) or Located(self, values)
+        if len(self._last) >= _KEPT:
+            self._last.popitem(last=False)
+        self._last[name] = found
         return found
 
     def codes(self, values: Tensor) -> Tensor:

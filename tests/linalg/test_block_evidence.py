@@ -17,6 +17,7 @@ from botorch_structured.linalg.block_evidence import (
     Block,
     evidence_as_one,
     evidence_by_block,
+    pairs_of,
 )
 
 NUM_WEIGHTS = 5
@@ -40,8 +41,10 @@ def make(seed: int, sizes: list[tuple[int, int, int]]) -> tuple[list[Block], Arr
         real = root[:, :rows, :rows]
         covariance[:, :rows, :rows] += real @ real.swapaxes(1, 2)
         features[:, rows:], features[:, :, 2] = 0.0, 0.0
-        weights = [[*rng.permutation(NUM_WEIGHTS)[:2], NUM_WEIGHTS] for _ in index]
-        blocks.append(Block(covariance, features, index, np.array(weights)))
+        used = [[*rng.permutation(NUM_WEIGHTS)[:2], NUM_WEIGHTS] for _ in index]
+        weights = np.array(used)
+        pairs = pairs_of(weights, NUM_WEIGHTS)
+        blocks.append(Block(covariance, features, index, weights, pairs))
     return blocks, np.append(rng.standard_normal(n), 0.0)
 
 
@@ -49,7 +52,7 @@ def dense(blocks: list[Block], residual: Array) -> float:
     n = len(residual) - 1
     K, F = np.zeros((n + 1, n + 1)), np.zeros((n + 1, NUM_WEIGHTS + 1))
     for block in blocks:
-        for a, f, rows, weights in zip(*block, strict=True):
+        for a, f, rows, weights, _ in zip(*block, strict=True):
             K[np.ix_(rows, rows)] = a
             F[np.ix_(rows, weights)] = f
     K = K[:n, :n] + F[:n, :-1] @ F[:n, :-1].T
@@ -112,7 +115,11 @@ def test_equals_dense(
 def test_without_weights(evidence: Evidence) -> None:
     blocks, residual = make(0, [(2, 3, 1), (1, 40, 0)])
     none = [
-        b._replace(features=b.features[..., :0], weights=b.weights[:, :0])
+        b._replace(
+            features=b.features[..., :0],
+            weights=b.weights[:, :0],
+            pairs=b.pairs[:, :0, :0],
+        )
         for b in blocks
     ]
     value, _ = evidence(none, residual, 0)

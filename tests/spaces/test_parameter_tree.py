@@ -448,13 +448,23 @@ def test_functorch_sees_what_is_active() -> None:
 @pytest.mark.parametrize("decisions", [{}, {0: {0.0: [1], 1.0: [2]}}])
 def test_large_answers_are_not_kept(decisions: Any) -> None:
     tree = ParameterTree(3, decisions)
-    few, many = torch.zeros(10, 3), torch.zeros(2**13, 3)
+    few, many = torch.zeros(10, 3), torch.zeros(2**15, 3)
     with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
         for X, calls in ((few, 1), (many, 2)):
             one.reset_mock()
             for _ in range(2):
                 tree.locate(X)
             assert one.call_count == calls
+
+
+def test_what_is_asked_for_among_others_is_kept() -> None:
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    X = torch.zeros(10, 3)
+    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
+        for rows in range(1, 20):
+            tree.locate(X)
+            tree.locate(torch.ones(rows, 3))
+        assert one.call_count == 20
 
 
 def test_from_any() -> None:

@@ -685,7 +685,7 @@ class LeafModel(FastSingleTaskGP):
         """
         if not (self._has_own_evidence() and self._is_structured()):
             return None
-        mll.train()
+        mll.train()  # in evaluation mode inputs are transformed already
         structure = self._structure(self.train_inputs[0])
         return LeafObjective.of(mll, structure=structure)
 

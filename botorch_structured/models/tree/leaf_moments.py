@@ -265,12 +265,12 @@ class LeafMoments:
         tree = kernel.tree
         self._decisions = np.array(tree.decision_columns, dtype=np.int64)
         # views of columns side by side need no copy
-        breaks = np.flatnonzero(np.diff(self._decisions) != 1) + 1
-        self._runs = [
-            slice(run[0], run[-1] + 1)
-            for run in np.split(self._decisions, breaks)
-            if len(run)
-        ]
+        self._runs: list[slice] = []
+        for column in tree.decision_columns:
+            if self._runs and self._runs[-1].stop == column:
+                self._runs[-1] = slice(self._runs[-1].start, column + 1)
+            else:
+                self._runs.append(slice(column, column + 1))
         # whose values move within an interval: looked up by path
         self._by_value = not tree.numeric_decisions
         keys = predictor.layout.keys.tolist()
@@ -551,7 +551,7 @@ class LeafMoments:
             ]
         tables = self._tables[bucket]
         every = places == tuple(range(len(tables[0].variance)))
-        at = slice(None) if every else torch.tensor(places)
+        at = None if every else torch.tensor(places)
         return _Stack.joined(
             [
                 self._stack_of(predictor, table, bucket, at)
@@ -577,10 +577,14 @@ class LeafMoments:
         predictor: LeafPredictor,
         tables: PathTables,
         bucket: int,
-        at: Tensor | slice,
+        at: Tensor | None,
     ) -> _Stack:
         blocks = predictor.blocks
         prior = bucket == len(blocks)
+
+        def mine(table: Tensor) -> Tensor:
+            return table if at is None else table[at]
+
         correlation, *every = tables
         (
             inputs,
@@ -592,7 +596,7 @@ class LeafMoments:
             weights,
             columns,
             *factors,
-        ) = (table[at] for table in every)
+        ) = map(mine, every)
         if prior:
             data = inverse.new_zeros(len(inverse), 0, inverse.shape[-1])
             codes = inverse.new_zeros(len(inverse), 0, rates.shape[-1])
@@ -601,18 +605,16 @@ class LeafMoments:
         else:
             # padding repeats the last row: L^-1 and H are zero there, except for the
             # identity in L^-1, whose part of the covariance is to be zero
-            index = blocks[bucket].bucket.index[at].clamp_max(len(self._data) - 1)
+            index = mine(blocks[bucket].bucket.index).clamp_max(len(self._data) - 1)
             data = self._data[index.unsqueeze(-1), inputs.unsqueeze(1)]
             data = data * inverse.unsqueeze(1)
             codes = self._data[index.unsqueeze(-1), labels.unsqueeze(1)]
             codes = codes * rates.unsqueeze(1)
-            inverse_chol, half = (
-                predictor.inverse_chol[bucket][at],
-                predictor.half[bucket][at],
-            )
+            inverse_chol = mine(predictor.inverse_chol[bucket])
+            half = mine(predictor.half[bucket])
             real = blocks[bucket].bucket.real
             if real is not None:
-                inverse_chol = inverse_chol * real[at].unsqueeze(-1)
+                inverse_chol = inverse_chol * mine(real).unsqueeze(-1)
         root = self._root(predictor, weights)
         mu = pad(predictor.weight_mean, (0, 1))[weights].unsqueeze(-1)
         of_data = torch.cat([half[..., :1], -half[..., 1:] @ root], dim=-1)
@@ -653,27 +655,28 @@ def _groups(
         A bucket, ``U`` places in it, their rows padded to ``U x t``, these rows one
         after the other, and where each of them is among the ``U t``.
     """
-    ends = np.cumsum(lengths)
-    runs: dict[int, dict[int, list[np.ndarray]]] = {}
-    for (bucket, place), start, end in zip(places, ends - lengths, ends, strict=True):
-        runs.setdefault(bucket, {}).setdefault(place, []).append(np.arange(start, end))
-    for bucket, by_place in runs.items():
-        rows = {u: np.concatenate(by_place[u]) for u in sorted(by_place)}
-        widest = max(map(len, rows.values()))
-        together = [tuple(rows)]
-        if len(rows) * widest > 3 * sum(map(len, rows.values())) + 64:
-            together = [(u,) for u in rows]
-        for leaves in together:
-            sizes = np.array([len(rows[u]) for u in leaves])
+    of_row, place_of_row = np.repeat(np.array(places), lengths, axis=0).T
+    for bucket in dict.fromkeys(bucket for bucket, _ in places):
+        mine = (of_row == bucket).nonzero()[0]
+        rows = mine[place_of_row[mine].argsort(kind="stable")]
+        count = np.bincount(place_of_row[rows])
+        leaves = count.nonzero()[0]
+        parts = [slice(None)]
+        if len(leaves) * count.max() > 3 * len(rows) + 64:
+            parts = [slice(u, u + 1) for u in range(len(leaves))]
+        ends = count[leaves].cumsum()
+        for part in parts:
+            some, last = leaves[part], ends[part]
+            sizes = count[some]
             width = sizes.max()
-            flat = np.concatenate([rows[u] for u in leaves])
+            flat = rows[last[0] - sizes[0] : last[-1]]
             at = np.arange(len(flat))
             at += np.repeat(
-                np.arange(len(leaves)) * width - sizes.cumsum() + sizes, sizes
+                np.arange(len(some)) * width - sizes.cumsum() + sizes, sizes
             )
-            index = np.zeros(len(leaves) * width, dtype=np.int64)
+            index = np.zeros(len(some) * width, dtype=np.int64)
             index[at] = flat
-            yield bucket, leaves, index.reshape(len(leaves), width), flat, at
+            yield bucket, tuple(some.tolist()), index.reshape(-1, width), flat, at
 
 
 class _PointMoments(torch.autograd.Function):

@@ -37,14 +37,16 @@ Array = NDArray[Any]
 Indices = NDArray[np.int64]
 
 # Tables that are needed transposed, too.
-_TRANSPOSED = (
+_TRANSPOSED = {
     "data",
     "inverse_chol",
     "of_data",
     "of_features",
     "inputs_of",
     "columns_of",
-)
+}
+# Those of features that are not constant on a path, which there may be none of.
+_OF_FEATURES = {"of_features", "columns", *"abuwf"}
 
 
 class ArrayMoments(NamedTuple):
@@ -162,10 +164,15 @@ class LocalMoments:
         columns: Array,
     ) -> None:
         self._correlation = correlation
-        self._tables = {name: _side_by_side(tables, place, name) for name in tables[0]}
+        self._moving = any(table["columns"].shape[-1] for table in tables)
+        left_out = set() if self._moving else _OF_FEATURES
+        names = [name for name in tables[0] if name not in left_out]
+        self._tables = {name: _side_by_side(tables, place, name) for name in names}
         t = self._tables
         # columns of the covariance and of features as functions of those that change
         for name, factor in (("inputs", "inverse"), ("columns", None)):
+            if name in left_out:
+                continue
             index = t.pop(name)
             changes = (columns[:, :, None] == index).astype(X.dtype)
             still = np.take_along_axis(X[:, None], index, -1)
@@ -180,8 +187,9 @@ class LocalMoments:
             gap = np.square(own - codes).sum(-1)[:, None]
             t["variance"] = t["variance"] * np.exp(-gap)
         t["twice"] = 2.0 * t["variance"]
-        t["rates"] = t["u"] * t["w"]
-        for name in _TRANSPOSED:
+        if self._moving:
+            t["rates"] = t["u"] * t["w"]
+        for name in t.keys() & _TRANSPOSED:
             t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
         self._rows: Array = np.arange(len(X))
         self._kept = t
@@ -219,8 +227,7 @@ class LocalMoments:
         weight = k @ t["inverse_chol_mT"]
         both = weight @ t["of_data"]
         both += t["still"]
-        features = t["of_features"].shape[1] > 0
-        if features:
+        if self._moving:
             at = x @ t["columns_of"]
             at += t["columns_still"]
             angle = at * t["w"]
@@ -246,7 +253,7 @@ class LocalMoments:
         pull[:, :w] -= scaled * total[:, :w]
         pull[:, w:] -= scaled * total[:, w:]
         pull = pull @ t["inputs_of_mT"]
-        if features:
+        if self._moving:
             rate = np.cos(angle)
             rate *= t["rates"]
             rate += t["b"]

@@ -52,6 +52,7 @@ from botorch_structured.linalg.block_evidence import (
     BlockDerivatives,
     evidence_as_one,
     evidence_by_block,
+    pairs_of,
 )
 from botorch_structured.linalg.block_low_rank import Bucket, positions
 from botorch_structured.linalg.correlations import ARRAY_SLOPES
@@ -160,6 +161,7 @@ class _Leaves:
     Attributes:
         rows: ``B x N``; ``n`` where padded.
         real: 1.0 for rows and 0.0 for padding, ``B x N``; None if nothing is padded.
+        pair: The same of pairs of rows, ``B x N x N``.
         variance: The quantities v, ``B``.
         factors: The covariance is v times their product.
         undeclared: Number of undeclared values on the path, ``B``; None if zero.
@@ -169,18 +171,21 @@ class _Leaves:
         present: 1.0 where the term is active, else 0.0, ``B x N x S x 1``.
         terms: The quantities 1 / l of these terms, ``B x S``.
         weights: Weights of the fixed features, then of waves, ``B x (D + 2 m S)``.
+        pairs: Of these weights, see ``Block``; of none where blocks are made one.
     """
 
     rows: Indices
     real: Array | None
+    pair: Array | None
     variance: Indices
     factors: list[_Factor]
+    weights: Indices
+    pairs: Indices
     undeclared: Array | None = None
     fixed: Array | None = None
     waves: Array | None = None
     present: Array | None = None
     terms: Indices | None = None
-    weights: Indices | None = None
 
 
 def _numbers(tensor: Tensor) -> Any:
@@ -264,8 +269,10 @@ class _Form:
     def _buckets(self, variance: Indices) -> Iterator[tuple[Bucket, _Leaves]]:
         for bucket in self.layout.buckets:
             real = None if bucket.real is None else _numbers(bucket.real).astype(float)
+            pair = None if real is None else real[:, :, None] * real[:, None, :]
             mine = variance[_numbers(bucket.leaves)]
-            yield bucket, _Leaves(_numbers(bucket.index), real, mine, [])
+            rows, none = _numbers(bucket.index), np.zeros((len(mine), 0), np.int64)
+            yield bucket, _Leaves(rows, real, pair, mine, [], none, none)
 
     # -- the tree kernel ----------------------------------------------------------
 
@@ -503,14 +510,12 @@ class _Part:
         block: Noise and constants included.
         covariance: v k, ``B x N x N``.
         slopes: v times minus the derivative of k by each factor's distance.
-        pair: 1.0 for a pair of rows and 0.0 for padding; None if all are 1.
         phase: Of the waves, ``B x N x S x m``.
     """
 
     block: Block
     covariance: Array
     slopes: list[Array]
-    pair: Array | None
     phase: Array | None
 
 
@@ -576,15 +581,16 @@ class LeafObjective:
             self._slope = u.unbounded(mean.raw_slope)
             with torch.no_grad():
                 self._basis = _numbers(mean.basis(X))[:, None]
-        self._map, self._constants = form.quantities.map(len(u.values))
-        back = self._map.T
-        self._back = back.tocsr() if sparse.issparse(back) else back
+        self._map, self._constants = A, _ = form.quantities.map(len(u.values))
+        self._back = A.T.tocsr() if sparse.issparse(A) else A.T
         self._as_one = n <= _ROWS_PER_WEIGHT * form.num_weights
+        if not self._as_one:
+            for leaves in form.leaves:
+                leaves.pairs = pairs_of(leaves.weights, form.num_weights)
         self._index = np.concatenate(list(self._indices()))
-        rows = [leaves.rows.ravel() for leaves in form.leaves]
-        every = np.concatenate(rows)
+        every = np.concatenate([leaves.rows.ravel() for leaves in form.leaves])
         self._mean_index = np.append(self._mean, self._mean[-1])[every]
-        self._basis_of_alpha = np.pad(self._basis, ((0, 1), (0, 0)))[every]
+        self._basis_of_row = np.append(self._basis, 0.0 * self._basis[:1], 0)[every]
         units = np.minimum(self._priors.deviations, _WIDEST)
         if self._noise is not None:
             noisy = u.logarithm(noise.raw_noise)
@@ -611,13 +617,12 @@ class LeafObjective:
         compute something else.
 
         Args:
-            mll: The objective; put in training mode.
+            mll: The objective, in training mode.
             element: Of a model with a batch of data sets or outputs, the index of one
                 in the batch shape; its objective is independent of the others.
             structure: The leaves of the training data, if known.
         """
         model = mll.model
-        mll.train()  # in evaluation mode inputs are transformed already
         tensors = (*mll.parameters(), *model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
         known = (
@@ -668,8 +673,9 @@ class LeafObjective:
         """
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
-        self._residual[:-1] = self._targets - u[self._mean]
-        self._residual[:-1] -= self._basis @ u[self._slope]
+        np.subtract(self._targets, u[self._mean], out=self._residual[:-1])
+        if len(self._slope):
+            self._residual[:-1] -= self._basis @ u[self._slope]
         form = self._form
         noise: Any = 0.0 if self._noise is None else q[self._noise]
         parts = [self._block(leaves, q, noise) for leaves in form.leaves]
@@ -679,19 +685,18 @@ class LeafObjective:
         if math.isnan(value):
             return math.nan, np.full(len(theta), math.nan)
         slopes: list[Array] = []
-        alpha: list[Array] = []
+        by_residual: list[Array] = []
         d_noise = d_offset = 0.0
         for leaves, part, d in zip(form.leaves, parts, derivatives, strict=True):
             g = d.covariance
             slopes += self._pull_back(leaves, part, d, q)
-            alpha.append(-d.residual.ravel())
+            by_residual.append(d.residual.ravel())
             if self._noise is not None:
-                size = g.shape[-1]
-                diagonal = g.reshape(len(g), -1)[:, :: size + 1]
+                diagonal = g.reshape(len(g), -1)[:, :: g.shape[-1] + 1]
                 real = leaves.real
                 d_noise += float((diagonal if real is None else diagonal * real).sum())
             if leaves.undeclared is not None:
-                total = g if part.pair is None else g * part.pair
+                total = g if leaves.pair is None else g * leaves.pair
                 d_offset += float(leaves.undeclared @ total.sum((1, 2)))
         if self._noise is not None:
             slopes.append(d_noise * noise)
@@ -700,9 +705,10 @@ class LeafObjective:
         d_q = np.bincount(self._index, np.concatenate(slopes), minlength=len(q))
         prior, gradient = self._priors(u)
         gradient += self._back @ d_q
-        by_row = np.concatenate(alpha)
-        gradient += np.bincount(self._mean_index, by_row, len(u))
-        gradient[self._slope] += by_row @ self._basis_of_alpha
+        by_row = np.concatenate(by_residual)
+        gradient -= np.bincount(self._mean_index, by_row, len(u))
+        if len(self._slope):
+            gradient[self._slope] -= by_row @ self._basis_of_row
         if slope is not None:
             gradient *= slope
         scale = -1.0 / self._num_data
@@ -711,9 +717,8 @@ class LeafObjective:
 
     def _block(self, leaves: _Leaves, q: Array, noise: Any) -> _Part:
         """Covariances and features of some leaves."""
-        rows, real = leaves.rows, leaves.real
+        rows, real, pair = leaves.rows, leaves.real, leaves.pair
         batch, size = rows.shape
-        pair = None if real is None else real[:, :, None] * real[:, None, :]
         scale = q[leaves.variance][:, None, None]
         if pair is not None:
             scale = scale * pair
@@ -732,15 +737,14 @@ class LeafObjective:
                 other *= values[i]
         noisy = covariance.copy()
         if leaves.undeclared is not None:
-            constant = leaves.undeclared * q[self._form.offsets].mean()
-            shift = constant[:, None, None]
+            shift = (leaves.undeclared * q[self._form.offsets].mean())[:, None, None]
             noisy += shift if pair is None else shift * pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
         diagonal += self._fixed_noise[rows]
         if self._noise is not None:
             diagonal += noise if real is None else noise * real
         features, phase = np.zeros((batch, size, 0)), None
-        if leaves.fixed is not None and leaves.weights is not None:
+        if leaves.fixed is not None:
             deviation = q[self._form.deviations[leaves.weights]][:, None, :]
             features = leaves.fixed
             if leaves.waves is not None:
@@ -751,11 +755,8 @@ class LeafObjective:
                 waves = waves.reshape(batch, size, -1)
                 features = np.concatenate([features, waves], axis=-1)
             features = features * deviation
-        weights = (
-            np.zeros((batch, 0), int) if leaves.weights is None else leaves.weights
-        )
-        block = Block(noisy, features, rows, weights)
-        return _Part(block, covariance, slopes, pair, phase)
+        block = Block(noisy, features, rows, leaves.weights, leaves.pairs)
+        return _Part(block, covariance, slopes, phase)
 
     def _pull_back(
         self, leaves: _Leaves, part: _Part, d: BlockDerivatives, q: Array
@@ -768,11 +769,11 @@ class LeafObjective:
             by_weight = factor.distances @ slope.reshape(batch, -1, 1)
             yield (by_weight[..., 0] * -q[factor.index]).ravel()
         yield np.einsum("bij,bij->b", g, part.covariance)
-        if leaves.weights is None:
+        if leaves.fixed is None:
             return
         by_deviation = d.features * part.block.features
         yield by_deviation.sum(1).ravel()
-        if part.phase is not None and leaves.fixed is not None:
+        if part.phase is not None:
             m = part.phase.shape[-1]
             start = leaves.fixed.shape[-1]
             shape = (*part.phase.shape[:-1], 2, m)
@@ -790,7 +791,7 @@ class LeafObjective:
             for factor in leaves.factors:
                 yield factor.index.ravel()
             yield leaves.variance
-            if leaves.weights is not None:
+            if leaves.fixed is not None:
                 yield form.deviations[leaves.weights].ravel()
             if leaves.terms is not None:
                 yield leaves.terms.ravel()

@@ -236,7 +236,7 @@ def _feature_tables(
     fixed = [0] * constants + weights.linear_columns
     for column in weights.onehot_columns:
         fixed += extended[column]
-    linear = len(fixed) - constants
+    still = len(fixed)  # so many have no wave
     fixed += [c for c in weights.smooth_columns for _ in range(waves)]
     columns = [torch.tensor(fixed, dtype=torch.long).expand(m, -1)]
     for group in weights.aligned_columns:
@@ -247,18 +247,17 @@ def _feature_tables(
         kind for kind in ("smooth", "aligned") if getattr(weights, f"{kind}_columns")
     ]
     frequency = getattr(weights, f"{correlation.name}_frequencies").to(scale)
-    parts = [scale.new_zeros(constants + linear)]
+    parts = [scale.new_zeros(still)]
     for kind in kinds:
         lengthscale = getattr(weights, f"{kind}_lengthscale").value.mT  # groups x 1
         parts.append((frequency / lengthscale).repeat(1, 2).flatten())
     speed = torch.cat([*parts, scale.new_zeros(1)])
-    kind_of = torch.full((len(speed),), 2)
-    kind_of[:constants], kind_of[constants : constants + linear] = 0, 1
-    scale = pad(scale, (0, 1))
-    level, slope, wave = (torch.where(kind_of == k, scale, 0.0) for k in range(3))
+    level, slope, wave, phase = scale.new_zeros(4, len(speed)).unbind(0)
+    level[:constants], slope[constants:still], wave[still:-1] = scale.split(
+        [constants, still - constants, len(scale) - still]
+    )
     # the cosines of a column come before its sines
-    phase = torch.zeros_like(scale)
-    turn = phase[constants + linear : -1].view(-1, 2, weights.num_frequencies)
+    turn = phase[still:-1].view(-1, 2, weights.num_frequencies)
     turn[:, 0] = 0.5 * math.pi
     return torch.cat(columns, dim=-1), level, slope, wave, speed, phase
 

@@ -230,6 +230,7 @@ class LogPriors:
         self._place = table[0].astype(np.int64)
         _, self._power, self._loc, scale, self._tilt = table
         self._inverse = 1.0 / scale
+        self._rate = self._power * self._inverse
         self.deviations = np.ones(len(parameters.values))
         self.deviations[self._place] = scale / self._power
         self._constant = -float(np.log(scale).sum()) - 0.5 * _LOG_TWO_PI * scale.size
@@ -243,8 +244,9 @@ class LogPriors:
         standard = (self._power * x - self._loc) * self._inverse
         value = self._constant - 0.5 * float(standard @ standard)
         value -= float(self._tilt @ x)
-        slope = self._power * self._inverse * standard + self._tilt
-        gradient: Array = np.bincount(self._place, -slope, len(u)).astype(np.float64)
+        slope = self._rate * standard + self._tilt
+        by_place = np.bincount(self._place, -slope, len(u))
+        gradient: Array = by_place.astype(np.float64, copy=False)
         for place, power, shape, rate in self._gammas:
             scaled = rate * np.exp(power * u[place])
             value += float((shape * power) @ u[place] - scaled.sum())

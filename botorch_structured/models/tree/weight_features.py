@@ -323,9 +323,11 @@ class WeightFeatures(Module):
                     (first_linear, linear.shape[-1], onehot.shape[-1]),
                     strict=True,
                 )
+                if width
             ]
-            waves = (first_wave + repeat * term).unsqueeze(-1) + wave
-            weights.append(waves.clamp_max(self.num_weights).flatten(-2))
+            if term.numel() or not weights:
+                waves = (first_wave + repeat * term).unsqueeze(-1) + wave
+                weights.append(waves.clamp_max(self.num_weights).flatten(-2))
             ones = torch.ones_like(bucket.index) if bucket.real is None else bucket.real
             mine = columns[bucket.leaves]
             out.append(
