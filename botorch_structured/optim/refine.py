@@ -405,7 +405,12 @@ class Neighbourhood:
 
 
 def best_of_each(group: Tensor, values: Tensor) -> Tensor:
-    """The first row with the largest value in each group, groups ascending."""
+    """The first row with the largest value in each group, groups ascending.
+
+    Args:
+        group: ``n`` small numbers from 0 on, such as those of boxes.
+        values: ``n``.
+    """
     of = group.cpu().numpy()  # NumPy sorts small arrays in a fraction of the time
     order = (-values.cpu().numpy()).argsort(kind="stable")[::-1]
     best = np.full(of.max(initial=-1) + 1, -1)

@@ -37,8 +37,9 @@ _MAX_TABLE = 4096
 # matrix has no more entries than that.
 _MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
 # Of so many tables of points what is located is kept, if they have at most so many
-# numbers: a search asks several times for the training data, among its candidates.
-_KEPT, _MAX_KEPT = 8, 1 << 16
+# numbers each, and all together: a search asks several times for the training data,
+# among its candidates.
+_KEPT, _MAX_KEPT, _MAX_ALL = 8, 1 << 16, 1 << 17
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -335,13 +336,15 @@ class Lookup:
         if X.device.type != "cpu" or X.numel() > _MAX_KEPT:
             return Located(self, values)
         try:
-            name = values.shape, values.numpy().tobytes()
+            name = X.shape, values.numpy().tobytes()
         except RuntimeError:  # under a transform of functorch
             return Located(self, values)
         found = self._last.pop(name, None) or Located(self, values)
-        if len(self._last) >= _KEPT:
-            self._last.popitem(last=False)
         self._last[name] = found
+        sizes = [shape.numel() for shape, _ in self._last]
+        while len(self._last) > _KEPT or sum(sizes) > _MAX_ALL:
+            self._last.popitem(last=False)
+            del sizes[0]
         return found
 
     def codes(self, values: Tensor) -> Tensor:

@@ -467,6 +467,20 @@ def test_what_is_asked_for_among_others_is_kept() -> None:
         assert one.call_count == 20
 
 
+def test_what_is_kept_has_a_limit_in_all() -> None:
+    """Two tables of 64,000 numbers, whatever their number: trees may live for long."""
+    tree = ParameterTree(64, {0: {0: [1], 1: [2]}})
+    tables = [torch.zeros(1000, 64) for _ in range(4)]
+    for k, X in enumerate(tables):
+        X[: k + 1, 0] = 1.0
+    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
+        for X in (*tables, *tables[2:]):
+            tree.locate(X)
+        assert one.call_count == 4
+        tree.locate(tables[1])
+        assert one.call_count == 5
+
+
 def test_from_any() -> None:
     tree = ParameterTree(2, {0: {0: [1]}})
     assert ParameterTree.from_any(tree, 2) is tree

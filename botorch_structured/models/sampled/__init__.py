@@ -25,7 +25,7 @@ Equation or section                      Function
   figure 4, doubling                     not used: stepping out with tuned widths takes
                                          five evaluations an update
 [Murray2010slice]_:
-  p(y | theta) p(theta)                  ``density.ModelDensity`` (the definition)
+  p(y | theta) p(theta)                  ``density.ModelDensity`` (any GP)
   the same for plain GPs, incrementally  ``density.StationaryDensity``
   theta, positive values as logarithms   ``coordinates.PriorCoordinates``
   surrogate data for latent values       not needed: with Gaussian noise latent values

@@ -246,7 +246,7 @@ class TreeStructuredGP(LeafModel):
                 leaf_inputs=leaf_inputs,
                 leaf_hyperparameters=leaf_hyperparameters,
                 leaf_offset=leaf_offset == "random",
-                node_weights=node_weights,
+                node_weights=bool(node_weights),
                 weight_variances=weight_variances,
                 aligned_columns=aligned_columns,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
@@ -255,7 +255,7 @@ class TreeStructuredGP(LeafModel):
             covar_module = default_kernel
             if likelihood is None and train_Yvar is None:
                 likelihood, own_likelihood = noise, True
-            mean_module = mean_module or mean
+            mean_module = mean if mean_module is None else mean_module
         self._choose_kernel = structured and leaf_kernel == "evidence"
         super().__init__(
             train_X=train_X,
@@ -458,7 +458,7 @@ def _default_modules(
     """Kernel, likelihood and mean, of the dtype and on the device of ``X``."""
     values = tuple((c, tuple(v)) for c, v in known_values.items())
     lists = options["aligned_columns"], options["context_features"]
-    if lists != (None, None):  # which may be anything
+    if lists != (None, None):  # which are no keys
         return _new_modules(tree, values, batch_shape, **options)
     like, default = (X.dtype, X.device), torch.empty(0)
     template = _template(

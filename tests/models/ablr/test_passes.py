@@ -51,3 +51,21 @@ def test_a_subclass_may_compute_something_else() -> None:
         pass
 
     assert type(passes_of(Other(2), [], False)) is Passes
+
+
+def test_an_own_forward_is_used() -> None:
+    network = TanhNetwork(2)
+    network.forward = lambda X: 3.0 * TanhNetwork.forward(network, X)  # type: ignore[method-assign]
+    assert type(passes_of(network, [], False)) is Passes
+
+
+def test_parameters_that_are_not_used_have_no_derivative() -> None:
+    network = TanhNetwork(2, widths=(3,)).double()
+    network.register_parameter("extra", torch.nn.Parameter(torch.ones(2).double()))
+    passes = passes_of(network, list(network.parameters()), False)
+    assert isinstance(passes, TanhPasses)
+    found = results(passes, [torch.rand(4, 2).double() for _ in range(2)])
+    names = list(dict(network.named_parameters()))
+    named = dict(zip(names, found[-len(names) :], strict=True))
+    assert named.pop("extra").tolist() == [0.0, 0.0]
+    assert all(bool(g.any()) for g in named.values())

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from gpytorch.means import Mean
 from strategies import random_points
 
 from botorch_structured.models import TreeStructuredGP
@@ -114,3 +115,28 @@ def test_objects_that_occur_twice_are_one():
     made = Template(module, other).copy(3)
     assert made.a is made.b is made.c and made.a is not module.a
     assert made.kept == [3, 3]
+
+
+def test_trees_of_a_subclass_have_templates_of_their_own():
+    class Other(ParameterTree):
+        pass
+
+    other = Other(6, {0: {0.0: [1, 2], 1.0: [3]}})
+    make()
+    model = make(other)
+    assert model.covar_module.tree is other
+    assert type(make().covar_module.tree) is ParameterTree
+
+
+def test_a_mean_of_no_parts_is_a_mean():
+    class Sum(Mean):
+        def __len__(self):
+            return 0
+
+        def forward(self, X):
+            return X.new_zeros(X.shape[:-1])
+
+    X = random_points(TREE, 6, torch.Generator().manual_seed(0))
+    Y = X.sum(-1, keepdim=True)
+    model = TreeStructuredGP(X, Y, TREE, mean_module=Sum(), node_weights=1)
+    assert type(model.mean_module) is Sum
