@@ -4,9 +4,11 @@ from __future__ import annotations
 
 __all__ = ["Suggestion", "suggest"]
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +37,8 @@ from botorch_structured.suggest.surrogates import (
 # Nearer than this to a known point, in widths of the bounds, a step function has little
 # to tell. Where there is no other point left, a nearer one has to do.
 _STEPS = (0.01, 0.001, 0.0)
+# A path on which nothing but failures is known is tried so often before models decide.
+_TRIES = 3
 
 
 class Suggestion(NamedTuple):
@@ -77,6 +81,10 @@ def suggest(
     on their own means at the points that are pending, so that no two are alike. In
     which units outcomes are does not matter; numbers beyond 1e123 (1e15 in single
     precision) count as that.
+
+    Of a path whose evaluations all failed nothing is known but that: it gets the next
+    points, the best ones on it, until one does not fail, or three did. No more than
+    half of all points are for such paths.
 
     Args:
         space: The space.
@@ -145,11 +153,16 @@ def suggest(
         targets = [some.models[0].train_targets for some in surrogates.objectives]
         # smooth objectives change at any distance
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
+        failed = (train_Y == -math.inf).any(-1)
         for _ in range(q):
             criterion, good = make_criterion(
                 space, surrogates, known, len(train_X), reference
             )
-            found = _maximise(criterion, space, known, good, distances, fixed_features)
+            search = partial(_maximise, criterion, space, known, good, distances)
+            again = _held_for_another_try(space, known, failed, fixed_features or {})
+            found = None if again is None else _if_any(search, again)
+            if found is None:
+                found = search(fixed_features)
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 
@@ -182,6 +195,46 @@ def _read_reference(ref_point: Any, train_Y: Tensor) -> Tensor | None:
         wanted = "None for one objective" if m == 1 else f"{m} finite numbers"
         raise ValueError(f"ref_point: expected {wanted}, got {ref_point!r}.")
     return found
+
+
+def _held_for_another_try(
+    space: SearchSpace,
+    known: Tensor,
+    failed: Tensor,
+    fixed_features: Mapping[int, float],
+) -> dict[int, float] | None:
+    """What holds a search on a path of which only failures are known, if there is one.
+
+    Args:
+        space: The space.
+        known: ``n x d`` points, those that were evaluated first.
+        failed: Whether these failed.
+        fixed_features: What is held anyway.
+    """
+    keys = space.tree.path_key(known)
+    evaluated = keys[: len(failed)]
+    bad = evaluated[failed & ~torch.isin(evaluated, evaluated[~failed])]
+    on_bad = torch.isin(keys, bad)
+    if 2 * int(on_bad.sum()) > len(known):
+        return None
+    for key in dict.fromkeys(bad.tolist()):
+        rows = (keys == key).nonzero().flatten()
+        active = space.tree.active_mask(known[rows[:1]])[0]
+        decisions = [c for c in space.tree.decision_columns if active[c]]
+        values = {c: float(known[rows[0], c]) for c in decisions}
+        free = all(fixed_features.get(c, v) == v for c, v in values.items())
+        if len(rows) < _TRIES and free:
+            return {**fixed_features, **values}
+    return None
+
+
+def _if_any(
+    search: Callable[[Mapping[int, float]], Tensor], held: Mapping[int, float]
+) -> Tensor | None:
+    try:
+        return search(held)
+    except CandidateGenerationError:
+        return None
 
 
 def _maximise(

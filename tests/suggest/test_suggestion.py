@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,52 @@ def test_corners_are_the_exception() -> None:
         new, active = X[4:, 1:], tree.active_mask(X)[4:, 1:]
         shares.append(((new == 0.0) | (new == 1.0))[active].double().mean())
     assert float(torch.stack(shares).mean()) < 0.1
+
+
+def failing(n_good: int = 6) -> tuple[SearchSpace, Tensor, Tensor]:
+    """Three branches with a column each; the only point of the last one failed."""
+    tree = ParameterTree(4, {0: {0: [1], 1: [2], 2: [3]}})
+    bounds = torch.tensor([[0.0] * 4, [2.0, 1.0, 1.0, 1.0]]).double()
+    space = SearchSpace(list("abcd"), bounds, tree)
+    X = torch.cat([space.sample(40, seed=0), space.starts(seed=0)])
+    branch = X[:, 0]
+    X = torch.cat([X[branch < 2][:n_good], X[branch == 2][:1]])
+    Y = X[:, 1:].sum(-1, keepdim=True)
+    Y[-1] = -math.inf
+    return space, X, Y
+
+
+def test_a_branch_whose_only_evaluation_failed_is_tried_again() -> None:
+    """Until one does not fail, or three did."""
+    space, X, Y = failing()
+    for _ in range(2):
+        x = suggest(space, X, Y, seed=0).X
+        assert float(x[0, 0]) == 2.0 and not (x == X).all(-1).any()
+        worked = suggest(
+            space, torch.cat([X, x]), torch.cat([Y, Y[:1] - 5.0]), seed=0
+        ).X
+        assert float(worked[0, 0]) != 2.0  # a bad one that did not fail
+        X, Y = torch.cat([X, x]), torch.cat([Y, Y[-1:]])
+    assert float(suggest(space, X, Y, seed=0).X[0, 0]) != 2.0
+
+
+def test_pending_points_are_tries_and_failures_have_half_of_all_points() -> None:
+    space, X, Y = failing()
+    found = suggest(space, X, Y, q=4, seed=0).X
+    assert (found[:, 0] == 2.0).tolist() == [True, True, False, False]
+    after = suggest(space, X, Y, X_pending=found[:2], seed=0).X
+    assert float(after[0, 0]) != 2.0
+    few = torch.cat([X[:1], X[-1:], found[:1]])
+    Y = torch.cat([Y[:1], Y[-1:], Y[-1:]])
+    assert float(suggest(space, few, Y, seed=0).X[0, 0]) != 2.0
+
+
+def test_what_is_fixed_decides_over_another_try() -> None:
+    space, X, Y = failing()
+    assert float(suggest(space, X, Y, seed=0, fixed_features={0: 1.0}).X[0, 0]) == 1.0
+    held = suggest(space, X, Y, seed=0, fixed_features={3: 0.25}).X
+    assert held[0, [0, 3]].tolist() == [2.0, 0.25]
+    X = X.clone()
+    X[-1, 3] = 0.25  # nothing else is left on that branch
+    held = suggest(space, X, Y, seed=0, fixed_features={3: 0.25}).X
+    assert float(held[0, 0]) != 2.0
