@@ -99,6 +99,12 @@ class Outcomes:
             raise ValueError(
                 f"value: expected numbers for {self.names}, got them for {list(value)}."
             )
+        for k in self.names:
+            if value[k] is None:
+                raise ValueError(
+                    f"value[{k!r}]: expected a finite number, got None. A failed "
+                    "evaluation has None in place of all of them."
+                )
         return {k: _number(f"value[{k!r}]", value[k]) for k in self.names}
 
     def read_sem(self, sem: Any, worked: bool) -> dict[str, float]:

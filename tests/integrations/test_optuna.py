@@ -292,10 +292,25 @@ def test_a_branch_that_shows_late_is_explored() -> None:
     assert sorted(new) == ["a", "b", "c"]
 
 
-def test_unexpected_parameters_are_said(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("space", "hint"),
+    [
+        (None, "declare the space"),
+        ([{"x": (0.0, 1.0)}], "no parameter of this name, only ['x']"),
+        (
+            [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
+            "on other paths",
+        ),
+    ],
+)
+def test_unexpected_parameters_are_said(
+    caplog: pytest.LogCaptureFixture, space: Any, hint: str
+) -> None:
     def objective(trial: optuna.Trial) -> float:
+        if space and len(space) > 1 and trial.suggest_categorical("k", [0, 1]):
+            return trial.suggest_float("late", 0, 1)
         x = trial.suggest_float("x", 0, 1)
-        if trial.number == 5:
+        if trial.number in (5, 6):
             trial.suggest_float("late", 0, 1)
         return x
 
@@ -304,11 +319,12 @@ def test_unexpected_parameters_are_said(caplog: pytest.LogCaptureFixture) -> Non
     try:
         for warns in (True, False):
             caplog.clear()
-            sampler = StructuredSampler(seed=0, warn_independent_sampling=warns)
+            sampler = StructuredSampler(space, seed=0, warn_independent_sampling=warns)
             with caplog.at_level(logging.WARNING):
                 ended(make_study(sampler), objective, 8)
             said = [r for r in caplog.records if "'late'" in r.getMessage()]
             assert bool(said) == warns
+            assert all(hint in r.getMessage() for r in said)
     finally:
         optuna.logging.disable_propagation()
 

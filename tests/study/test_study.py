@@ -286,6 +286,7 @@ def test_an_exhausted_space_is_an_error() -> None:
         (torch.zeros(1, 1), r"expected a finite number.*tensor\(\[\[0.\]\]\)"),
         ({"loss": 1.0}, r"expected numbers for \['value'\], got them for \['loss'\]"),
         ({"value": math.nan}, r"value\['value'\]: expected a finite number"),
+        ({"value": None}, "got None. A failed evaluation has None in place of all"),
     ],
 )
 def test_values_that_are_none(given: Any, message: str) -> None:

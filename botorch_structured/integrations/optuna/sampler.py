@@ -220,12 +220,23 @@ class StructuredSampler(BaseSampler):
             _logger.warning(
                 f"Trial {trial.number} asked for {param_name!r}, which is not on the "
                 "path that it was suggested: its value is random. The next suggestions "
-                "know of it. If this happens again and again, declare the space: "
-                "StructuredSampler(space=...). This warning can be switched off with "
-                "warn_independent_sampling=False."
+                f"know of it. {self._way_out(param_name)} This warning can be switched "
+                "off with warn_independent_sampling=False."
             )
         numbers = (self._seed, trial.number, zlib.crc32(param_name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
+
+    def _way_out(self, name: str) -> str:
+        """What to do about a parameter that was not expected."""
+        if self._declared is None:
+            return (
+                "If this happens again and again, declare the space: "
+                "StructuredSampler(space=...)."
+            )
+        if name in self._declared.names:
+            return "The declared space has it on other paths."
+        names = self._declared.names
+        return f"The declared space has no parameter of this name, only {names}."
 
     def after_trial(
         self,
