@@ -211,6 +211,8 @@ def _held_for_another_try(
         failed: Whether these failed.
         fixed_features: What is held anyway.
     """
+    if not failed.any():
+        return None
     keys = space.tree.path_key(known)
     evaluated = keys[: len(failed)]
     bad = evaluated[failed & ~torch.isin(evaluated, evaluated[~failed])]

@@ -23,7 +23,8 @@ its covariance, written out                 ``kernel.TaskFeatureKernel``
                                             minus rho, ``-N / 2 log(2 pi)`` included
 section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``
 section 2.2, ``tanh`` network               ``feature_maps.TanhNetwork``;
-                                            ``feature_maps.published_network``
+                                            ``feature_maps.published_network``;
+                                            ``passes``, its derivatives
 section 2.2, L-BFGS over z, alpha, beta     ``fit.fit_jointly``
 section 2.3, random Fourier features        ``botorch_structured.kernels``
                                             ``.RandomFourierFeatures``
