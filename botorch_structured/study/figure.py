@@ -65,7 +65,7 @@ def draw_study(
         _draw_bars(right, space, X, values, minimize)
     else:
         plot_tree(space, ax=right, X=X, Y=values, minimize=minimize)
-    title = "Best so far" if good else "Best so far: none is feasible yet"
+    title = "Best so far" if good else "Best so far: none yet"
     left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
     right.set_title(title, loc="left", fontsize="medium")
@@ -156,5 +156,5 @@ def draw_front(
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)
         else:
-            ax.set_title("None is feasible yet", loc="left", fontsize="medium")
+            ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure

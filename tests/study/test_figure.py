@@ -69,7 +69,7 @@ def test_nothing_is_feasible_yet(constraints: list[str] | None) -> None:
     for config in study.ask(6):
         study.tell(config, None if constraints is None else 1.0)
     traces, tree = study.plot().axes
-    assert "none is feasible yet" in traces.get_title(loc="left")
+    assert "none yet" in traces.get_title(loc="left")
     assert not traces.get_lines()
     assert texts(tree).count("failed") == 4  # a row for each path
 
@@ -82,7 +82,7 @@ def test_infeasible_trials_of_several_objectives(told: dict[str, float] | None) 
     (panel,) = study.plot().axes
     drawn = [points.get_offsets().tolist() for points in panel.collections]
     if told is None:
-        assert not drawn and panel.get_title(loc="left") == "None is feasible yet"
+        assert not drawn and panel.get_title(loc="left") == "No values yet"
         return
     assert drawn == [[[1.0, 2.0]]]
     (config,) = study.ask()
