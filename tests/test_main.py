@@ -55,7 +55,13 @@ def test_what_it_prints(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert command.main(["--resume", "--out", str(finished)]) == 0
     assert records(finished) == before
     shown = capsys.readouterr()
-    for part in ("Going on after 13", "path EI", "<- best", "random search", "seconds"):
+    for part in (
+        "Going on after 13",
+        "expected gain",
+        "<- best",
+        "random search",
+        "seconds",
+    ):
         assert part in shown.out
     assert (finished / "best_model.py").read_text() in shown.out
     assert "11/11" in shown.err and "best error" in shown.err

@@ -290,13 +290,16 @@ def report(
     return "\n\n".join(parts)
 
 
-def plot_ranks(runs: Sequence[Run], path: str | Path, least: int = 5) -> None:
+def plot_ranks(
+    runs: Sequence[Run], path: str | Path, least: int = 5, order: Sequence[str] = ()
+) -> None:
     """Mean rank against evaluations, of the methods with runs on most problems.
 
     Args:
         runs: See `benchmarks.summary.load`.
         path: The picture to write.
         least: The number of evaluations at which the curves begin.
+        order: Methods that get the first colours, as in other pictures of them.
 
     Raises:
         ImportError: Without matplotlib.
@@ -304,7 +307,8 @@ def plot_ranks(runs: Sequence[Run], path: str | Path, least: int = 5) -> None:
     from botorch_structured.plots.style import COLOURS, legend_below, new_figure, tidy
 
     traces = scaled_regrets(runs)
-    methods = widely_run(traces)
+    widely = widely_run(traces)
+    methods = [m for m in dict.fromkeys([*order, *widely]) if m in widely]
     longest = max(len(run.values) for run in runs)
     ranks: dict[str, list[float]] = {m: [] for m in methods}
     steps, count = [], 0

@@ -28,7 +28,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
 
 
 def learner_table(comparison: Comparison) -> str:
-    """A row for each learner: how often it was tried, its best, its path EI."""
+    """A row for each learner: how often it was tried, its best, what it promises."""
     rows = comparison.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in comparison.space.decode(rows)]
     X, errors = comparison.data(MODEL)
@@ -38,8 +38,8 @@ def learner_table(comparison: Comparison) -> str:
     best = best_trial(comparison.trials(MODEL))
     winner = None if best is None else best.config["learner"]
     lines = [
-        f"{'':10}{MODEL:^34}{RANDOM:^24}",
-        f"{'learner':10}{'evaluations':>12}{'best error':>12}{'path EI':>10}"
+        f"{'':10}{MODEL:^39}{RANDOM:^24}",
+        f"{'learner':10}{'evaluations':>12}{'best error':>12}{'expected gain':>15}"
         f"{'evaluations':>14}{'best error':>12}",
     ]
     lines.append("-" * len(lines[1]))
@@ -50,11 +50,11 @@ def learner_table(comparison: Comparison) -> str:
             tried = [t for t in trials if t.config["learner"] == learner]
             cells += f"{len(tried):>{width}}{_best(tried):>12}"
             if method == MODEL:
-                cells += f"{improvement[learner]:>10.1e}"
+                cells += f"{improvement[learner]:>15.1e}"
         lines.append(cells + ("   <- best" if learner == winner else ""))
     lines.append(
-        "path EI: how much better than the best error the model expects a learner to be"
-        "\nat its typical level, its own hyperparameters aside."
+        "expected gain: by how much the model expects a typical configuration of the "
+        "learner to lower the best error."
     )
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ __all__ = ["StructuredSearchCV"]
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
+from botorch_structured.study.space import read_space
 from botorch_structured.study.study import Starts
 
 try:
@@ -38,6 +40,9 @@ _Results = dict[str, Any]
 _Params = dict[str, Any]
 
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
+_LINE = 80 * "-"
+_FAILED = "fits failed with the following error:\n"
+_SAME_ERROR = re.compile(rf"(\d+) {_FAILED}(.*?)(?=^{_LINE}$|\Z)", re.S | re.M)
 
 
 class StructuredSearchCV(BaseSearchCV):
@@ -155,7 +160,7 @@ class StructuredSearchCV(BaseSearchCV):
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
         starts = self._own_starts if self.starts is None else self.starts
-        study = Study(self.space, "maximize", seed=seed, starts=starts)
+        study = Study(_read_space(self.space), "maximize", seed=seed, starts=starts)
         q = max(1, len(study.starts))
         while (missing := n_iter - len(study.trials)) > 0:
             try:
@@ -209,6 +214,22 @@ class StructuredSearchCV(BaseSearchCV):
         return super()._format_results(params, n_splits, rows, more_results)
 
 
+def _read_space(space: Any) -> SearchSpace:
+    """A space that has no class where an estimator should be."""
+    # unlike those of a study, dictionaries of a grid may have no name in common
+    grid = isinstance(space, (list, tuple))
+    found = SearchSpace.from_dictionaries(space) if grid else read_space(space)
+    every = [(c.name, getattr(c, "choices", ())) for c in found.columns]
+    for name, values in every + [(c.name, (c.value,)) for c in found.constants]:
+        for value in values:
+            if isinstance(value, type) and hasattr(value, "get_params"):
+                raise ValueError(
+                    f"space: {name!r}: expected an estimator, {value.__name__}(), got "
+                    f"the class {value.__name__}."
+                )
+    return found
+
+
 class _History:
     """What was evaluated in a search, failures included.
 
@@ -232,6 +253,7 @@ class _History:
         # By the position of the candidate: parameters, seconds of a fit.
         self._failed: dict[int, tuple[_Params, float]] = {}
         self._error: ValueError | None = None
+        self._errors: Counter[str] = Counter()  # those of fits of failed candidates
 
     @property
     def metrics(self) -> list[str]:
@@ -246,14 +268,16 @@ class _History:
         self._num_evaluated += len(configs)
         try:
             with warnings.catch_warnings():
-                # It would come again with each candidate; `finish` lets it through.
+                # They would come again with each candidate; `finish` has them once.
                 warnings.filterwarnings("ignore", ".*scores are non-finite")
+                warnings.simplefilter("ignore", FitFailedWarning)
                 self._results = self._evaluate_candidates(configs, cv=self._folds)
         except ValueError as error:
             failed = _ALL_FAILED.search(str(error))
             if self._search.error_score == "raise" or not failed:
                 raise
-            warnings.warn(str(error), FitFailedWarning, stacklevel=3)
+            for count, text in _SAME_ERROR.findall(str(error)):
+                self._errors[text.strip()] += int(count)
             fits = int(failed[1])
             self.num_folds = fits // len(configs)
             seconds = (time.perf_counter() - begin) / fits
@@ -309,6 +333,23 @@ class _History:
             assert self._error is not None
             raise self._error
         self._results.update(self._search._format_results(*self._last_format))
+        self._warn_about_failures()
+
+    def _warn_about_failures(self) -> None:
+        """As scikit-learn does at the end of a search."""
+        found = [row["fit_error"] for row in self._last_format[2]]
+        errors = self._errors + Counter(e.strip() for e in found if e is not None)
+        if not errors:
+            return
+        details = "\n".join(f"{_LINE}\n{n} {_FAILED}{e}" for e, n in errors.items())
+        warnings.warn(
+            f"{errors.total()} fits failed out of a total of "
+            f"{self._num_evaluated * self.num_folds}. Their score is "
+            f"{self._search.error_score}. error_score='raise' stops at the first one. "
+            f"Details:\n{details}",
+            FitFailedWarning,
+            stacklevel=3,
+        )
 
 
 class _SameFolds:

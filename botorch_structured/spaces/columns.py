@@ -78,6 +78,12 @@ class Column(Protocol):
         """The values the parameter takes, in words."""
 
 
+def described(column: Column) -> str:
+    """What a column takes, and on which scale, in words."""
+    scale = ", on a logarithmic scale" if getattr(column, "log", False) else ""
+    return f"{column.expected()}{scale}"
+
+
 def is_blank(value: Any) -> bool:
     """Whether tables write ``value`` where there is none: None, NaN, empty text."""
     if isinstance(value, str):

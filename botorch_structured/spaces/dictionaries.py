@@ -27,11 +27,6 @@ from botorch_structured.spaces.parameter_tree import ParameterTree
 
 # The name of a decision between dictionaries that no parameter tells apart.
 _WHICH = "dictionary"
-_POSSIBLE = (
-    "a list of choices, a tuple (low, high) or (low, high, 'log') with low < high, a "
-    "frozen uniform, loguniform or randint of scipy.stats, or one number, text or "
-    "estimator"
-)
 
 
 @dataclass
@@ -386,10 +381,12 @@ def _column(name: str, values: Any) -> Column:
         return _distribution(name, values)
     if _is_one(values):
         return CategoricalColumn(name, [values])
-    one_axis = getattr(values, "ndim", 1) == 1
-    is_list = isinstance(values, Sequence) or hasattr(values, "__array__")
-    if not one_axis or not is_list or not len(values):
-        raise _refused(name, values)
+    if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
+        raise _refused(name, values, "a list of choices or a range (low, high)")
+    if getattr(values, "ndim", 1) != 1:
+        raise _refused(name, values, "a list or an array with one axis")
+    if not len(values):
+        raise _refused(name, values, "at least one choice")
     choices = [native(v) for v in values]
     numbers = all(isinstance(c, Real) and not isinstance(c, bool) for c in choices)
     ascending = sorted(set(choices)) if numbers else []
@@ -404,14 +401,18 @@ def _is_one(value: Any) -> bool:
 
 
 def _range(name: str, values: tuple[Any, ...]) -> Column:
-    low, high, *scale = [native(v) for v in values] + [None] * (2 - len(values))
-    if scale not in ([], ["log"]):
-        raise _refused(name, values)
+    if len(values) not in (2, 3):
+        wanted = "(low, high) or (low, high, 'log'), or a list of choices"
+        raise _refused(name, values, wanted)
+    low, high, *scale = map(native, values)
     for v in (low, high):
         if isinstance(v, bool) or not isinstance(v, Real):
-            raise _refused(name, values)
+            wanted = f"numbers low and high, or a list of choices {list(values)}"
+            raise _refused(name, values, wanted)
+    if scale not in ([], ["log"]):
+        raise _refused(name, values, f"({low}, {high}) or ({low}, {high}, 'log')")
     if not low < high:
-        raise _refused(name, values)
+        raise _refused(name, values, "(low, high) with low < high")
     if isinstance(low, int) and isinstance(high, int):
         return IntegerColumn(name, low, high, log=bool(scale))
     return FloatColumn(name, low, high, log=bool(scale))
@@ -428,8 +429,9 @@ def _distribution(name: str, frozen: Any) -> Column:
     middle = math.sqrt(low * high) if low > 0 else math.nan
     if kind in ("loguniform", "reciprocal") and math.isclose(frozen.median(), middle):
         return _range(name, (float(low), float(high), "log"))
-    raise _refused(name, frozen)
+    wanted = "uniform, loguniform (without loc) or randint of scipy.stats"
+    raise ValueError(f"{name!r}: expected {wanted}, got {kind} on {low} to {high}.")
 
 
-def _refused(name: str, values: Any) -> ValueError:
-    return ValueError(f"{name!r}: expected {_POSSIBLE}, got {values!r:.200}.")
+def _refused(name: str, values: Any, wanted: str) -> ValueError:
+    return ValueError(f"{name!r}: expected {wanted}, got {values!r:.200}.")

@@ -348,6 +348,22 @@ class ParameterTree:
         counts = {e: self._decomposition.count_where(e) for e in set(self._exprs)}
         return [counts[expr] for expr in self._exprs]
 
+    def can_be_active(self, column: int, held: Mapping[int, float]) -> bool:
+        """Whether a column is active on some path with other columns held.
+
+        Args:
+            column: The column.
+            held: Column -> its value wherever it is active. Those that decide nothing
+                do not matter.
+        """
+        goals = [self._exprs[column]]
+        for k, outcomes in enumerate(self._outcomes):
+            if (value := held.get(outcomes.col)) is not None:
+                ends = zip(*outcomes.limits, strict=True)
+                bits = (2 << c for c, (lo, hi) in enumerate(ends) if lo <= value <= hi)
+                goals.append(atom(k, 1 | sum(bits)))  # or it is inactive
+        return self._decomposition.count_where(all_of(goals)) > 0
+
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""

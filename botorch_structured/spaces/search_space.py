@@ -32,6 +32,7 @@ from botorch_structured.spaces.columns import (
     FloatColumn,
     IntegerColumn,
     Span,
+    described,
     is_blank,
     is_same_parameter,
     slack,
@@ -344,7 +345,7 @@ class SearchSpace:
         return hash((tuple(self.names), self.tree))
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{c.name}: {c.expected()}" for c in self.columns)
+        parts = "; ".join(f"{c.name}: {described(c)}" for c in self.columns)
         return f"SearchSpace({parts})"
 
     def encode(self, configs: Any) -> Tensor:

@@ -55,13 +55,18 @@ def draw_study(
     rows = min(space.tree.num_paths, _BARS if _many(space) else _MANY_PATHS)
     figure = _shown_by_notebooks(new_figure(12.5, max(4.0, 1.0 + 0.3 * rows)))
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
-    plot_traces({"this study": values}, left, minimize=minimize, ylabel=f"best {name}")
-    left.get_legend().remove()  # one line
+    if good:
+        label = f"best {name}"
+        plot_traces({"this study": values}, left, minimize=minimize, ylabel=label)
+        left.get_legend().remove()  # one line
+    else:
+        left.set_axis_off()
     if _many(space):
         _draw_bars(right, space, X, values, minimize)
     else:
         plot_tree(space, ax=right, X=X, Y=values, minimize=minimize)
-    left.set_title("Best so far", loc="left", fontsize="medium")
+    title = "Best so far" if good else "Best so far: none yet"
+    left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
     right.set_title(title, loc="left", fontsize="medium")
     return figure
@@ -117,22 +122,39 @@ def _shown(column: Column, outcome: Any) -> str:
 
 
 def draw_front(
-    names: Sequence[str], good: Sequence[Trial], front: Sequence[Trial]
+    names: Sequence[str],
+    trials: Sequence[Trial],
+    good: Sequence[Trial],
+    front: Sequence[Trial],
 ) -> Figure:
-    """All outcomes and the Pareto front, a panel for each pair of objectives."""
+    """All outcomes and the Pareto front, a panel for each pair of objectives.
+
+    Args:
+        names: The objectives.
+        trials: What was told.
+        good: Those of them that are feasible and have values.
+        front: Those of them that no other one dominates.
+    """
     pairs = list(combinations(names, 2))
     figure = _shown_by_notebooks(new_figure(1.0 + 4.4 * len(pairs), 4.0))
+    counted = {t.number for t in good}
+    others = [t for t in trials if t.values and t.number not in counted]
     for ax, (a, b) in zip(
         figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True
     ):
-        for trials, colour, label in (
-            (good, GREY, "evaluations"),
-            (front, COLOURS[0], "Pareto front"),
+        for drawn, colour, marker, label in (
+            (others, GREY, "x", "infeasible"),
+            (good, GREY, "o", "evaluations"),
+            (front, COLOURS[0], "o", "Pareto front"),
         ):
-            x, y = ([t.values[k] for t in trials] for k in (a, b))
-            ax.scatter(x, y, s=22, color=colour, label=label)
+            if drawn:
+                x, y = ([t.values[k] for t in drawn] for k in (a, b))
+                ax.scatter(x, y, s=22, color=colour, marker=marker, label=label)
         ax.set_xlabel(a)
         ax.set_ylabel(b)
         tidy(ax)
-        ax.legend(edgecolor="none", framealpha=0.8)
+        if others or good:
+            ax.legend(edgecolor="none", framealpha=0.8)
+        else:
+            ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure

@@ -23,14 +23,15 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
 
     Raises:
         ValueError: A name or a value is not that of a parameter, on a path that the
-            other values leave.
+            other values leave; or no such path has the parameter.
     """
-    if not isinstance(fixed, (Mapping, type(None))):
+    fixed = {} if fixed is None else fixed
+    if not isinstance(fixed, Mapping):
         raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
     held: dict[int, float] = {}
     refused: dict[int, ValueError] = {}
     shown = space.shown_names
-    for name, value in (fixed or {}).items():
+    for name, value in fixed.items():
         if name not in shown:
             known = list(dict.fromkeys(filter(None, shown)))
             raise ValueError(f"fixed: expected names among {known}, got {name!r}.")
@@ -47,6 +48,14 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         if all(path.decisions.get(c, held[c]) == held[c] for c in held):
             for column in refused.keys() & {*path.active_columns}:
                 raise refused[column]
+    for name in fixed:
+        columns = [c for c, other in enumerate(shown) if other == name]
+        if not any(space.tree.can_be_active(c, held) for c in columns):
+            others = {k: v for k, v in fixed.items() if k != name}
+            raise ValueError(
+                f"fixed: expected parameters of one configuration, got {name!r}, which "
+                f"none has with {others}."
+            )
     return held
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import described
 
 try:
     import fcntl
@@ -66,7 +67,11 @@ _TOLD: _Fields = {
     "cost": ("a number or null", _or_null(_is_number)),
     "error": ("a text or null", _or_null(_is_text)),
 }
-_SEM: _Fields = {"sem": ("an object", _is_object)}
+# These are only there where they were told.
+_FURTHER: _Fields = {
+    "sem": ("an object", _is_object),
+    "metadata": ("an object", _is_object),
+}
 
 
 def _ordered(value: Any) -> Any:
@@ -82,9 +87,7 @@ def describe(space: SearchSpace) -> dict[str, str]:
     tree = space.tree
     texts = {}
     for i, column in enumerate(space.columns):
-        parts = [f"{type(column).__name__}: {column.expected()}"]
-        if getattr(column, "log", False):
-            parts.append("on a logarithmic scale")
+        parts = [f"{type(column).__name__}: {described(column)}"]
         if i in tree.decision_values:
             parts.append(f"decides between {tree.decision_values[i]}")
         if i in tree.conditions:
@@ -204,9 +207,8 @@ class StudyLog:
         for number, line in enumerate(others, start=2):
             where = self.where(number)
             entry = _parse(line, where)
-            fields = _ASKED if "asked" in entry else _TOLD
-            if "sem" in entry:  # only there where it was told
-                fields = fields | _SEM
+            further = {k: v for k, v in _FURTHER.items() if k in entry}
+            fields = _ASKED if "asked" in entry else _TOLD | further
             self.entries.append((number, _check(entry, fields, where)))
         return int(header["seed"])
 

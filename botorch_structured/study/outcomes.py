@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Constraint", "Outcomes"]
+__all__ = ["Constraint", "Outcomes", "read_metadata"]
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,28 +85,40 @@ class Outcomes:
             dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])
         )
 
-    def read(self, value: Any) -> dict[str, float]:
-        """``{name: number}`` of what `Study.tell` was given; empty for a failure."""
-        if value is None:
+    def read(self, value: Any, returned: bool = False) -> dict[str, float]:
+        """``{name: number}`` of an outcome; empty for a failure.
+
+        Args:
+            value: What `Study.tell` was given, None for a failure.
+            returned: Whether a function returned it: then None is an error, because it
+                may have forgotten to.
+
+        Raises:
+            ValueError: It is not an outcome.
+        """
+        name = "evaluate(config)" if returned else "value"
+        failure = "an exception in `catch`" if returned else "None"
+        if value is None and not returned:
             return {}
         if not isinstance(value, Mapping):
             if len(self.names) > 1:
                 raise ValueError(
-                    f"value: expected {{name: number}} with the names {self.names}, or "
-                    f"None for a failure, got {value!r:.60}."
+                    f"{name}: expected {{name: number}} with the names {self.names}, "
+                    f"or {failure} for a failure, got {value!r:.60}."
                 )
-            return {self.names[0]: _number("value", value)}
+            return {self.names[0]: _number(name, value, failure)}
         if value.keys() != set(self.names):
             raise ValueError(
-                f"value: expected numbers for {self.names}, got them for {list(value)}."
+                f"{name}: expected numbers for {self.names}, got them for "
+                f"{list(value)}."
             )
         for k in self.names:
             if value[k] is None:
                 raise ValueError(
-                    f"value[{k!r}]: expected a finite number, got None. A failed "
-                    "evaluation has None in place of all of them."
+                    f"{name}[{k!r}]: expected a finite number, got None. A failure is "
+                    f"{failure} in place of all of them."
                 )
-        return {k: _number(f"value[{k!r}]", value[k]) for k in self.names}
+        return {k: _number(f"{name}[{k!r}]", value[k], failure) for k in self.names}
 
     def read_sem(self, sem: Any, worked: bool) -> dict[str, float]:
         """``{objective: number}`` of standard errors; empty for None."""
@@ -161,7 +174,32 @@ class Outcomes:
         return [t for t, good in zip(trials, keep, strict=True) if t.values and good]
 
 
-def _number(name: str, value: Any) -> float:
+def read_metadata(metadata: Any) -> dict[str, Any]:
+    """``{name: value}`` as a log gives it back; empty for None.
+
+    Args:
+        metadata: The values are those of JSON, or scalars of an array library.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if metadata is None:
+        return {}
+    if isinstance(metadata, Mapping) and all(isinstance(k, str) for k in metadata):
+        try:
+            text = json.dumps(dict(metadata), default=lambda scalar: scalar.item())
+        except (TypeError, ValueError, RuntimeError, AttributeError):
+            pass
+        else:
+            found: dict[str, Any] = json.loads(text)
+            return found
+    raise ValueError(
+        "metadata: expected {name: number, text, or list or dictionary of these}, got "
+        f"{metadata!r:.60}."
+    )
+
+
+def _number(name: str, value: Any, failure: str) -> float:
     """A finite number, of any library, but no array."""
     if not getattr(value, "ndim", 0):
         try:
@@ -169,5 +207,6 @@ def _number(name: str, value: Any) -> float:
         except (ValueError, OverflowError):
             pass
     raise ValueError(
-        f"{name}: expected a finite number, or None for a failure, got {value!r:.60}."
+        f"{name}: expected a finite number, or {failure} for a failure, got "
+        f"{value!r:.60}."
     )

@@ -32,7 +32,8 @@ from botorch_structured.study.custom import (
 )
 from botorch_structured.study.held import Point, hold, read_fixed
 from botorch_structured.study.log import StudyLog, describe
-from botorch_structured.study.outcomes import Outcomes
+from botorch_structured.study.outcomes import Outcomes, read_metadata
+from botorch_structured.study.space import read_space
 from botorch_structured.study.table import read_table
 from botorch_structured.study.trial import Trial
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
 
 Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
-# What is told of an evaluation: values, cost, error, and standard errors.
-_Told = tuple[dict[str, float], float | None, str | None, dict[str, float]]
-_TOLD = ("values", "cost", "error", "sem")
+# What is told of an evaluation; a log has those at the end where they were told.
+_TOLD = ("values", "cost", "error", "sem", "metadata")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -92,7 +92,8 @@ class Study:
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
-            what `SearchSpace.from_dictionaries` takes: a dictionary, or a list of them.
+            what `SearchSpace.from_dictionaries` takes: a dictionary, or a list of them,
+            which a parameter that all have tells apart.
         objectives: ``"minimize"`` or ``"maximize"``: one objective, called ``"value"``;
             ``{name: direction}``: one or several.
         constraints: Bounds on outcomes that are told beside the objectives, as texts:
@@ -142,7 +143,7 @@ class Study:
         starts: Starts | None = None,
         costs: bool = False,
     ) -> None:
-        self.space = _read_space(space)
+        self.space = read_space(space)
         self._outcomes = Outcomes(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
@@ -282,7 +283,7 @@ class Study:
             pending: Further configurations that are being evaluated, which the study
                 was not asked for.
             fixed: ``{name: value}`` of parameters to hold: each configuration that has
-                the parameter has this value.
+                the parameter has this value. Some configuration has to have it.
 
         Returns:
             ``q`` dictionaries of the active parameters.
@@ -318,6 +319,7 @@ class Study:
         cost: float | None = None,
         error: str | None = None,
         sem: Any = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Record what an evaluation gave.
 
@@ -333,6 +335,8 @@ class Study:
                 objectives. Where all evaluations with a value have one, these are the
                 noise of the objectives; otherwise it is estimated. A model of your own
                 does not see them.
+            metadata: ``{name: anything that JSON has}``: what else is to be kept with
+                the trial, such as a score on test data. Nothing depends on it.
 
         Raises:
             ValueError: This is not a configuration of the space, or not its outcome.
@@ -342,7 +346,7 @@ class Study:
                 "config: expected one configuration, got several, as ask returns them: "
                 f"{config!r:.60}. Tell them one by one, or use tell_many."
             )
-        self.tell_many([config], [value], [cost], [error], [sem])
+        self.tell_many([config], [value], [cost], [error], [sem], [metadata])
 
     @_one_at_a_time
     def tell_many(
@@ -352,6 +356,7 @@ class Study:
         costs: Sequence[float | None] | None = None,
         errors: Sequence[str | None] | None = None,
         sems: Sequence[Any] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
         """`tell` for several evaluations at once, which is faster.
 
@@ -361,19 +366,17 @@ class Study:
             costs: The cost of each.
             errors: What went wrong with each.
             sems: The standard error of each.
+            metadata: What else is to be kept of each.
 
         Raises:
             ValueError: As in `tell`; then none of them is recorded.
         """
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
             raise ValueError(f"configs: expected a list, got {configs!r:.60}.")
+        further = {"costs": costs, "errors": errors, "sems": sems, "metadata": metadata}
         nothing = [None] * len(configs)
-        columns = {
-            "values": values,
-            "costs": nothing if costs is None else costs,
-            "errors": nothing if errors is None else errors,
-            "sems": nothing if sems is None else sems,
-        }
+        columns: dict[str, Sequence[Any]] = {"values": values}
+        columns |= {k: nothing if v is None else v for k, v in further.items()}
         for name, given in columns.items():
             if len(given) != len(configs):
                 raise ValueError(
@@ -388,14 +391,10 @@ class Study:
             *(
                 {
                     "told": _writable(config),
-                    "values": outcome or None,
-                    "cost": cost,
-                    "error": error,
-                    **({"sem": sem} if sem else {}),
+                    "values": row["values"] or None,
+                    **{k: v for k, v in row.items() if k != "values" and v != {}},
                 }
-                for config, (outcome, cost, error, sem) in zip(
-                    native, told, strict=True
-                )
+                for config, row in zip(native, told, strict=True)
             )
         )
         for key, config, row in zip(keys, native, told, strict=True):
@@ -415,9 +414,11 @@ class Study:
         ``50 - len(study.trials)``.
 
         Args:
-            evaluate: A function of a configuration whose result `tell` takes.
+            evaluate: A function of a configuration that returns a number, or
+                ``{name: number}``, as for `tell`. None is an error: a function that
+                does not return anything would look like one that always fails.
             num_evaluations: How many evaluations, after those that were told already.
-            catch: Exceptions that mean that an evaluation failed.
+            catch: Exceptions by which ``evaluate`` says that an evaluation failed.
             progress: Whether to show a progress bar; a text is shown in front of it.
 
         Raises:
@@ -469,6 +470,8 @@ class Study:
             value = evaluate(dict(config))
         except catch as reason:
             value, error = None, f"{type(reason).__name__}: {reason}"
+        else:
+            value = self._outcomes.read(value, returned=True)
         # no clock is fine enough for an evaluation that takes no time
         seconds = max(time.perf_counter() - started, 1e-9)
         self.tell(config, value, cost=seconds, error=error)
@@ -500,15 +503,16 @@ class Study:
         figure is shown; ``study.plot().savefig("study.png")`` saves it.
 
         Raises:
-            ValueError: There is no feasible value yet.
+            ValueError: Nothing was told yet.
             ImportError: Without matplotlib.
         """
         # matplotlib is an extra, and its import takes a second
         from botorch_structured.study.figure import draw_front, draw_study
 
-        good = self._good()
+        good = self._good(least=0)
         if len(self.objectives) > 1:
-            return draw_front(list(self.objectives), good, self._front(good))
+            names = list(self.objectives)
+            return draw_front(names, self._trials, good, self._front(good))
         ((name, direction),) = self.objectives.items()
         X = self._tensor(self._points)
         return draw_study(
@@ -527,11 +531,11 @@ class Study:
         if self._log is not None and entries:
             self._log.append(*entries)
 
-    def _record(self, key: Point, config: dict[str, Any], told: _Told) -> None:
+    def _record(self, key: Point, config: dict[str, Any], told: dict[str, Any]) -> None:
         self._points.append(self._asked.pop(key, key))
         if key in self._again:
             self._again.remove(key)
-        self._trials.append(Trial(len(self._trials), config, *told))
+        self._trials.append(Trial(len(self._trials), config, **told))
 
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""
@@ -564,9 +568,14 @@ class Study:
         return [tuple(x) for x in points]
 
     def _read(
-        self, value: Any, cost: Any = None, error: Any = None, sem: Any = None
-    ) -> _Told:
-        """Checked values, cost, error and standard errors."""
+        self,
+        value: Any,
+        cost: Any = None,
+        error: Any = None,
+        sem: Any = None,
+        metadata: Any = None,
+    ) -> dict[str, Any]:
+        """What a `Trial` has besides its number and configuration, checked."""
         values = self._outcomes.read(value)
         if cost is not None and (cost := check_number("cost", cost)) <= 0.0:
             raise ValueError(f"cost: expected a positive number, got {cost!r}.")
@@ -574,16 +583,23 @@ class Study:
             raise ValueError(
                 f"error: expected a text beside the value None, got {error!r:.60}."
             )
-        return values, cost, error, self._outcomes.read_sem(sem, bool(values))
+        return {
+            "values": values,
+            "cost": cost,
+            "error": error,
+            "sem": self._outcomes.read_sem(sem, bool(values)),
+            "metadata": read_metadata(metadata),
+        }
 
-    def _good(self) -> list[Trial]:
-        """The feasible trials; at least one."""
+    def _good(self, least: int = 1) -> list[Trial]:
+        """The feasible ones of at least one trial, at least so many."""
         if not self._trials:
             raise ValueError(
                 "trials: expected at least one, got none yet: ask for a configuration, "
                 "and tell its value, first."
             )
-        if not (good := self._outcomes.feasible(self._trials)):
+        good = self._outcomes.feasible(self._trials)
+        if len(good) < least:
             rules = " and ".join(map(str, self._outcomes.constraints))
             raise ValueError(
                 f"trials: expected at least one with a value{rules and f' and {rules}'}"
@@ -768,19 +784,6 @@ class Study:
 def _is_near(k: int, n: int) -> bool:
     """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
     return k // _COLD_EVERY == n // _COLD_EVERY
-
-
-def _read_space(space: Any) -> SearchSpace:
-    if isinstance(space, SearchSpace):
-        return space
-    if any(kind.__name__ == "ConfigurationSpace" for kind in type(space).__mro__):
-        return SearchSpace.from_configspace(space)
-    if isinstance(space, (Mapping, list, tuple)):
-        return SearchSpace.from_dictionaries(space)
-    raise ValueError(
-        "space: expected a SearchSpace, a ConfigurationSpace, or dictionaries, got "
-        f"{type(space).__name__}."
-    )
 
 
 def _writable(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Trial:
         cost: What it cost, if that was told.
         error: What went wrong, if that was told.
         sem: ``{name: number}``, standard errors of the objectives, if they were told.
+        metadata: What else was told to be kept.
     """
 
     number: int
@@ -28,10 +29,11 @@ class Trial:
     cost: float | None = None
     error: str | None = None
     sem: dict[str, float] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         parts = [f"{self.number}, {self.state!r}, config={self.config!r}"]
-        for name in ("values", "sem", "cost", "error"):
+        for name in ("values", "sem", "cost", "error", "metadata"):
             if (told := getattr(self, name)) not in (None, {}):
                 parts.append(f"{name}={told!r}")
         return f"Trial({', '.join(parts)})"

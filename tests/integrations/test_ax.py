@@ -315,6 +315,8 @@ def test_fixed_parameters_are_held() -> None:
     for name, value in (("speed", 1), ("fixed", "never"), ("depth", 99)):
         with pytest.raises(ValueError, match="fixed_parameters: expected one of"):
             client.get_next_trials(1, fixed_parameters={name: value})
+    with pytest.raises(ValueError, match="fixed: expected .* of one.* got 'depth'"):
+        client.get_next_trials(1, fixed_parameters={"learner": "none", "depth": 4})
 
 
 def test_the_centre_is_first() -> None:

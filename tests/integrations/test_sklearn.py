@@ -216,7 +216,11 @@ def test_failures_are_avoided_and_shown(fail: str) -> None:
     ours = [w for w in caught if "non-finite" in str(w.message)]
     assert len(ours) == 1
     fits = [w for w in caught if issubclass(w.category, FitFailedWarning)]
-    assert bool(fits) == (fail == "right")
+    assert len(fits) == (fail == "right")  # once, as in scikit-learn's searches
+    if fits:
+        text = str(fits[0].message)
+        assert f"{3 * failed.sum()} fits failed out of a total of 36" in text
+        assert text.count("RuntimeError: it does not fit") == 1
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
@@ -294,7 +298,7 @@ def test_a_score_for_failures() -> None:
 def test_errors_are_raised_where_that_is_asked_for() -> None:
     with pytest.raises(RuntimeError, match="it does not fit"):
         search(Peak(fail="right"), error_score="raise").fit(X, y)
-    with pytest.warns(FitFailedWarning), pytest.raises(ValueError, match="fits failed"):
+    with pytest.raises(ValueError, match="fits failed"):
         search(Peak(fail="always"), n_iter=3).fit(X, y)
     with pytest.raises(ValueError, match="Invalid parameter 'z'"):
         search(space={"z": (0.0, 1.0)}).fit(X, y)
@@ -307,12 +311,42 @@ def test_errors_are_raised_where_that_is_asked_for() -> None:
         ({"space": {"x": "constant"}}, "at least one parameter with several values"),
         ({"space": {"x": {1, 2}}}, "'x': expected a list of choices"),
         ({"space": 3}, "space: expected"),
+        ({"space": {"x": Peak, "kind": ["a", "b"]}}, r"'x': .*Peak\(\), got the class"),
+        ({"space": {"x": [Peak(), Peak]}}, r"space: 'x': expected an estimator, Peak"),
         ({"random_state": "seed"}, "random_state|seed"),
     ],
 )
 def test_arguments_are_checked(kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         search(**kwargs).fit(X, y)
+
+
+def test_partial_failures_of_candidates_are_counted() -> None:
+    """A candidate of which one fold fails, others of which all do."""
+
+    class Fragile(Peak):
+        def fit(self, X: Any, y: Any) -> Peak:
+            if self.kind == "half" and X[0, 0] == 0.0:
+                raise RuntimeError("a fold does not fit")
+            return super().fit(X, y)
+
+    numbers = np.arange(12.0)[:, None]
+    labels = np.arange(12) % 2
+    space = {"kind": ["left", "right", "half"]}
+    with pytest.warns(FitFailedWarning, match="5 fits failed out of a total of 9") as w:
+        search(Fragile(fail="right"), space, 3).fit(numbers, labels)
+    failures = [str(w.message) for w in w if w.category is FitFailedWarning]
+    assert len(failures) == 1
+    assert "3 fits failed with the following" in failures[0]
+    assert "2 fits failed with the following" in failures[0]
+
+
+def test_dictionaries_without_a_common_name() -> None:
+    """As in scikit-learn's grids."""
+    fitted = search(space=[{"x": [0.2, 0.3]}, {"noise": [1.0, 2.0]}], n_iter=4).fit(
+        X, y
+    )
+    assert fitted.best_params_ == {"x": 0.3}
 
 
 def test_a_space_that_is_smaller_than_the_search() -> None:

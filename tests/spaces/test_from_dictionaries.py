@@ -105,17 +105,19 @@ def test_constants(value: Any) -> None:
         ({1: [2]}, "dictionaries: expected dictionaries"),
         ([], "at least one parameter with several values"),
         ({"x": 3}, "at least one parameter with several values"),
-        ({"x": []}, "'x': expected a list of choices"),
-        ({"x": (1, "log")}, "'x': expected a list of choices"),
-        ({"x": (1,)}, "'x': expected a list of choices"),
-        ({"x": (2, 1)}, "low < high"),
-        ({"x": (True, 3)}, "'x': expected a list of choices"),
-        ({"x": (1, 2, "linear")}, "'x': expected a list of choices"),
-        ({"x": ("a", "b")}, "'x': expected a list of choices"),
-        ({"x": {1, 2}}, "'x': expected a list of choices"),
-        ({"x": np.eye(2)}, "'x': expected a list of choices"),
-        ({"x": stats.norm()}, "loguniform or randint of scipy.stats"),
-        ({"x": stats.loguniform(1, 2, loc=3)}, "'x': expected a list of choices"),
+        ({"x": []}, r"'x': expected at least one choice, got \[\]"),
+        ({"x": (1, "log")}, r"'x': expected numbers .* got \(1, 'log'\)"),
+        ({"x": (1,)}, r"'x': expected \(low, high\) or .* got \(1,\)"),
+        ({"x": (1, 2, "log", 3)}, r"'x': expected \(low, high\) or "),
+        ({"x": (2, 1)}, r"'x': expected \(low, high\) with low < high, got \(2, 1\)"),
+        ({"x": (True, 3)}, r"'x': expected numbers .* got \(True, 3\)"),
+        ({"x": (1, 2, "linear")}, r"'x': expected \(1, 2\) or \(1, 2, 'log'\), got"),
+        ({"x": ("a", "b")}, r"'x': .* or a list of choices \['a', 'b'\], got \('a'"),
+        ({"x": {1, 2}}, r"'x': expected a list of choices or a range .* got {1, 2}"),
+        ({"x": {"low": 1}}, "'x': expected a list of choices or a range"),
+        ({"x": np.eye(2)}, "'x': expected a list or an array with one axis"),
+        ({"x": stats.norm()}, "'x': expected .* randint of scipy.stats, got norm"),
+        ({"x": stats.loguniform(1, 2, loc=3)}, r"'x': expected .*\(without loc\)"),
         ({"x": (0, 1, "log")}, "'x': expected a positive lower bound"),
         ({"x": [1, 1]}, "'x': expected distinct choices"),
     ],
@@ -135,6 +137,12 @@ def test_the_decision_is_the_parameter_whose_choices_differ() -> None:
     assert list(ridge) == ["learner", "scale", "C"]
     assert 0 <= ridge["C"] <= 1
     assert neighbours["leaf_size"] == 30
+
+
+def test_it_says_what_parameters_take_and_on_which_scale() -> None:
+    shown = repr(SearchSpace.from_dictionaries({"C": (1, 9, "log"), "k": (1, 9)}))
+    assert "C: an integer in [1, 9], on a logarithmic scale; k: an integer in" in shown
+    assert shown.count("logarithmic") == 1
 
 
 def test_estimators_are_choices() -> None:

@@ -63,6 +63,35 @@ def test_a_pareto_front() -> None:
     assert front.get_offsets().tolist() == [[0, 1], [1, 2]]
 
 
+@pytest.mark.parametrize("constraints", [None, ["value <= -1.0"]])
+def test_nothing_is_feasible_yet(constraints: list[str] | None) -> None:
+    study = Study(SPACE, constraints=constraints, seed=0)
+    for config in study.ask(6):
+        study.tell(config, None if constraints is None else 1.0)
+    traces, tree = study.plot().axes
+    assert "none yet" in traces.get_title(loc="left")
+    assert not traces.get_lines()
+    assert texts(tree).count("failed") == 4  # a row for each path
+
+
+@pytest.mark.parametrize("told", [{"a": 1.0, "b": 2.0}, None])
+def test_infeasible_trials_of_several_objectives(told: dict[str, float] | None) -> None:
+    objectives = {"a": "minimize", "b": "minimize"}
+    study = Study(SPACE, objectives, ["a <= 0.5"], seed=0)
+    study.tell_many(study.ask(2), [told, None])
+    (panel,) = study.plot().axes
+    drawn = [points.get_offsets().tolist() for points in panel.collections]
+    if told is None:
+        assert not drawn and panel.get_title(loc="left") == "No values yet"
+        return
+    assert drawn == [[[1.0, 2.0]]]
+    (config,) = study.ask()
+    study.tell(config, {"a": 0.0, "b": 3.0})
+    (panel,) = study.plot().axes
+    labels = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert labels == ["infeasible", "evaluations", "Pareto front"]
+
+
 def test_nothing_to_draw() -> None:
     with pytest.raises(ValueError, match="trials: expected at least one, got none"):
         Study(SPACE).plot()

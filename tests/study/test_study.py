@@ -7,18 +7,21 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
 from botorch_structured import Study
-from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 from botorch_structured.suggest import suggest
 from botorch_structured.test_functions import JenattonTree
 
 PROBLEM = JenattonTree(off_centre=True)
 SPACE = PROBLEM.space
+# Which of the dictionaries a configuration belongs to only its names say.
+UNTOLD = SearchSpace.from_dictionaries([{"b": (0, 1)}, {"c": (0, 1)}])
 
 
 def value(config: dict[str, Any]) -> float:
@@ -126,6 +129,42 @@ def test_fixed_parameters_are_held() -> None:
         study.ask(fixed=["a"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "name"),
+    [
+        ({"a": "x", "c": 0.1}, "'c', which none has with {'a': 'x'}"),
+        ({"c": 0.1, "b": 0.5, "a": "x"}, "'c'"),
+        ({"a": "z", "d": 1.0}, "'d'"),
+    ],
+)
+def test_fixed_parameters_that_no_configuration_has(
+    fixed: dict[str, Any], name: str
+) -> None:
+    groups = [
+        {"a": ["x"], "b": (0.0, 1.0), "d": (0.0, 1.0)},
+        {"a": ["y"], "c": (0.0, 1.0), "d": (0.0, 9.0)},
+        {"a": ["z"]},
+    ]
+    study = Study(groups, seed=0)
+    with pytest.raises(ValueError, match=f"fixed: expected parameters of one.*{name}"):
+        study.ask(fixed=fixed)
+    assert not study.pending
+    assert study.ask(fixed={"a": "y", "c": 0.1, "d": 5.0}) == [
+        {"a": "y", "c": 0.1, "d": 5.0}
+    ]
+
+
+def test_a_fixed_number_that_decides() -> None:
+    """By the interval that it is in."""
+    tree = ParameterTree(2, conditions={1: Between(0, 0.5, 1.0)})
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    study = Study(SearchSpace(["size", "extra"], bounds, tree), seed=0)
+    with pytest.raises(ValueError, match="got 'extra', which none has with {'size'"):
+        study.ask(fixed={"extra": 0.3, "size": 0.2})
+    fixed = {"size": 0.7, "extra": 0.3}
+    assert study.ask(fixed=fixed) == [fixed]
+
+
 def test_fixed_parameters_of_a_rare_path() -> None:
     """Of 2^20 random points one is there; nothing is known yet."""
     depth = 20
@@ -159,7 +198,7 @@ def test_a_fixed_parameter_of_several_dictionaries() -> None:
     with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
         study.ask(fixed={"d": 1})
     with pytest.raises(ValueError, match=r"fixed: .* \['b', 'c'\], got 'dictionary'"):
-        Study([{"b": (0, 1)}, {"c": (0, 1)}]).ask(fixed={"dictionary": 0})
+        Study(UNTOLD).ask(fixed={"dictionary": 0})
 
 
 def test_fixed_parameters_with_starts_of_ones_own_and_a_log(tmp_path: Path) -> None:
@@ -286,7 +325,7 @@ def test_an_exhausted_space_is_an_error() -> None:
         (torch.zeros(1, 1), r"expected a finite number.*tensor\(\[\[0.\]\]\)"),
         ({"loss": 1.0}, r"expected numbers for \['value'\], got them for \['loss'\]"),
         ({"value": math.nan}, r"value\['value'\]: expected a finite number"),
-        ({"value": None}, "got None. A failed evaluation has None in place of all"),
+        ({"value": None}, "got None. A failure is None in place of all of them"),
     ],
 )
 def test_values_that_are_none(given: Any, message: str) -> None:
@@ -335,6 +374,30 @@ def test_forbidden_configurations_are_refused() -> None:
         Study(space).tell({"a": 0.7}, 1.0)
 
 
+def test_what_else_is_told_is_kept(tmp_path: Path) -> None:
+    """Nothing depends on it, and a log gives it back."""
+    log = tmp_path / "study.jsonl"
+    study, plain = Study(SPACE, log=log, seed=0), run(Study(SPACE, seed=0), 6)
+    told = {"seconds": torch.tensor(3), "rates": [np.float32(0.5), 1], "by": {"a": 0}}
+    for i in range(6):
+        (config,) = study.ask()
+        study.tell(config, value(config), metadata=told if i % 2 else None)
+    kept = {"seconds": 3, "rates": [0.5, 1], "by": {"a": 0}}
+    assert [t.metadata for t in study.trials] == [{}, kept] * 3
+    assert torch.equal(points(study), points(plain))
+    trials = study.trials
+    study = Study(SPACE, log=log)
+    assert study.trials == trials
+    configs = SPACE.decode(SPACE.starts(2, seed=1))
+    plain.tell_many(configs, [1.0, None], metadata=[kept] * 2)
+    assert [t.metadata for t in plain.trials[-2:]] == [kept, kept]
+    (config,) = study.ask()
+    for wrong in (3, [1], {1: 2}, {"a": {1, 2}}, {"a": torch.zeros(2)}, "text"):
+        with pytest.raises(ValueError, match="metadata: expected {name: number, text"):
+            study.tell(config, 1.0, metadata=wrong)  # type: ignore[arg-type]
+    assert study.trials == trials
+
+
 def test_optimize_is_the_loop(capsys: pytest.CaptureFixture[str]) -> None:
     study = Study(SPACE, seed=0)
     study.optimize(value, 4)
@@ -375,6 +438,17 @@ def test_optimize_catches_what_it_is_told_to() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             study.optimize(**{"evaluate": value, "num_evaluations": 1, **arguments})
+
+
+@pytest.mark.parametrize("told", [None, "0.5", [0.5], {"loss": 0.5}, {"value": None}])
+def test_optimize_stops_where_nothing_is_returned(told: Any) -> None:
+    """A failure is an exception: a forgotten return would look like one each time."""
+    study = Study(SPACE, seed=0)
+    with pytest.raises(ValueError, match=r"^evaluate\(config\).*: expected .*, got "):
+        study.optimize(lambda config: told, 5, progress=False, catch=ValueError)
+    assert not study.trials and len(study.pending) == 1
+    study.tell(study.pending[0], None)
+    assert study.trials[0].state == "failed"
 
 
 def test_starts_of_ones_own() -> None:

@@ -11,3 +11,5 @@ def test_what_it_shows() -> None:
     bad = Trial(4, {"a": 1}, error="ValueError: no")
     assert repr(bad) == "Trial(4, 'failed', config={'a': 1}, error='ValueError: no')"
     assert (bad.state, bad.value) == ("failed", None)
+    more = Trial(5, {}, {"value": 0.5}, metadata={"seconds": 3})
+    assert repr(more).endswith("values={'value': 0.5}, metadata={'seconds': 3})")

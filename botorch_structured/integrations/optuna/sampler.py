@@ -31,6 +31,7 @@ from botorch_structured.integrations.optuna.spaces import (
     DeclaredSpace,
     TrialSpace,
     configurations,
+    possible,
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
@@ -385,7 +386,8 @@ class StructuredSampler(BaseSampler):
         inner = Study(space.space, seed=seed, **arguments)
         inner.tell_many(told, values)
         try:
-            (config,) = inner.ask(pending=pending, fixed=space.held(held))
+            fixed = possible(space.space, space.held(held))
+            (config,) = inner.ask(pending=pending, fixed=fixed)
         except CandidateGenerationError:
             _logger.info(f"Trial {number}: every point is known, one is repeated.")
             (config,) = space.space.decode(space.space.sample(1, seed=seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeclaredSpace", "TrialSpace", "configurations"]
+__all__ = ["DeclaredSpace", "TrialSpace", "configurations", "possible"]
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -65,6 +65,19 @@ class DeclaredSpace:
     def values(self, config: Mapping[str, Any]) -> Values:
         """See `TrialSpace`."""
         return {k: (self._distributions.get(k), v) for k, v in config.items()}
+
+
+def possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
+    """What is held of parameters that a trial may ask for, the others held.
+
+    Args:
+        space: The space.
+        held: Names of columns and what they hold.
+    """
+    columns = {name: space.names.index(name) for name in held}
+    numbers = {c: space.columns[c].encode(held[name]) for name, c in columns.items()}
+    able = (name for name, c in columns.items() if space.tree.can_be_active(c, numbers))
+    return {name: held[name] for name in able}
 
 
 def configurations(

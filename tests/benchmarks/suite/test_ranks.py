@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,7 @@ def test_the_plot(runs: list[Run], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_ranks(runs, tmp_path / "ranks.svg", least=1)
     assert "mean rank of 3 (10 problems)" in (tmp_path / "ranks.svg").read_text()
+    for order, expected in (((), "abc"), (["nobody", "c"], "cab")):
+        plot_ranks(runs, tmp_path / "ranks.svg", least=1, order=order)
+        labels = re.findall(r"<!-- ([abc]) -->", (tmp_path / "ranks.svg").read_text())
+        assert "".join(labels) == expected
