@@ -1,4 +1,4 @@
-"""Every private name of BoTorch, GPyTorch and PyTorch that this package relies on.
+"""Every private name of other libraries that this package relies on.
 
 Private names are imported here and nowhere else; attributes and methods that are read
 or overridden are listed. ``tests/test_botorch_names.py`` looks for each of them, and
@@ -16,6 +16,9 @@ __all__ = [
     "ei_helper",
     "fit_fallback",
     "functorch_is_active",
+    "lbfgsb",
+    "lbfgsb_states",
+    "lbfgsb_tasks",
     "log_ei_helper",
     "scaled_improvement",
 ]
@@ -31,6 +34,13 @@ from gpytorch.likelihoods.gaussian_likelihood import (
 from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+
+try:  # SciPy has it from 1.15 on
+    from scipy.optimize._lbfgsb_py import _lbfgsb as lbfgsb
+    from scipy.optimize._lbfgsb_py import status_messages as lbfgsb_states
+    from scipy.optimize._lbfgsb_py import task_messages as lbfgsb_tasks
+except ImportError:
+    lbfgsb, lbfgsb_states, lbfgsb_tasks = None, {}, {}
 
 #: Class to the private attributes and methods that are read, set or overridden.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
