@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from botorch_structured._botorch_names import (
-    lbfgsb,
-    lbfgsb_states,
-    lbfgsb_tasks,
-)
+try:
+    from botorch_structured._botorch_names import (
+        lbfgsb,
+        lbfgsb_states,
+        lbfgsb_tasks,
+    )
+except ImportError:  # another version of SciPy
+    lbfgsb = lbfgsb_states = lbfgsb_tasks = None
 
 Array = NDArray[np.float64]
 Function = Callable[[Array], tuple[float, Array]]

@@ -22,7 +22,7 @@ v k(sum_j W_j D_j), plus a constant on an undeclared path. The derivative by log
 
 from __future__ import annotations
 
-__all__ = ["LeafObjective"]
+__all__ = ["LeafObjective", "System"]
 
 import math
 from collections.abc import Iterator
@@ -67,6 +67,7 @@ from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
     LogPriors,
+    Quantities,
     RawParameters,
     UnknownFormError,
 )
@@ -76,13 +77,14 @@ from botorch_structured.spaces import ParameterTree
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+#: Noisy covariances, features and weights of each bucket, see ``Block``; residuals.
+System = tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]
+
 # Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
 # general objective is as fast, since little of its time is overhead, and smaller.
 _MAX_KEPT = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
-# A map of at most this many entries is a dense matrix.
-_MAX_DENSE = 2**16
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
 _ROWS_PER_WEIGHT = 1.5
 # The unit of a parameter in a fit, in standard deviations of its prior. With these
@@ -103,40 +105,6 @@ _TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
 
 
 # -- quantities and leaves --------------------------------------------------------
-
-
-class _Quantities:
-    """The map q = exp(A u + c) while its rows are collected."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        none = np.zeros(0, dtype=np.int64)
-        self._entries: list[tuple[Indices, Indices, Array]] = [
-            (none, none, np.zeros(0))
-        ]
-        self._constants: list[Array] = []
-
-    def add(self, count: int, constant: Any = 0.0) -> Indices:
-        """Places of ``count`` new quantities."""
-        self._constants.append(np.broadcast_to(constant, count).astype(np.float64))
-        self.size += count
-        return np.arange(self.size - count, self.size)
-
-    def depend(self, rows: Any, columns: Any, factor: float) -> None:
-        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
-        rows, columns = np.broadcast_arrays(rows, columns)
-        self._entries.append((rows, columns, np.full(rows.shape, factor)))
-
-    def map(self, width: int) -> tuple[Any, Array]:
-        """A and c."""
-        rows, columns, factors = map(np.concatenate, zip(*self._entries, strict=True))
-        constants = np.concatenate(self._constants)
-        if self.size * width <= _MAX_DENSE:
-            A = np.zeros((self.size, width))
-            A[rows, columns] = factors  # no pair is given twice
-            return A, constants
-        pairs = (rows, columns)
-        return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
 
 @dataclass
@@ -254,7 +222,7 @@ class _Form:
             b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in self.layout.buckets
         ):
             raise UnknownFormError
-        self.quantities = _Quantities()
+        self.quantities = Quantities()
         self.num_weights = 0
         self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
         if type(kernel) is TreeStructuredKernel:
@@ -662,6 +630,12 @@ class LeafObjective:
         theta, (name, value) = self.read(), self._last
         return value if theta.tobytes() == name else self(theta)[0]
 
+    def system(self) -> System | None:
+        """The data at the last evaluation; None for given noise, which may change."""
+        tensors = [tuple(map(torch.from_numpy, b[:2] + b[3:4])) for b in self._blocks]
+        residual = torch.from_numpy(self._residual[:-1].copy())
+        return None if self._noise is None else (tensors, residual)
+
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
 
@@ -679,7 +653,7 @@ class LeafObjective:
         form = self._form
         noise: Any = 0.0 if self._noise is None else q[self._noise]
         parts = [self._block(leaves, q, noise) for leaves in form.leaves]
-        blocks = [part.block for part in parts]
+        self._blocks = blocks = [part.block for part in parts]
         evidence = evidence_as_one if self._as_one else evidence_by_block
         value, derivatives = evidence(blocks, self._residual, form.num_weights)
         if math.isnan(value):
