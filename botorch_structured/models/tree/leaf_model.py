@@ -248,6 +248,9 @@ class LeafModel(FastSingleTaskGP):
         if validate_input_scaling.on():
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
+            least, most = X.detach().aminmax()
+            if least >= 0.0 and most <= 1.0:  # then active entries are, too
+                return
             # the extremes of each column, without a second copy of the data
             extremes = []
             count = max(_CHECKED_NUMBERS // X[..., :1, :].numel(), 1)
