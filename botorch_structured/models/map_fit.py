@@ -66,6 +66,7 @@ def fit_map(
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
+    ends: bool = True,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -77,6 +78,8 @@ def fit_map(
         objective: The same objective in closed form. It is handed to SciPy unless the
             caller has an optimiser of their own, or arguments to one that need the
             objective itself.
+        ends: Whether the model has to be in evaluation mode afterwards. A caller that
+            goes on to fit it saves two changes of the mode.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -91,7 +94,7 @@ def fit_map(
             kwargs["optimizer"] = partial(_minimise, objective)
             rest = _first_attempt(objective, mll, optimizer_kwargs, **kwargs)
             if rest is None:
-                return mll.eval()
+                return mll.eval() if ends else mll
             kwargs["optimizer"] = rest
     return fit_fallback(
         mll,

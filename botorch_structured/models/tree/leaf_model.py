@@ -722,7 +722,7 @@ class LeafModel(FastSingleTaskGP):
                 fit_map(mll, **kwargs)
         else:
             objective = objectives[0] if objectives else None
-            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            fit_map(mll, FIT_OPTIONS, objective=objective, ends=False, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]

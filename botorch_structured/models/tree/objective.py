@@ -140,6 +140,7 @@ class _Leaves:
         terms: The quantities 1 / l of these terms, ``B x S``.
         weights: Weights of the fixed features, then of waves, ``B x (D + 2 m S)``.
         pairs: Of these weights, see ``Block``; of none where blocks are made one.
+        fixed_noise: Noise variances that are known, and 1 for padding, ``B x N``.
     """
 
     rows: Indices
@@ -149,6 +150,7 @@ class _Leaves:
     factors: list[_Factor]
     weights: Indices
     pairs: Indices
+    fixed_noise: Array
     undeclared: Array | None = None
     fixed: Array | None = None
     waves: Array | None = None
@@ -240,7 +242,8 @@ class _Form:
             pair = None if real is None else real[:, :, None] * real[:, None, :]
             mine = variance[_numbers(bucket.leaves)]
             rows, none = _numbers(bucket.index), np.zeros((len(mine), 0), np.int64)
-            yield bucket, _Leaves(rows, real, pair, mine, [], none, none)
+            zero = np.zeros(rows.shape)
+            yield bucket, _Leaves(rows, real, pair, mine, [], none, none, zero)
 
     # -- the tree kernel ----------------------------------------------------------
 
@@ -526,12 +529,14 @@ class LeafObjective:
         if type(likelihood) is GaussianLikelihood:
             self._noise: Indices | None = form.quantities.add(1)
             form.quantities.depend(self._noise, u.logarithm(noise.raw_noise), 1.0)
-            self._fixed_noise = np.zeros(n + 1)
+            fixed_noise = np.zeros(n + 1)
         else:
             value = likelihood.noise if element is None else likelihood.noise[element]
             self._noise = None
-            self._fixed_noise = np.append(_numbers(value), 1.0)
-        self._fixed_noise[n] = 1.0  # padding is the identity
+            fixed_noise = np.append(_numbers(value), 1.0)
+        fixed_noise[n] = 1.0  # padding is the identity
+        for leaves in form.leaves:
+            leaves.fixed_noise = fixed_noise[leaves.rows]
         # of a mean c + s h(x): the place of s, and h
         self._slope = np.zeros(0, dtype=np.int64)
         self._basis: Array = np.zeros((n, 0))
@@ -714,11 +719,13 @@ class LeafObjective:
             shift = (leaves.undeclared * q[self._form.offsets].mean())[:, None, None]
             noisy += shift if pair is None else shift * pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
-        diagonal += self._fixed_noise[rows]
+        diagonal += leaves.fixed_noise
         if self._noise is not None:
             diagonal += noise if real is None else noise * real
-        features, phase = np.zeros((batch, size, 0)), None
-        if leaves.fixed is not None:
+        phase = None
+        if leaves.fixed is None:
+            features = np.zeros((batch, size, 0))
+        else:
             deviation = q[self._form.deviations[leaves.weights]][:, None, :]
             features = leaves.fixed
             if leaves.waves is not None:
