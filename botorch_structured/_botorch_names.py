@@ -1,8 +1,10 @@
-"""Every private name of BoTorch, GPyTorch and PyTorch that this package relies on.
+"""Every private name of other libraries that this package relies on.
 
-Private names are imported here and nowhere else; attributes and methods that are read
-or overridden are listed. ``tests/test_botorch_names.py`` looks for each of them, and
-says which one is missing when one of these libraries has changed.
+Private names are imported here and nowhere else. Those of fits are imported when they
+are asked for: with them come all of SciPy's optimisers, which take a third of the time
+of importing a model. Attributes and methods that are read or overridden are listed.
+``tests/test_botorch_names.py`` looks for each of them, and says which one is missing
+when one of these libraries has changed.
 """
 
 from __future__ import annotations
@@ -16,14 +18,19 @@ __all__ = [
     "ei_helper",
     "fit_fallback",
     "functorch_is_active",
+    "lbfgsb",
+    "lbfgsb_states",
+    "lbfgsb_tasks",
     "log_ei_helper",
     "scaled_improvement",
 ]
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from botorch.acquisition.analytic import _ei_helper as ei_helper
 from botorch.acquisition.analytic import _log_ei_helper as log_ei_helper
 from botorch.acquisition.analytic import _scaled_improvement as scaled_improvement
-from botorch.fit import _fit_fallback as fit_fallback
 from botorch.utils.types import _DefaultType as DefaultType
 from gpytorch.likelihoods.gaussian_likelihood import (
     _GaussianLikelihoodBase as GaussianLikelihoodBase,
@@ -31,6 +38,27 @@ from gpytorch.likelihoods.gaussian_likelihood import (
 from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
+
+_LATER = {
+    "fit_fallback": ("botorch.fit", "_fit_fallback"),
+    "lbfgsb": ("scipy.optimize._lbfgsb_py", "_lbfgsb"),
+    # with the solver of before SciPy 1.15 there are none
+    "lbfgsb_states": ("scipy.optimize._lbfgsb_py", "status_messages"),
+    "lbfgsb_tasks": ("scipy.optimize._lbfgsb_py", "task_messages"),
+}
+if TYPE_CHECKING:
+    fit_fallback: Any
+    lbfgsb: Any
+    lbfgsb_states: Any
+    lbfgsb_tasks: Any
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, private = _LATER[name]
+    return getattr(importlib.import_module(module), private)
+
 
 #: Class to the private attributes and methods that are read, set or overridden.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

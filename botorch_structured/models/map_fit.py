@@ -23,6 +23,7 @@ from scipy import optimize
 from threadpoolctl import ThreadpoolController
 
 from botorch_structured._botorch_names import fit_fallback
+from botorch_structured.models.lbfgsb import minimize_lbfgsb
 
 #: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
 #: change predictions. Twice as many corrections as by default save a tenth of the
@@ -65,6 +66,7 @@ def fit_map(
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
+    ends: bool = True,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -76,6 +78,8 @@ def fit_map(
         objective: The same objective in closed form. It is handed to SciPy unless the
             caller has an optimiser of their own, or arguments to one that need the
             objective itself.
+        ends: Whether the model has to be in evaluation mode afterwards. A caller that
+            goes on to fit it saves two changes of the mode.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -90,7 +94,7 @@ def fit_map(
             kwargs["optimizer"] = partial(_minimise, objective)
             rest = _first_attempt(objective, mll, optimizer_kwargs, **kwargs)
             if rest is None:
-                return mll.eval()
+                return mll.eval() if ends else mll
             kwargs["optimizer"] = rest
     return fit_fallback(
         mll,
@@ -154,32 +158,23 @@ def _minimise(
 ) -> OptimizationResult:
     """``fit_gpytorch_mll_scipy`` of an objective in closed form, that of ``mll``."""
     start = time.monotonic()
-    minimize = optimize.minimize if timeout_sec is None else minimize_with_timeout
-    limit = {} if timeout_sec is None else {"timeout_sec": timeout_sec}
     units, bounds = objective.units, objective.bounds
 
-    known: tuple[bytes, float, NDArray[np.float64]] = b"", 0.0, units
+    def scaled(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        value, gradient = objective(x * units)
+        return value, gradient * units
 
-    def scaled(x: NDArray[np.float64]) -> tuple[bytes, float, NDArray[np.float64]]:
-        # SciPy's own memory of the last point takes twenty times as long to compare
-        nonlocal known
-        name = x.tobytes()
-        if name != known[0]:
-            value, gradient = objective(x * units)
-            known = name, value, gradient * units
-        return known
-
+    problem = scaled, objective.read() / units
+    within = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
     with _blas().limit(limits=1, user_api="blas"):
-        found = minimize(
-            lambda x: scaled(x)[1],
-            objective.read() / units,
-            jac=lambda x: scaled(x)[2],
-            bounds=bounds / units[:, None],
-            method=method,
-            options=options,
-            **limit,
-        )
+        if method == "L-BFGS-B" and timeout_sec is None:
+            found = minimize_lbfgsb(*problem, within, options)
+        else:
+            timed = partial(minimize_with_timeout, timeout_sec=timeout_sec)
+            minimize = optimize.minimize if timeout_sec is None else timed
+            given: Any = {"jac": True, "bounds": within, "options": options}
+            found = minimize(*problem, method=method, **given)
     objective.write(np.clip(found.x * units, *bounds.T))
     status = OptimizationStatus.SUCCESS
     if not found.success:

@@ -160,7 +160,7 @@ def _improvement(
             of_mean /= sigma
             of_sigma /= sigma
         of_sigma = of_sigma * (variance > least) / (2.0 * sigma)
-    return value, sign * of_mean, of_sigma
+    return value, of_mean if sign == 1.0 else sign * of_mean, of_sigma
 
 
 def near(acq_function: AcquisitionFunction, X: Tensor, columns: Array) -> Near | None:

@@ -531,6 +531,8 @@ def _undeclared(tree: ParameterTree, seen: list[Tensor]) -> dict[int, set[float]
     sizes = torch.tensor([len(tree.decision_values[c]) for c in tree.decision_columns])
     out: dict[int, set[float]] = {}
     for X in seen:  # not side by side: what was located is not looked up again
+        if tree.is_declared(X).all():
+            continue
         unknown = tree.decision_codes(X, strict=False) == sizes.to(X.device)
         for k in unknown.any(0).nonzero().flatten().tolist():
             column = tree.decision_columns[k]

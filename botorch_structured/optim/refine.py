@@ -215,22 +215,22 @@ def maximize_in_unit_box(
     for sweep in range(max_iter):
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
         g_free = np.where(blocked, 0.0, g)
-        steepness = np.abs(g_free).max(-1)
+        steepness = np.maximum.reduce(np.abs(g_free), -1)
         going = (steepness > 1e-12) & np.isfinite(f)
         if blocked.any():
             both = ~blocked[:, :, None] & ~blocked[:, None, :]
             newton = _solve(np.where(both, B, eye), g_free)
         else:
             newton = _solve(B, g_free)
-        expected = 0.5 * (newton * g_free).sum(-1)
+        expected = 0.5 * np.add.reduce(newton * g_free, -1)
         informed = informed & (expected > 0)  # false for NaN, too
         scale = np.maximum(np.abs(f), 1.0)
         worth = expected > _LEAST_SHARE * tolerance * scale
         if sweep > patience:
             best = best_f.argmax()
             lead = best_f[best] - f
-            rest = np.abs(x + newton - best_U[best]).max(-1)
-            there = rest <= _SAME_MAXIMUM * np.abs(newton).max(-1)
+            rest = np.maximum.reduce(np.abs(x + newton - best_U[best]), -1)
+            there = rest <= _SAME_MAXIMUM * np.maximum.reduce(np.abs(newton), -1)
             there &= (lead > 0) & (apart[start] == apart[best]).all(-1)
             worth &= (lead <= _OPTIMISM * expected) & ~there
         going &= worth | ~informed
@@ -249,7 +249,7 @@ def maximize_in_unit_box(
             direction = np.where(informed[:, None], newton, steepest)
             steps = ladders[informed.astype(int)]
         trial = x[:, None] + steps[:, :, None] * direction[:, None]
-        trial = trial.clip(0.0, 1.0)
+        trial = np.minimum(np.maximum(trial, 0.0), 1.0)  # ``clip`` takes twice as long
         fences = bool(probing.any())
         if fences:
             axes = _steepest_axes(g_free, width)
@@ -274,7 +274,7 @@ def maximize_in_unit_box(
         lost = ~better & informed & (expected > tolerance * scale)
         if lost.any():
             B = np.where(lost[:, None, None], eye, B)
-        if fences or f_new.min() == -np.inf:
+        if fences or np.minimum.reduce(f_new, None) == -np.inf:
             # All steps are inadmissible: find the columns, go on along the others.
             outside = f_new == -np.inf
             fenced = ~better & outside.any(-1)
@@ -314,14 +314,14 @@ def _steepest_axes(g: Array, width: int) -> Array:
 
 def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array]:
     """The BFGS update of ``S x k x k`` Hessians, where curvature is positive."""
-    sy, yy, ss = (s * y).sum(-1), (y * y).sum(-1), (s * s).sum(-1)
-    curved = (sy > 1e-10 * np.sqrt(ss * yy)) & (sy > 0)
+    sy, yy, ss = (np.add.reduce(a * b, -1) for a, b in ((s, y), (y, y), (s, s)))
+    curved = sy > 1e-10 * np.sqrt(ss * yy)
     safe = np.where(curved, sy, 1.0)
     first = curved & ~informed
     if first.any():  # the first step determines the scale of the Hessian
         B = B * np.where(first, yy / safe, 1.0)[:, None, None]
     Bs = (B @ s[:, :, None])[:, :, 0]
-    sBs = np.where(curved, (s * Bs).sum(-1), 1.0)
+    sBs = np.where(curved, np.add.reduce(s * Bs, -1), 1.0)
     new = (
         B
         - Bs[:, :, None] * Bs[:, None, :] / sBs[:, None, None]
@@ -614,7 +614,9 @@ def _climb_together(
             value, slope = local(changed(U, start), start)
             if not plain:
                 slope *= unit[start][:, None]
-            if not math.isfinite(slope.sum()) or np.isnan(value).any():
+            if not math.isfinite(np.add.reduce(slope, None)) or math.isnan(
+                np.add.reduce(value, None)
+            ):
                 np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
                 value = np.where(np.isnan(value), -math.inf, value)
             return value, slope

@@ -197,6 +197,11 @@ class Located:
         return self._lookup.active_decisions(self.codes)
 
     @cached_property
+    def declared(self) -> Tensor:
+        """``batch_shape x n`` booleans: whether all active decisions are declared."""
+        return ~(self.decisions & (self.codes == self._lookup.sizes)).any(-1)
+
+    @cached_property
     def columns(self) -> Tensor:
         """``batch_shape x n x d`` booleans: which columns are active."""
         return self._lookup.active_columns(self.codes, self.decisions)

@@ -490,9 +490,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        at = self._checked(X, strict=False)
-        odd = at.decisions & (at.codes == self._lookup(X.device).sizes)
-        return ~odd.any(-1)
+        return self._checked(X, strict=False).declared.clone()
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -568,7 +566,7 @@ class ParameterTree:
             index = self._ranks(lookup)[lookup.rows_of(codes)]
             declared = index >= 0
         else:
-            declared = ~(at.decisions & (codes == lookup.sizes)).any(-1)
+            declared = at.declared
             index = self._rank(codes, declared)
         if declared.all():
             return index

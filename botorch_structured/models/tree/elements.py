@@ -51,7 +51,6 @@ from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
-from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
@@ -398,6 +397,9 @@ def fit_elements(
         The objective in evaluation mode; None where one optimisation has to be for all
         elements, see ``_fits_apart``.
     """
+    # it loads BoTorch's fits, see ``_botorch_names``
+    from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
+
     if objectives:
         parameters, ends = list(mll.parameters()), []
         start = [p.detach().clone() for p in parameters]

@@ -19,6 +19,7 @@ __all__ = [
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -42,7 +43,7 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import LeafLayout
+from botorch_structured.linalg.block_low_rank import BlockInputs, LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
@@ -57,7 +58,6 @@ from botorch_structured.models.fast_inference import (
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.map_fit import FIT_OPTIONS, accept_rounding, fit_map
 from botorch_structured.models.outcome_scale import ScaledNormal
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
@@ -71,17 +71,19 @@ from botorch_structured.models.tree.elements import (
 )
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
+    CrossCovariance,
     LeafKernel,
     LeafPredictor,
     Structure,
     log_evidence,
+    noisy_blocks,
 )
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
     differentiable_moments,
 )
 from botorch_structured.models.tree.local_moments import Indices, MomentsNear
-from botorch_structured.models.tree.objective import LeafObjective
+from botorch_structured.models.tree.objective import LeafObjective, System
 from botorch_structured.models.tree.point_moments import (
     MEANS_OF_PATHS,
     moments_near,
@@ -185,11 +187,19 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
 
 
 class _Fit(NamedTuple):
-    """A fit: minus the objective per data point, the kernel, all parameters."""
+    """What a fit has found.
+
+    Attributes:
+        loss: Minus the objective per data point.
+        kernel: The kernel.
+        values: All parameters.
+        system: See ``LeafObjective.system``; None without a closed form.
+    """
 
     loss: float
     kernel: str | None
     values: list[Tensor]
+    system: System | None = None
 
 
 def _is_by_column(transform: Any) -> bool:
@@ -210,12 +220,15 @@ class LeafModel(FastSingleTaskGP):
         "_moments_cache",
         "_elements_cache",
         "_shells_cache",
+        "_fitted_cache",
     )
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
+    # after a fit: what it was of, its parameters, and what it knows of the data
+    _fitted_cache: tuple[list[object], list[Tensor], System] | None = None
     _elements_cache: tuple[list[object], list[Any] | None] | None = None
     _shells_cache: tuple[list[object], list[Any] | None] | None = None
     # for its predictor, or for its elements
@@ -235,6 +248,9 @@ class LeafModel(FastSingleTaskGP):
         if validate_input_scaling.on():
             with torch.no_grad():
                 X = self.transform_inputs(train_X, input_transform=input_transform)
+            least, most = X.detach().aminmax()
+            if least >= 0.0 and most <= 1.0:  # then active entries are, too
+                return
             # the extremes of each column, without a second copy of the data
             extremes = []
             count = max(_CHECKED_NUMBERS // X[..., :1, :].numel(), 1)
@@ -377,10 +393,44 @@ class LeafModel(FastSingleTaskGP):
         cache = self._predictor_cache
         if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
             with torch.no_grad():
-                system = self._system(X, structure)
-            predictor = LeafPredictor(structure.layout, *system)
+                predictor = self._make_predictor(X, structure)
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
+
+    def _make_predictor(self, X: Tensor, structure: Structure) -> LeafPredictor:
+        layout, fitted = structure.layout, self._system_of_fit()
+        if fitted is None:
+            blocks, noise, residual, num_weights = self._system(X, structure)
+            return LeafPredictor(
+                layout,
+                lambda: noisy_blocks(blocks, noise),
+                residual,
+                num_weights,
+                lambda: [block.cross for block in blocks],
+            )
+        kernel, (parts, residual) = copy(self.covar_module), fitted
+
+        @torch.no_grad()
+        def crosses() -> list[CrossCovariance]:
+            return [block.cross for block in kernel.block_tensors(X, structure)]
+
+        both = zip(layout.buckets, parts, strict=True)
+        noisy = [(A, BlockInputs(bucket, *part)) for bucket, (A, *part) in both]
+        num_weights = kernel.num_weights
+        return LeafPredictor(layout, lambda: noisy, residual, num_weights, crosses)
+
+    def _system_of_fit(self) -> System | None:
+        """What the last fit knows, unless something was changed since then."""
+        known, self._fitted_cache = self._fitted_cache, None  # it is asked for once
+        if known is None:
+            return None
+        made_of, values, system = known
+        same = all(map(operator.is_, made_of, self._made_of()))
+        return (
+            system
+            if same and all(map(torch.equal, self.parameters(), values))
+            else None
+        )
 
     def set_train_data(self, *args: Any, **kwargs: Any) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
@@ -599,7 +649,8 @@ class LeafModel(FastSingleTaskGP):
             loss = self._loss(mll, objectives)
             if math.isfinite(loss):
                 values = [p.detach().clone() for p in parameters]
-                present = _Fit(loss, kernel, values)
+                system = objectives[0].system() if len(objectives) == 1 else None
+                present = _Fit(loss, kernel, values, system)
                 found.append(present)
 
         record = None
@@ -623,7 +674,11 @@ class LeafModel(FastSingleTaskGP):
             if best is not present:
                 take(best.values, best.kernel)
         self._fit_record = record or FitRecord(0, best.loss)
-        return mll.eval()
+        mll.eval()
+        if best.system is not None:
+            values = [p.detach().clone() for p in self.parameters()]
+            self._fitted_cache = (self._made_of(), values, best.system)
+        return mll
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:
         """Names of the kernels among which a fit chooses; None for no choice.
@@ -650,6 +705,13 @@ class LeafModel(FastSingleTaskGP):
         **kwargs: Any,
     ) -> None:
         """One fit, in closed form where there are objectives for that."""
+        # it loads BoTorch's fits, see ``_botorch_names``
+        from botorch_structured.models.map_fit import (
+            FIT_OPTIONS,
+            accept_rounding,
+            fit_map,
+        )
+
         if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
             fit_map(mll, **kwargs)
             return
@@ -660,7 +722,7 @@ class LeafModel(FastSingleTaskGP):
                 fit_map(mll, **kwargs)
         else:
             objective = objectives[0] if objectives else None
-            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+            fit_map(mll, FIT_OPTIONS, objective=objective, ends=False, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]

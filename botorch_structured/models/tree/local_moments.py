@@ -187,10 +187,15 @@ class LocalMoments:
             gap = np.square(own - codes).sum(-1)[:, None]
             t["variance"] = t["variance"] * np.exp(-gap)
         t["twice"] = 2.0 * t["variance"]
+        self._offset = bool(t["constant"].any())
         if self._moving:
             t["rates"] = t["u"] * t["w"]
         for name in t.keys() & _TRANSPOSED:
             t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
+        # powers of two change no digit
+        t["data_mT"] = -2.0 * t["data_mT"]
+        t["inverse_chol"] = 2.0 * t["inverse_chol"]
+        t["of_weights_mT"] = t.pop("of_data_mT")[:, 1:]
         self._rows: Array = np.arange(len(X))
         self._kept = t
 
@@ -217,13 +222,13 @@ class LocalMoments:
         scaled = x @ t["inputs_of"]
         scaled += t["inputs_still"]
         distance = scaled @ t["data_mT"]
-        distance *= -2.0
         distance += t["squares"]
-        distance += np.square(scaled).sum(-1, keepdims=True)
+        distance += np.add.reduce(np.square(scaled), -1, keepdims=True)
         np.maximum(distance, 0.0, out=distance)
         k, slope = self._correlation.array_value_and_slope(distance)
         k *= t["variance"]
-        k += t["constant"]
+        if self._offset:
+            k += t["constant"]
         weight = k @ t["inverse_chol_mT"]
         both = weight @ t["of_data"]
         both += t["still"]
@@ -239,19 +244,21 @@ class LocalMoments:
             z += t["a"]
             both += z @ t["of_features"]
         y = both[..., 1:]
-        variance = np.square(y).sum(-1)
-        variance -= np.square(weight).sum(-1)
+        variance = np.add.reduce(np.square(y), -1)
+        variance -= np.add.reduce(np.square(weight), -1)
         variance += t["total"][..., 0]
         slope *= t["twice"]
-        back = y @ t["of_data_mT"][:, 1:]
+        back = y @ t["of_weights_mT"]
         back -= weight
         back = back @ t["inverse_chol"]
-        back *= 2.0
-        g = np.concatenate([slope * t["alpha"], slope * back], axis=1)
+        # of the mean, then of the variance
+        g = np.empty((len(x), 2 * w, slope.shape[-1]), dtype=slope.dtype)
+        np.multiply(slope, t["alpha"], out=g[:, :w])
+        np.multiply(slope, back, out=g[:, w:])
         pull = g @ t["data"]
-        total = g.sum(-1, keepdims=True)
-        pull[:, :w] -= scaled * total[:, :w]
-        pull[:, w:] -= scaled * total[:, w:]
+        total = np.add.reduce(g, -1, keepdims=True)
+        each = pull.reshape(len(x), 2, w, scaled.shape[-1])
+        each -= scaled[:, None] * total.reshape(len(x), 2, w, 1)
         pull = pull @ t["inputs_of_mT"]
         if self._moving:
             rate = np.cos(angle)

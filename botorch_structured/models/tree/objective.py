@@ -22,7 +22,7 @@ v k(sum_j W_j D_j), plus a constant on an undeclared path. The derivative by log
 
 from __future__ import annotations
 
-__all__ = ["LeafObjective"]
+__all__ = ["LeafObjective", "System"]
 
 import math
 from collections.abc import Iterator
@@ -67,6 +67,7 @@ from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.raw_parameters import (
     LogPriors,
+    Quantities,
     RawParameters,
     UnknownFormError,
 )
@@ -76,13 +77,14 @@ from botorch_structured.spaces import ParameterTree
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+#: Noisy covariances, features and weights of each bucket, see ``Block``; residuals.
+System = tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]
+
 # Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
 # general objective is as fast, since little of its time is overhead, and smaller.
 _MAX_KEPT = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
-# A map of at most this many entries is a dense matrix.
-_MAX_DENSE = 2**16
 # Up to so many rows per weight one n x n factor takes less time than those of blocks.
 _ROWS_PER_WEIGHT = 1.5
 # The unit of a parameter in a fit, in standard deviations of its prior. With these
@@ -103,40 +105,6 @@ _TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
 
 
 # -- quantities and leaves --------------------------------------------------------
-
-
-class _Quantities:
-    """The map q = exp(A u + c) while its rows are collected."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        none = np.zeros(0, dtype=np.int64)
-        self._entries: list[tuple[Indices, Indices, Array]] = [
-            (none, none, np.zeros(0))
-        ]
-        self._constants: list[Array] = []
-
-    def add(self, count: int, constant: Any = 0.0) -> Indices:
-        """Places of ``count`` new quantities."""
-        self._constants.append(np.broadcast_to(constant, count).astype(np.float64))
-        self.size += count
-        return np.arange(self.size - count, self.size)
-
-    def depend(self, rows: Any, columns: Any, factor: float) -> None:
-        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
-        rows, columns = np.broadcast_arrays(rows, columns)
-        self._entries.append((rows, columns, np.full(rows.shape, factor)))
-
-    def map(self, width: int) -> tuple[Any, Array]:
-        """A and c."""
-        rows, columns, factors = map(np.concatenate, zip(*self._entries, strict=True))
-        constants = np.concatenate(self._constants)
-        if self.size * width <= _MAX_DENSE:
-            A = np.zeros((self.size, width))
-            A[rows, columns] = factors  # no pair is given twice
-            return A, constants
-        pairs = (rows, columns)
-        return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
 
 @dataclass
@@ -172,6 +140,7 @@ class _Leaves:
         terms: The quantities 1 / l of these terms, ``B x S``.
         weights: Weights of the fixed features, then of waves, ``B x (D + 2 m S)``.
         pairs: Of these weights, see ``Block``; of none where blocks are made one.
+        fixed_noise: Noise variances that are known, and 1 for padding, ``B x N``.
     """
 
     rows: Indices
@@ -181,6 +150,7 @@ class _Leaves:
     factors: list[_Factor]
     weights: Indices
     pairs: Indices
+    fixed_noise: Array
     undeclared: Array | None = None
     fixed: Array | None = None
     waves: Array | None = None
@@ -254,7 +224,7 @@ class _Form:
             b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in self.layout.buckets
         ):
             raise UnknownFormError
-        self.quantities = _Quantities()
+        self.quantities = Quantities()
         self.num_weights = 0
         self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
         if type(kernel) is TreeStructuredKernel:
@@ -272,7 +242,8 @@ class _Form:
             pair = None if real is None else real[:, :, None] * real[:, None, :]
             mine = variance[_numbers(bucket.leaves)]
             rows, none = _numbers(bucket.index), np.zeros((len(mine), 0), np.int64)
-            yield bucket, _Leaves(rows, real, pair, mine, [], none, none)
+            zero = np.zeros(rows.shape)
+            yield bucket, _Leaves(rows, real, pair, mine, [], none, none, zero)
 
     # -- the tree kernel ----------------------------------------------------------
 
@@ -558,12 +529,14 @@ class LeafObjective:
         if type(likelihood) is GaussianLikelihood:
             self._noise: Indices | None = form.quantities.add(1)
             form.quantities.depend(self._noise, u.logarithm(noise.raw_noise), 1.0)
-            self._fixed_noise = np.zeros(n + 1)
+            fixed_noise = np.zeros(n + 1)
         else:
             value = likelihood.noise if element is None else likelihood.noise[element]
             self._noise = None
-            self._fixed_noise = np.append(_numbers(value), 1.0)
-        self._fixed_noise[n] = 1.0  # padding is the identity
+            fixed_noise = np.append(_numbers(value), 1.0)
+        fixed_noise[n] = 1.0  # padding is the identity
+        for leaves in form.leaves:
+            leaves.fixed_noise = fixed_noise[leaves.rows]
         # of a mean c + s h(x): the place of s, and h
         self._slope = np.zeros(0, dtype=np.int64)
         self._basis: Array = np.zeros((n, 0))
@@ -662,6 +635,12 @@ class LeafObjective:
         theta, (name, value) = self.read(), self._last
         return value if theta.tobytes() == name else self(theta)[0]
 
+    def system(self) -> System | None:
+        """The data at the last evaluation; None for given noise, which may change."""
+        tensors = [tuple(map(torch.from_numpy, b[:2] + b[3:4])) for b in self._blocks]
+        residual = torch.from_numpy(self._residual[:-1].copy())
+        return None if self._noise is None else (tensors, residual)
+
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
 
@@ -679,7 +658,7 @@ class LeafObjective:
         form = self._form
         noise: Any = 0.0 if self._noise is None else q[self._noise]
         parts = [self._block(leaves, q, noise) for leaves in form.leaves]
-        blocks = [part.block for part in parts]
+        self._blocks = blocks = [part.block for part in parts]
         evidence = evidence_as_one if self._as_one else evidence_by_block
         value, derivatives = evidence(blocks, self._residual, form.num_weights)
         if math.isnan(value):
@@ -740,11 +719,13 @@ class LeafObjective:
             shift = (leaves.undeclared * q[self._form.offsets].mean())[:, None, None]
             noisy += shift if pair is None else shift * pair
         diagonal = noisy.reshape(batch, -1)[:, :: size + 1]
-        diagonal += self._fixed_noise[rows]
+        diagonal += leaves.fixed_noise
         if self._noise is not None:
             diagonal += noise if real is None else noise * real
-        features, phase = np.zeros((batch, size, 0)), None
-        if leaves.fixed is not None:
+        phase = None
+        if leaves.fixed is None:
+            features = np.zeros((batch, size, 0))
+        else:
             deviation = q[self._form.deviations[leaves.weights]][:, None, :]
             features = leaves.fixed
             if leaves.waves is not None:

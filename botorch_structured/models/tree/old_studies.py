@@ -37,7 +37,6 @@ import torch
 from botorch.models.transforms.input import InputTransform
 from gpytorch.means import Mean
 from gpytorch.priors import NormalPrior
-from scipy.optimize import minimize
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
@@ -507,6 +506,8 @@ def _fit(
         (m - _MOST_SPREADS * s, m + _MOST_SPREADS * s)
         for m, s in zip(modes, spread, strict=True)
     ]
+    from scipy.optimize import minimize  # see ``_botorch_names``
+
     found = minimize(
         objective,
         center.numpy(),

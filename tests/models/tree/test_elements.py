@@ -32,7 +32,7 @@ from torch import Tensor
 
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.linalg.hyperparameter import LogInterval
-from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models import ConditionalGP, TreeStructuredGP, map_fit
 from botorch_structured.models.tree import elements, leaf_model
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree
@@ -393,13 +393,13 @@ def test_retries_of_one_output_leave_the_others(
     model = TreeStructuredGP(X, Y, TREE, leaf_kernel="rbf")
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     before = [o.read() for o in elements.objectives_of_elements(model, mll, {})]
-    starts, fit_map = [], elements.fit_map
+    starts, fit_map = [], map_fit.fit_map
 
     def spy(mll: Any, *args: Any, objective: Any, **kwargs: Any) -> Any:
         starts.append(objective.read())
         return fit_map(mll, *args, objective=objective, **kwargs)
 
-    monkeypatch.setattr(elements, "fit_map", spy)
+    monkeypatch.setattr(map_fit, "fit_map", spy)
     fit_gpytorch_mll(mll, max_attempts=2, pick_best_of_all_attempts=True)
     np.testing.assert_array_equal(starts, before)
 

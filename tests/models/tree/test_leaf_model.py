@@ -15,7 +15,9 @@ from botorch.optim import optimize_acqf
 from ConfigSpace import ConfigurationSpace
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from strategies import random_points
 from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
@@ -23,6 +25,7 @@ from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 BOUNDS = torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+TREE = ParameterTree(5, {0: {0.0: [1], 1.0: [2, 3]}, 2: {0.0: [], 1.0: [4]}})
 FEW = {"q": 1, "num_restarts": 2, "raw_samples": 4}
 
 
@@ -236,3 +239,78 @@ def test_a_graph_from_before_a_fit_is_not_used_in_silence(model_class: Any) -> N
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         before.backward()
+
+
+def fresh(model: Any, X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+    """A model that knows nothing of a fit, with the same hyperparameters."""
+    again = type(model)(X, Y, TREE, **kwargs)
+    again.load_state_dict(model.state_dict())
+    return again.eval()
+
+
+def check_same(model: Any, other: Any, test: Tensor) -> None:
+    """Points one by one, with gradients, and together."""
+    for X in (test.unsqueeze(-2), test):
+        x, z = (X.clone().requires_grad_() for _ in range(2))
+        found, expected = model.posterior(x), other.posterior(z)
+        for name in ("mean", "variance"):
+            a, b = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-11)
+            ours, theirs = (
+                torch.autograd.grad(v.sum(), t, retain_graph=True)[0]
+                for v, t in ((a, x), (b, z))
+            )
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+@pytest.mark.parametrize("n", [3, 11, 40])
+def test_predictions_begin_where_the_fit_ended(model_class: Any, n: int) -> None:
+    for seed in range(4):  # among them fits of which either kernel is the best
+        g = torch.Generator().manual_seed(seed)
+        X, test = random_points(TREE, n, g), random_points(TREE, 6, g)
+        Y = (3.0 * X).sin().sum(-1, keepdim=True) + 0.1 * torch.randn(
+            n, 1, generator=g, dtype=X.dtype
+        )
+        model = model_class(X, Y, TREE)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        check_same(model, fresh(model, X, Y), test)
+
+
+def _set_noise(model: Any) -> None:
+    model.likelihood.noise = 0.2
+
+
+def _set_mean(model: Any) -> None:
+    model.mean_module = ConstantMean().to(torch.float64)
+    model.mean_module.constant = 0.7
+
+
+def _set_targets(model: Any) -> None:
+    model.set_train_data(targets=model.train_targets.flip(0), strict=False)
+
+
+@pytest.mark.parametrize("change", [_set_noise, _set_mean, _set_targets])
+def test_what_is_changed_after_a_fit_counts(change: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    X, test = random_points(TREE, 20, g), random_points(TREE, 5, g)
+    Y = X.sum(-1, keepdim=True).sin()
+    model = TreeStructuredGP(X, Y, TREE)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    other = fresh(model, X, Y)
+    for one in (model, other):
+        change(one)
+    check_same(model, other, test)
+
+
+def test_known_noise_may_be_replaced_after_a_fit() -> None:
+    g = torch.Generator().manual_seed(0)
+    X, test = random_points(TREE, 20, g), random_points(TREE, 5, g)
+    Y = X.sum(-1, keepdim=True).sin()
+    Yvar = torch.full_like(Y, 0.01)
+    model = TreeStructuredGP(X, Y, TREE, train_Yvar=Yvar)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    other = fresh(model, X, Y, train_Yvar=Yvar)
+    for one in (model, other):
+        one.likelihood.noise_covar.noise.mul_(30.0)
+    check_same(model, other, test)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
-from botorch_structured.models import TreeStructuredGP
-from botorch_structured.models.tree import leaf_model, tree_structured_gp
+from botorch_structured.models import TreeStructuredGP, map_fit
+from botorch_structured.models.tree import tree_structured_gp
 from botorch_structured.models.tree.leaf_inference import LeafPredictor, log_evidence
 from botorch_structured.spaces import ParameterTree
 
@@ -615,17 +615,17 @@ def test_one_kernel_that_fails_does_not_spoil_the_other(
 ) -> None:
     X = random_points(TREE, 12, torch.Generator().manual_seed(0))
     model = TreeStructuredGP(X, X[:, :1], TREE)
-    original = leaf_model.fit_map
+    original = map_fit.fit_map
 
     def fail_for_rbf(mll: Any, *args: Any, **kwargs: Any) -> Any:
         if model.covar_module.correlation.name == "rbf":
             raise ModelFittingError("no")
         return original(mll, *args, **kwargs)
 
-    monkeypatch.setattr(leaf_model, "fit_map", fail_for_rbf)
+    monkeypatch.setattr(map_fit, "fit_map", fail_for_rbf)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.covar_module.correlation.name == "matern" and not model.training
-    monkeypatch.setattr(leaf_model, "fit_map", lambda *_, **__: fail_for_rbf(None))
+    monkeypatch.setattr(map_fit, "fit_map", lambda *_, **__: fail_for_rbf(None))
     model.covar_module.set_correlation("rbf")
     monkeypatch.setattr(tree_structured_gp, "CORRELATIONS", CORRELATIONS[1:])
     with pytest.raises(ModelFittingError):
