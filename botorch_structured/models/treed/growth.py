@@ -163,7 +163,7 @@ def grow_trees(
     single = all(root.split is None for root in roots)
     for root, evidence in zip(roots, evidences, strict=True):
         if not nodes_too:
-            fit = root.fit or _fit_root(evidence, root.home)
+            fit = root.fit or _fit_root(evidence, thinned(root.home))
             for node in root.walk():
                 node.fit = node.fit or fit
         elif kernel != "evidence":

@@ -18,6 +18,7 @@ __all__ = [
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,12 @@ from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import Correlation
 from botorch_structured.models.treed.objective import path_weight
-from botorch_structured.models.treed.scoring import Point, likelihood, thinned
+from botorch_structured.models.treed.scoring import (
+    Point,
+    inverse_of_factor,
+    likelihood,
+    thinned,
+)
 from botorch_structured.models.treed.tree import Array, Rows, TreeNode
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -33,7 +39,12 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 # Of a node with more rows, so many say what its Fisher information is.
 _INFORMED_ROWS = 75
+# Of more nodes, about so many say where all leaves begin.
+_SAMPLED_NODES = 30
 _BLOCK = 128  # rows of a matrix that is worked on at once
+
+_NodePoint = tuple[float, Array, Array]
+Scratch = tuple[Array, Array]  # a covariance and its slope; two factors of distances
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,16 @@ class LeafTerm:
     weights: Array
     level: tuple[float, float, float] | None
     nodes: tuple[int, ...]
+
+    @cached_property
+    def of_rows(self) -> tuple[Array, Array, Array]:
+        """Sums of the weights of the nodes that a row is in, and which nodes these are.
+
+        ``m``, their inverse roots, and ``m x k``.
+        """
+        inside = (np.arange(len(self.y))[:, None] < self.sizes).astype(float)
+        weights = inside @ self.weights
+        return weights, weights**-0.5, inside
 
     def up_to(self, most: float) -> LeafTerm | None:
         """Without nodes with more rows than ``most``; None if there is no other."""
@@ -143,7 +164,7 @@ class LeafDensity:
         correlation: Correlation,
         mode: Array,
         precision: Array,
-        scratch: dict[int, Array],
+        scratch: dict[int, Scratch],
     ) -> None:
         self.terms, self.correlation, self.scratch = terms, correlation, scratch
         self.mode, self.precision = mode, precision
@@ -179,7 +200,7 @@ def _term_evidence(
     term: LeafTerm,
     theta: Array,
     correlation: Correlation,
-    scratch: dict[int, Array],
+    scratch: dict[int, Scratch],
 ) -> tuple[float, Array] | None:
     """Weighted log evidence of a term, and its derivatives by theta.
 
@@ -191,67 +212,66 @@ def _term_evidence(
         amplitude, mean, v = math.exp(theta[d]), theta[d + 1], math.exp(theta[d + 2])
     else:
         amplitude, mean, v = term.level
-    s = X * np.exp(-theta[:d])
-    ones = np.ones((m, 1))
-    squares = np.einsum("ij,ij->i", s, s)[:, None]
-    # |s - s'|^2 in one product; of symmetric matrices one triangle, in blocks of rows
-    # that stay in the cache
-    left, right = np.hstack([-2.0 * s, squares, ones]), np.hstack([s, ones, squares])
     if m not in scratch:
-        scratch[m] = np.zeros((3, m, m))
-    covariance, k, slope = scratch[m]
+        scratch[m] = np.zeros((2, m, m)), np.ones((2, m, d + 2))
+    (covariance, slope), (left, right) = scratch[m]
+    # |s - s'|^2 in one product of (-2 s, |s|^2, 1) and (s, 1, |s'|^2); of symmetric
+    # matrices one triangle, in blocks of rows that stay in the cache
+    s = right[:, :d]
+    np.multiply(X, np.exp(-theta[:d]), out=s)
+    np.multiply(s, -2.0, out=left[:, :d])
+    left[:, d] = right[:, d + 1] = np.einsum("ij,ij->i", s, s)
     step = m if m <= _BLOCK else _BLOCK // 2
-    for first in range(0, m, step):
-        block = slice(first, first + step), slice(first, m)
-        squared = left[block[0]] @ right[block[1]].T
-        np.maximum(squared, 0.0, out=squared)
-        # a point is at no distance from itself in spite of rounding
-        squared.ravel()[:: squared.shape[1] + 1] = 0.0
-        k[block], slope[block] = correlation.array_value_and_slope(squared)
     noise = v if term.noise is None else term.noise
     for jitter in _JITTERS:
-        np.multiply(k, amplitude, out=covariance)
+        for first in range(0, m, step):
+            block = slice(first, first + step), slice(first, m)
+            squared = left[block[0]] @ right[block[1]].T
+            np.abs(squared, out=squared)  # what is negative is so by rounding
+            # a point is at no distance from itself in spite of rounding
+            squared.ravel()[:: squared.shape[1] + 1] = 0.0
+            k, slope[block] = correlation.array_value_and_slope(squared)
+            np.multiply(k, amplitude, out=covariance[block])
         covariance.ravel()[:: m + 1] += noise + jitter
         # what is symmetric is in the order of Fortran its own transpose
-        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=1, overwrite_a=1)
+        chol, info = lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
         if info == 0:
             break
     else:
         return None
     half = lapack.dtrtrs(chol, y - mean, lower=1)[0]
-    logs = np.log(chol.diagonal())
-    if len(weights) == 1:
-        (row_weights,) = weights
-        parts = half[:, None]
-        total = row_weights * (float(half @ half) + 2.0 * logs.sum() + m * _LOG_TWO_PI)
-    else:
-        inside = (np.arange(m)[:, None] < term.sizes).astype(float)
-        row_weights = inside @ weights
-        parts = inside * half[:, None]
-        total = float(row_weights @ (half * half + 2.0 * logs + _LOG_TWO_PI))
+    row_weights, inverse_roots, inside = term.of_rows
+    parts = inside * half[:, None]
+    fit = float(row_weights @ (half * half))
+    logs = float(row_weights @ np.log(chol.diagonal()))
+    mass = float(weights @ term.sizes)
     alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
     # G of ``objective``, its lower triangle
-    chol /= np.sqrt(row_weights)
-    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
-    if info != 0:
-        return None
+    chol *= inverse_roots
     g = blas.dsyrk(
-        0.5, alpha * np.sqrt(weights), beta=-0.5, c=inverse, lower=1, overwrite_c=1
+        0.5,
+        alpha * np.sqrt(weights),
+        beta=-0.5,
+        c=inverse_of_factor(chol),
+        lower=1,
+        overwrite_c=1,
     )
     own = term.level is None
     gradient = np.empty(d + 3 if own else d)
     if own:
-        diagonal = g.diagonal().copy()
+        diagonal = g.diagonal()
         trace = float(diagonal.sum())
-        by_amplitude = 2.0 * float(g.T.ravel() @ k.ravel()) - trace
-        gradient[d] = amplitude * by_amplitude
-        gradient[d + 1] = float((alpha @ weights).sum())
-        gradient[d + 2] = v * trace if term.noise is None else 0.0
+        by_noise = v * trace if term.noise is None else float(diagonal @ term.noise)
+        # the trace of G and the covariance with noise is known
+        gradient[d] = 0.5 * (fit - mass) - by_noise - jitter * trace
+        gradient[d + 1] = float(alpha.sum(0) @ weights)
+        gradient[d + 2] = by_noise if term.noise is None else 0.0
     g *= slope.T
-    sums = blas.dsymm(1.0, g, np.asfortranarray(np.hstack([s, ones])), lower=1)
+    sums = blas.dsymm(1.0, g, np.asfortranarray(right[:, : d + 1]), lower=1)
     inner = sums[:, d:] * s - sums[:, :d]
-    gradient[:d] = 4.0 * amplitude * np.einsum("ij,ij->j", inner, s)
-    return -0.5 * total, gradient
+    gradient[:d] = np.einsum("ij,ij->j", inner, s)
+    gradient[:d] *= 4.0 * amplitude
+    return -0.5 * (fit + mass * _LOG_TWO_PI) - logs, gradient
 
 
 class NodePoints:
@@ -272,21 +292,24 @@ class NodePoints:
                 for k, node in enumerate(term.nodes):
                     self.uses.setdefault(node, []).append((j, term, k))
         self._squared: dict[int, Array] = {}
-        self._known: dict[tuple[int, bytes], tuple[float, Array, Array] | None] = {}
+        self._known: dict[tuple[int, bytes, bool], _NodePoint | None] = {}
 
-    def __call__(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
+    def __call__(self, node: int, at: Array, exact: bool = True) -> _NodePoint | None:
         """Value, gradient and information; None if there is no factor.
 
         Args:
             node: Its name.
             at: Of its leaves.
+            exact: Whether value and gradient are those of all rows; if not, and always
+                for the information, some of them count for all.
         """
-        name = node, at.tobytes()
+        name = node, at.tobytes(), exact
         if name not in self._known:
-            self._known[name] = self._evaluate(node, at)
+            evaluate = self._on_all_rows if exact else self._on_some_rows
+            self._known[name] = evaluate(node, at)
         return self._known[name]
 
-    def _evaluate(self, node: int, at: Array) -> tuple[float, Array, Array] | None:
+    def _on_some_rows(self, node: int, at: Array) -> _NodePoint | None:
         _, term, k = self.uses[node][0]
         size = term.sizes[k]
         if term.level is not None:
@@ -296,16 +319,25 @@ class NodePoints:
         if node not in self._squared:
             X = term.X[rows].T
             self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
-        correlation = self.densities[0].correlation
         found = likelihood(
             at,
             self._squared[node],
             term.y[rows],
-            correlation,
+            self.densities[0].correlation,
             noise=None if term.noise is None else term.noise[rows],
         )
         if found is None or len(rows) == size:
             return found
+        value, gradient, information = found
+        share = size / len(rows)
+        return share * value, share * gradient, share * information
+
+    def _on_all_rows(self, node: int, at: Array) -> _NodePoint | None:
+        point = self(node, at, exact=False)
+        _, term, k = self.uses[node][0]
+        size = term.sizes[k]
+        if point is None or size <= _INFORMED_ROWS:
+            return point
         whole = replace(
             term,
             X=term.X[:size],
@@ -313,10 +345,10 @@ class NodePoints:
             noise=None if term.noise is None else term.noise[:size],
             sizes=(size,),
             weights=np.ones(1),
-            level=None,
         )
-        exact = _term_evidence(whole, at, correlation, self.densities[0].scratch)
-        return None if exact is None else (*exact, found[2] * (size / len(rows)))
+        density = self.densities[0]
+        exact = _term_evidence(whole, at, density.correlation, density.scratch)
+        return None if exact is None else (*exact, point[2])
 
     def informations(self, theta: Array) -> Array:
         """Minus the expected second derivatives for each leaf, ``L x p x p``.
@@ -330,7 +362,7 @@ class NodePoints:
         for node, places in self.uses.items():
             own = [theta[j] for j, *_ in places]
             at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
-            point = self(node, at)
+            point = self(node, at, exact=False)
             for j, term, k in places:
                 last = slice(p if term.level is None else p - 3)
                 if point is not None:
@@ -392,8 +424,23 @@ class NodePoints:
             scale.append(sum(share for _, share in large))
         return np.array(kin), np.array(scale)
 
+    @cached_property
+    def _sample(self) -> dict[int, float]:
+        """Nodes of all sizes, with weights that make them count for all nodes."""
+        weight, mass = {}, {}
+        for node, places in self.uses.items():
+            weight[node] = sum(float(term.weights[k]) for _, term, k in places)
+            _, term, k = places[0]
+            mass[node] = weight[node] * term.sizes[k]
+        every = math.ceil(len(mass) / _SAMPLED_NODES)
+        chosen = sorted(mass, key=lambda node: -mass[node])[::every]
+        factor = sum(mass.values()) / sum(mass[node] for node in chosen)
+        return {node: factor * weight[node] for node in chosen}
+
     def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
         """The sum of the log densities of all leaves at the same hyperparameters.
+
+        Many nodes are represented by some of them: leaves only begin where it is large.
 
         Args:
             theta: ``p``; beyond the bounds it is as at the bounds.
@@ -407,11 +454,10 @@ class NodePoints:
             value += prior
             slope += by_prior
             bend[np.diag_indices(len(at))] += density.precision
-        for node, places in self.uses.items():
-            point = self(node, at)
+        for node, weight in self._sample.items():
+            point = self(node, at, exact=False)
             if point is None:
                 return None
-            weight = sum(float(term.weights[k]) for _, term, k in places)
             value += weight * point[0]
             slope += weight * point[1]
             bend += weight * point[2]

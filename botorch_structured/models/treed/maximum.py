@@ -22,6 +22,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
     NodePoints,
+    Scratch,
 )
 from botorch_structured.models.treed.parabola import (
     NearbyDensity,
@@ -71,9 +73,11 @@ _COMMON_STEPS = 3
 # Nodes with a larger share of the data are large; with few data the calls take longer.
 _SMALL_SHARE, _FEW_ROWS = 0.3, 128
 # Rounds of parabolas: by how much the least gain that a step has to promise is larger.
-_ROUNDS = (100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-# Share of a parabola's fall that may be wrong: 0.2 to 0.6 was measured, then less.
+_ROUNDS = (1000.0, 100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+# Share of a parabola's fall that may be wrong.
 _WRONG = 0.5
+# A curvature of which steps are taken: its lowest eigenvalue, of the sum of all.
+_DEFINITE = 1e-3
 
 Density = Callable[[Array], tuple[float, Array]]
 
@@ -395,7 +399,7 @@ class LeafProblem:
             self.constant += quantity.highest * quantity.parameter.numel()
         if self.shared:  # each leaf has its part of the prior
             precision[-1] /= L
-        scratch: dict[int, Array] = {}
+        scratch: dict[int, Scratch] = {}
         self.densities = [
             LeafDensity(part, correlation, mode, precision, scratch) for part in terms
         ]
@@ -518,24 +522,38 @@ class LeafProblem:
             # what is to be gained if the parabolas are so wrong
             error = _WRONG * large.bent(theta)
             gain = np.linalg.solve(curvature, error[..., None])[..., 0] * error
-            doubtful = np.flatnonzero(gain.sum(-1) > tolerance / len(theta))
-            if not len(doubtful) and promised == 1.0:
+            gain = gain.sum(-1)
+            order = np.argsort(gain)  # all but those with the least together
+            doubtful = np.sort(order[np.cumsum(gain[order]) > tolerance])
+            if not len(doubtful):
+                if promised > 1.0:
+                    continue
                 if value.sum() < first.sum() or not found.converged:
                     break
                 return found._replace(steps=steps, evaluations=evaluations)
+            here = theta[doubtful]
+            expected, by_expected = _all_of(
+                [partial(large.at, j) for j in doubtful], here
+            )
+            inner = value[doubtful] - expected, gradient[doubtful] - by_expected
             value[doubtful], gradient[doubtful] = _all_of(
-                [self.densities[j] for j in doubtful], theta[doubtful]
+                [self.densities[j] for j in doubtful], here
             )
             evaluations += len(doubtful)
             if not np.isfinite(value).all():
                 break
-            inner, by_inner = _all_of([small[j] for j in doubtful], theta[doubtful])
+            before = large.curvature[doubtful]
             large.move(
                 doubtful,
-                theta[doubtful],
-                value[doubtful] - inner,
-                gradient[doubtful] - by_inner,
+                here,
+                value[doubtful] - inner[0],
+                gradient[doubtful] - inner[1],
             )
+            # the curvature of the sum changes by what that of the parabolas does
+            changed = curvature[doubtful] + (large.curvature[doubtful] - before)
+            lowest = np.linalg.eigvalsh(changed)[:, 0]
+            definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
+            curvature[doubtful[definite]] = changed[definite]
         if not value.sum() > first.sum():
             theta = start
         return self._climb(points, theta, tolerance, max_steps)

@@ -258,20 +258,29 @@ def _padded(batch: list[_Term], num_leaves: int) -> PathGroup:
     )
 
 
-class TreeData(NamedTuple):
+@dataclass(frozen=True)
+class TreeData:
     """The data of one tree, and what equation (2) takes from them.
 
     Attributes:
         root: The tree, with the data in it.
         X: Transformed inputs, ``n x d``.
         y: Observations, ``n``.
-        groups: The terms.
+        data: The rows of a node that count.
+        group: ``nested_groups`` or ``node_groups``.
     """
 
     root: TreeNode
     X: Tensor
     y: Tensor
-    groups: list[PathGroup]
+    data: Callable[[TreeNode], Rows]
+    group: Callable[[TreeNode, Callable[[TreeNode], Rows], int], list[PathGroup]]
+
+    @cached_property
+    def groups(self) -> list[PathGroup]:
+        """The terms, which a fit on arrays does not need."""
+        found = self.group(self.root, self.data, batch_elements(self.X.device))
+        return [group.to(self.X) for group in found]
 
     @property
     def leaves(self) -> Tensor:

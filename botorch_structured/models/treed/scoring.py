@@ -20,6 +20,7 @@ __all__ = [
     "Point",
     "SCORED_ROWS",
     "climb",
+    "inverse_of_factor",
     "likelihood",
     "thinned",
 ]
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
+from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
 from botorch_structured.models.treed.tree import Array, Rows
@@ -40,6 +41,7 @@ _LARGEST_STEP = 2.0  # of a component of theta
 _CONVERGED = 1e-4  # nats: the least gain that a step has to predict
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
+_SMALL_TRIANGLE = 64  # rows up to which LAPACK inverts fastest
 #: Of a node with more rows, so many are used.
 SCORED_ROWS = 150
 #: Most steps of a fit whose evidence decides on a split.
@@ -187,6 +189,7 @@ class NodeEvidence:
                 difference != 0 if j in categorical else difference**2
             )
         self.y, self.prior, self.known_noise = y, prior, noise
+        self._work = np.empty(2 * self.squared.size)
         self.rbf = rbf
         # known noise: log v is not a parameter
         self.free = np.ones(len(prior.mode), dtype=bool)
@@ -232,8 +235,10 @@ class NodeEvidence:
 
     def _density(self, rows: Rows) -> Callable[[Array, float], Point | None]:
         """Log posterior of theta given some of the data."""
-        # by whole rows first: half the time of both at once
-        squared = self.squared.take(rows, axis=1).take(rows, axis=2)
+        squared = self.squared
+        if len(rows) < len(self.y):
+            # by whole rows first: half the time of both at once
+            squared = squared.take(rows, axis=1).take(rows, axis=2)
         y = self.y[rows]
         noise = None if self.known_noise is None else self.known_noise[rows]
         return lambda theta, least: self._evaluate(theta, squared, y, noise, least)
@@ -263,6 +268,7 @@ class NodeEvidence:
             prior.noise_floor,
             noise,
             least - of_prior,
+            self._work,
         )
         if found is None:
             return None
@@ -284,6 +290,7 @@ def likelihood(
     floor: float = 0.0,
     noise: Array | None = None,
     least: float = -math.inf,
+    work: Array | None = None,
 ) -> tuple[float, Array, Array] | None:
     """Log density of outcomes given theta, its gradient and the Fisher information.
 
@@ -296,6 +303,7 @@ def likelihood(
         noise: Known noise variances, ``n``, instead; the components of log v then mean
             nothing.
         least: A log density below it is of no interest: its gradient is not computed.
+        work: At least ``2 k n^2`` numbers to overwrite, as fresh memory takes long.
 
     Returns:
         None if the covariance cannot be factorised, and for less than ``least``.
@@ -305,7 +313,10 @@ def likelihood(
     free_noise = math.exp(theta[k + 2])
     v: Array | float
     v = free_noise + floor if noise is None else noise
-    parts = squared * np.exp(-2.0 * theta[:k])[:, None, None]
+    if work is None:
+        work = np.empty(2 * squared.size)
+    parts, products = work[: 2 * squared.size].reshape(2, k, n, n)
+    np.multiply(squared, np.exp(-2.0 * theta[:k])[:, None, None], out=parts)
     covariance, slope = correlation.array_value_and_slope(
         parts[0] if k == 1 else parts.sum(0)
     )
@@ -323,15 +334,13 @@ def likelihood(
     value -= float(np.log(chol.diagonal()).sum())
     if value <= least:
         return None
-    inverse, info = lapack.dpotri(chol, lower=1, overwrite_c=1)
-    if info != 0:
-        return None
-    inverse = inverse.T  # in rows; the upper triangle is there, the lower was zero
+    # in rows: the upper triangle is there, and the lower is zero
+    inverse = inverse_of_factor(chol).T
     inverse += inverse.T.copy()
     diagonal = inverse.ravel()[:: n + 1]
     diagonal *= 0.5
     alpha = inverse @ r
-    products = inverse @ parts
+    np.matmul(inverse, parts, out=products)
     traces = products.reshape(k, -1)[:, :: n + 1].sum(-1)
     column = inverse.ravel()
     if noise is None:
@@ -359,7 +368,8 @@ def likelihood(
         products = products[0]
         information[0, 0] = 0.5 * float(products.ravel() @ products.T.ravel())
     else:
-        turned = products.transpose(0, 2, 1).reshape(k, -1)
+        np.copyto(parts, products.transpose(0, 2, 1))
+        turned = parts.reshape(k, -1)
         information[:k, :k] = 0.5 * (products.reshape(k, -1) @ turned.T)
     information[k, :k] = information[:k, k] = 0.5 * (traces - mixed_v)
     information[k, k] = 0.5 * (n - 2.0 * total_v + squares_vv)
@@ -369,6 +379,33 @@ def likelihood(
     information[k + 2, k] = information[k, k + 2] = half * (total - squares_v)
     information[k + 2, k + 2] = half * free_noise * squares
     return value, gradient, information
+
+
+def inverse_of_factor(chol: Array) -> Array:
+    """The lower triangle of the inverse of ``L L^T``; zero or old values above.
+
+    As LAPACK's ``dpotri``, which spends most of its time on the inverse of L by single
+    columns: of a large one halves are inverted, and what is between them multiplied.
+
+    Args:
+        chol: L, ``n x n`` in the order of Fortran; it may be overwritten.
+    """
+    if len(chol) <= _SMALL_TRIANGLE:
+        return lapack.dpotri(chol, lower=1, overwrite_c=1)[0]
+    return lapack.dlauum(_inverse_triangle(chol), lower=1, overwrite_c=1)[0]
+
+
+def _inverse_triangle(L: Array) -> Array:
+    n = len(L)
+    if n <= _SMALL_TRIANGLE:
+        return lapack.dtrtri(L, lower=1, overwrite_c=1)[0]
+    half = n // 16 * 8  # whole cache lines
+    first, last = _inverse_triangle(L[:half, :half]), _inverse_triangle(L[half:, half:])
+    between = blas.dtrmm(-1.0, first, L[half:, :half], side=1, lower=1)
+    found = np.zeros((n, n), order="F")
+    found[:half, :half], found[half:, half:] = first, last
+    found[half:, :half] = blas.dtrmm(1.0, last, between, lower=1, overwrite_b=1)
+    return found
 
 
 def thinned(rows: Rows, most: int = SCORED_ROWS) -> Rows:

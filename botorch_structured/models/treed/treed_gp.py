@@ -19,6 +19,7 @@ __all__ = ["TreedGP"]
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -84,7 +85,6 @@ from botorch_structured.models.treed.leaf_modules import (
 from botorch_structured.models.treed.maximum import LeafProblem, Quantity
 from botorch_structured.models.treed.objective import (
     TreeData,
-    batch_elements,
     covariances_of,
     nested_groups,
     node_groups,
@@ -654,13 +654,13 @@ class TreedGP(FastSingleTaskGP):
                 zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
             ):
                 tree = self.partition.element(e).tree(x.cpu().double().numpy())
-                groups = group(tree, self._data_of, batch_elements(x.device))
-                plans.append(TreeData(tree, x, t, [g.to(x) for g in groups]))
+                plans.append(TreeData(tree, x, t, self._data_of, group))
             self._plan_cache = cache = (raw, y, plans)
         return cache[2]
 
-    def _data_of(self, node: TreeNode) -> Rows:
-        return node.home if self._lend else node.rows
+    @property
+    def _data_of(self) -> Callable[[TreeNode], Rows]:
+        return attrgetter("home" if self._lend else "rows")
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""

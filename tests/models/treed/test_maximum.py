@@ -16,7 +16,7 @@ from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.models.treed import leaf_density, maximum
+from botorch_structured.models.treed import leaf_density, maximum, treed_gp
 from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
@@ -207,6 +207,37 @@ def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
     assert found["parabolas"].evaluations < 0.7 * found["all nodes"].evaluations
 
 
+def test_a_round_in_which_no_leaf_moves_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step would have to promise more than there is to gain."""
+    expected = published(140, 0).maximum(1e-3, 100)
+    monkeypatch.setattr(maximum, "_ROUNDS", (1e9, *maximum._ROUNDS))
+    found = published(140, 0).maximum(1e-3, 100)
+    assert found.converged
+    np.testing.assert_array_equal(found.theta, expected.theta)
+
+
+def test_some_nodes_say_where_all_leaves_begin() -> None:
+    """What is large for the sum over some of many is so for that over all."""
+    problem = published(150, 0)
+    points, theta = NodePoints(problem.densities), problem.theta()[0]
+    assert len(points.uses) > 30
+    bounds = problem.lower, problem.upper
+    shifts = [np.zeros(len(theta)), *0.8 * np.eye(len(theta))]
+    some, everything = np.array(
+        [
+            (
+                points.common(theta + shift, *bounds).value,
+                sum(density(theta + shift)[0] for density in problem.densities),
+            )
+            for shift in shifts
+        ]
+    ).T
+    assert np.corrcoef(some, everything)[0, 1] > 0.9
+    assert some[0] == pytest.approx(everything[0], rel=0.3)
+
+
 def test_leaves_below_the_same_large_nodes_are_kin() -> None:
     problem = published(60, 1)
     points, most = NodePoints(problem.densities), 20
@@ -293,6 +324,20 @@ def test_a_fit_reads_no_tensor_at_an_evaluation(
     monkeypatch.setattr(torch.linalg, "cholesky_ex", refuse)
     for model in models:
         fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+
+
+def test_a_fit_on_arrays_needs_no_groups_of_terms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("groups: expected none.")
+
+    monkeypatch.setattr(treed_gp, "nested_groups", fail)
+    model = TreedGP.as_published(*step_data(30))
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll)
+    with pytest.raises(AssertionError, match="groups"):
+        mll.model.compute_custom_loss(mll.train())
 
 
 def test_one_leaf_has_the_optimum_of_a_single_task_gp() -> None:
