@@ -637,9 +637,13 @@ class LeafObjective:
 
     def system(self) -> System | None:
         """The data at the last evaluation; None for given noise, which may change."""
-        tensors = [tuple(map(torch.from_numpy, b[:2] + b[3:4])) for b in self._blocks]
-        residual = torch.from_numpy(self._residual[:-1].copy())
-        return None if self._noise is None else (tensors, residual)
+        tensor = torch.from_numpy
+        parts = [
+            (tensor(b.covariance), tensor(b.features), tensor(b.weights))
+            for b in self._blocks
+        ]
+        residual = tensor(self._residual[:-1].copy())
+        return None if self._noise is None else (parts, residual)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
