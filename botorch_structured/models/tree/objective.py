@@ -573,6 +573,7 @@ class LeafObjective:
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
         self._last = b"", math.nan  # theta of the last evaluation, and its value
+        self._blocks: list[Block] = []  # of the last evaluation
 
     @classmethod
     def of(
@@ -654,6 +655,7 @@ class LeafObjective:
         Raises:
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
+        self._blocks = []  # their memory is used again
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         np.subtract(self._targets, u[self._mean], out=self._residual[:-1])
