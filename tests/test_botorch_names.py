@@ -68,6 +68,17 @@ def test_is_there(kind: str, name: str) -> None:
     assert hasattr(found, name), f"{kind} has no {name} any more."
 
 
+@pytest.mark.parametrize("name", _botorch_names.__all__)
+def test_is_imported(name: str) -> None:
+    if not name.startswith("lbfgsb"):  # which not every SciPy has
+        assert getattr(_botorch_names, name) is not None
+
+
+def test_no_other_name_is_imported() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'unknown'"):
+        _botorch_names.unknown  # noqa: B018
+
+
 def private_names(source: str) -> tuple[set[str], set[str], set[str]]:
     """Private names that a module imports, those it reads, and those it makes."""
     imported, read, made = set(), set(), set()

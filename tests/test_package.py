@@ -127,6 +127,22 @@ def test_importing_models_imports_little_besides_botorch() -> None:
     assert done.stdout.split() == []
 
 
+def test_fits_are_imported_with_the_first_one() -> None:
+    """They load all of SciPy's optimisers."""
+    code = (
+        "import sys; from botorch_structured.models import {names}; "
+        "print(*[m for m in ('botorch.fit',) if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(names="ConditionalGP, TreeStructuredGP")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(botorch_structured.__file__).parent.parent,
+    )
+    assert done.stdout.split() == []
+
+
 def test_models_are_imported_when_they_are_asked_for() -> None:
     assert set(models.__all__) <= set(dir(models))
     for name in models.__all__:

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 Function = Callable[[Array], tuple[float, Array]]
 
 # SciPy's defaults; with other options its own interface is used.
-_OPTIONS = {
+_OPTIONS: dict[str, Any] = {
     "maxcor": 10,
     "ftol": 1e7 * float(np.finfo(float).eps),
     "gtol": 1e-5,
@@ -82,7 +82,8 @@ def _iterate(
     # 0 for no bounds, 1 and 3 for a lower or an upper one, 2 for both
     kind = np.array([[0, 3], [1, 2]], dtype=np.int32)[tuple(finite.T.astype(int))]
     lower, upper = np.where(finite, bounds, 0.0).T.copy()
-    f, g = np.array(0.0), np.zeros(k)
+    f: Any = np.array(0.0)
+    g: Array = np.zeros(k)
     memory = np.zeros(2 * m * k + 5 * k + 11 * m * m + 8 * m)
     task, line_task = np.zeros((2, 2), dtype=np.int32)
     sizes = 3 * k, 4, 44

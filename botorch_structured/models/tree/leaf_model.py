@@ -426,11 +426,8 @@ class LeafModel(FastSingleTaskGP):
             return None
         made_of, values, system = known
         same = all(map(operator.is_, made_of, self._made_of()))
-        return (
-            system
-            if same and all(map(torch.equal, self.parameters(), values))
-            else None
-        )
+        same = same and all(map(torch.equal, self.parameters(), values))
+        return system if same else None
 
     def set_train_data(self, *args: Any, **kwargs: Any) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""

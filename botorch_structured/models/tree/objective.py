@@ -573,6 +573,7 @@ class LeafObjective:
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
         self._last = b"", math.nan  # theta of the last evaluation, and its value
+        self._blocks: list[Block] = []  # of the last evaluation
 
     @classmethod
     def of(
@@ -637,9 +638,13 @@ class LeafObjective:
 
     def system(self) -> System | None:
         """The data at the last evaluation; None for given noise, which may change."""
-        tensors = [tuple(map(torch.from_numpy, b[:2] + b[3:4])) for b in self._blocks]
-        residual = torch.from_numpy(self._residual[:-1].copy())
-        return None if self._noise is None else (tensors, residual)
+        tensor = torch.from_numpy
+        parts = [
+            (tensor(b.covariance), tensor(b.features), tensor(b.weights))
+            for b in self._blocks
+        ]
+        residual = tensor(self._residual[:-1].copy())
+        return None if self._noise is None else (parts, residual)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
@@ -650,6 +655,7 @@ class LeafObjective:
         Raises:
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
+        self._blocks = []  # their memory is used again
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         np.subtract(self._targets, u[self._mean], out=self._residual[:-1])
