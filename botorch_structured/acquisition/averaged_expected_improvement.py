@@ -2,8 +2,8 @@ r"""Expected improvement averaged over several models of one outcome.
 
 Which one when: while data are few, several structures explain them about as well, and
 the one that does best so far is often wrong. ``AveragedLogExpectedImprovement`` weighs
-them, for instance by ``stacking_weights``. Where one of them predicts every observation
-better than the others, BoTorch's ``LogExpectedImprovement`` of that model does as well.
+them, for instance by ``leave_one_out_weights``. With many data one model has all the
+weight, and BoTorch's ``LogExpectedImprovement`` of that model does as well.
 
 References:
 
@@ -59,7 +59,7 @@ class AveragedLogExpectedImprovement(AcquisitionFunction):
 
     The expected improvement of a mixture is the weighted mean of the expected
     improvements of its parts, exactly: nothing is approximated ([Yao2018stacking]_ has
-    weights).
+    weights that are "pseudo-BMA" in their words).
 
     Args:
         models: ``K`` single-output models of the same outcome, on the same scale.
@@ -78,7 +78,7 @@ class AveragedLogExpectedImprovement(AcquisitionFunction):
         >>> for model in models:
         ...     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> acqf = AveragedLogExpectedImprovement(
-        ...     models, best_f=Y.max(), weights=stacking_weights(models)
+        ...     models, best_f=Y.max(), weights=leave_one_out_weights(models)
         ... )
         >>> candidate, value = optimize_acqf_paths(acqf, space=space, X_avoid=X)
     """

@@ -20,24 +20,15 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "leave_one_out_log_density",
-    "leave_one_out_weights",
-    "stacking_weights",
-]
+__all__ = ["leave_one_out_log_density", "leave_one_out_weights"]
 
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from botorch.models import SingleTaskGP
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
-
-# Of expectation maximisation, which takes some 40 steps.
-_MOST_STEPS = 1000
-_TOLERANCE = 1e-10
 
 
 def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
@@ -74,9 +65,8 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
 def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
     r"""Weights of models of the same data: softmax of the summed log densities.
 
-    "Pseudo-BMA" in [Yao2018stacking]_. Choose them to find the model that predicts
-    best: with few data the weights are alike, with many one model has them all. To
-    predict with a mixture choose `stacking_weights`.
+    "Pseudo-BMA" in [Yao2018stacking]_. With few data the weights are alike, with many
+    one model has them all.
 
     Args:
         models: ``K`` fitted GPs of the same outcomes under the same transform.
@@ -90,48 +80,6 @@ def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
     Example:
         >>> weights = leave_one_out_weights([tree_model, conditional_model])
     """
-    return _densities(models).sum(0).softmax(-1)
-
-
-def stacking_weights(models: Sequence[SingleTaskGP]) -> Tensor:
-    r"""Weights of models of the same data: those of the mixture that predicts best.
-
-    .. math:: w = \arg\max_{w \ge 0,\ \sum_k w_k = 1}
-        \sum_i \log \sum_k w_k \, p_k(y_i \mid y_{-i}) + \sum_k \log w_k
-
-    "Stacking" in [Yao2018stacking]_; the last sum, a Dirichlet prior with all
-    parameters 2, keeps weights from 0. Choose them to predict with a mixture: of two
-    models each of which is right about some observations, both have weight, where
-    `leave_one_out_weights` looks for the one that is right about most.
-
-    Args:
-        models: ``K`` fitted GPs of the same outcomes under the same transform.
-
-    Returns:
-        ``K`` weights with sum 1.
-
-    Raises:
-        ValueError: No models, several outcomes, or models of different outcomes.
-
-    Example:
-        >>> weights = stacking_weights([tree_model, conditional_model])
-    """
-    densities = _densities(models)
-    relative = densities - densities.amax(-1, keepdim=True)  # the weights are the same
-    p = relative.exp().cpu().double().numpy()
-    n, num_models = p.shape
-    w = np.full(num_models, 1.0 / num_models)
-    # expectation maximisation of a concave function
-    for _ in range(_MOST_STEPS):
-        shares = w * (p.T @ (1.0 / (p @ w)))
-        last, w = w, (1.0 + shares) / (num_models + n)
-        if np.abs(w - last).max() < _TOLERANCE:
-            break
-    return torch.from_numpy(w).to(densities)
-
-
-def _densities(models: Sequence[SingleTaskGP]) -> Tensor:
-    """Log densities, ``n x K``, of models whose densities compare."""
     models = list(models)
     if not models:
         raise ValueError("models: expected at least one, got none.")
@@ -143,4 +91,5 @@ def _densities(models: Sequence[SingleTaskGP]) -> Tensor:
                 "models: expected the same outcomes under the same outcome_transform, "
                 "or densities do not compare, got others."
             )
-    return torch.stack([leave_one_out_log_density(model) for model in models], -1)
+    densities = [leave_one_out_log_density(model).sum() for model in models]
+    return torch.stack(densities).softmax(0)

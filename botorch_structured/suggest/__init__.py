@@ -7,8 +7,8 @@ nothing more is known, and what its own loops use. It is nothing but
    learns between branches, and ``ConditionalGP``, which shares hyperparameters only;
    both see bad outcomes at logarithmic distances (``ClipTail(tail="log")``), so that
    one very bad evaluation says less against a branch;
-2. their weights, those with which the mixture predicts every observation from the
-   others best (``stacking_weights``);
+2. their weights, by how well each predicts every observation from the others
+   (``leave_one_out_weights``): few data leave both, many leave one;
 3. the expected improvement of their mixture (``AveragedLogExpectedImprovement``) over
    the best mean at an evaluated point, times a weak prior for the inside of the box
    that decays with the number of observations (``InteriorPrior``, BoTorch's

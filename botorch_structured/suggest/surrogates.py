@@ -24,7 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.leave_one_out import stacking_weights
+from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.surroundings import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
@@ -311,7 +311,7 @@ def _mixture(
     most = torch.finfo(train_Y.dtype).max ** 0.4
     Y = torch.where(train_Y.isfinite(), train_Y.clamp(-most, most), train_Y)
     models = fit_models(space, train_X, Y, start_from, averaged, **kwargs)
-    return Mixture(models, stacking_weights(models))
+    return Mixture(models, leave_one_out_weights(models))
 
 
 def _fitted(
