@@ -247,3 +247,24 @@ def test_what_is_fixed_decides_over_another_try() -> None:
     X[-1, 3] = 0.25  # nothing else is left on that branch
     held = suggest(space, X, Y, seed=0, fixed_features={3: 0.25}).X
     assert float(held[0, 0]) != 2.0
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_branch_that_begins_with_a_failure(always: bool) -> None:
+    """Its good values are found soon; if all of it fails, it gets few points."""
+    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
+    bounds = torch.tensor([[0.0] * 3, [1.0] * 3]).double()
+    space = SearchSpace(list("abc"), bounds, tree)
+
+    def evaluate(X: Tensor) -> Tensor:
+        other = -0.2 - (X[:, 1] - 0.5).square()
+        values = torch.where(X[:, 0] == 1, -(X[:, 2] - 0.3).abs(), other)
+        fails = (X[:, 0] == 1) & ((X[:, 2] > 0.45) | always)
+        return values.masked_fill(fails, -math.inf).unsqueeze(-1)
+
+    X = torch.tensor([[0.0, 0.2, 0.5], [1.0, 0.5, 0.8]]).double()
+    for seed in range(12 if always else 5):
+        X = torch.cat([X, suggest(space, X, evaluate(X), seed=seed).X])
+    Y = evaluate(X)
+    assert float(X[Y.argmax(), 0]) == float(not always)
+    assert int(Y.isinf().sum()) <= 4
