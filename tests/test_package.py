@@ -128,10 +128,10 @@ def test_importing_models_imports_little_besides_botorch() -> None:
 
 
 def test_fits_are_imported_with_the_first_one() -> None:
-    """They load all of SciPy's optimisers."""
+    """They take a third of the time of importing a model."""
     code = (
         "import sys; from botorch_structured.models import {names}; "
-        "print(*[m for m in ('botorch.fit',) if m in sys.modules])"
+        "print(*[m for m in ('botorch.fit', 'scipy.stats') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code.format(names="ConditionalGP, TreeStructuredGP")],

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from scipy import optimize
 
@@ -37,6 +38,8 @@ _OPTIONS: dict[str, Any] = {
     "maxiter": 15000,
 }
 _MAX_STEPS = 20  # of a line search
+# The first and the last version of SciPy whose solver was tried.
+_TRIED = (1, 15), (1, 17)
 # What the solver says by the first number of its task.
 _NEW_ITERATE, _EVALUATE, _CONVERGED, _STOP = 1, 3, 4, 5
 _MAX_EVALUATIONS, _MAX_ITERATIONS = 502, 504
@@ -51,7 +54,8 @@ def minimize_lbfgsb(
     """``scipy.optimize.minimize(..., jac=True, method="L-BFGS-B")``.
 
     Args:
-        function: Value and gradient, which has to be a new array at each call.
+        function: Value and gradient of a point, which it neither changes nor keeps; the
+            gradient has to be a new array at each call.
         x: Start, ``k``.
         bounds: ``k x 2``, infinite where there are none.
         options: See SciPy.
@@ -92,11 +96,18 @@ def _iterate(
     tolerances = ftol / np.finfo(float).eps, gtol
     work = (memory, places, task, flags, counts, numbers, _MAX_STEPS, line_task)
     iterations = evaluations = 0
+    last = b""
     while True:
         lbfgsb.setulb(m, x, lower, upper, kind, f, g, *tolerances, *work)
         if task[0] == _EVALUATE:
-            f, g = function(x)
-            evaluations += 1
+            # as in SciPy, to which a point with NaN is never the last one
+            if (name := x.tobytes()) != last or np.isnan(x).any():
+                f, found = function(x)
+                g = np.ascontiguousarray(found, dtype=float)
+                if g.shape != (k,):  # the solver does not look
+                    raise ValueError(f"function: expected {k} slopes, got {g.shape}.")
+                last = name
+                evaluations += 1
         elif task[0] == _NEW_ITERATE:
             iterations += 1
             if iterations >= maxiter:
@@ -126,7 +137,13 @@ def _by_scipy(
 
 @cache
 def _is_known() -> bool:
-    """Whether this version of SciPy has the solver as it is called here."""
+    """Whether this version of SciPy has the solver as it is called here.
+
+    The solver does not check the sizes of what it works on: it is called only in
+    versions with which it was tried.
+    """
+    if not _TRIED[0] <= tuple(map(int, scipy.__version__.split(".")[:2])) <= _TRIED[1]:
+        return False
 
     def slope(x: Array) -> tuple[float, Array]:
         return float(np.sum(x**4 - x)), 4.0 * x**3 - 1.0

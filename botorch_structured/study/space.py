@@ -39,11 +39,11 @@ def read_space(space: Any) -> SearchSpace:
 def _check_alternatives(dictionaries: Sequence[Mapping[str, Any]]) -> None:
     """Raise where a misspelt name is why no parameter tells dictionaries apart.
 
-    That is so where they have no name in common, or where each has a single choice
-    under a name that not all have: it is there to tell them apart.
+    That is so where they have no name in common, or where each has one text or
+    estimator under a name that not all have: it is there to tell them apart.
     """
     common = set.intersection(*map(set, dictionaries))
-    single = [{k for k, v in d.items() if _is_one_choice(v)} for d in dictionaries]
+    single = [{k for k, v in d.items() if _is_label(v)} for d in dictionaries]
     if not common or all(names - common for names in single):
         names = " and ".join(str(list(d)) for d in dictionaries)
         raise ValueError(
@@ -54,5 +54,6 @@ def _check_alternatives(dictionaries: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _is_one_choice(values: Any) -> bool:
-    return isinstance(values, str) or (isinstance(values, list) and len(values) == 1)
+def _is_label(values: Any) -> bool:
+    one = values[0] if isinstance(values, list) and len(values) == 1 else values
+    return isinstance(one, str) or hasattr(one, "get_params")

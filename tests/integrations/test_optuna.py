@@ -361,6 +361,21 @@ def test_a_declared_space(as_space: bool) -> None:
     assert sampler.space_of(study) is sampler.space_of(make_study(None))
 
 
+def test_a_constant_of_a_declared_space() -> None:
+    space = [
+        {"kind": ["a"], "x": (0.0, 1.0), "z": [0.1]},
+        {"kind": ["b"], "y": (0.0, 1.0), "z": [0.1]},
+    ]
+
+    def objective(trial: optuna.Trial) -> float:
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        value = trial.suggest_float("x" if kind == "a" else "y", 0.0, 1.0)
+        return value + trial.suggest_float("z", 0.1, 0.1)
+
+    study = ended(make_study(StructuredSampler(space, seed=0)), objective, 6)
+    assert all(trial.params["z"] == 0.1 for trial in study.trials)
+
+
 def test_enqueued_and_added_trials() -> None:
     study = make_study(StructuredSampler(seed=0))
     study.enqueue_trial({"learner": "svm", "C": 10.0})

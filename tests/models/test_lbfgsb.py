@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import optimize
@@ -46,7 +46,7 @@ def check(function: Any, x: Array, bounds: Array, options: Any = None) -> str:
     same = optimize.minimize(
         seen(theirs), x, jac=True, bounds=bounds, method="L-BFGS-B", options=options
     )
-    if np.isfinite(theirs).all():  # else SciPy does not know a point again
+    if np.isfinite(theirs).all():  # else SciPy evaluates a point twice
         np.testing.assert_array_equal(np.array(ours), np.array(theirs))
     np.testing.assert_array_equal(found.x, same.x)
     np.testing.assert_equal(found.fun, same.fun)
@@ -61,6 +61,7 @@ def test_is_used() -> None:
 
 
 @given(seed=st.integers(0, 2**20), k=st.integers(2, 12))
+@example(seed=427, k=11)  # the solver asks for a point twice
 def test_bounds(seed: int, k: int) -> None:
     g = np.random.default_rng(seed)
     bounds = np.sort(g.normal(scale=2.0, size=(k, 2)))
@@ -98,11 +99,26 @@ def test_what_scipy_does_itself() -> None:
     check(rosenbrock, START, held)
 
 
-@pytest.mark.parametrize("solver", [None, optimize])
-def test_another_scipy(monkeypatch: pytest.MonkeyPatch, solver: Any) -> None:
-    """Without the solver, or with one of another kind, SciPy's interface is used."""
+def test_a_gradient_of_another_kind() -> None:
+    """One that is not in one piece in memory, and one of another length."""
+
+    def strided(x: Array) -> tuple[float, Array]:
+        return rosenbrock(x)[0], np.repeat(rosenbrock(x)[1], 2)[::2]
+
+    check(strided, START, FREE)
+    if lbfgsb._is_known():
+        with pytest.raises(ValueError, match=r"expected 3 slopes, got \(2,\)"):
+            minimize_lbfgsb(lambda x: (0.0, x[:2]), START, FREE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lbfgsb", None), ("lbfgsb", optimize), ("_TRIED", ((0, 1), (0, 2)))],
+)
+def test_another_scipy(monkeypatch: pytest.MonkeyPatch, name: str, value: Any) -> None:
+    """Without the solver, with another, or in a new version: SciPy's interface."""
     lbfgsb._is_known.cache_clear()
-    monkeypatch.setattr(lbfgsb, "lbfgsb", solver)
+    monkeypatch.setattr(lbfgsb, name, value)
     assert not lbfgsb._is_known()
     check(rosenbrock, START, FREE)
     lbfgsb._is_known.cache_clear()

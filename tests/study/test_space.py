@@ -35,6 +35,8 @@ def test_a_misspelt_decision(dictionaries: list[dict[str, Any]]) -> None:
         [{"learner": ["svm"]}, {"learner": ["neighbours", "tree"], "k": (1, 9)}],
         [RATIO, {**RATIO, "depth": (1, 9)}],  # with and without
         [RATIO, {**RATIO, "depth": [3]}],
+        [{**RATIO, "tol": [1e-3]}, {**RATIO, "gamma": [0.1], "depth": (1, 9)}],
+        [{**RATIO, "tol": 1e-3}, {**RATIO, "gamma": 0.1, "depth": (1, 9)}],
         [{"a": ["x"], "b": (1, 9)}, {"a": ["x"], "c": (1, 9)}, {"a": ["y"]}],
     ],
 )

@@ -132,7 +132,9 @@ class Places:
         rows = []
         for name, (distribution, value) in suggestion.values.items():
             if distribution is None:
-                rows.append([name, "", self._column(name).encode(value)])
+                assert self._declared is not None  # otherwise they are known
+                if name in self._declared.names:  # not a constant
+                    rows.append([name, "", self._column(name).encode(value)])
             else:
                 internal = distribution.to_internal_repr(value)
                 rows.append([name, repr(distribution), internal])

@@ -202,17 +202,13 @@ class ConditionalKernel(LeafKernel):
         """See ``LeafKernel.structure``."""
         layout = self.layout(X)
         places = self.locate(X[layout.representative])
-
-        def make_blocks() -> list[tuple[Tensor, LeafColumns]]:
-            seen = self.select(places.active)
-            columns = self.select(torch.arange(X.shape[-1], device=X.device))
-            blocks = []
-            for bucket in layout.buckets:
-                inputs = positions(seen[bucket.leaves])
-                blocks.append((inputs, LeafColumns.of(bucket, inputs, columns)))
-            return blocks
-
-        return Structure(places, layout, make_blocks)
+        seen = self.select(places.active)
+        columns = self.select(torch.arange(X.shape[-1], device=X.device))
+        blocks = []
+        for bucket in layout.buckets:
+            inputs = positions(seen[bucket.leaves])
+            blocks.append((inputs, LeafColumns.of(bucket, inputs, columns)))
+        return Structure(places, layout, blocks)
 
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
         """The blocks K_cond of equation (9), see ``LeafKernel.block_tensors``."""

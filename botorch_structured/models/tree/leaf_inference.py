@@ -39,15 +39,13 @@ __all__ = [
     "Prediction",
     "Structure",
     "log_evidence",
-    "noisy_blocks",
     "stationary_cross",
 ]
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -105,26 +103,20 @@ class LeafRows(Protocol):
         """Prior variance of a leaf's own part, ``batch_shape x n``."""
 
 
-@dataclass(frozen=True)
-class Structure:
+class Structure(NamedTuple):
     """The leaves of a data set.
 
     Attributes:
         places: The places of one row of each leaf, of a type that the kernel defines.
         layout: The rows grouped by leaf.
-        make_blocks: Makes ``blocks``.
+        blocks: What the kernel gathers for each bucket, of a type that it defines.
         undeclared: Whether a decision has an undeclared value in a row.
     """
 
     places: Any
     layout: LeafLayout
-    make_blocks: Callable[[], list[Any]]
+    blocks: list[Any]
     undeclared: bool = False
-
-    @cached_property
-    def blocks(self) -> list[Any]:
-        """What the kernel gathers for each bucket, of a type that it defines."""
-        return self.make_blocks()  # a fit in closed form does not need it
 
 
 class BlockPrior(Protocol):
@@ -449,51 +441,38 @@ class Prediction(NamedTuple):
     weight: Tensor
 
 
-def noisy_blocks(
-    blocks: list[BlockTensors], noise: Tensor
-) -> Iterator[tuple[Tensor, BlockInputs]]:
-    """A_p of some leaves and the rest of their buckets.
-
-    Args:
-        blocks: The leaves.
-        noise: Noise variances, ``n``.
-    """
-    for b in blocks:
-        inputs = BlockInputs(b.bucket, b.features, b.weights)
-        yield noisy_covariance(b.covariance, b.bucket, noise), inputs
-
-
 class LeafPredictor:
     """Cached factors of a data set.
 
     Args:
         layout: The grouping of the data.
-        noisy: Returns A_p of each bucket and its inputs, see ``factorise``.
+        blocks: Its leaves.
+        noise: Noise variances, ``n``.
         residual: Observations minus prior means, ``n``.
         num_weights: V.
-        make_crosses: Makes ``crosses``.
     """
 
     def __init__(
         self,
         layout: LeafLayout,
-        noisy: Callable[[], Iterable[tuple[Tensor, BlockInputs]]],
+        blocks: list[BlockTensors],
+        noise: Tensor,
         residual: Tensor,
         num_weights: int,
-        make_crosses: Callable[[], list[CrossCovariance]],
     ) -> None:
-        self.layout, self.num_weights = layout, num_weights
+        self.layout, self.blocks, self.num_weights = layout, blocks, num_weights
         self.masked = residual.device.type != "cpu"
-        self._make_crosses = make_crosses
-        self.inputs: list[BlockInputs] = []
-
-        def listed() -> Iterator[tuple[Tensor, BlockInputs]]:
-            self.inputs.clear()
-            for covariance, inputs in noisy():
-                self.inputs.append(inputs)
-                yield covariance, inputs
-
-        factors = factorise(listed, residual, num_weights)
+        factors = factorise(
+            lambda: (
+                (
+                    noisy_covariance(b.covariance, b.bucket, noise),
+                    BlockInputs(b.bucket, b.features, b.weights),
+                )
+                for b in blocks
+            ),
+            residual,
+            num_weights,
+        )
         self.weight_mean = factors.weight_mean
         eye = torch.eye(num_weights, dtype=residual.dtype, device=residual.device)
         self.weight_root = torch.linalg.solve_triangular(
@@ -504,9 +483,7 @@ class LeafPredictor:
             (layout.num_leaves + 1,), -1, device=residual.device
         )
         self.place_of_leaf = torch.zeros_like(self.bucket_of_leaf)
-        for i, (inputs, factor) in enumerate(
-            zip(self.inputs, factors.blocks, strict=True)
-        ):
+        for i, (block, factor) in enumerate(zip(blocks, factors.blocks, strict=True)):
             width = factor.chol.shape[-1]
             eye = torch.eye(width, dtype=residual.dtype, device=residual.device)
             self.inverse_chol.append(
@@ -516,16 +493,11 @@ class LeafPredictor:
             )
             residual_half = factor.half_residual.unsqueeze(-1)
             self.half.append(torch.cat([residual_half, factor.half_features], dim=-1))
-            leaves = inputs.bucket.leaves
+            leaves = block.bucket.leaves
             self.bucket_of_leaf[leaves] = i
             self.place_of_leaf[leaves] = torch.arange(
                 len(leaves), device=residual.device
             )
-
-    @cached_property
-    def crosses(self) -> list[CrossCovariance]:
-        """Of each bucket; points one by one do not need them (``leaf_moments``)."""
-        return self._make_crosses()
 
     def __call__(self, key: Tensor, points: Tensor, features: Tensor) -> Prediction:
         """Predict at rows.
@@ -543,7 +515,7 @@ class LeafPredictor:
         points = pad(points, (0, 0, 0, 1))
         order, means, explained, shrunk = [], [], [], []
         max_size = self.layout.max_size
-        for i in range(-1, len(self.inputs)):
+        for i in range(-1, len(self.blocks)):
             rows = (bucket == i).nonzero().squeeze(-1)
             if rows.shape[0] == 0:
                 continue
@@ -554,6 +526,7 @@ class LeafPredictor:
                 shrunk.append(features.new_zeros(len(rows), num_weights))
                 continue
             for places, index in self._groups(rows, self.place_of_leaf[leaf[rows]]):
+                block = self.blocks[i]
                 # padding takes the zeros appended above
                 row = torch.cat([rows, rows.new_full((1,), num_rows)])[index]
                 k = self._covariance(i, places, points, row)
@@ -564,7 +537,7 @@ class LeafPredictor:
                 w, means_here, reduction = w[take], both[take][:, 0], both[take][:, 1:]
                 means.append(means_here)
                 explained.append(pad(w, (0, max_size - w.shape[-1])))
-                weights = self.inputs[i].weights[places].unsqueeze(-2)
+                weights = block.weights[places].unsqueeze(-2)
                 weights = weights.expand(*k.shape[:-1], weights.shape[-1])[take]
                 full = reduction.new_zeros(reduction.shape[0], num_weights + 1)
                 full = full.scatter_add(-1, weights, reduction)
@@ -588,7 +561,7 @@ class LeafPredictor:
         mean = features @ self.weight_mean
         explained = features.new_zeros(num_rows, max_size)
         shrunk = features.new_zeros(num_rows, self.num_weights + 1)
-        for i, block in enumerate(self.inputs):
+        for i, block in enumerate(self.blocks):
             places = torch.arange(len(block.bucket.leaves), device=leaf.device)
             every = torch.arange(num_rows, device=leaf.device).expand(len(places), -1)
             mine = leaf == block.bucket.leaves.unsqueeze(-1)  # B x t
@@ -611,9 +584,10 @@ class LeafPredictor:
         self, i: int, places: Tensor, points: Tensor, index: Tensor
     ) -> Tensor:
         """Prior covariances of points with the data of their own leaf."""
-        k, real = self.crosses[i](places, points, index), self.inputs[i].bucket.real
-        if real is not None:
-            k = k * real[places].unsqueeze(-2).to(k)
+        block = self.blocks[i]
+        k = block.cross(places, points, index)
+        if block.bucket.real is not None:
+            k = k * block.bucket.real[places].unsqueeze(-2).to(k)
         return k
 
     @staticmethod

@@ -19,7 +19,6 @@ __all__ = [
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -43,7 +42,7 @@ from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.linalg.block_low_rank import BlockInputs, LeafLayout
+from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
@@ -71,19 +70,17 @@ from botorch_structured.models.tree.elements import (
 )
 from botorch_structured.models.tree.leaf_inference import (
     BlockTensors,
-    CrossCovariance,
     LeafKernel,
     LeafPredictor,
     Structure,
     log_evidence,
-    noisy_blocks,
 )
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
     differentiable_moments,
 )
 from botorch_structured.models.tree.local_moments import Indices, MomentsNear
-from botorch_structured.models.tree.objective import LeafObjective, System
+from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
     MEANS_OF_PATHS,
     moments_near,
@@ -187,19 +184,11 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
 
 
 class _Fit(NamedTuple):
-    """What a fit has found.
-
-    Attributes:
-        loss: Minus the objective per data point.
-        kernel: The kernel.
-        values: All parameters.
-        system: See ``LeafObjective.system``; None without a closed form.
-    """
+    """A fit: minus the objective per data point, the kernel, all parameters."""
 
     loss: float
     kernel: str | None
     values: list[Tensor]
-    system: System | None = None
 
 
 def _is_by_column(transform: Any) -> bool:
@@ -220,15 +209,12 @@ class LeafModel(FastSingleTaskGP):
         "_moments_cache",
         "_elements_cache",
         "_shells_cache",
-        "_fitted_cache",
     )
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
     _structured_cache: tuple[object, ...] | None = None
     _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
-    # after a fit: what it was of, its parameters, and what it knows of the data
-    _fitted_cache: tuple[list[object], list[Tensor], System] | None = None
     _elements_cache: tuple[list[object], list[Any] | None] | None = None
     _shells_cache: tuple[list[object], list[Any] | None] | None = None
     # for its predictor, or for its elements
@@ -393,41 +379,10 @@ class LeafModel(FastSingleTaskGP):
         cache = self._predictor_cache
         if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
             with torch.no_grad():
-                predictor = self._make_predictor(X, structure)
+                system = self._system(X, structure)
+            predictor = LeafPredictor(structure.layout, *system)
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
-
-    def _make_predictor(self, X: Tensor, structure: Structure) -> LeafPredictor:
-        layout, fitted = structure.layout, self._system_of_fit()
-        if fitted is None:
-            blocks, noise, residual, num_weights = self._system(X, structure)
-            return LeafPredictor(
-                layout,
-                lambda: noisy_blocks(blocks, noise),
-                residual,
-                num_weights,
-                lambda: [block.cross for block in blocks],
-            )
-        kernel, (parts, residual) = copy(self.covar_module), fitted
-
-        @torch.no_grad()
-        def crosses() -> list[CrossCovariance]:
-            return [block.cross for block in kernel.block_tensors(X, structure)]
-
-        both = zip(layout.buckets, parts, strict=True)
-        noisy = [(A, BlockInputs(bucket, *part)) for bucket, (A, *part) in both]
-        num_weights = kernel.num_weights
-        return LeafPredictor(layout, lambda: noisy, residual, num_weights, crosses)
-
-    def _system_of_fit(self) -> System | None:
-        """What the last fit knows, unless something was changed since then."""
-        known, self._fitted_cache = self._fitted_cache, None  # it is asked for once
-        if known is None:
-            return None
-        made_of, values, system = known
-        same = all(map(operator.is_, made_of, self._made_of()))
-        same = same and all(map(torch.equal, self.parameters(), values))
-        return system if same else None
 
     def set_train_data(self, *args: Any, **kwargs: Any) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
@@ -646,8 +601,7 @@ class LeafModel(FastSingleTaskGP):
             loss = self._loss(mll, objectives)
             if math.isfinite(loss):
                 values = [p.detach().clone() for p in parameters]
-                system = objectives[0].system() if len(objectives) == 1 else None
-                present = _Fit(loss, kernel, values, system)
+                present = _Fit(loss, kernel, values)
                 found.append(present)
 
         record = None
@@ -670,11 +624,8 @@ class LeafModel(FastSingleTaskGP):
             best = min(found, key=lambda f: f.loss, default=before)
             if best is not present:
                 take(best.values, best.kernel)
+            mll.eval()
         self._fit_record = record or FitRecord(0, best.loss)
-        mll.eval()
-        if best.system is not None:
-            values = [p.detach().clone() for p in self.parameters()]
-            self._fitted_cache = (self._made_of(), values, best.system)
         return mll
 
     def _kernels(self, chosen: bool = False) -> list[str | None]:

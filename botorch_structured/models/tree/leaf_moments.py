@@ -427,7 +427,7 @@ class LeafMoments:
         if len(self._found) > _MAX_KEPT or len(self._prior_keys) > _MAX_PRIOR:
             self._found.clear()
             self._prior_keys, self._prior_rows = {}, X[:0]
-            self._drop_tables(len(self.predictor.inputs))
+            self._drop_tables(len(self.predictor.blocks))
         every, decisions, runs = X.numpy(), self._decisions, self._runs
         if not self._by_value:
             every = self.kernel.locate(X).key.unsqueeze(-1).numpy()
@@ -451,7 +451,7 @@ class LeafMoments:
     def _look_up(self, rows: Tensor) -> list[tuple[int, int]]:
         """Bucket and place of the path of each row; one more bucket has no data."""
         keys = self.kernel.locate(rows).key.tolist()
-        none = len(self.predictor.inputs)
+        none = len(self.predictor.blocks)
         new = {
             key: i
             for i, key in enumerate(keys)
@@ -562,9 +562,9 @@ class LeafMoments:
     def _make_tables(
         self, kernel: LeafKernel, predictor: LeafPredictor, bucket: int
     ) -> PathTables:
-        if bucket == len(predictor.inputs):
+        if bucket == len(predictor.blocks):
             return path_tables(kernel, self._prior_rows, self._codes)
-        block = predictor.inputs[bucket]
+        block = predictor.blocks[bucket]
         leaves, places = block.bucket.leaves, self._places
         if places is not None:
             parts = (part if part is None else part[leaves] for part in places)
@@ -579,7 +579,7 @@ class LeafMoments:
         bucket: int,
         at: Tensor | None,
     ) -> _Stack:
-        blocks = predictor.inputs
+        blocks = predictor.blocks
         prior = bucket == len(blocks)
 
         def mine(table: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ v k(sum_j W_j D_j), plus a constant on an undeclared path. The derivative by log
 
 from __future__ import annotations
 
-__all__ = ["LeafObjective", "System"]
+__all__ = ["LeafObjective"]
 
 import math
 from collections.abc import Iterator
@@ -76,9 +76,6 @@ from botorch_structured.spaces import ParameterTree
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-#: Noisy covariances, features and weights of each bucket, see ``Block``; residuals.
-System = tuple[list[tuple[Tensor, Tensor, Tensor]], Tensor]
 
 # Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
 # general objective is as fast, since little of its time is overhead, and smaller.
@@ -573,7 +570,6 @@ class LeafObjective:
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
         self._last = b"", math.nan  # theta of the last evaluation, and its value
-        self._blocks: list[Block] = []  # of the last evaluation
 
     @classmethod
     def of(
@@ -636,16 +632,6 @@ class LeafObjective:
         theta, (name, value) = self.read(), self._last
         return value if theta.tobytes() == name else self(theta)[0]
 
-    def system(self) -> System | None:
-        """The data at the last evaluation; None for given noise, which may change."""
-        tensor = torch.from_numpy
-        parts = [
-            (tensor(b.covariance), tensor(b.features), tensor(b.weights))
-            for b in self._blocks
-        ]
-        residual = tensor(self._residual[:-1].copy())
-        return None if self._noise is None else (parts, residual)
-
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
 
@@ -655,7 +641,6 @@ class LeafObjective:
         Raises:
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
-        self._blocks = []  # their memory is used again
         u, slope = self._parameters.logarithms(theta)
         q = np.exp(self._map @ u + self._constants)
         np.subtract(self._targets, u[self._mean], out=self._residual[:-1])
@@ -664,7 +649,7 @@ class LeafObjective:
         form = self._form
         noise: Any = 0.0 if self._noise is None else q[self._noise]
         parts = [self._block(leaves, q, noise) for leaves in form.leaves]
-        self._blocks = blocks = [part.block for part in parts]
+        blocks = [part.block for part in parts]
         evidence = evidence_as_one if self._as_one else evidence_by_block
         value, derivatives = evidence(blocks, self._residual, form.num_weights)
         if math.isnan(value):

@@ -26,7 +26,7 @@ __all__ = [
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -34,7 +34,7 @@ from gpytorch import Module
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from botorch_structured.linalg.block_low_rank import LeafColumns, LeafLayout, positions
+from botorch_structured.linalg.block_low_rank import LeafColumns, positions
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
@@ -532,13 +532,6 @@ class TreeStructuredKernel(LeafKernel):
         """See ``LeafKernel.structure``."""
         layout = self.layout(X)
         places = self.locate(X[layout.representative])
-        undeclared = bool((places.codes >= self.weights.num_outcomes).any())
-        make = partial(self._leaf_blocks, X, layout, places)
-        return Structure(places, layout, make, undeclared)
-
-    def _leaf_blocks(
-        self, X: Tensor, layout: LeafLayout, places: Places
-    ) -> list[LeafBlock]:
         seen = places.seen[:, self.encoded_columns]
         columns, lengths = torch.tensor(
             [self._encoded.columns, self.encoded_columns],
@@ -557,7 +550,8 @@ class TreeStructuredKernel(LeafKernel):
             gather = LeafColumns.of(bucket, inputs, columns)
             length = lengths[inputs]
             blocks.append(LeafBlock(inputs, length, gather, codes, numeric, mine))
-        return blocks
+        undeclared = places.codes >= self.weights.num_outcomes
+        return Structure(places, layout, blocks, bool(undeclared.any()))
 
     def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
         """See ``LeafKernel.block_tensors``."""

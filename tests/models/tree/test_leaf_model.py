@@ -13,6 +13,7 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
 from ConfigSpace import ConfigurationSpace
+from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel
 from gpytorch.means import ConstantMean
@@ -265,7 +266,7 @@ def check_same(model: Any, other: Any, test: Tensor) -> None:
 
 @pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
 @pytest.mark.parametrize("n", [3, 11, 40])
-def test_predictions_begin_where_the_fit_ended(model_class: Any, n: int) -> None:
+def test_predictions_after_a_fit(model_class: Any, n: int) -> None:
     for seed in range(4):  # among them fits of which either kernel is the best
         g = torch.Generator().manual_seed(seed)
         X, test = random_points(TREE, n, g), random_points(TREE, 6, g)
@@ -290,7 +291,13 @@ def _set_targets(model: Any) -> None:
     model.set_train_data(targets=model.train_targets.flip(0), strict=False)
 
 
-@pytest.mark.parametrize("change", [_set_noise, _set_mean, _set_targets])
+def _set_constraint(model: Any) -> None:
+    model.likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(0.1))
+
+
+@pytest.mark.parametrize(
+    "change", [_set_noise, _set_mean, _set_targets, _set_constraint]
+)
 def test_what_is_changed_after_a_fit_counts(change: Any) -> None:
     g = torch.Generator().manual_seed(0)
     X, test = random_points(TREE, 20, g), random_points(TREE, 5, g)
