@@ -128,7 +128,7 @@ def test_importing_models_imports_little_besides_botorch() -> None:
 
 
 def test_fits_are_imported_with_the_first_one() -> None:
-    """They take a third of the time of importing a model."""
+    """Importing a model does not need them."""
     code = (
         "import sys; from botorch_structured.models import {names}; "
         "print(*[m for m in ('botorch.fit', 'scipy.stats') if m in sys.modules])"

@@ -1,7 +1,7 @@
 """L-BFGS-B as in SciPy, without what its general interface does at each evaluation.
 
-For a function that takes a tenth of a millisecond the interface takes a third of the
-time of a fit. The iterations are SciPy's own, so the points are the same to the bit.
+For a function that takes a tenth of a millisecond the interface takes more than a tenth
+of the time of a fit. The iterations are SciPy's own, so points are equal to the bit.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ def minimize_lbfgsb(
 
     Returns:
         ``x``, ``fun``, ``nit``, ``nfev``, ``success`` and ``message``.
+
+    Raises:
+        ValueError: The gradient has not ``k`` numbers.
     """
     known = _OPTIONS.keys() >= (options or {}).keys()
     if not (known and (bounds[:, 0] < bounds[:, 1]).all() and _is_known()):

@@ -392,9 +392,10 @@ def test_what_else_is_told_is_kept(tmp_path: Path) -> None:
     plain.tell_many(configs, [1.0, None], metadata=[kept] * 2)
     assert [t.metadata for t in plain.trials[-2:]] == [kept, kept]
     (config,) = study.ask()
-    for wrong in (3, [1], {1: 2}, {"a": {1, 2}}, {"a": torch.zeros(2)}, "text"):
+    wrongs: list[Any] = [3, [1], {1: 2}, {"a": {1, 2}}, {"a": torch.zeros(2)}, "text"]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="metadata: expected {name: number, text"):
-            study.tell(config, 1.0, metadata=wrong)  # type: ignore[arg-type]
+            study.tell(config, 1.0, metadata=wrong)
     assert study.trials == trials
 
 
