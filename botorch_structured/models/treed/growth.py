@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.models.treed.scoring import (
+    CONVERGED,
     FULL_STEPS,
     NodeEvidence,
     NodeFit,
@@ -69,6 +70,9 @@ _CHANGES = 13
 # Steps of a fit that finds out whether it may be the best, from where the parent is and
 # from where the same child of a neighbouring threshold is.
 _FIRST, _QUICK = 3, 1
+# What a step of these fits has to promise, in nats: at thresholds all over a column,
+# and at those next to the best.
+_COARSE, _CLOSE = 1.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -394,7 +398,12 @@ def best_split_by_evidence(
     in_score[scored] = True
     trials: dict[Split, _Trial] = {}
 
-    def attempt(splits: Sequence[Split], like: _Trial | None, steps: int) -> None:
+    def attempt(
+        splits: Sequence[Split],
+        like: _Trial | None,
+        steps: int,
+        promise: float = CONVERGED,
+    ) -> None:
         """Score splits; fits begin where an earlier trial or the parent is."""
         starts = (base, base) if like is None else like.fits
         for split in splits:
@@ -408,6 +417,7 @@ def best_split_by_evidence(
                 in_score,
                 min_leaf_size,
                 steps,
+                promise,
             )
             if trial is not None:
                 trials[split] = trial
@@ -418,7 +428,7 @@ def best_split_by_evidence(
     for chain in _candidates(node, X, evidence.y, min_leaf_size, categorical):
         last = None
         for split in chain:
-            attempt([split], last, _FIRST if last is None else _QUICK)
+            attempt([split], last, _FIRST if last is None else _QUICK, _COARSE)
             last = trials.get(split, last)
     attempt(best_of(_FINALISTS), None, FULL_STEPS)
     if not trials:
@@ -453,7 +463,7 @@ def best_split_by_evidence(
         )
         near = [Split(best.column, float(v)) for v in values[low : high + 1]]
         # a fit that falls short makes the change point surer than the data do
-        attempt([split for split in near if split != best], trial, _FIRST)
+        attempt([split for split in near if split != best], trial, _FIRST, _CLOSE)
         value, change = _average(trials, best, values, low, high)
     gain = value + prior
     if not gain > 0:
@@ -548,6 +558,7 @@ def _score(
     in_score: np.ndarray,
     min_leaf_size: int,
     steps: int,
+    promise: float,
 ) -> _Trial | None:
     left, right = children = node.divided(X, split)
     # the right child has the point at the threshold too, but not in its home
@@ -559,7 +570,7 @@ def _score(
         if len(rows) < 2:
             return None
         here = start.point if seen else None
-        fits.append(evidence.fit(rows, [start.theta], steps, here))
+        fits.append(evidence.fit(rows, [start.theta], steps, here, promise))
     value = fits[0].log_evidence + fits[1].log_evidence
     if not math.isfinite(value):
         return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from botorch_structured.models.treed.leaf_density import LeafDensity
+from botorch_structured.models.treed.leaf_density import LeafDensity, with_ridge
 from botorch_structured.models.treed.tree import Array
 
 _LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
@@ -50,7 +50,7 @@ def damped_update(
     rs = np.where(seen, (r * moved).sum(-1), 1.0)
     update = r[:, :, None] * r[:, None, :] / rs[:, None, None]
     update -= bent[:, :, None] * bent[:, None, :] / expected[:, None, None]
-    return np.where(seen[:, None, None], curvature + update, curvature)
+    return np.where(seen[:, None, None], with_ridge(curvature + update), curvature)
 
 
 class Parabolas:

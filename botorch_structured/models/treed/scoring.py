@@ -13,6 +13,7 @@ approximation with the same matrix. Nodes have one lengthscale, ``k = 1``.
 from __future__ import annotations
 
 __all__ = [
+    "CONVERGED",
     "FULL_STEPS",
     "NodeEvidence",
     "NodeFit",
@@ -38,10 +39,11 @@ from botorch_structured.models.treed.tree import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LARGEST_STEP = 2.0  # of a component of theta
-_CONVERGED = 1e-4  # nats: the least gain that a step has to predict
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
 _SMALL_TRIANGLE = 64  # rows up to which LAPACK inverts fastest
+#: Nats: what a step of a fit has to promise, see `climb`.
+CONVERGED = 3e-3
 #: Of a node with more rows, so many are used.
 SCORED_ROWS = 150
 #: Most steps of a fit whose evidence decides on a split.
@@ -113,6 +115,7 @@ def climb(
     max_steps: int,
     free: NDArray[np.bool_],
     here: Point | None = None,
+    promise: float = CONVERGED,
 ) -> tuple[Array, Point] | None:
     """Maximise by damped scoring.
 
@@ -123,6 +126,8 @@ def climb(
         max_steps: Most steps.
         free: Components of theta that are parameters.
         here: The density at the start, if it is known.
+        promise: It ends where a step h promises less: g'h in nats, which is twice what
+            h gains on a parabola.
 
     Returns:
         The best theta, and the density there; None if the start is not possible.
@@ -139,11 +144,11 @@ def climb(
         _, step, info = lapack.dposv(damped, here.gradient)
         if info != 0:
             break
+        if float(step @ here.gradient) < promise:
+            break
         largest = float(np.abs(step).max())
         if largest > _LARGEST_STEP:
             step *= _LARGEST_STEP / largest
-        if float(step @ here.gradient) < _CONVERGED:
-            break
         trial = theta.copy()
         trial[free] += step
         there = evaluate(trial, here.value)
@@ -204,6 +209,7 @@ class NodeEvidence:
         starts: Sequence[Array],
         max_steps: int = 30,
         here: Point | None = None,
+        promise: float = CONVERGED,
     ) -> NodeFit:
         """The posterior mode of theta given some of the data, the best of several.
 
@@ -212,26 +218,31 @@ class NodeEvidence:
             starts: Where to begin, a theta each.
             max_steps: Steps from each start.
             here: The density at the only start, if it is known.
+            promise: See `climb`. What a step that promises less would gain is added to
+                the evidence, and the step is not taken.
         """
         if len(rows) == 0:  # nothing was observed: the prior
             return NodeFit(self.prior.mode, 0.0)
         evaluate = self._density(rows)
         best: tuple[Array, Point] | None = None
         for start in starts:
-            found = climb(evaluate, start, max_steps, self.free, here)
+            found = climb(evaluate, start, max_steps, self.free, here, promise)
             if found is not None and (best is None or found[1].value > best[1].value):
                 best = found
         if best is None:  # not even the prior mode can be factorised
             return NodeFit(self.prior.mode, -math.inf)
         theta, point = best
-        return NodeFit(theta, self._laplace(point), point)
+        return NodeFit(theta, self._laplace(point, promise), point)
 
-    def _laplace(self, point: Point) -> float:
+    def _laplace(self, point: Point, promise: float) -> float:
         chol, info = lapack.dpotrf(point.information, lower=1)
         if info != 0:
             return -math.inf
         half = float(np.log(chol.diagonal()).sum())
-        return point.value + 0.5 * len(chol) * _LOG_TWO_PI - half
+        whitened = lapack.dtrtrs(chol, point.gradient, lower=1)[0]
+        promised = float(whitened @ whitened)
+        value = point.value + (0.5 * promised if promised < promise else 0.0)
+        return value + 0.5 * len(chol) * _LOG_TWO_PI - half
 
     def _density(self, rows: Rows) -> Callable[[Array, float], Point | None]:
         """Log posterior of theta given some of the data."""

@@ -181,6 +181,16 @@ def published(n: int, seed: int) -> LeafProblem:
     return problem
 
 
+def test_a_fit_ends_where_the_data_do_not_tell_of_the_noise() -> None:
+    """An objective of whole numbers: in most leaves any small noise will do."""
+    X = torch.rand(150, 4, generator=torch.Generator().manual_seed(6053))
+    step = 3.0 * ((X[:, 1] > 0.5) & (X[:, 2] < 0.7)) * X[:, 3]
+    Y = (5.0 * ((5.0 * X).sin().sum(-1) + step)).round().unsqueeze(-1)
+    model = TreedGP.as_published(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.posterior(X).mean.isfinite().all()
+
+
 def test_parabolas_of_large_nodes_lead_to_the_same_optimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -94,6 +94,17 @@ def test_an_update_stays_positive_definite() -> None:
     assert not np.array_equal(found[0], curvature[0])
 
 
+def test_an_update_can_be_solved_with_where_the_data_do_not_tell() -> None:
+    """Of a component without curvature nothing is learnt, by rounding neither."""
+    rng = np.random.default_rng(0)
+    curvature = np.diag([1.0] * (P - 1) + [0.0])[None]
+    moved, fall = rng.standard_normal((2, 1, P))
+    moved[:, -1] = fall[:, -1] = 0.0
+    found = damped_update(curvature, moved, fall, np.array([True]))
+    assert np.isfinite(np.linalg.solve(found, moved[..., None])).all()
+    np.testing.assert_allclose(found[0, -1], 0.0, atol=1e-9)
+
+
 def test_small_nodes_are_exact_beside_a_parabola() -> None:
     A = bowl()
     large = parabolas(A, np.ones(1), A, [0])
