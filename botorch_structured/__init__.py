@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations"})
+
+
 def __getattr__(name: str) -> Any:
     # BoTorch is loaded with the first study, not with the package.
     if name == "Study":

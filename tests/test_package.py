@@ -229,3 +229,7 @@ def test_no_warning_of_ours_passes_unnoticed() -> None:
                 assert any(e and re.match(e, text) for e in errors), (path, text)
                 found += 1
     assert found
+
+
+def test_completion_shows_what_there_is() -> None:
+    assert {"Study", "cite"} <= {*dir(botorch_structured)}

@@ -253,6 +253,8 @@ def _draw_signs(ax: Axes, part: Any, line: Tensor, column: int) -> None:
         return
     x = np.unique(points[:, column].detach().cpu().numpy().round(12))
     x = x[(x >= float(line[0, column])) & (x <= float(line[-1, column]))]
+    if not len(x):
+        return  # and no entry of the legend
     ax.scatter(
         x,
         np.full(len(x), 0.03),

@@ -424,7 +424,7 @@ class Drawing:
                 self.text(
                     right,
                     y,
-                    "failed" if data.counts[path] and math.isinf(value) else text,
+                    "none" if data.counts[path] and math.isinf(value) else text,
                     ha="right",
                     color=RED if path == data.winner else INK,
                     weight="bold" if path == data.winner else "normal",

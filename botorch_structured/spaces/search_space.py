@@ -417,14 +417,7 @@ class SearchSpace:
             raise ValueError(f"X: expected an n x {self.dim} tensor, got {got}.")
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
-        outside = active & ~self._inside(X)
-        if outside.any():
-            i, c = outside.nonzero()[0].tolist()
-            lo, hi = self.columns[c].bounds
-            raise ValueError(
-                f"X: expected numbers in [{lo}, {hi}] for {self.names[c]!r} (column {c}"
-                f"), got {X[i, c].item()} in row {i}."
-            )
+        self._check_inside("X", X, active)
         present = self._constants_active(X, active)
         order = [c.name for c in self._ordered()]
         configs = []
@@ -437,6 +430,16 @@ class SearchSpace:
         if self._dictionaries is not None:
             return [self._dictionaries.decode(config) for config in configs]
         return configs
+
+    def check_points(self, X: Tensor, argument: str = "X") -> None:
+        """Raise a ``ValueError`` for points that are beyond the bounds.
+
+        Args:
+            X: ``n x d`` points; what is in inactive columns does not matter.
+            argument: The name of the argument in the error.
+        """
+        points = self._snap(X.detach())
+        self._check_inside(argument, points, self.tree.active_mask(points))
 
     @property
     def is_restricted(self) -> bool:
@@ -807,6 +810,18 @@ class SearchSpace:
             else:
                 X[..., c] = X[..., c].round()
         return X
+
+    def _check_inside(self, argument: str, X: Tensor, active: Tensor) -> None:
+        outside = active & ~self._inside(X)
+        if outside.any():
+            i, c = outside.nonzero()[0].tolist()
+            column, (lo, hi) = self.columns[c], self.columns[c].bounds
+            log = isinstance(column, FloatColumn) and column.log
+            hint = ", decimal logarithms" if log else ""
+            raise ValueError(
+                f"{argument}: expected numbers in [{lo}, {hi}] for {self.names[c]!r} "
+                f"(column {c}{hint}), got {X[i, c].item()} in row {i}."
+            )
 
     def _inside(self, X: Tensor) -> Tensor:
         room = torch.tensor([slack(c.bounds) for c in self.columns])

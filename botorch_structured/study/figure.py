@@ -98,7 +98,7 @@ def _draw_bars(
     for key, count in Counter(keys).most_common(_BARS):
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
-        best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "failed"
+        best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
         decisions = space.tree.path_of(X[here[0]]).decisions
         path = ", ".join(
             f"{space.names[c]}={_shown(space.columns[c], v)}"

@@ -41,9 +41,9 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             try:
                 held[column] = space.columns[column].encode(value)
             except ValueError as error:
+                refused[column] = ValueError(f"fixed: {error}")
                 if len(columns) == 1:
-                    raise
-                refused[column] = error
+                    raise refused[column] from None
     for path in space.tree.paths if refused else ():
         if all(path.decisions.get(c, held[c]) == held[c] for c in held):
             for column in refused.keys() & {*path.active_columns}:

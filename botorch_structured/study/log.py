@@ -200,9 +200,10 @@ class StudyLog:
                 name = next(n for n in names if value.get(n) != got.get(n))
                 expected, got = ({name: v.get(name)} for v in (value, got))
             hint = " Without the argument it is read from the log."
+            wanted, found = _difference(expected, got)
             raise ValueError(
-                f"{self.where(1)}: {key}: expected {_text(expected)} as in this study, "
-                f"got {_text(got)}.{hint if key == 'seed' else ''}"
+                f"{self.where(1)}: {key}: expected {wanted} as in this study, "
+                f"got {found}.{hint if key == 'seed' else ''}"
             )
         for number, line in enumerate(others, start=2):
             where = self.where(number)
@@ -274,6 +275,16 @@ def _check(entry: dict[str, Any], fields: _Fields, where: str) -> dict[str, Any]
                 f"{where}: {key}: expected {description}, got {_text(entry[key])}."
             )
     return entry
+
+
+def _difference(one: Any, other: Any) -> list[str]:
+    """Two values as texts; what they begin with alike is cut if it is long."""
+    texts = [json.dumps(value) for value in (one, other)]
+    same = len(os.path.commonprefix(texts))
+    if same > _SHOWN - 10:
+        first = same - _SHOWN // 4
+        texts = [f"{text[: _SHOWN // 4]}...{text[first:]}" for text in texts]
+    return [text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in texts]
 
 
 def _text(value: Any) -> str:

@@ -773,10 +773,11 @@ class Study:
             each = (q + len(busy)) * min(self.space.tree.num_paths, _LISTED)
             X = torch.cat([X, self.space.starts(each, seed=seed)])
         if len(new := new_ones()) < q:
+            others = ", or have other values than those to be held" if held else ""
             raise CandidateGenerationError(
-                f"Fewer than {q} of {len(X)} random points of the space are new: all "
-                "others were evaluated, are pending, or have other values than those "
-                "to be held."
+                f"Expected {q} new configuration{'s' * (q > 1)}, got {len(new)} among "
+                f"{len(X)} random ones: the others are equal to these, were evaluated "
+                f"or are pending{others}."
             )
         return new[:q]
 

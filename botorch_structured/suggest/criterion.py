@@ -34,8 +34,9 @@ from botorch_structured.transforms import ClipTail
 
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
-# From this probability on a known point counts as feasible.
-_FEASIBLE = 0.5
+# From this probability on a known point counts as feasible, and from a smaller one if
+# its outcomes were: at an outcome that is the limit, the models are of two minds.
+_FEASIBLE, _POSSIBLE = 0.5, 0.05
 
 
 def make_criterion(
@@ -44,6 +45,7 @@ def make_criterion(
     known: Tensor,
     num_evaluated: int,
     ref_point: Tensor | None = None,
+    train_C: Tensor | None = None,
 ) -> tuple[AcquisitionFunction, Tensor | None]:
     """The criterion, given the means at known points that are not evaluated.
 
@@ -53,6 +55,7 @@ def make_criterion(
         known: ``n x d`` points, those that were evaluated first.
         num_evaluated: How many were.
         ref_point: ``m`` objectives, or None; see `suggest`.
+        train_C: Outcomes of the constraints, if there are any; see `suggest`.
 
     Returns:
         The criterion, and points near which to search, the best first (None: the best
@@ -61,12 +64,18 @@ def make_criterion(
     taken = known[num_evaluated:]
     objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
     constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
-    prior = _feasibility(constraints) if constraints else None
+    prior = None
     log_probability = known.new_zeros(len(known))
-    if prior is not None:
+    feasible = torch.ones_like(log_probability, dtype=torch.bool)
+    if train_C is not None:
+        prior = _feasibility(constraints, train_C)
         with torch.no_grad():
             log_probability = prior(known)
-    feasible = log_probability >= math.log(_FEASIBLE)
+        feasible = log_probability >= math.log(_FEASIBLE)
+        kept = (train_C <= 0.0).all(-1)
+        feasible[:num_evaluated] |= kept & (
+            log_probability[:num_evaluated] >= math.log(_POSSIBLE)
+        )
     criterion: AcquisitionFunction
     good: Tensor | None
     if prior is not None and not feasible.any():
@@ -128,11 +137,28 @@ def _as_predicted(model: LeafModel, value: Tensor) -> Tensor:
     return value
 
 
-def _feasibility(constraints: list[Mixture]) -> FeasibilityPrior:
+def _feasibility(constraints: list[Mixture], train_C: Tensor) -> FeasibilityPrior:
     models, weights = zip(*constraints, strict=True)
-    zero = weights[0].new_zeros(())
-    limits = torch.stack([_as_predicted(some[0], zero) for some in models])
-    return FeasibilityPrior(models, weights, limits)
+    limits = [
+        _as_predicted(some[0], _limit(c))
+        for some, c in zip(models, train_C.unbind(-1), strict=True)
+    ]
+    return FeasibilityPrior(models, weights, torch.stack(limits))
+
+
+def _limit(outcomes: Tensor) -> Tensor:
+    """Of a constraint: 0, or between it and the next outcome where 0 is an outcome.
+
+    A model's mean is as often above an outcome as below. Where a count may be 4 at
+    most, a limit of 4.5 is the same, and tells 4 from 5.
+
+    Args:
+        outcomes: ``n``, NaN where there is none.
+    """
+    steps = outcomes[outcomes.isfinite()].unique().diff()
+    if len(steps) and bool((outcomes == 0.0).any()):
+        return 0.5 * steps.min()
+    return outcomes.new_zeros(())
 
 
 def _improvement(

@@ -133,6 +133,7 @@ def suggest(
     pending = train_X[:0]
     if X_pending is not None:
         check_table("X_pending", X_pending, space.dim)
+        space.check_points(X_pending, "X_pending")
         pending = X_pending.detach().to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
@@ -156,7 +157,7 @@ def suggest(
         failed = (train_Y == -math.inf).any(-1)
         for _ in range(q):
             criterion, good = make_criterion(
-                space, surrogates, known, len(train_X), reference
+                space, surrogates, known, len(train_X), reference, train_C
             )
             search = partial(_maximise, criterion, space, known, good, distances)
             again = _held_for_another_try(space, known, failed, fixed_features or {})

@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -214,6 +214,7 @@ def check_data(
             "train_X: expected at least one evaluated point, got none. Evaluate "
             "space.starts() first."
         )
+    space.check_points(train_X, "train_X")
     check_table("train_Y", train_Y, None, len(train_X), train_X.dtype)
     if bool((train_Y.isnan() | (train_Y == math.inf)).any()):
         raise ValueError(
@@ -283,11 +284,12 @@ def _check_space(space: Any) -> None:
 
 def check_models(models: Any) -> Sequence[LeafModel]:
     """Raise a ``ValueError`` unless fits can start from these."""
-    found = list(models)
-    if not all(isinstance(model, LeafModel) for model in found):
+    found = list(models) if isinstance(models, Iterable) else [models]
+    if found == [models] or not all(isinstance(model, LeafModel) for model in found):
+        kinds = [type(model).__name__ for model in found]
         raise ValueError(
-            "start_from: expected an earlier suggestion, or its models, got "
-            f"{[type(model).__name__ for model in found]}."
+            "start_from: expected an earlier suggestion, or the list of its models, "
+            f"got {kinds[0] if found == [models] else kinds}."
         )
     return found
 

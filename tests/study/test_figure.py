@@ -44,7 +44,7 @@ def test_many_paths_have_bars() -> None:
     bars = study.plot().axes[1]
     assert all(float(tick).is_integer() for tick in bars.get_xticks())
     labels = [t.get_text() for t in bars.get_yticklabels()]
-    assert labels == ["a=3  (best 1.5)", "a=4  (failed)"]
+    assert labels == ["a=3  (best 1.5)", "a=4  (no best)"]
     assert [bar.get_width() for bar in bars.patches] == [2, 1]
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_feasible_yet(constraints: list[str] | None) -> None:
     traces, tree = study.plot().axes
     assert "none yet" in traces.get_title(loc="left")
     assert not traces.get_lines()
-    assert texts(tree).count("failed") == 4  # a row for each path
+    assert texts(tree).count("none") == 4  # a row for each path
 
 
 @pytest.mark.parametrize("told", [{"a": 1.0, "b": 2.0}, None])

@@ -159,6 +159,18 @@ def test_settings_of_another_study_are_refused(
     assert path.read_bytes() == b"".join(lines)
 
 
+def test_a_late_difference_of_long_settings_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    space = [{"kind": [name], "trees": (10, 500, "log")} for name in "abcd"]
+    Study(space, log=path)
+    with pytest.raises(ValueError, match="line 1: space: expected") as caught:
+        Study(space[:3], log=path)
+    expected, got = (
+        str(caught.value).split("expected ")[1].split(" as in this study, got ")
+    )
+    assert "'c']" in expected and "'c', 'd']" in got
+
+
 def test_parameters_in_another_order_are_refused(tmp_path: Path) -> None:
     """Points would have other columns."""
     path = tmp_path / "log.jsonl"

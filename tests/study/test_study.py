@@ -311,7 +311,7 @@ def test_an_exhausted_space_is_an_error() -> None:
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]), integer_features=[0])
     study = Study(space, seed=0)
     study.ask(2)
-    with pytest.raises(Exception, match="points of the space are new"):
+    with pytest.raises(Exception, match="Expected 1 new configuration, got 0 among"):
         study.ask()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from botorch.utils.multi_objective.box_decompositions import (
 )
 from torch import Tensor
 
+from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.suggest import Suggestion, fit_surrogates, suggest
 from botorch_structured.suggest.criterion import make_criterion
@@ -142,6 +144,60 @@ def test_a_pending_point_with_a_bad_mean_keeps_it() -> None:
     mean, spread = model.posterior(Z).mean, Y[3:].std()
     assert float((part.model.posterior(Z).mean - mean).abs() / spread) < 1e-3
     assert float(part.model.posterior(Z).variance) <= float(model.posterior(Z).variance)
+
+
+@pytest.mark.parametrize("limit", ["an outcome", "beside it", "clipped"])
+def test_an_outcome_may_be_the_limit_of_a_constraint(limit: str) -> None:
+    """Where a count may be 4 at most, 4 is feasible: as it is for ``best_f``."""
+    space = SearchSpace(
+        ["count", "x"],
+        torch.tensor([[1.0, 0.0], [8.0, 1.0]]).double(),
+        integer_features=[0],
+    )
+    X = space.sample(4, seed=0)
+    for seed in range(8):
+        outcomes = {
+            "an outcome": X[:, :1] - 4.0,
+            "beside it": X[:, :1] - 4.5,
+            "clipped": (X[:, :1] - 4.0).clamp_min(0.0),
+        }
+        Y = 0.25 * X[:, :1] - 4.0 * (X[:, 1:] - 0.3).square()
+        new = suggest(space, X, Y, train_C=outcomes[limit], seed=seed).X
+        X = torch.cat([X, new])
+    best = X[(X[:, 0] == 4.0)][:, 1]
+    assert float((best - 0.3).abs().min()) < 0.02
+
+
+@pytest.mark.parametrize("limit", ["count <= 4", "beyond <= 0"])
+def test_a_search_goes_on_beside_a_point_at_the_limit(limit: str) -> None:
+    """A best point that seems infeasible leaves all of its neighbours to improve on."""
+    space = [
+        {"shape": ["deep"], "count": [1, 2, 4, 8], "x": (0.0, 1.0)},
+        {"shape": ["wide"], "count": [1, 2, 4, 8], "y": (0.0, 1.0)},
+    ]
+
+    def evaluate(config: dict[str, Any]) -> dict[str, float]:
+        count = config["count"]
+        deep = config["shape"] == "deep"
+        place = (config["x"] - 0.3) ** 2 if deep else 0.05 + (config["y"] - 0.7) ** 2
+        told = count if limit.startswith("count") else max(0.0, count - 4.0)
+        return {"error": place + 1.0 / count, limit.split()[0]: told}
+
+    study = Study(space, {"error": "minimize"}, constraints=[limit], seed=1)
+    study.optimize(evaluate, 15, progress=False)
+    assert study.best[1] < 0.25 + 1e-3
+
+
+def test_the_limit_of_a_count_is_halfway_to_the_next() -> None:
+    space, X, Y = jenatton(12)
+    C = X[:, -1:].mul(7.0).round() - 3.0  # whole numbers
+    C[0] = 0.0
+    surrogates = fit_surrogates(space, X, Y, train_C=C)
+    limits = []
+    for outcomes in (C, C - 0.25):
+        criterion, _ = make_criterion(space, surrogates, X, len(X), train_C=outcomes)
+        limits.append(float(criterion.acq_func.prior_module.limits[0]))
+    assert limits == [0.5, 0.0]
 
 
 def test_known_noise_of_pending_points_is_in_units_of_the_outcomes() -> None:

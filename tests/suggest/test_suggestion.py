@@ -130,6 +130,19 @@ def test_bad_arguments() -> None:
         suggest(space, X, Y, seed="one")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="start_from: expected an earlier suggestion"):
         suggest(space, X, Y, start_from=[X])  # type: ignore[list-item]
+    with pytest.raises(
+        ValueError, match="the list of its models, got TreeStructuredGP"
+    ):
+        model = TreeStructuredGP(X, Y, space)
+        suggest(space, X, Y, start_from=model)  # type: ignore[arg-type]
+    outside = X.clone()
+    outside[:, -1] = 9e9
+    for name, points in (
+        ("train_X", {"train_X": outside}),
+        ("X_pending", {"train_X": X, "X_pending": outside}),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: expected numbers in .* got 9"):
+            suggest(space, train_Y=Y, **points)
     with pytest.raises(ValueError, match=r"fixed_features: expected"):
         suggest(space, X, Y, fixed_features={99: 1.0})
     with pytest.raises(ValueError, match="q: expected"):

@@ -146,7 +146,8 @@ class StructuredSampler(BaseSampler):
 
         Returns:
             The space; None if no trial has asked for a parameter. Where a name has
-            several ranges, its columns are called ``name#1``, ``name#2`` ....
+            several ranges, its columns are called ``name#1``, ``name#2`` .... Choices
+            that trials showed are texts, ``"4"`` for 4.
         """
         if self._declared is not None:
             return self._declared

@@ -64,15 +64,15 @@ _SCALE_ROWS = 75  # that a fit of lengthscales begins with
 # of a fit on all rows of a large node, from the fit on some of them
 _LAST_STEPS = 3
 # Rows that find out which modes there are, and how near those of one mode are.
-_MODE_ROWS, _SAME_MODE = 60, 0.1
+_MODE_ROWS, _SAME_MODE = 60, 0.2
 # the change point may be at so many thresholds, the best one in the middle
 _CHANGES = 13
 # Steps of a fit that finds out whether it may be the best, from where the parent is and
 # from where the same child of a neighbouring threshold is.
 _FIRST, _QUICK = 3, 1
-# What a step of these fits has to promise, in nats: at thresholds all over a column,
-# and at those next to the best.
-_COARSE, _CLOSE = 1.0, 0.1
+# The least gain, in nats, that a step of these fits has to promise: at thresholds all
+# over a column, and at those next to the best.
+_COARSE, _CLOSE = 0.5, 0.05
 
 
 @dataclass(frozen=True)
@@ -402,7 +402,7 @@ def best_split_by_evidence(
         splits: Sequence[Split],
         like: _Trial | None,
         steps: int,
-        promise: float = CONVERGED,
+        least_gain: float = CONVERGED,
     ) -> None:
         """Score splits; fits begin where an earlier trial or the parent is."""
         starts = (base, base) if like is None else like.fits
@@ -417,7 +417,7 @@ def best_split_by_evidence(
                 in_score,
                 min_leaf_size,
                 steps,
-                promise,
+                least_gain,
             )
             if trial is not None:
                 trials[split] = trial
@@ -558,7 +558,7 @@ def _score(
     in_score: np.ndarray,
     min_leaf_size: int,
     steps: int,
-    promise: float,
+    least_gain: float,
 ) -> _Trial | None:
     left, right = children = node.divided(X, split)
     # the right child has the point at the threshold too, but not in its home
@@ -570,7 +570,7 @@ def _score(
         if len(rows) < 2:
             return None
         here = start.point if seen else None
-        fits.append(evidence.fit(rows, [start.theta], steps, here, promise))
+        fits.append(evidence.fit(rows, [start.theta], steps, here, least_gain))
     value = fits[0].log_evidence + fits[1].log_evidence
     if not math.isfinite(value):
         return None

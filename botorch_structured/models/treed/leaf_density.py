@@ -13,7 +13,6 @@ __all__ = [
     "LeafTerm",
     "NodePoints",
     "leaf_terms",
-    "with_ridge",
 ]
 
 import math
@@ -42,9 +41,6 @@ _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 _INFORMED_ROWS = 75
 # Of more nodes, about so many say where all leaves begin.
 _SAMPLED_NODES = 30
-# Added to a curvature, in units of one and its trace: data may not tell of a component,
-# as of the logarithm of a noise variance that is next to nothing.
-_RIDGE = 1e-11
 _BLOCK = 128  # rows of a matrix that is worked on at once
 
 _NodePoint = tuple[float, Array, Array]
@@ -373,7 +369,7 @@ class NodePoints:
                     found[j, last, last] += term.weights[k] * point[2][last, last]
                 else:  # a rough guess: updates will tell
                     found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
-        return with_ridge(found)
+        return found
 
     def sums(
         self, theta: Array, most: float = math.inf
@@ -401,7 +397,7 @@ class NodePoints:
                     return None
                 for total, part in zip((values, slopes, bends), point, strict=True):
                     total[j] += term.weights[k] * part
-        return values, slopes, with_ridge(bends)
+        return values, slopes, bends
 
     def kin(self, most: float) -> tuple[NDArray[np.int64], Array]:
         """Which leaves are below the same large nodes, and the data these count for.
@@ -469,13 +465,3 @@ class NodePoints:
         bend[outwards] = bend[:, outwards] = 0.0
         bend[outwards, outwards] = 1.0
         return Point(value, np.where(outwards, 0.0, slope), bend)
-
-
-def with_ridge(curvature: Array) -> Array:
-    """Positive definite, also by rounding, where it was semidefinite.
-
-    Args:
-        curvature: ``L x p x p``.
-    """
-    ridge = _RIDGE * (1.0 + np.trace(curvature, axis1=1, axis2=2))
-    return curvature + ridge[:, None, None] * np.eye(curvature.shape[-1])

@@ -203,7 +203,8 @@ class TreePartition(nn.Module):
         """
         shape = torch.broadcast_shapes(X.shape[:-2], self.tree_shape)
         X = X.expand(*shape, *X.shape[-2:])
-        points = X.reshape(-1, self.tree_shape.numel(), *X.shape[-2:])
+        trees = self.tree_shape.numel()
+        points = X.reshape(shape.numel() // trees, trees, *X.shape[-2:])  # n may be 0
         found = [
             value(e, self.element(e), points[:, e]) for e in range(points.shape[1])
         ]

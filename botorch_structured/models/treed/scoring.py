@@ -42,8 +42,8 @@ _LARGEST_STEP = 2.0  # of a component of theta
 _MAX_DAMPING = 1e6
 _LARGEST = 15.0  # of the components of theta
 _SMALL_TRIANGLE = 64  # rows up to which LAPACK inverts fastest
-#: Nats: what a step of a fit has to promise, see `climb`.
-CONVERGED = 3e-3
+#: Nats: the least gain that a step of a fit has to promise, see `climb`.
+CONVERGED = 1.5e-3
 #: Of a node with more rows, so many are used.
 SCORED_ROWS = 150
 #: Most steps of a fit whose evidence decides on a split.
@@ -99,9 +99,9 @@ class NodeFit:
     """What is known of a node.
 
     Attributes:
-        theta: The mode of the posterior.
+        theta: Near the mode of the posterior.
         log_evidence: Laplace's approximation.
-        point: The density at the mode; None if there are no data.
+        point: The density at theta; None if there are no data.
     """
 
     theta: Array
@@ -115,7 +115,7 @@ def climb(
     max_steps: int,
     free: NDArray[np.bool_],
     here: Point | None = None,
-    promise: float = CONVERGED,
+    least_gain: float = CONVERGED,
 ) -> tuple[Array, Point] | None:
     """Maximise by damped scoring.
 
@@ -126,8 +126,7 @@ def climb(
         max_steps: Most steps.
         free: Components of theta that are parameters.
         here: The density at the start, if it is known.
-        promise: It ends where a step h promises less: g'h in nats, which is twice what
-            h gains on a parabola.
+        least_gain: It ends where a step h promises less: g'h / 2, in nats.
 
     Returns:
         The best theta, and the density there; None if the start is not possible.
@@ -144,7 +143,7 @@ def climb(
         _, step, info = lapack.dposv(damped, here.gradient)
         if info != 0:
             break
-        if float(step @ here.gradient) < promise:
+        if 0.5 * float(step @ here.gradient) < least_gain:
             break
         largest = float(np.abs(step).max())
         if largest > _LARGEST_STEP:
@@ -209,7 +208,7 @@ class NodeEvidence:
         starts: Sequence[Array],
         max_steps: int = 30,
         here: Point | None = None,
-        promise: float = CONVERGED,
+        least_gain: float = CONVERGED,
     ) -> NodeFit:
         """The posterior mode of theta given some of the data, the best of several.
 
@@ -218,30 +217,29 @@ class NodeEvidence:
             starts: Where to begin, a theta each.
             max_steps: Steps from each start.
             here: The density at the only start, if it is known.
-            promise: See `climb`. What a step that promises less would gain is added to
-                the evidence, and the step is not taken.
+            least_gain: See `climb`. What a further step promises is added to the
+                evidence, but no more than this: the step is not taken.
         """
         if len(rows) == 0:  # nothing was observed: the prior
             return NodeFit(self.prior.mode, 0.0)
         evaluate = self._density(rows)
         best: tuple[Array, Point] | None = None
         for start in starts:
-            found = climb(evaluate, start, max_steps, self.free, here, promise)
+            found = climb(evaluate, start, max_steps, self.free, here, least_gain)
             if found is not None and (best is None or found[1].value > best[1].value):
                 best = found
         if best is None:  # not even the prior mode can be factorised
             return NodeFit(self.prior.mode, -math.inf)
         theta, point = best
-        return NodeFit(theta, self._laplace(point, promise), point)
+        return NodeFit(theta, self._laplace(point, least_gain), point)
 
-    def _laplace(self, point: Point, promise: float) -> float:
+    def _laplace(self, point: Point, most: float) -> float:
         chol, info = lapack.dpotrf(point.information, lower=1)
         if info != 0:
             return -math.inf
         half = float(np.log(chol.diagonal()).sum())
         whitened = lapack.dtrtrs(chol, point.gradient, lower=1)[0]
-        promised = float(whitened @ whitened)
-        value = point.value + (0.5 * promised if promised < promise else 0.0)
+        value = point.value + min(0.5 * float(whitened @ whitened), most)
         return value + 0.5 * len(chol) * _LOG_TWO_PI - half
 
     def _density(self, rows: Rows) -> Callable[[Array, float], Point | None]:

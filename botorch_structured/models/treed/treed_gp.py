@@ -494,6 +494,9 @@ class TreedGP(FastSingleTaskGP):
                 noise.value = torch.where(exists, start, noise.value)
             elif self._own_noise:
                 start = root[..., 0, 3].exp() + NOISE_FLOOR
+                room = likelihood.noise_covar.raw_noise_constraint
+                # outcomes that are not standardised may have more noise than that
+                start = start.clamp(room.lower_bound, room.upper_bound)
                 likelihood.noise = start.reshape(*trees, 1)
 
     # -- state --------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -181,12 +182,23 @@ def published(n: int, seed: int) -> LeafProblem:
     return problem
 
 
-def test_a_fit_ends_where_the_data_do_not_tell_of_the_noise() -> None:
-    """An objective of whole numbers: in most leaves any small noise will do."""
+def test_a_fit_survives_many_damped_updates() -> None:
+    """Steps of the noise that all leaves share go against what some of them ask for."""
     X = torch.rand(150, 4, generator=torch.Generator().manual_seed(6053))
     step = 3.0 * ((X[:, 1] > 0.5) & (X[:, 2] < 0.7)) * X[:, 3]
     Y = (5.0 * ((5.0 * X).sin().sum(-1) + step)).round().unsqueeze(-1)
     model = TreedGP.as_published(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.posterior(X).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("unit", [30.0, 1e4])
+def test_outcomes_that_are_not_standardised(unit: float) -> None:
+    """Their noise may be beyond the bounds: the fit begins at these."""
+    X = torch.rand(60, 2, generator=torch.Generator().manual_seed(1))
+    Y = unit * torch.randn(60, 1, generator=torch.Generator().manual_seed(2))
+    with pytest.warns(InputDataWarning):
+        model = TreedGP.as_published(X, Y, outcome_transform=None)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert model.posterior(X).mean.isfinite().all()
 

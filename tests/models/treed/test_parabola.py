@@ -95,7 +95,7 @@ def test_an_update_stays_positive_definite() -> None:
 
 
 def test_an_update_can_be_solved_with_where_the_data_do_not_tell() -> None:
-    """Of a component without curvature nothing is learnt, by rounding neither."""
+    """A component without curvature has next to none, not none, afterwards."""
     rng = np.random.default_rng(0)
     curvature = np.diag([1.0] * (P - 1) + [0.0])[None]
     moved, fall = rng.standard_normal((2, 1, P))
