@@ -284,9 +284,12 @@ def _difference(one: Any, other: Any) -> list[str]:
     if same > _SHOWN - 10:
         first = same - _SHOWN // 4
         texts = [f"{text[: _SHOWN // 4]}...{text[first:]}" for text in texts]
-    return [text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..." for text in texts]
+    return [_cut(text) for text in texts]
 
 
 def _text(value: Any) -> str:
-    text = json.dumps(value)
+    return _cut(json.dumps(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -147,7 +147,7 @@ def _feasibility(constraints: list[Mixture], train_C: Tensor) -> FeasibilityPrio
 
 
 def _limit(outcomes: Tensor) -> Tensor:
-    """Of a constraint: 0, or between it and the next outcome where 0 is an outcome.
+    """Of a constraint: 0, or half the smallest step of its outcomes if 0 is one.
 
     A model's mean is as often above an outcome as below. Where a count may be 4 at
     most, a limit of 4.5 is the same, and tells 4 from 5.

@@ -284,12 +284,13 @@ def _check_space(space: Any) -> None:
 
 def check_models(models: Any) -> Sequence[LeafModel]:
     """Raise a ``ValueError`` unless fits can start from these."""
-    found = list(models) if isinstance(models, Iterable) else [models]
-    if found == [models] or not all(isinstance(model, LeafModel) for model in found):
+    several = isinstance(models, Iterable)
+    found = list(models) if several else []
+    if not several or not all(isinstance(model, LeafModel) for model in found):
         kinds = [type(model).__name__ for model in found]
         raise ValueError(
             "start_from: expected an earlier suggestion, or the list of its models, "
-            f"got {kinds[0] if found == [models] else kinds}."
+            f"got {kinds if several else type(models).__name__}."
         )
     return found
 

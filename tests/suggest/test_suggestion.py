@@ -133,8 +133,8 @@ def test_bad_arguments() -> None:
     with pytest.raises(
         ValueError, match="the list of its models, got TreeStructuredGP"
     ):
-        model = TreeStructuredGP(X, Y, space)
-        suggest(space, X, Y, start_from=model)  # type: ignore[arg-type]
+        one: Any = TreeStructuredGP(X, Y, space)
+        suggest(space, X, Y, start_from=one)
     outside = X.clone()
     outside[:, -1] = 9e9
     for name, points in (
