@@ -23,7 +23,9 @@ _KINDS = {
     "yahpo": "benchmarks.suite.yahpo",
     "svm": "benchmarks.suite.svm_tables",
     "cash": "benchmarks.suite.learners",
+    "independent": "benchmarks.suite.independent",
 }
+_RANKED = ["synthetic", "jenatton", "yahpo", "svm", "cash"]
 # Tables of methods, by name; of two with the same name the first counts.
 _METHODS = [
     ("benchmarks.suite.ours", "METHODS"),
@@ -42,7 +44,8 @@ def problems(
 
     Args:
         half: ``"develop"`` or ``"report"``.
-        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``cash``.
+        kinds: Some of ``synthetic``, ``jenatton``, ``yahpo``, ``svm``, ``cash``,
+            ``independent``.
         data: The folder of those that read files. Default: their own.
     """
     found: dict[str, ProblemFactory] = {}
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run methods, or continue runs")
     runs.add_argument("--half", choices=["develop", "report"], default="develop")
-    runs.add_argument("--kinds", nargs="+", choices=_KINDS, default=list(_KINDS))
+    runs.add_argument("--kinds", nargs="+", choices=_KINDS, default=_RANKED)
     runs.add_argument("--problems", nargs="+", help="only these (default: all)")
     runs.add_argument("--methods", nargs="+", required=True)
     runs.add_argument("--seeds", type=int, default=1, help="how many")

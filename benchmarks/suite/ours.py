@@ -44,6 +44,25 @@ def default(problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     return suggest(problem.space, X, Y).X
 
 
+class _FromPaths:
+    """`default`, begun by itself.
+
+    Args:
+        at_most: Starts on different paths.
+    """
+
+    def __init__(self, at_most: int) -> None:
+        self.at_most = at_most
+
+    def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
+        return default(problem, X, Y, seed)
+
+    def starts(self, problem: Any, seed: int) -> Tensor:
+        """``k x d`` points."""
+        found: Tensor = problem.space.starts(seed=seed, at_most=self.at_most)
+        return found
+
+
 def composed(
     problem: Any,
     X: Tensor,
@@ -96,6 +115,9 @@ def composed(
 _plain = partial(composed, prior=0.0, tail=None, best_mean=False)
 METHODS = {
     "default": default,
+    "from_every_path": _FromPaths(1_000),
+    "from_ten_paths": _FromPaths(10),
+    "from_five_paths": _FromPaths(5),
     "tree": partial(_plain, models=["tree"]),
     "conditional": partial(_plain, models=["conditional"]),
     "unrelated": partial(_plain, models=["unrelated"]),

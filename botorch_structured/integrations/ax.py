@@ -80,11 +80,11 @@ def structured_generation_strategy(
 
     Choose it where parameters exist only under some values of others
     (``dependent_parameters``). It begins with the centre of the space, as Ax's own
-    strategies do, then takes a random point on each path that has no trial yet, and
-    goes on with `suggest`; one trial is enough for a loop. Range parameters (floats,
-    integers, logarithmic ones), choices (ordered or not, also with three or more
-    strings and with dependents), fixed parameters and parameter constraints are
-    understood, and so are several objectives and outcome constraints.
+    strategies do, then takes random points on different paths until ten paths (or all)
+    have a trial, and goes on with `suggest`; one trial is enough for a loop. Range
+    parameters (floats, integers, logarithmic ones), choices (ordered or not, also with
+    three or more strings and with dependents), fixed parameters and parameter
+    constraints are understood, and so are several objectives and outcome constraints.
 
     A suggestion depends on the trials and on ``seed`` only. A client that was saved and
     loaded, in another process, goes on exactly as it would have.
@@ -115,8 +115,8 @@ def structured_generation_strategy(
             of one say something about the others. Ax has no parameter with two
             parents' values, so that it needs a name for each.
         starts: The first trials: ``"random"`` (the default), ``"middle"`` or
-            ``"default"`` ones, one on each path that has no trial; or configurations,
-            in Ax's names.
+            ``"default"`` ones, on paths that have no trial; or configurations, in Ax's
+            names.
         initialize_with_center: Whether the first trial of an experiment is the centre
             of the space, where it is feasible and no parameter is held. Default: if no
             ``starts`` are given.

@@ -19,7 +19,7 @@ from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
 from botorch_structured.study.space import read_space
-from botorch_structured.study.study import Starts
+from botorch_structured.study.study import MOST_STARTS, Starts
 
 try:
     from joblib import effective_n_jobs
@@ -54,11 +54,12 @@ class StructuredSearchCV(BaseSearchCV):
     ``RandomizedSearchCV``.
 
     The space says what belongs to what: which classifier, and *its* parameters. One
-    candidate for each path of the space is evaluated first, all at once; then as many
-    at a time as it takes to keep ``n_jobs`` processes busy with their folds (one, if
-    there are at least as many folds as processes), so that results depend on that
-    number too. All candidates are compared on the same folds, also where ``cv`` would
-    shuffle anew each time.
+    candidate for each path of the space is evaluated first, all at once (of more than
+    ten paths, ten that show as many choices as ten can); then as many at a time as it
+    takes to keep ``n_jobs`` processes busy with their folds (one, if there are at least
+    as many folds as processes), so that results depend on that number too. All
+    candidates are compared on the same folds, also where ``cv`` would shuffle anew each
+    time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
@@ -78,10 +79,11 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
-        starts: The first candidates. Default: one for each path, with the values that
-            the estimators of the path have themselves (``SVC().C`` is 1.0), and random
-            ones where the space does not have these. Or ``"random"``, ``"middle"`` or
-            ``"default"`` ones, configurations, or a function, see `Study`.
+        starts: The first candidates. Default: one for each path, at most ten, with the
+            values that the estimators of the path have themselves (``SVC().C`` is 1.0),
+            and random ones where the space does not have these. Or ``"random"``,
+            ``"middle"`` or ``"default"`` ones, configurations, or a function, see
+            `Study`.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -188,7 +190,7 @@ class StructuredSearchCV(BaseSearchCV):
 
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
         """Random starts, but for what the estimators of their paths are set to."""
-        starts = space.starts(seed=seed)
+        starts = space.starts(seed=seed, at_most=MOST_STARTS)
         for i, config in enumerate(space.decode(starts)):
             chosen = {
                 k: clone(v)

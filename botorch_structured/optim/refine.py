@@ -80,16 +80,25 @@ class Evaluator:
         )
 
     def _default_limit(self) -> int:
-        model = getattr(self.acq_function, "model", None)
-        inputs = getattr(model, "train_inputs", None) or ()
+        every = (getattr(m, "train_inputs", None) or () for m in self._models())
+        inputs = [t for some in every for t in some if isinstance(t, Tensor)]
         # training points of all members of an ensemble
-        n = max(
-            (t.shape[:-1].numel() for t in inputs if isinstance(t, Tensor)), default=1
-        )
+        n = max((t.shape[:-1].numel() for t in inputs), default=1)
         shape = getattr(getattr(self.acq_function, "sampler", None), "sample_shape", ())
         # A Monte Carlo acquisition holds a joint sample with its baseline points.
         width = n + 16 * math.prod(shape) if shape else n
         return max(64, min(_MAX_ROWS, _MAX_NUMBERS // max(width, 1)))
+
+    def _models(self) -> Iterator[Any]:
+        """The models of an acquisition function, those inside of others, too."""
+        parts: list[torch.nn.Module] = [self.acq_function]
+        while parts:
+            part = parts.pop()
+            model = getattr(part, "model", None)
+            if model is not None:
+                yield model
+            elif isinstance(part, (AcquisitionFunction, torch.nn.ModuleList)):
+                parts += part.children()
 
     def values(self, X: Tensor) -> Tensor:
         """``n`` values of ``n x d`` points; -inf for NaN."""

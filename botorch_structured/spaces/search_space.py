@@ -228,7 +228,8 @@ class SearchSpace:
         a list of one; a number, text or estimator  constant
         ==========================================  ===================================
 
-        A configuration that is in several dictionaries is encoded as one of the first.
+        A configuration that is in several dictionaries is a point of the first one; in
+        the others it is forbidden, so that no search evaluates it twice.
 
         Args:
             dictionaries: ``{name: values}``, or several.
@@ -246,8 +247,8 @@ class SearchSpace:
         """
         from botorch_structured.spaces.dictionaries import read_dictionaries
 
-        columns, tree, constants, names = read_dictionaries(dictionaries)
-        space = cls.from_columns(columns, tree, constants)
+        columns, tree, constants, clauses, names = read_dictionaries(dictionaries)
+        space = cls.from_columns(columns, tree, constants, clauses)
         space._dictionaries = names
         return space
 
@@ -507,7 +508,11 @@ class SearchSpace:
         return torch.cat(found) if found else self.bounds.new_zeros(0, self.dim)
 
     def starts(
-        self, n: int | None = None, kind: str = "random", seed: int | None = None
+        self,
+        n: int | None = None,
+        kind: str = "random",
+        seed: int | None = None,
+        at_most: int | None = None,
     ) -> Tensor:
         """Feasible points to begin with, spread over the paths of the tree.
 
@@ -536,6 +541,8 @@ class SearchSpace:
                 (of 1,000, then 10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for other kinds than ``"random"`` 0.
+            at_most: In place of ``n``: a start on each path, but no more than so many.
+                Where paths are more, they are those of ``n=at_most``.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.
@@ -545,10 +552,14 @@ class SearchSpace:
                 or none of 10,000 random points on a path is feasible.
         """
         n = None if n is None else check_count("n", n)
+        if at_most is not None:
+            check_count("at_most", at_most)
+            if n is not None:
+                raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
         generator = _generator(0 if seed is None and kind != "random" else seed)
-        paths = self._choose_paths(n, kind == "default", generator)
+        paths = self._choose_paths(n, at_most, kind == "default", generator)
         codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
         for i, path in enumerate(paths):
             codes[i, list(path)] = torch.tensor(list(path.values()), dtype=torch.long)
@@ -561,7 +572,11 @@ class SearchSpace:
         )
 
     def _choose_paths(
-        self, n: int | None, with_default: bool, generator: torch.Generator | None
+        self,
+        n: int | None,
+        at_most: int | None,
+        with_default: bool,
+        generator: torch.Generator | None,
     ) -> list[dict[int, int]]:
         """Active decisions and their outcomes; see `starts`."""
         tree = self.tree
@@ -569,11 +584,14 @@ class SearchSpace:
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
         where = negated(any_of([*outside, *map(self._certain, self._forbidden)]))
         goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
-        if not tree._decomposition.count_where(where):
+        total = tree._decomposition.count_where(where)
+        if not total:
             raise ValueError(
                 "bounds: expected some path that neither they nor a forbidden clause "
                 f"rule out, got none of {tree.num_paths}."
             )
+        if at_most is not None and total > at_most:
+            n = at_most
         first = self._default_path() if with_default else None
         rng = random.Random(int(torch.randint(1 << 62, (), generator=generator)))
         return tree._decomposition.spread(n, where, goals, rng, first)

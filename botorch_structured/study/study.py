@@ -52,6 +52,9 @@ _R = TypeVar("_R")
 # One thread at a time: torch's seed is everybody's, and so is the end of a log.
 _LOCK = threading.RLock()
 
+#: Starts on different paths before models are fitted. Where paths are more, further
+#: random points delay a search more than they help it.
+MOST_STARTS = 10
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
 # The same where most may be on other paths than those that are left.
@@ -82,13 +85,15 @@ class Study:
     several at a time, fail, or have been made before; with a log, a study survives the
     end of its process.
 
-    The first configurations are starts, one for each path of the space, except for
-    paths that something is known of; then come those of `suggest`, at first random ones
-    where fewer than two evaluations have worked. Configurations that were asked for and
-    not told yet are pending: they are taken into account. In an equal loop the
-    suggestion after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them
-    no ``start_from``; from then on each fit starts from the one before it, except for
-    the first one of every ten evaluations (``n // 10``).
+    The first configurations are starts, one for each path of the space, but no more
+    than ten: of more paths, those that show as many values of the decisions as ten can.
+    Paths that something is known of count as started. Then come those of `suggest`, at
+    first random ones where fewer than two evaluations have worked. Configurations that
+    were asked for and not told yet are pending: they are taken into account. In an
+    equal loop starts are ``space.starts(seed=seed, at_most=10)``, and the suggestion
+    after ``n`` evaluations has the seed ``seed + n``, and up to 100 of them no
+    ``start_from``; from then on each fit starts from the one before it, except for the
+    first one of every ten evaluations (``n // 10``).
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
@@ -556,16 +561,13 @@ class Study:
             self._record(key, config, told)
         self._again = list(self._asked)
 
-    @staticmethod
-    def _check(keys: list[Point], points: list[list[float]]) -> list[Point]:
+    def _check(self, keys: list[Point], points: list[list[float]]) -> list[Point]:
         """Logged points, if they are those of the configurations."""
-        near = len(keys) == len(points) and all(
-            len(key) == len(x) and all(map(math.isclose, key, x))
-            for key, x in zip(keys, points, strict=True)
-        )
-        if not near:
+        # Not compared with the keys: no number has a logarithm of 1e-9, to all digits.
+        found = [tuple(x) for x in points if len(x) == self.space.dim]
+        if self._encode(self._decode(found), "x") != keys:
             raise ValueError(f"x: expected {keys}, as asked says, got {points}.")
-        return [tuple(x) for x in points]
+        return found
 
     def _read(
         self,
@@ -661,7 +663,9 @@ class Study:
             if callable(self._make_starts):
                 X = self._make_starts(self.space, self.seed)
             else:
-                X = self.space.starts(kind=self._kind, seed=self.seed)
+                X = self.space.starts(
+                    kind=self._kind, seed=self.seed, at_most=MOST_STARTS
+                )
             try:
                 self._starts = self._encode(self.space.decode(X), "starts")
             except ValueError as error:
@@ -671,15 +675,15 @@ class Study:
     def _next_starts(self, busy: Sequence[Point]) -> list[Point]:
         """The starts that nothing is known of, nor, by default, of their paths."""
         known = [*self._points, *busy]
-        if self._make_starts is None:
-            paths = set(self._paths(known))
-            if len(paths) >= self.space.tree.num_paths:
-                return []
-        starts = self._all_starts()
         if self._make_starts is not None:
-            return [start for start in starts if start not in known]
+            return [start for start in self._all_starts() if start not in known]
+        paths = set(self._paths(known))
+        missing = min(self.space.tree.num_paths, MOST_STARTS) - len(paths)
+        if missing <= 0:
+            return []
+        starts = self._all_starts()
         pairs = zip(starts, self._paths(starts), strict=True)
-        return [start for start, path in pairs if path not in paths]
+        return [start for start, path in pairs if path not in paths][:missing]
 
     def _choose(
         self, q: int, busy: Sequence[Point], held: dict[int, float]

@@ -10,6 +10,7 @@ from botorch.acquisition import (
     AcquisitionFunction,
     LogExpectedImprovement,
     PosteriorMean,
+    PriorGuidedAcquisitionFunction,
 )
 from botorch.models import SingleTaskGP
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from strategies import random_tree, seeds
 from torch import Tensor
 
+from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import make_problem
 from botorch_structured.optim.raw import Boxes, whole_box
@@ -26,7 +28,7 @@ from botorch_structured.optim.refine import (
     maximize_in_unit_box,
     refine,
 )
-from botorch_structured.spaces import Between, Equals, ParameterTree
+from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]
 STEPS = (0.2, 0.05)
@@ -73,6 +75,20 @@ def test_pieces_make_no_difference() -> None:
     assert torch.allclose(value, expected)
     assert torch.allclose(gradient, slope)
     assert parts.values(X[:0]).shape == (0,)
+
+
+def test_pieces_of_a_mixture_are_as_small_as_those_of_its_models() -> None:
+    """Memory is that of the models, which are inside of other functions."""
+    space = SearchSpace(["x", "y"], [[0.0, 0.0], [1.0, 1.0]])
+    X = torch.rand(4000, 2, dtype=torch.double)
+    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    alone = LogExpectedImprovement(model, 1.0)
+    mixture = AveragedLogExpectedImprovement([model, model], 1.0)
+    guided = PriorGuidedAcquisitionFunction(
+        mixture, InteriorPrior(space), log=True, prior_exponent=0.1
+    )
+    limits = {Evaluator(acqf).batch_limit for acqf in (alone, mixture, guided)}
+    assert len(limits) == 1 and limits.pop() < 2**14
 
 
 def test_nan_is_worst(peak) -> None:

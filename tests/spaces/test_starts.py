@@ -250,6 +250,26 @@ def test_flags_are_covered_and_not_listed(n: int) -> None:
     assert len(tree.path_key(X).unique()) == 40
 
 
+def test_at_most() -> None:
+    """On few paths one each; on more those of as many starts; never one path twice."""
+    tree = ParameterTree(6, {i: {0: [], 1: [3 + i]} for i in range(3)})
+    space = unit_space(tree)
+    for kind in KINDS:
+        every = space.starts(kind=kind, seed=1)
+        assert len(every) == 8
+        for most in (8, 10):
+            assert torch.equal(space.starts(kind=kind, seed=1, at_most=most), every)
+        few = space.starts(kind=kind, seed=1, at_most=5)
+        assert torch.equal(few, space.starts(5, kind, 1))
+        check_cover(space, few)
+    cs = CS.ConfigurationSpace()
+    cs.add(a := CS.Categorical("a", list("xyz")), CS.Categorical("b", ["u", "v"]))
+    cs.add(c := CS.Float("c", (0, 1)), CS.EqualsCondition(c, a, "x"))
+    cs.add(CS.ForbiddenEqualsClause(a, "y"))
+    space = SearchSpace.from_configspace(cs)
+    assert len(space.starts(at_most=3)) == 2 < space.tree.num_paths
+
+
 def test_few_starts_differ_at_the_top() -> None:
     tree = ParameterTree(3, {0: {0: [1], 1: [], 2: []}, 1: {0: [], 1: [], 2: [2]}})
     space = unit_space(tree)
@@ -265,6 +285,8 @@ def test_wrong_arguments() -> None:
         ({"n": 0}, "n: expected a positive integer, got 0"),
         ({"kind": "best"}, r"kind: expected one of \['random', .*got 'best'"),
         ({"seed": 0.5}, "seed: expected an integer .*got 0.5"),
+        ({"at_most": 0}, "at_most: expected a positive integer, got 0"),
+        ({"n": 2, "at_most": 3}, "at_most: expected None with n=2, got 3"),
     ]:
         with pytest.raises(ValueError, match=message):
             space.starts(**arguments)

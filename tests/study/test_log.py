@@ -349,6 +349,32 @@ def test_choices_that_no_file_can_hold(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        # the middle of a logarithmic scale is 1, whose logarithm is 0 or nearly so
+        [{"l": [f"{i}"], f"C{i}": (1e-3, 1e3, "log")} for i in range(5)],
+        # what two dictionaries have is one point, that of the first
+        [
+            {"kernel": ["rbf", "poly"], "C": (1e-3, 1e3, "log"), "d": (1, 3)},
+            {"kernel": ["linear", "rbf"], "C": (1e-3, 1e3, "log"), "d": (1, 3)},
+        ],
+        [{"x": (0.0, 1.0)}, {"x": (0.5, 2.0)}],
+    ],
+)
+def test_every_suggestion_comes_back(space: Any, tmp_path: Path) -> None:
+    for seed in range(3):
+        log = tmp_path / f"{seed}.jsonl"
+        study = Study(space, seed=seed, starts=[], log=log)
+        for _ in range(9):
+            (config,) = study.ask()
+            study.tell(config, sum(v for v in config.values() if isinstance(v, float)))
+        study.ask()
+        before = study.trials, study.pending
+        again = Study(space, starts=[], log=log)
+        assert (again.trials, again.pending) == before
+
+
 def test_the_log_is_json(lines: list[bytes]) -> None:
     header, asked, told, *_ = map(json.loads, lines)
     assert header["objectives"] == {"value": "minimize"}

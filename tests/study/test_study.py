@@ -223,6 +223,20 @@ def test_starts_leave_paths_out_that_are_known() -> None:
     assert study.ask(pending=[starts[2]]) == [starts[3]]
 
 
+def test_ten_starts_at_most() -> None:
+    """Of more paths; what was evaluated elsewhere, on others, counts."""
+    names = [f"m{i}" for i in range(12)]
+    space = SearchSpace.from_dictionaries([{"m": [m], m: (0, 1)} for m in names])
+    study = Study(space, seed=0)
+    starts = space.decode(space.starts(seed=0, at_most=10))
+    assert study.starts == starts and len({c["m"] for c in starts}) == 10
+    other = min({*names} - {c["m"] for c in starts})
+    study.tell_many([{"m": other, other: x} for x in (0, 1)], [1.0, 1.1])
+    assert study.ask(9) == starts[:9]
+    study.tell_many(starts[:9], [2.0] * 9)
+    assert study.ask() != [starts[9]]
+
+
 def test_failures() -> None:
     study = Study(SPACE, seed=0)
     with pytest.raises(ValueError, match="got none yet: ask for a configuration"):

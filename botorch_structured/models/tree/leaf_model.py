@@ -105,7 +105,7 @@ Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequenc
 _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
 # predictions by leaf are faster unless weights are more than rows and than this.
-_MANY_WEIGHTS = 512
+_MANY_WEIGHTS = 2048
 # Numbers whose scales are checked at a time.
 _CHECKED_NUMBERS = 2**18
 # What moments come from.

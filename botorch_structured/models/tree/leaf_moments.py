@@ -55,6 +55,12 @@ from botorch_structured.models.tree.tree_structured_kernel import one_hot_code
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
 # Numbers that a compression of J takes at once.
 _MAX_NUMBERS = 1 << 22
+# Numbers of the tables of all paths that a call looks at (128 MiB), which is divided
+# where they are more; twice as many are kept.
+_MAX_STACKED = 1 << 24
+# Of more weights on a path, a factor of their covariance takes a fifth of the time of a
+# QR decomposition of J.
+_MANY_WEIGHTS = 128
 # Numbers of the factors that ``near`` puts side by side.
 _MAX_LOCAL = 1 << 18
 # What a path has there.
@@ -484,6 +490,12 @@ class LeafMoments:
             return root[weights]
         some = max(1, _MAX_NUMBERS // (total * max(size, 1)))
         parts = weights.split(some)
+        if size > _MANY_WEIGHTS:
+            covariance = predictor.weight_covariance
+            found = (_factor(covariance, part) for part in parts)
+            factors = [factor for factor in found if factor is not None]
+            if len(factors) == len(parts):
+                return torch.cat(factors)
         return torch.cat([torch.linalg.qr(root[w].mT, mode="r").R.mT for w in parts])
 
     def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> _Stack:
@@ -491,7 +503,9 @@ class LeafMoments:
         stack = self._stacks.get(key)
         if stack is None:
             larger = self._larger(bucket, places, path)
-            if len(self._stacks) >= _MAX_STACKS:
+            kept = sum(len(leaves) for _, leaves, _ in self._stacks)
+            large = kept * self.predictor.num_weights**2 > 2 * _MAX_STACKED
+            if large or len(self._stacks) >= _MAX_STACKS:
                 self._stacks.clear()
             if larger is not None:
                 self._stacks[key] = larger
@@ -644,6 +658,31 @@ class LeafMoments:
             columns[:, None, first:],
             tuple(factor[:, None, first:] for factor in factors),
         )
+
+
+def _joined(first: PointMoments, last: PointMoments) -> PointMoments:
+    """Moments of points, then those of others."""
+    mean, variance = (
+        torch.cat([a, b], -1) for a, b in zip(first[:2], last[:2], strict=True)
+    )
+    slopes = (
+        None if a is None or b is None else torch.cat([a, b], -2)
+        for a, b in zip(first[2:], last[2:], strict=True)
+    )
+    return PointMoments(mean, variance, *slopes)
+
+
+def _factor(covariance: Tensor, weights: Tensor) -> Tensor | None:
+    """Cholesky factors of parts of a covariance; None if rounding made one singular.
+
+    Args:
+        covariance: ``(V + 1) x (V + 1)``, zero in the last row and column.
+        weights: ``U x D`` rows of it.
+    """
+    part = covariance[weights.unsqueeze(-1), weights.unsqueeze(1)]
+    none = weights == len(covariance) - 1
+    chol, failed = torch.linalg.cholesky_ex(part + torch.diag_embed(none.to(part)))
+    return None if failed.any() else chol.masked_fill(none.unsqueeze(-1), 0.0)
 
 
 def _groups(

@@ -195,6 +195,37 @@ def test_many_paths_without_data(
             close(a, b.detach(), 1e-4 if dtype == torch.float32 else 1e-9)
 
 
+@given(seeds)
+def test_many_weights(seed: int) -> None:
+    """A factor of their covariance, and calls that are divided for their memory."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(leaf_moments, "_MANY_WEIGHTS", 2)
+        patched.setattr(leaf_moments, "_MAX_STACKED", seed % 3000)
+        model = random_model(seed)
+        moments = model._moments()
+        for n in (1, 30):
+            X = some_points(model, n, seed + n).requires_grad_()
+            expected = with_gradients(moments.graph(X), X)
+            for a, b in zip(moments(X, gradient=True), expected, strict=True):
+                close(a, b)
+            for a, b in zip(moments(X)[:2], expected[:2], strict=True):
+                close(a, b)
+
+
+@given(seeds)
+def test_a_covariance_of_weights_that_rounding_made_singular(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(leaf_moments, "_MANY_WEIGHTS", 2)
+        model = random_model(seed)
+        predictor = model._predictor()
+        zeros = torch.zeros_like(predictor.weight_covariance)
+        predictor.__dict__["weight_covariance"] = zeros
+        X = some_points(model, 9, seed)
+        found = model._moments()(X)
+        for a, b in zip(found[:2], model._moments().graph(X), strict=True):
+            close(a, b.detach())
+
+
 def test_one_leaf_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tables too, and no path is looked up twice."""
     tree = ParameterTree(9, {0: {float(p): [1 + 2 * p, 2 + 2 * p] for p in range(4)}})
