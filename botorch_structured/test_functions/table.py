@@ -264,11 +264,16 @@ class _RowSpace(SearchSpace):
         return (self.nearest(X)[1] <= _SAME).to(X.device)
 
     def starts(
-        self, n: int | None = None, kind: str = "random", seed: int | None = None
+        self,
+        n: int | None = None,
+        kind: str = "random",
+        seed: int | None = None,
+        at_most: int | None = None,
     ) -> Tensor:
         """``n x d`` different rows (at most all of them) at random, spread over paths.
 
-        The default is one on each path; ``kind`` has to be ``"random"``.
+        The default is one on each path, but no more than ``at_most``; ``kind`` has to
+        be ``"random"``.
         """
         if kind != "random":
             raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
@@ -280,8 +285,9 @@ class _RowSpace(SearchSpace):
             turns.append(seen[key])
             seen[key] += 1
         order = sorted(range(len(rows)), key=turns.__getitem__)
-        n = len(seen) if n is None else check_count("n", n, least=0)
-        return rows[order[:n]]
+        if n is None:
+            n = min(len(seen), check_count("at_most", at_most or len(seen)))
+        return rows[order[: check_count("n", n, least=0)]]
 
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks import harness
+from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import (
     TableProblem,
@@ -160,6 +161,9 @@ def test_conditional_tables() -> None:
     X = problem.space.starts(seed=0)
     assert sorted(problem.tree.path_index(X).tolist()) == [0, 1, 2]
     assert len(problem.space.starts(100, seed=0).unique(dim=0)) == 7
+    few = problem.space.starts(seed=0, at_most=2)
+    assert len(problem.tree.path_index(few).unique()) == len(few) == 2
+    assert len(Study(problem.space, seed=0).starts) == 3
     nan = math.nan
     X = torch.tensor([[0, 3, nan], [1, nan, 5], [2, nan, nan], [1, 0, 1.0]])
     assert problem(X).tolist() == [2.0, 5.0, 6.0, 3.0]
