@@ -24,6 +24,7 @@ from botorch_structured.acquisition import AveragedLogExpectedImprovement, Inter
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.optim import optimize_acqf_paths
+from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import suggest
 from botorch_structured.transforms import ClipTail
 
@@ -48,19 +49,23 @@ class _FromPaths:
     """`default`, begun by itself.
 
     Args:
-        at_most: Starts on different paths.
+        n: Starts on different paths; None for all of them.
+        cover: Whether there are fewer where fewer show every value, as in a `Study`.
     """
 
-    def __init__(self, at_most: int) -> None:
-        self.at_most = at_most
+    def __init__(self, n: int | None, cover: bool = False) -> None:
+        self.n, self.cover = n, cover
 
     def __call__(self, problem: Any, X: Tensor, Y: Tensor, seed: int) -> Tensor:
         return default(problem, X, Y, seed)
 
     def starts(self, problem: Any, seed: int) -> Tensor:
         """``k x d`` points."""
-        found: Tensor = problem.space.starts(seed=seed, at_most=self.at_most)
-        return found
+        space: SearchSpace = problem.space
+        if self.cover:
+            return space.starts(seed=seed, at_most=self.n)
+        n = space.tree.num_paths
+        return space.starts(n if self.n is None else min(n, self.n), seed=seed)
 
 
 def composed(
@@ -115,9 +120,10 @@ def composed(
 _plain = partial(composed, prior=0.0, tail=None, best_mean=False)
 METHODS = {
     "default": default,
-    "from_every_path": _FromPaths(1_000),
+    "from_every_path": _FromPaths(None),
     "from_ten_paths": _FromPaths(10),
     "from_five_paths": _FromPaths(5),
+    "from_cover": _FromPaths(10, cover=True),
     "tree": partial(_plain, models=["tree"]),
     "conditional": partial(_plain, models=["conditional"]),
     "unrelated": partial(_plain, models=["unrelated"]),

@@ -387,7 +387,7 @@ class Decomposition:
         Returns:
             The active decisions of each path with their outcomes.
         """
-        begin = [first] if first is not None and evaluate(where, first) else []
+        begin = self._begin(where, first)
         total = self.count_where(where)
         every = None
         if self.num_paths <= _MAX_LISTED:
@@ -401,19 +401,23 @@ class Decomposition:
                 every = self._fill(begin, total, where, rng)
             rest = self.spread(n % total, where, goals, rng, first)
             return every * (n // total) + rest
-        found = self._cover(begin, n, where, goals, rng) if n != 0 else []
+        found = self.cover(n, where, goals, rng, first) if n != 0 else []
         return found if n is None or not total else self._fill(found, n, where, rng)
 
-    def _cover(
+    @staticmethod
+    def _begin(where: Expr, first: dict[int, int] | None) -> list[dict[int, int]]:
+        return [first] if first is not None and evaluate(where, first) else []
+
+    def cover(
         self,
-        found: list[dict[int, int]],
         n: int | None,
         where: Expr,
         goals: Iterable[Expr],
         rng: random.Random,
+        first: dict[int, int] | None = None,
     ) -> list[dict[int, int]]:
-        """``found``, and more paths until each goal holds on one or there are ``n``."""
-        found = list(found)
+        """Paths until each goal holds on one, or there are ``n``; see `spread`."""
+        found = self._begin(where, first)
         counts = {g: self.count_where(all_of([g, where])) for g in goals}
         # What holds on many paths comes first: a few paths then differ at the top.
         missing = sorted((g for g in counts if counts[g]), key=lambda g: -counts[g])

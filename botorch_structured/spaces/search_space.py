@@ -66,6 +66,8 @@ KINDS = ("random", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
+# Starts on different paths where ``at_most`` is given and fewer show every value.
+_FEWEST = 5
 
 
 class SearchSpace:
@@ -541,8 +543,9 @@ class SearchSpace:
                 (of 1,000, then 10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for other kinds than ``"random"`` 0.
-            at_most: In place of ``n``: a start on each path, but no more than so many.
-                Where paths are more, they are those of ``n=at_most``.
+            at_most: In place of ``n``: as many starts as it takes to show every value
+                of every decision that can be active, and to have every column active
+                once, but five, if there are so many paths, and no more than this.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.
@@ -590,11 +593,14 @@ class SearchSpace:
                 "bounds: expected some path that neither they nor a forbidden clause "
                 f"rule out, got none of {tree.num_paths}."
             )
-        if at_most is not None and total > at_most:
-            n = at_most
         first = self._default_path() if with_default else None
-        rng = random.Random(int(torch.randint(1 << 62, (), generator=generator)))
-        return tree._decomposition.spread(n, where, goals, rng, first)
+        state = int(torch.randint(1 << 62, (), generator=generator))
+        decomposition = tree._decomposition
+        if at_most is not None:
+            rng = random.Random(state)  # that chooses the same paths below
+            needed = decomposition.cover(at_most, where, goals, rng, first)
+            n = min(total, at_most, max(len(needed), _FEWEST))
+        return decomposition.spread(n, where, goals, random.Random(state), first)
 
     def _default_path(self) -> dict[int, int] | None:
         """The path of the declared defaults; None without any, or for other values."""

@@ -85,9 +85,9 @@ class Study:
     several at a time, fail, or have been made before; with a log, a study survives the
     end of its process.
 
-    The first configurations are starts, one for each path of the space, but no more
-    than ten: of more paths, those that show as many values of the decisions as ten can.
-    Paths that something is known of count as started. Then come those of `suggest`, at
+    The first configurations are starts: as many as it takes to show every value of
+    every decision, on different paths, but five to ten (or all paths). Paths that
+    something is known of count as started. Then come those of `suggest`, at
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
     equal loop starts are ``space.starts(seed=seed, at_most=10)``, and the suggestion
@@ -678,10 +678,10 @@ class Study:
         if self._make_starts is not None:
             return [start for start in self._all_starts() if start not in known]
         paths = set(self._paths(known))
-        missing = min(self.space.tree.num_paths, MOST_STARTS) - len(paths)
-        if missing <= 0:
+        if len(paths) >= min(self.space.tree.num_paths, MOST_STARTS):
             return []
         starts = self._all_starts()
+        missing = max(len(starts) - len(paths), 0)
         pairs = zip(starts, self._paths(starts), strict=True)
         return [start for start, path in pairs if path not in paths][:missing]
 

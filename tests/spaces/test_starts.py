@@ -251,17 +251,24 @@ def test_flags_are_covered_and_not_listed(n: int) -> None:
 
 
 def test_at_most() -> None:
-    """On few paths one each; on more those of as many starts; never one path twice."""
-    tree = ParameterTree(6, {i: {0: [], 1: [3 + i]} for i in range(3)})
-    space = unit_space(tree)
-    for kind in KINDS:
-        every = space.starts(kind=kind, seed=1)
-        assert len(every) == 8
-        for most in (8, 10):
-            assert torch.equal(space.starts(kind=kind, seed=1, at_most=most), every)
-        few = space.starts(kind=kind, seed=1, at_most=5)
-        assert torch.equal(few, space.starts(5, kind, 1))
-        check_cover(space, few)
+    """As many as show everything, but five; never one path twice."""
+    flags = {i: {0: [], 1: [3 + i]} for i in range(3)}
+    deep = {i: {0: [], 1: [i + 1]} for i in range(6)}
+    for tree, most, wanted in [
+        (ParameterTree(6, flags), 10, 5),
+        (ParameterTree(6, flags), 3, 3),
+        (ParameterTree(7, deep), 10, 7),
+        (ParameterTree(7, deep), 6, 6),
+        (ParameterTree(2, {0: {v: [1] for v in range(12)}}), 10, 10),
+        (ParameterTree(2), 10, 1),
+    ]:
+        space = unit_space(tree)
+        for kind in KINDS:
+            X = space.starts(kind=kind, seed=1, at_most=most)
+            assert torch.equal(X, space.starts(wanted, kind, 1))
+            assert len(tree.path_index(X).unique()) == wanted
+            if most == 10 and wanted < most:
+                check_cover(space, X)
     cs = CS.ConfigurationSpace()
     cs.add(a := CS.Categorical("a", list("xyz")), CS.Categorical("b", ["u", "v"]))
     cs.add(c := CS.Float("c", (0, 1)), CS.EqualsCondition(c, a, "x"))
