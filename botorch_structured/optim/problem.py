@@ -36,12 +36,15 @@ from botorch_structured.spaces.arguments import (
     check_number,
     check_values,
 )
-from botorch_structured.spaces.columns import slack
+from botorch_structured.spaces.columns import with_slack
 
 # All paths are searched up to this number of them.
 MAX_PATHS = 1024
-# Closer than this, in widths of the bounds, two points are the same to any model.
+# Closer than this, in widths of the bounds, two points are the same to any model; but
+# two values of a discrete column are not, however wide it is.
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
+# What two equal values of a discrete column may differ by, in gaps of its values.
+_SAME_VALUE = 0.25
 # Numbers that a comparison of points holds at once.
 _MAX_NUMBERS = 1 << 24
 # Of more training points than this the posterior is not asked for.
@@ -201,6 +204,16 @@ class Problem:
         table = _padded(lists, torch.nan, self.bounds)
         places, columns = torch.tensor(by_value).reshape(-1, 2).to(table.device).mT
         return places, columns, table
+
+    @cached_property
+    def room(self) -> np.ndarray:
+        """``d`` differences up to which two points are the same."""
+        room = _SAME.get(self.bounds.dtype, 1e-5) * (self.bounds[1] - self.bounds[0])
+        values = self.values
+        # an infinity less another is NaN
+        gap = values.table.diff(dim=-1).nan_to_num(nan=torch.inf).amin(-1)
+        gap = torch.where(values.whole, 1.0, gap.masked_fill(~values.listed, torch.inf))
+        return torch.minimum(room, _SAME_VALUE * gap).cpu().numpy()
 
     @property
     def is_restricted(self) -> bool:
@@ -478,9 +491,9 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     # Categories are looked up whatever the bounds are.
     for c in sorted(columns - space.categorical_features.keys()):
         lo, hi = space.bounds[:, c].tolist()
-        room = slack((lo, hi))
+        least, most = with_slack((lo, hi), c in space.integer_features)
         here = bounds[:, c].tolist()
-        if here[0] < lo - room or here[1] > hi + room:
+        if here[0] < least or here[1] > most:
             raise ValueError(
                 "bounds: expected those of the space that the tree belongs to, or "
                 f"narrower ones, {lo} to {hi} for column {c} ({space.names[c]!r}), got "
@@ -597,8 +610,8 @@ def _fixed(
             )
         value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
-        room = slack((lo, hi))
-        if not lo - room <= value <= hi + room:
+        least, most = with_slack((lo, hi), col in whole)
+        if not least <= value <= most:
             raise ValueError(
                 f"{name}: expected a number within the bounds, {lo} to {hi}, got {v}."
             )
@@ -763,7 +776,7 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     # NumPy: an operation on arrays of this size takes a third of that of torch
     x, other, bounds = (t.cpu().numpy() for t in (X, known, problem.bounds))
     width = bounds[1] - bounds[0]
-    room = _SAME.get(X.dtype, 1e-5) * width
+    room = problem.room
     if problem.min_distance:
         near = problem.min_distance * width
         near[problem.discrete] = 0.0  # the next value of a list is another point

@@ -134,10 +134,20 @@ def _refuse(column: Column, value: Any) -> NoReturn:
     raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
 
 
-def slack(bounds: tuple[float, float]) -> float:
-    """How far beyond ``bounds`` still counts as rounding."""
+def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
+    """The bounds, and what beyond them still counts as rounding.
+
+    Args:
+        bounds: The bounds.
+        whole: Whether the column holds integers. Then what counts at an end is the size
+            of that end: from 1 to 1e12, 0 is not rounding.
+    """
     lo, hi = bounds
-    return _SLACK * max(hi - lo, abs(lo), abs(hi))
+    room = _SLACK * max(hi - lo, abs(lo), abs(hi))
+    if not whole:
+        return lo - room, hi + room
+    below, above = (min(room, max(0.25, _SLACK * abs(end))) for end in bounds)
+    return lo - below, hi + above
 
 
 def is_equal(a: Any, b: Any) -> bool:

@@ -103,6 +103,13 @@ def test_configurations_that_run_elsewhere_count_as_pending() -> None:
     assert outside.pending == [second]
 
 
+@pytest.mark.parametrize("high", [10**10, 10**12])
+def test_the_lower_end_of_a_wide_integer_is_searched(high: int) -> None:
+    study = Study({"x": (1, high, "log")}, seed=0)
+    study.optimize(lambda c: abs(math.log10(c["x"]) - 1.5), 15, progress=False)
+    assert study.best[1] < 0.1
+
+
 def test_fixed_parameters_are_held() -> None:
     """In starts, random points and suggestions; ``fixed`` columns of `suggest`."""
     space = SearchSpace.from_dictionaries(
