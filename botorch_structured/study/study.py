@@ -31,7 +31,7 @@ from botorch_structured.study.custom import (
     suggest_with,
 )
 from botorch_structured.study.held import Point, hold, read_fixed
-from botorch_structured.study.log import StudyLog, describe
+from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.outcomes import Outcomes, read_metadata
 from botorch_structured.study.space import read_space
 from botorch_structured.study.table import read_table
@@ -302,7 +302,7 @@ class Study:
             configs = self._decode(new)
             self._append(
                 {
-                    "asked": [_writable(c) for c in configs],
+                    "asked": [_written(c) for c in configs],
                     "x": new,
                     "fitted": len(self._trials) in self._fitted,
                 }
@@ -390,7 +390,7 @@ class Study:
         self._append(
             *(
                 {
-                    "told": _writable(config),
+                    "told": _written(config),
                     "values": row["values"] or None,
                     **{k: v for k, v in row.items() if k != "values" and v != {}},
                 }
@@ -787,7 +787,5 @@ def _is_near(k: int, n: int) -> bool:
     return k // _COLD_EVERY == n // _COLD_EVERY
 
 
-def _writable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON gives back as it was; other choices are read as their texts, too."""
-    plain = (str, int, float, bool, type(None))
-    return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}
+def _written(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: writable(value) for name, value in config.items()}
