@@ -25,6 +25,8 @@ from botorch_structured.spaces.conditions import And, Condition
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
 _MAX_FLOAT = sys.float_info.max
+# The largest numbers whose differences models can square.
+_MAX_INPUT = 1e150
 
 Span = tuple[float, float]
 
@@ -197,7 +199,7 @@ class FloatColumn:
     ) -> None:
         self.name, self.log = name, log
         self.lower, self.upper = float(lower), float(upper)
-        _check_limits(name, lower, upper, log, _MAX_FLOAT)
+        _check_limits(name, lower, upper, log, _MAX_FLOAT if log else _MAX_INPUT)
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
         self._originals: dict[float, float] = {}

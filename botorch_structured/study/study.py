@@ -23,7 +23,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_number, check_seed
+from botorch_structured.spaces.arguments import (
+    check_count,
+    check_number,
+    check_seed,
+    later_seed,
+)
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.custom import (
     AcquisitionMaker,
@@ -698,7 +703,7 @@ class Study:
                 outcomes,
                 q,
                 X_pending,
-                self.seed + n,
+                later_seed(self.seed, n),
                 *self._functions,
                 fixed_features=held,
             )
@@ -713,7 +718,7 @@ class Study:
                     q=q,
                     X_pending=X_pending,
                     start_from=start,
-                    seed=self.seed + n,
+                    seed=later_seed(self.seed, n),
                     fixed_features=held,
                     **self._data(n),
                 )
@@ -753,7 +758,10 @@ class Study:
             if self._fitted[k] is None:
                 start = last if k > _WARM_ABOVE else None
                 self._fitted[k] = fit_surrogates(
-                    self.space, start_from=start, seed=self.seed + k, **self._data(k)
+                    self.space,
+                    start_from=start,
+                    seed=later_seed(self.seed, k),
+                    **self._data(k),
                 )
             last = self._fitted[k]
         return last
@@ -762,7 +770,8 @@ class Study:
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]
     ) -> list[Point]:
         """Random points that are not known."""
-        known, seed = {*self._points, *busy}, self.seed + len(self._trials)
+        known = {*self._points, *busy}
+        seed = later_seed(self.seed, len(self._trials))
         X = self.space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
 
         def new_ones() -> list[Point]:

@@ -302,6 +302,26 @@ def test_the_seed_is_drawn_once() -> None:
     assert Study(SPACE, seed=first.seed).ask(4) == first.ask(4)
 
 
+@pytest.mark.parametrize("seed", [2**64 - 5, 2**64 - 1, -1, -(2**63)])
+def test_after_the_largest_seed_comes_zero(seed: int) -> None:
+    X = points(run(Study(SPACE, seed=seed), 7))
+    Y = -PROBLEM(X[:6]).unsqueeze(-1)
+    x = suggest(SPACE, X[:6], Y, seed=(seed + 6) % 2**64).X
+    assert torch.equal(X[6:], x)
+    # random points, of which there are more while all fail
+    study = Study(SPACE, seed=seed)
+    for config in study.ask(4):
+        study.tell(config, None)
+    assert study.ask()
+
+
+@pytest.mark.parametrize("bounds", [(-1e308, 1e308), (1e308, 1.7e308), (0.0, 1e200)])
+def test_bounds_that_models_cannot_square(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"'x': .*no number above 1e\+150 in size"):
+        Study({"x": bounds})
+    assert 1.0 <= Study({"x": (1.0, 1e308, "log")}).ask()[0]["x"] <= 1e308
+
+
 def test_a_configspace_will_do() -> None:
     from ConfigSpace import ConfigurationSpace, Float
 
