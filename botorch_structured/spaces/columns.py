@@ -132,6 +132,15 @@ def _written(value: Any) -> Any:
     return value.strip() if number is None else float(number)
 
 
+def _truth(text: str) -> bool | None:
+    """What tables write for True and False; Excel and R do so in capitals."""
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    number = _read(text)
+    return bool(number) if number in (0, 1) else None
+
+
 def _refuse(column: Column, value: Any) -> NoReturn:
     raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
 
@@ -356,7 +365,7 @@ class CategoricalColumn:
 
         ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
         is none of them may be one that a table has written: as text, or a number that
-        was text, or nothing at all for None.
+        was text, TRUE or 1 for True, or nothing at all for None.
         """
         value = native(value)
         equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
@@ -368,6 +377,9 @@ class CategoricalColumn:
         else:
             text = _written(value)
             alike = [i for i, c in enumerate(self.choices) if _written(c) == text]
+            truth = _truth(value) if isinstance(value, str) else None
+            if not alike and truth is not None:
+                alike = [i for i, c in enumerate(self.choices) if c is truth]
         if len(alike) != 1:
             _refuse(self, value)
         return alike[0]

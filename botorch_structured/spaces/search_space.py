@@ -323,8 +323,12 @@ class SearchSpace:
 
         They have "C" where ``.names`` has "C@1", see `from_dictionaries`.
         """
+        return [self._shown(name) for name in self.names]
+
+    def _shown(self, name: str) -> str | None:
+        """The same of a column or a constant."""
         own = self._dictionaries
-        return [name if own is None else own.outer(name) for name in self.names]
+        return name if own is None else own.outer(name)
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""

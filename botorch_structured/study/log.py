@@ -120,12 +120,13 @@ def writable(value: Any) -> Any:
 def _check_choices(space: SearchSpace) -> None:
     """Raise for a choice that would not be read as itself from a file."""
     named = [
-        (name or column.name, column)
-        for name, column in zip(space.shown_names, space.columns, strict=True)
+        (column.name, column)
+        for column in space.columns
         if isinstance(column, CategoricalColumn)
     ]
     named += [(c.name, CategoricalColumn(c.name, [c.value])) for c in space.constants]
-    for name, column in named:
+    for inner, column in named:
+        name = space._shown(inner) or inner
         for i, choice in enumerate(column.choices):
             if _has_set(choice):
                 problem = "a set, whose text has another order in another process"

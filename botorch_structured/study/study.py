@@ -498,7 +498,8 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        parameters = {*self.space.names, *(c.name for c in self.space.constants)}
+        every = (*self.space.columns, *self.space.constants)
+        parameters = {name for c in every if (name := self.space._shown(c.name))}
         self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:

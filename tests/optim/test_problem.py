@@ -511,9 +511,7 @@ def test_values_of_wide_discrete_columns_are_told_apart(dtype: torch.dtype) -> N
 def test_zero_is_beyond_the_bounds_of_a_wide_integer() -> None:
     bounds = torch.tensor([[1.0], [1e12]], dtype=torch.double)
     for value in (0, -1e5, 1e12 + 1e8):
-        with pytest.raises(
-            ValueError, match=r"features\[0\]: expected a number w"
-        ):
+        with pytest.raises(ValueError, match=r"features\[0\]: expected a number w"):
             make_problem(bounds, ParameterTree(1, {}), [0], fixed_features={0: value})
 
 
