@@ -111,10 +111,10 @@ def describe(space: SearchSpace) -> dict[str, str]:
     return texts
 
 
-def writable(value: Any) -> Any:
+def writable(config: Mapping[str, Any]) -> dict[str, Any]:
     """What JSON gives back as it was; other choices are read as their texts, too."""
-    plain = isinstance(value, (str, int, float, bool, type(None)))
-    return value if plain else str(value)
+    plain = (str, int, float, bool, type(None))
+    return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}
 
 
 def _check_choices(space: SearchSpace) -> None:
@@ -149,9 +149,9 @@ def _has_set(value: Any) -> bool:
 
 
 def _comes_back(column: CategoricalColumn, i: int) -> bool:
-    line = json.dumps(writable(column.choices[i]))
+    line = json.dumps(writable({"": column.choices[i]}))
     try:
-        return column.position(json.loads(line)) == i
+        return column.position(json.loads(line)[""]) == i
     except ValueError:
         return False
 

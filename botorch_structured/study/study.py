@@ -307,7 +307,7 @@ class Study:
             configs = self._decode(new)
             self._append(
                 {
-                    "asked": [_written(c) for c in configs],
+                    "asked": [writable(c) for c in configs],
                     "x": new,
                     "fitted": len(self._trials) in self._fitted,
                 }
@@ -395,7 +395,7 @@ class Study:
         self._append(
             *(
                 {
-                    "told": _written(config),
+                    "told": writable(config),
                     "values": row["values"] or None,
                     **{k: v for k, v in row.items() if k != "values" and v != {}},
                 }
@@ -498,8 +498,8 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        every = (*self.space.columns, *self.space.constants)
-        parameters = {name for c in every if (name := self.space._shown(c.name))}
+        names = [*self.space.names, *(c.name for c in self.space.constants)]
+        parameters = {shown for name in names if (shown := self.space._shown(name))}
         self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:
@@ -771,8 +771,7 @@ class Study:
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]
     ) -> list[Point]:
         """Random points that are not known."""
-        known = {*self._points, *busy}
-        seed = later_seed(self.seed, len(self._trials))
+        known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
         X = self.space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
 
         def new_ones() -> list[Point]:
@@ -795,7 +794,3 @@ class Study:
 def _is_near(k: int, n: int) -> bool:
     """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
     return k // _COLD_EVERY == n // _COLD_EVERY
-
-
-def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: writable(value) for name, value in config.items()}
