@@ -333,7 +333,14 @@ class _History:
         """Bring ``cv_results_`` up to date, with the warnings that belong to it."""
         if not self._results:
             assert self._error is not None
-            raise self._error
+            # scikit-learn's own error is that of the last candidates alone
+            raise ValueError(
+                f"\nAll the {self._num_evaluated * self.num_folds} fits failed.\n"
+                "It is very likely that your model is misconfigured.\n"
+                "You can try to debug the error by setting error_score='raise'.\n\n"
+                "Below are more details about the failures:\n"
+                f"{_details(self._errors)}"
+            ) from self._error
         self._results.update(self._search._format_results(*self._last_format))
         self._warn_about_failures()
 
@@ -343,15 +350,18 @@ class _History:
         errors = self._errors + Counter(e.strip() for e in found if e is not None)
         if not errors:
             return
-        details = "\n".join(f"{_LINE}\n{n} {_FAILED}{e}" for e, n in errors.items())
         warnings.warn(
             f"{errors.total()} fits failed out of a total of "
             f"{self._num_evaluated * self.num_folds}. Their score is "
             f"{self._search.error_score}. error_score='raise' stops at the first one. "
-            f"Details:\n{details}",
+            f"Details:\n{_details(errors)}",
             FitFailedWarning,
             stacklevel=3,
         )
+
+
+def _details(errors: Counter[str]) -> str:
+    return "\n".join(f"{_LINE}\n{n} {_FAILED}{e}" for e, n in errors.items())
 
 
 class _SameFolds:

@@ -19,6 +19,7 @@ __all__ = [
     "with_least_variance",
 ]
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from botorch.models.transforms.outcome import (
     Standardize,
     StratifiedStandardize,
 )
+from botorch.models.transforms.utils import nanstd
 from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -50,7 +52,9 @@ class AnyScaleStandardize(Standardize):
     """``Standardize``, for outcomes of any scale: the default of models here.
 
     Outcomes are divided by their standard deviation unless they are equal up to
-    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead.
+    rounding; ``Standardize`` has the absolute limit ``min_stdv`` instead. Where the
+    square of that deviation is no number (below 1.5e-154, 1.1e-19 in single precision)
+    they count as equal, with a warning.
     """
 
     _min_stdv: Any
@@ -69,14 +73,29 @@ class AnyScaleStandardize(Standardize):
             Both transformed.
         """
         given = self._min_stdv
-        if self.training and Y.shape[-2]:
-            # the square of a standard deviation must not underflow
-            least = torch.full_like(Y[..., :1, :], torch.finfo(Y.dtype).tiny ** 0.5)
-            self._min_stdv = least.masked_fill(is_constant(*extremes(Y)), torch.inf)
-        try:
+        if not self.training or not Y.shape[-2]:
             return super().forward(Y, Yvar=Yvar, X=X)
+        # the square of a standard deviation must not underflow
+        limit = torch.finfo(Y.dtype).tiny ** 0.5
+        constant = is_constant(*extremes(Y))
+        least = torch.full_like(Y[..., :1, :], limit)
+        self._min_stdv = least.masked_fill(constant, torch.inf)
+        try:
+            targets, noise = super().forward(Y, Yvar=Yvar, X=X)
         finally:
             self._min_stdv = given
+        small = ~constant & (nanstd(Y, dim=-2, keepdim=True) < limit)
+        if self._outputs is not None:
+            small[..., [i for i in range(self._m) if i not in self._outputs]] = False
+        if small.any():
+            warnings.warn(
+                f"Y: expected outcomes with a standard deviation from {limit:.1e} on, "
+                f"whose square is a number in {Y.dtype}, got smaller ones: they count "
+                "as equal. Rescale them.",
+                stacklevel=2,
+            )
+            targets = targets.masked_fill(small, 0.0)
+        return targets, noise
 
     def untransform_posterior(
         self, posterior: Posterior, X: Tensor | None = None
@@ -177,7 +196,7 @@ def check_scale(train_Y: Tensor, targets: Tensor) -> None:
             "train_Y: expected outcomes with a standard deviation of about 1 under "
             f"this outcome_transform (at least {least:.0e}), got "
             f"{float(spread[small].min()):.1e}: leave outcome_transform at its "
-            "default, which takes any scale, or rescale the outcomes."
+            "default, which divides by that deviation, or rescale the outcomes."
         )
 
 

@@ -6,7 +6,6 @@ __all__ = [
     "Feasible",
     "MAX_PATHS",
     "Problem",
-    "Values",
     "check_acquisition",
     "check_points",
     "first_of_each",
@@ -26,6 +25,7 @@ from botorch.acquisition.objective import IdentityMCObjective
 from botorch.posteriors.fully_bayesian import MCMC_DIM
 from torch import Tensor
 
+from botorch_structured.optim.values import Values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import (
     check_booleans,
@@ -36,11 +36,12 @@ from botorch_structured.spaces.arguments import (
     check_number,
     check_values,
 )
-from botorch_structured.spaces.columns import slack
+from botorch_structured.spaces.columns import with_slack
 
 # All paths are searched up to this number of them.
 MAX_PATHS = 1024
-# Closer than this, in widths of the bounds, two points are the same to any model.
+# Closer than this, in widths of the bounds, two points are the same to any model; but
+# two values of a discrete column are not, however wide it is.
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
 # Numbers that a comparison of points holds at once.
 _MAX_NUMBERS = 1 << 24
@@ -51,73 +52,6 @@ _MAX_ROWS = 2048
 _OF_SPACE = ("bounds", "tree", "integer_features", "categorical_features", "fill")
 
 Feasible = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Values:
-    """What ``d`` columns may hold: any number, any integer, or the values in a list.
-
-    The values in a list have *positions* 0, 1, 2, ...; integers and real numbers are
-    their own positions, so that one expression serves columns of all kinds.
-
-    Args:
-        whole: ``d`` booleans: columns of integers.
-        listed: ``d`` booleans: columns with a list.
-        ordered: ``d`` booleans: the discrete columns in which neighbouring positions
-            are alike (integers), so that a search steps along them; in the others
-            (categoricals) it tries all values.
-        table: ``d x w`` listed values, ascending, followed by at least one infinity.
-    """
-
-    whole: Tensor
-    listed: Tensor
-    ordered: Tensor
-    table: Tensor
-
-    @property
-    def discrete(self) -> Tensor:
-        """``d`` booleans: columns of integers or with a list."""
-        return self.whole | self.listed
-
-    def take(self, columns: Tensor) -> Values:
-        """The same of some columns."""
-        parts = (self.whole, self.listed, self.ordered, self.table)
-        return Values(*(part[columns] for part in parts))
-
-    def position(self, X: Tensor) -> Tensor:
-        """``n x d`` positions of the nearest admissible values."""
-        at = X.mT.contiguous()
-        right = torch.searchsorted(self.table, at).clamp(1, self.table.shape[1] - 1)
-        left = right - 1
-        near = at - self.table.gather(1, left) <= self.table.gather(1, right) - at
-        listed = torch.where(near, left, right).mT.to(X)
-        return torch.where(self.listed, listed, torch.where(self.whole, X.round(), X))
-
-    def value(self, position: Tensor) -> Tensor:
-        """``n x d`` admissible values at these positions."""
-        index = position.mT.clamp(0, self.table.shape[1] - 1).long()
-        return torch.where(self.listed, self.table.gather(1, index).mT, position)
-
-    def snap(self, X: Tensor) -> Tensor:
-        """``n x d`` nearest admissible values."""
-        return self.value(self.position(X))
-
-    def inside(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and last admissible values in ``[lower, upper]``, ``n x d`` each.
-
-        The first is above the last where there is none.
-        """
-        table, end = self.table, self.table.shape[1] - 1
-        first = torch.searchsorted(table, lower.mT.contiguous()).clamp_max(end)
-        last = torch.searchsorted(table, upper.mT.contiguous(), right=True) - 1
-        low, high = table.gather(1, first).mT, table.gather(1, last.clamp_min(0)).mT
-        high = torch.where(last.mT >= 0, high, -torch.inf)
-        return (
-            torch.where(self.listed, low, torch.where(self.whole, lower.ceil(), lower)),
-            torch.where(
-                self.listed, high, torch.where(self.whole, upper.floor(), upper)
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -201,6 +135,13 @@ class Problem:
         table = _padded(lists, torch.nan, self.bounds)
         places, columns = torch.tensor(by_value).reshape(-1, 2).to(table.device).mT
         return places, columns, table
+
+    @cached_property
+    def room(self) -> np.ndarray:
+        """``d`` differences up to which two points are the same."""
+        room = _SAME.get(self.bounds.dtype, 1e-5) * (self.bounds[1] - self.bounds[0])
+        # of a discrete column, what is no step to the next value
+        return torch.minimum(room, 0.25 * self.values.gap).cpu().numpy()
 
     @property
     def is_restricted(self) -> bool:
@@ -478,9 +419,9 @@ def _check_scale(bounds: Tensor, space: SearchSpace) -> None:
     # Categories are looked up whatever the bounds are.
     for c in sorted(columns - space.categorical_features.keys()):
         lo, hi = space.bounds[:, c].tolist()
-        room = slack((lo, hi))
+        least, most = with_slack((lo, hi), c in space.integer_features)
         here = bounds[:, c].tolist()
-        if here[0] < lo - room or here[1] > hi + room:
+        if here[0] < least or here[1] > most:
             raise ValueError(
                 "bounds: expected those of the space that the tree belongs to, or "
                 f"narrower ones, {lo} to {hi} for column {c} ({space.names[c]!r}), got "
@@ -597,8 +538,8 @@ def _fixed(
             )
         value = check_number(name, v)
         lo, hi = bounds[:, col].tolist()
-        room = slack((lo, hi))
-        if not lo - room <= value <= hi + room:
+        least, most = with_slack((lo, hi), col in whole)
+        if not least <= value <= most:
             raise ValueError(
                 f"{name}: expected a number within the bounds, {lo} to {hi}, got {v}."
             )
@@ -763,7 +704,7 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     # NumPy: an operation on arrays of this size takes a third of that of torch
     x, other, bounds = (t.cpu().numpy() for t in (X, known, problem.bounds))
     width = bounds[1] - bounds[0]
-    room = _SAME.get(X.dtype, 1e-5) * width
+    room = problem.room
     if problem.min_distance:
         near = problem.min_distance * width
         near[problem.discrete] = 0.0  # the next value of a list is another point

@@ -13,6 +13,7 @@ __all__ = [
     "check_number",
     "check_seed",
     "check_values",
+    "later_seed",
 ]
 
 import math
@@ -133,3 +134,8 @@ def check_seed(seed: Any) -> int | None:
             f"seed: expected an integer of at most 64 bits, or None, got {seed!r}."
         )
     return number
+
+
+def later_seed(seed: int, n: int) -> int:
+    """The ``n``-th seed after ``seed``; after the largest one come 0, 1, ..."""
+    return seed + n if seed + n in _SEEDS else seed + n - _SEEDS.stop

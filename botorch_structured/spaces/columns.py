@@ -25,6 +25,8 @@ from botorch_structured.spaces.conditions import And, Condition
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
 _MAX_FLOAT = sys.float_info.max
+# The largest numbers whose differences models can square.
+_MAX_INPUT = 1e150
 
 Span = tuple[float, float]
 
@@ -130,14 +132,33 @@ def _written(value: Any) -> Any:
     return value.strip() if number is None else float(number)
 
 
+def _truth(text: str) -> bool | None:
+    """What tables write for True and False; Excel and R do so in capitals."""
+    word = text.strip().lower()
+    if word in ("true", "false"):
+        return word == "true"
+    number = _read(text)
+    return bool(number) if number in (0, 1) else None
+
+
 def _refuse(column: Column, value: Any) -> NoReturn:
     raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
 
 
-def slack(bounds: tuple[float, float]) -> float:
-    """How far beyond ``bounds`` still counts as rounding."""
+def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
+    """The bounds, and what beyond them still counts as rounding.
+
+    Args:
+        bounds: The bounds.
+        whole: Whether the column holds integers. Then what counts at an end is the size
+            of that end: from 1 to 1e12, 0 is not rounding.
+    """
     lo, hi = bounds
-    return _SLACK * max(hi - lo, abs(lo), abs(hi))
+    room = _SLACK * max(hi - lo, abs(lo), abs(hi))
+    if not whole:
+        return lo - room, hi + room
+    below, above = (min(room, max(0.25, _SLACK * abs(end))) for end in bounds)
+    return lo - below, hi + above
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -187,7 +208,7 @@ class FloatColumn:
     ) -> None:
         self.name, self.log = name, log
         self.lower, self.upper = float(lower), float(upper)
-        _check_limits(name, lower, upper, log, _MAX_FLOAT)
+        _check_limits(name, lower, upper, log, _MAX_FLOAT if log else _MAX_INPUT)
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
         self._originals: dict[float, float] = {}
@@ -344,7 +365,7 @@ class CategoricalColumn:
 
         ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
         is none of them may be one that a table has written: as text, or a number that
-        was text, or nothing at all for None.
+        was text, TRUE or 1 for True, or nothing at all for None.
         """
         value = native(value)
         equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
@@ -356,6 +377,9 @@ class CategoricalColumn:
         else:
             text = _written(value)
             alike = [i for i, c in enumerate(self.choices) if _written(c) == text]
+            truth = _truth(value) if isinstance(value, str) else None
+            if not alike and truth is not None:
+                alike = [i for i, c in enumerate(self.choices) if c is truth]
         if len(alike) != 1:
             _refuse(self, value)
         return alike[0]

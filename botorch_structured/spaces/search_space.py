@@ -35,7 +35,7 @@ from botorch_structured.spaces.columns import (
     described,
     is_blank,
     is_same_parameter,
-    slack,
+    with_slack,
 )
 from botorch_structured.spaces.conditions import And, Atom, Between, Condition, Or
 from botorch_structured.spaces.decomposition import (
@@ -326,8 +326,12 @@ class SearchSpace:
 
         They have "C" where ``.names`` has "C@1", see `from_dictionaries`.
         """
+        return [self._shown(name) for name in self.names]
+
+    def _shown(self, name: str) -> str | None:
+        """The same of a column or a constant."""
         own = self._dictionaries
-        return [name if own is None else own.outer(name) for name in self.names]
+        return name if own is None else own.outer(name)
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""
@@ -848,9 +852,11 @@ class SearchSpace:
             )
 
     def _inside(self, X: Tensor) -> Tensor:
-        room = torch.tensor([slack(c.bounds) for c in self.columns])
-        bounds, room = self.bounds.to(X), room.to(X)
-        return (X >= bounds[0] - room) & (X <= bounds[1] + room)
+        whole = [c in self.integer_features for c in range(self.dim)]
+        pairs = zip((c.bounds for c in self.columns), whole, strict=True)
+        ends = torch.tensor([with_slack(*p) for p in pairs], dtype=torch.double)
+        low, high = ends.reshape(-1, 2).to(X).mT
+        return (X >= low) & (X <= high)
 
 
 def _generator(seed: int | None) -> torch.Generator | None:

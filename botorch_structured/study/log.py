@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["StudyLog", "describe"]
+__all__ = ["StudyLog", "describe", "writable"]
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.columns import described
+from botorch_structured.spaces.columns import CategoricalColumn, described
 
 try:
     import fcntl
@@ -82,8 +82,10 @@ def describe(space: SearchSpace) -> dict[str, str]:
     """What tells a space from another: a text for each parameter, and what it forbids.
 
     Raises:
-        ValueError: A choice has no text that is the same in every process.
+        ValueError: A choice has no text that is the same in every process, or one that
+            is read as another choice.
     """
+    _check_choices(space)
     tree = space.tree
     texts = {}
     for i, column in enumerate(space.columns):
@@ -107,6 +109,51 @@ def describe(space: SearchSpace) -> dict[str, str]:
         kind = getattr(space._feasible, "__qualname__", type(space._feasible).__name__)
         texts["feasible"] = kind
     return texts
+
+
+def writable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON gives back as it was; other choices are read as their texts, too."""
+    plain = (str, int, float, bool, type(None))
+    return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}
+
+
+def _check_choices(space: SearchSpace) -> None:
+    """Raise for a choice that would not be read as itself from a file."""
+    named = [
+        (column.name, column)
+        for column in space.columns
+        if isinstance(column, CategoricalColumn)
+    ]
+    named += [(c.name, CategoricalColumn(c.name, [c.value])) for c in space.constants]
+    for inner, column in named:
+        name = space._shown(inner) or inner
+        for i, choice in enumerate(column.choices):
+            if _has_set(choice):
+                problem = "a set, whose text has another order in another process"
+            elif not _comes_back(column, i):
+                problem = "whose text is also that of another choice, or of none"
+            else:
+                continue
+            raise ValueError(
+                "log: expected choices that a file can hold, such as texts and "
+                f"numbers, got {_cut(repr(choice))} for {name!r}, {problem}."
+            )
+
+
+def _has_set(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_set, value.items()))
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_set, value))
+    return isinstance(value, (set, frozenset))
+
+
+def _comes_back(column: CategoricalColumn, i: int) -> bool:
+    line = json.dumps(writable({"": column.choices[i]}))
+    try:
+        return column.position(json.loads(line)[""]) == i
+    except ValueError:
+        return False
 
 
 class StudyLog:

@@ -23,7 +23,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_number, check_seed
+from botorch_structured.spaces.arguments import (
+    check_count,
+    check_number,
+    check_seed,
+    later_seed,
+)
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.custom import (
     AcquisitionMaker,
@@ -31,7 +36,7 @@ from botorch_structured.study.custom import (
     suggest_with,
 )
 from botorch_structured.study.held import Point, hold, read_fixed
-from botorch_structured.study.log import StudyLog, describe
+from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.outcomes import Outcomes, read_metadata
 from botorch_structured.study.space import read_space
 from botorch_structured.study.table import read_table
@@ -307,7 +312,7 @@ class Study:
             configs = self._decode(new)
             self._append(
                 {
-                    "asked": [_writable(c) for c in configs],
+                    "asked": [writable(c) for c in configs],
                     "x": new,
                     "fitted": len(self._trials) in self._fitted,
                 }
@@ -395,7 +400,7 @@ class Study:
         self._append(
             *(
                 {
-                    "told": _writable(config),
+                    "told": writable(config),
                     "values": row["values"] or None,
                     **{k: v for k, v in row.items() if k != "values" and v != {}},
                 }
@@ -498,7 +503,8 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        parameters = {*self.space.names, *(c.name for c in self.space.constants)}
+        names = [*self.space.names, *(c.name for c in self.space.constants)]
+        parameters = {shown for name in names if (shown := self.space._shown(name))}
         self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:
@@ -702,7 +708,7 @@ class Study:
                 outcomes,
                 q,
                 X_pending,
-                self.seed + n,
+                later_seed(self.seed, n),
                 *self._functions,
                 fixed_features=held,
             )
@@ -717,7 +723,7 @@ class Study:
                     q=q,
                     X_pending=X_pending,
                     start_from=start,
-                    seed=self.seed + n,
+                    seed=later_seed(self.seed, n),
                     fixed_features=held,
                     **self._data(n),
                 )
@@ -757,7 +763,10 @@ class Study:
             if self._fitted[k] is None:
                 start = last if k > _WARM_ABOVE else None
                 self._fitted[k] = fit_surrogates(
-                    self.space, start_from=start, seed=self.seed + k, **self._data(k)
+                    self.space,
+                    start_from=start,
+                    seed=later_seed(self.seed, k),
+                    **self._data(k),
                 )
             last = self._fitted[k]
         return last
@@ -766,7 +775,7 @@ class Study:
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]
     ) -> list[Point]:
         """Random points that are not known."""
-        known, seed = {*self._points, *busy}, self.seed + len(self._trials)
+        known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
         X = self.space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
 
         def new_ones() -> list[Point]:
@@ -789,9 +798,3 @@ class Study:
 def _is_near(k: int, n: int) -> bool:
     """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
     return k // _COLD_EVERY == n // _COLD_EVERY
-
-
-def _writable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON gives back as it was; other choices are read as their texts, too."""
-    plain = (str, int, float, bool, type(None))
-    return {k: v if isinstance(v, plain) else str(v) for k, v in config.items()}

@@ -29,8 +29,8 @@ def read_table(
             a ``ValueError`` for what is wrong, which is raised with the line.
 
     Raises:
-        ValueError: A name is both a parameter and an outcome, a column is missing, a
-            row has too many cells or too few, or ``check`` says so.
+        ValueError: A name is both a parameter and an outcome, a column is missing or
+            there twice, a row has too many cells or too few, or ``check`` says so.
     """
     if clash := set(parameters) & {*outcomes, _COST}:
         raise ValueError(
@@ -43,6 +43,12 @@ def read_table(
     with open(path, newline="", encoding="utf-8-sig") as file:  # Excel begins with BOM
         table = csv.DictReader(file)
         columns = list(table.fieldnames or ())
+        repeated = {c for c in columns if c.strip() and columns.count(c) > 1}
+        if repeated:
+            raise ValueError(
+                f"{path} line 1: expected each column once, got {sorted(repeated)} "
+                "more than once."
+            )
         if missing := [name for name in outcomes if name not in columns]:
             raise ValueError(
                 f"{path} line 1: expected columns {list(outcomes)}, got none for "

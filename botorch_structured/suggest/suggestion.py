@@ -80,7 +80,8 @@ def suggest(
     Several points are chosen one after the other. For each, the models are conditioned
     on their own means at the points that are pending, so that no two are alike. In
     which units outcomes are does not matter; numbers beyond 1e123 (1e15 in single
-    precision) count as that.
+    precision) count as that, and outcomes with a standard deviation below 1e-153
+    (1e-18) as equal, with a warning.
 
     Of a path whose evaluations all failed nothing is known but that: it gets the next
     points, the best ones on it, until one does not fail, or three did. No more than

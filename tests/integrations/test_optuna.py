@@ -570,3 +570,14 @@ def test_float_grids() -> None:
 
     study = ended(make_study(StructuredSampler(seed=0)), objective, 8)
     assert all(d._contains(trial.params["x"]) for trial in study.trials)
+
+
+@pytest.mark.parametrize("seed", [2**64 - 3, -1])
+def test_seeds_next_to_the_ends(seed: int) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        if trial.number == 4:  # drawn, as no trial has shown it before
+            trial.suggest_float("y", 0, 1)
+        return trial.suggest_float("x", 0, 1)
+
+    study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
+    assert len(ended(study, objective, 7).trials) == 7

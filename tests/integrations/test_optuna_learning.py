@@ -275,3 +275,34 @@ def test_a_value_out_of_range_becomes_the_nearest() -> None:
     assert Parameter("p", FloatDistribution(0, 1, step=0.25)).nearest(0.9) == 1.0
     assert Parameter("p", IntDistribution(2, 8, step=2)).nearest(100) == 8
     assert Parameter("p", FloatDistribution(0, 1)).nearest(-3.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "low, high, step",
+    [
+        (2**40, 2**42, 4096),
+        (10**12 + 1, 2 * 10**12 - 1, 7),
+        (-(2**53), 2**53, 1 << 20),
+        (1, 2**53, 2),
+    ],
+)
+def test_large_integers_are_on_their_grid(low: int, high: int, step: int) -> None:
+    distribution = IntDistribution(low, high - (high - low) % step, step=step)
+    parameter = Parameter("k", distribution)
+    drawn = [parameter.draw(seed) for seed in range(20)]
+    column = parameter.column("k")
+    ends = [parameter.value(column.decode(x)) for x in column.bounds]
+    assert ends == [distribution.low, distribution.high]
+    for value in [*drawn, *ends]:
+        assert type(value) is int and distribution.low <= value <= distribution.high
+        assert (value - distribution.low) % step == 0
+        assert parameter.value(parameter.entry(value)) == value
+
+
+def test_steps_do_not_round_beyond_the_bounds() -> None:
+    # high is 3 x 0.333...3, the largest multiple of the step
+    distribution = FloatDistribution(0.0, 0.9999999999999999, step=1 / 3)
+    parameter = Parameter("x", distribution)
+    assert parameter.value(3) == distribution.high
+    fine = Parameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
+    assert [fine.value(k) for k in range(5)] == [1e13 + k / 2 for k in range(5)]

@@ -298,8 +298,11 @@ def test_a_score_for_failures() -> None:
 def test_errors_are_raised_where_that_is_asked_for() -> None:
     with pytest.raises(RuntimeError, match="it does not fit"):
         search(Peak(fail="right"), error_score="raise").fit(X, y)
-    with pytest.raises(ValueError, match="fits failed"):
-        search(Peak(fail="always"), n_iter=3).fit(X, y)
+    with pytest.raises(ValueError, match="All the 21 fits failed") as failure:
+        search(Peak(fail="always"), n_iter=7).fit(X, y)
+    text = str(failure.value)
+    assert "21 fits failed with the following error" in text
+    assert text.count("RuntimeError: it does not fit") == 1
     with pytest.raises(ValueError, match="Invalid parameter 'z'"):
         search(space={"z": (0.0, 1.0)}).fit(X, y)
 

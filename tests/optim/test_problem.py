@@ -496,6 +496,25 @@ def test_a_distance_is_kept_in_continuous_columns_only() -> None:
     assert is_known(problem, X, known).tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+def test_values_of_wide_discrete_columns_are_told_apart(dtype: torch.dtype) -> None:
+    # column 0 is an integer, column 1 a list, column 2 moves continuously
+    tree = ParameterTree(3, {})
+    bounds = torch.tensor([[1.0, 1.0, 0.0], [1e12, 1e12, 1e12]], dtype=dtype)
+    problem = make_problem(bounds, tree, [0], {1: [1.0, 3.0, 1e9, 1e12]})
+    known = torch.tensor([[5.0, 3.0, 7.0]], dtype=dtype)
+    X = [[5, 3, 7], [5, 3, 8], [6, 3, 7], [4, 3, 7], [5, 1, 7], [5, 1e9, 7]]
+    expected = [True, True, False, False, False, False]
+    assert is_known(problem, torch.tensor(X, dtype=dtype), known).tolist() == expected
+
+
+def test_zero_is_beyond_the_bounds_of_a_wide_integer() -> None:
+    bounds = torch.tensor([[1.0], [1e12]], dtype=torch.double)
+    for value in (0, -1e5, 1e12 + 1e8):
+        with pytest.raises(ValueError, match=r"features\[0\]: expected a number w"):
+            make_problem(bounds, ParameterTree(1, {}), [0], fixed_features={0: value})
+
+
 # -- Points to look around ----------------------------------------------------------
 
 TRAIN_X = torch.tensor(

@@ -505,6 +505,15 @@ def test_configurations_that_are_refused(change: dict, message: str) -> None:
         space.encode([config])
 
 
+def test_the_rounding_of_an_integer_is_that_of_its_end() -> None:
+    space = SearchSpace.from_dictionaries({"x": (1, 10**12, "log")})
+    for x, value in [(0.9, 1), (1e12 + 1e5, 10**12)]:
+        assert space.decode(torch.tensor([[x]], dtype=torch.double)) == [{"x": value}]
+    for x in (0.0, -1e5, 1e12 + 1e7):  # the logarithm of 0 is no number
+        with pytest.raises(ValueError, match="expected numbers in"):
+            space.decode(torch.tensor([[x]], dtype=torch.double))
+
+
 def test_decode_clamps_rounding_and_refuses_more() -> None:
     space = SearchSpace(["x", "n"], [[0.0, 1.0], [1.0, 5.0]], integer_features=[1])
     X = torch.tensor([[1 + 1e-9, 5.2], [-1e-9, 0.6]], dtype=torch.double)

@@ -375,6 +375,49 @@ def test_every_suggestion_comes_back(space: Any, tmp_path: Path) -> None:
         assert (again.trials, again.pending) == before
 
 
+class Named:
+    """What has no text of its own but its class."""
+
+    def __repr__(self) -> str:
+        return "Named"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [frozenset("ab"), frozenset("cd")],
+        [("x", frozenset("ab")), ("y", 1)],
+        [(1, 2), "(1, 2)"],
+        [Named(), Named()],
+    ],
+)
+def test_choices_that_are_not_read_as_themselves(tmp_path: Path, choices: Any) -> None:
+    with pytest.raises(ValueError, match="that a file can hold.* for 'a', "):
+        Study({"a": choices}, log=tmp_path / "log.jsonl")
+    assert not list(tmp_path.iterdir())
+    assert Study({"a": choices}).ask()  # without a file they will do
+
+
+def test_a_constant_set(tmp_path: Path) -> None:
+    space = {"a": [frozenset("ab")], "x": (0.0, 1.0)}
+    with pytest.raises(ValueError, match="a file can hold.* for 'a', a set"):
+        Study(space, log=tmp_path / "log.jsonl")
+
+
+def test_choices_that_are_read_as_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    choices = [1, True, "1", 1.5, None, (1, 2), "(1,2)", b"x", Named()]
+    fixed = (None, {"k": [1]})
+    space = {"a": choices, "b": [fixed], "c": [float("nan"), 2.0]}
+    study = Study(space, log=path, seed=0)
+    study.tell_many(
+        [{"a": a, "b": fixed, "c": c} for a in choices for c in space["c"]],
+        list(range(18)),
+    )
+    again = Study(space, log=path)
+    assert [repr(t) for t in again.trials] == [repr(t) for t in study.trials]
+
+
 def test_the_log_is_json(lines: list[bytes]) -> None:
     header, asked, told, *_ = map(json.loads, lines)
     assert header["objectives"] == {"value": "minimize"}

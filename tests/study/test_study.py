@@ -103,6 +103,13 @@ def test_configurations_that_run_elsewhere_count_as_pending() -> None:
     assert outside.pending == [second]
 
 
+@pytest.mark.parametrize("high", [10**10, 10**12])
+def test_the_lower_end_of_a_wide_integer_is_searched(high: int) -> None:
+    study = Study({"x": (1, high, "log")}, seed=0)
+    study.optimize(lambda c: abs(math.log10(c["x"]) - 1.5), 15, progress=False)
+    assert study.best[1] < 0.1
+
+
 def test_fixed_parameters_are_held() -> None:
     """In starts, random points and suggestions; ``fixed`` columns of `suggest`."""
     space = SearchSpace.from_dictionaries(
@@ -307,6 +314,26 @@ def test_the_seed_is_drawn_once() -> None:
     first = Study(SPACE)
     assert first.seed != Study(SPACE).seed
     assert Study(SPACE, seed=first.seed).ask(4) == first.ask(4)
+
+
+@pytest.mark.parametrize("seed", [2**64 - 5, 2**64 - 1, -1, -(2**63)])
+def test_after_the_largest_seed_comes_zero(seed: int) -> None:
+    X = points(run(Study(SPACE, seed=seed), 7))
+    Y = -PROBLEM(X[:6]).unsqueeze(-1)
+    x = suggest(SPACE, X[:6], Y, seed=(seed + 6) % 2**64).X
+    assert torch.equal(X[6:], x)
+    # random points, of which there are more while all fail
+    study = Study(SPACE, seed=seed)
+    for config in study.ask(4):
+        study.tell(config, None)
+    assert study.ask()
+
+
+@pytest.mark.parametrize("bounds", [(-1e308, 1e308), (1e308, 1.7e308), (0.0, 1e200)])
+def test_bounds_that_models_cannot_square(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"'x': .*no number above 1e\+150 in size"):
+        Study({"x": bounds})
+    assert 1.0 <= Study({"x": (1.0, 1e308, "log")}).ask()[0]["x"] <= 1e308
 
 
 def test_a_configspace_will_do() -> None:

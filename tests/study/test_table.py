@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,8 @@ def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
         ("a,loss\n0.5,1,2\n", "line 2: expected 2 cells as in line 1"),
         ("a,Loss\n0.5,1\n", r"line 1: expected columns \['loss'\]"),
         ("", "line 1: expected columns"),
+        ("a,a,loss\n0.5,0.6,1\n", r"line 1: expected each column once, got \['a'\]"),
+        ("a,loss,loss\n0.5,1,2\n", r"line 1: expected each .* got \['loss'\]"),
         ("a,loss,cost\n0.5,1,-3\n", "line 2: cost: expected a positive number"),
     ],
 )
@@ -64,3 +67,56 @@ def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None
     assert not study.trials
     with pytest.raises(ValueError, match="objectives: expected other names"):
         Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
+
+
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    study = Study({"a": (0.0, 1.0)})
+    study.read_csv(table(tmp_path, "a,value,,\n0.5,1,,\n"))
+    assert study.best == ({"a": 0.5}, 1.0)
+
+
+def test_a_name_of_several_columns_clashes_with_an_outcome(tmp_path: Path) -> None:
+    dictionaries = [{"m": ["a"], "C": 1}, {"m": ["b"], "C": (0.0, 2.0)}]
+    dictionaries += [{"m": ["c"], "k": 1}, {"m": ["d"], "k": 2}]
+    for name in ("C", "k"):
+        study = Study(dictionaries, {name: "minimize"})
+        with pytest.raises(ValueError, match=rf"other names than .* got \['{name}'\]"):
+            study.read_csv(table(tmp_path, f"m,{name}\na,1\n"))
+    # the decision between these has that name, and is not shown
+    space = SearchSpace.from_dictionaries([{"a": (0.0, 1.0)}, {"b": (0.0, 1.0)}])
+    study = Study(space, {space.names[0]: "minimize"})
+    study.read_csv(table(tmp_path, f"a,b,{space.names[0]}\n0.5,,1\n"))
+    assert study.best == ({"a": 0.5}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "cells"),
+    [
+        ([True, False], {"TRUE": True, "false": False, " true ": True, "False": False}),
+        ([True, False], {"1": True, "0": False, "1.0": True}),
+        ([True, False, None], {"TRUE": True, "0": False, "": None}),
+        ([True, 1, 0], {"TRUE": True, "True": True, "1": 1, "0": 0}),
+        ([True, "TRUE"], {"TRUE": "TRUE", "true": True}),
+        ([True, "x"], {"x": "x", "1": True}),
+    ],
+)
+def test_booleans_of_other_programs(
+    tmp_path: Path, choices: list[Any], cells: dict[str, Any]
+) -> None:
+    study = Study({"a": choices, "x": (0.0, 1.0)})
+    lines = [f"{cell},0.5,1" for cell in cells]
+    study.read_csv(table(tmp_path, "\n".join(["a,x,value", *lines])))
+    assert [repr(t.config["a"]) for t in study.trials] == list(
+        map(repr, cells.values())
+    )
+
+
+def test_other_texts_are_no_booleans(tmp_path: Path) -> None:
+    for choices, cell in [
+        ([True, False], "2"),
+        ([True, None], "yes"),
+        ([0, 1], "TRUE"),
+    ]:
+        study = Study({"a": choices, "x": (0.0, 1.0)})
+        with pytest.raises(ValueError, match="line 2: .*'a': expected one of"):
+            study.read_csv(table(tmp_path, f"a,x,value\n{cell},0.5,1\n"))

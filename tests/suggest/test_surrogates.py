@@ -117,6 +117,26 @@ def test_the_largest_floats_are_bad_or_good_outcomes(sign: float) -> None:
         assert found.X.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "small", "too_small"),
+    [(torch.double, 1e-152, [1e-157, 1e-300]), (torch.float, 1e-17, [1e-20, 1e-35])],
+)
+def test_units_down_to_those_whose_squares_are_no_numbers(
+    dtype: torch.dtype, small: float, too_small: list[float]
+) -> None:
+    space, X, Y = data()
+    X, Y = X.to(dtype), Y[:, :1].to(dtype)
+    usual, tiny = (suggest(space, X, Y * unit, seed=0).X for unit in (1.0, small))
+    torch.testing.assert_close(usual, tiny, rtol=0.0, atol=0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        equal = suggest(space, X, torch.zeros_like(Y), seed=0).X
+    for unit in too_small:
+        with pytest.warns(UserWarning, match="deviation from .*they count as equal"):
+            x = suggest(space, X, Y * unit, seed=0).X
+        torch.testing.assert_close(x, equal, rtol=0.0, atol=0.02)
+
+
 def test_all_but_one_failed() -> None:
     space, X, Y = data()
     Y = Y.index_fill(0, torch.arange(1, 10), -math.inf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Parameter", "Values"]
 
 import math
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -101,10 +102,12 @@ class Parameter:
         """The value of the trial for what configurations of the space have."""
         if self.is_choice:
             return self.distribution.choices[self._labels.index(entry)]
-        if self.step is not None:
-            entry = min(self._low + entry * self.step, self._high)
-            entry = float(f"{entry:.12g}")  # 0.3 for 3 steps of 0.1
-        return int(entry) if self.is_integer else float(entry)
+        if self.step is None:
+            return int(entry) if self.is_integer else float(entry)
+        # as it is written: 3 steps of 0.1 are 0.3, and digits of integers are exact
+        low, step = Decimal(str(self._low)), Decimal(str(self.step))
+        value = min(low + int(entry) * step, Decimal(str(self._high)))
+        return int(value) if self.is_integer else float(value)
 
     def number(self, value: Any) -> float:
         """Where a value of the trial is on the axis of the column."""

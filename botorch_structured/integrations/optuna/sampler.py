@@ -34,7 +34,7 @@ from botorch_structured.integrations.optuna.spaces import (
     possible,
 )
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import CategoricalColumn, Column
 from botorch_structured.study import Study
 
@@ -225,7 +225,8 @@ class StructuredSampler(BaseSampler):
                 f"know of it. {self._way_out(param_name)} This warning can be switched "
                 "off with warn_independent_sampling=False."
             )
-        numbers = (self._seed, trial.number, zlib.crc32(param_name.encode()))
+        seed = self._seed % (1 << 64)  # NumPy takes no negative ones
+        numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _way_out(self, name: str) -> str:
@@ -380,7 +381,7 @@ class StructuredSampler(BaseSampler):
                 values.append(outcomes.value(other))
             elif other.state == TrialState.RUNNING:
                 pending.append(config)
-        seed = self._seed + number
+        seed = later_seed(self._seed, number)
         arguments = {**outcomes.arguments, **self._arguments}
         if self._declared is None:
             arguments["starts"] = []  # what nobody has tried has been tried above

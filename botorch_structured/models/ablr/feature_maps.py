@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from botorch_structured._botorch_names import BatchNorm, DropoutNd
 from botorch_structured.models.ablr.processes import Processes
+from botorch_structured.spaces.arguments import later_seed
 
 # Standard deviations of weights, times 1 / sqrt(fan-in), and of biases at the start: a
 # network in which inputs on [-1, 1] use the bent part of tanh, so that functions drawn
@@ -181,7 +182,8 @@ class TanhNetwork(Module):
 
     def _drawn(self) -> dict[str, list[Tensor]]:
         """The same for a seed whatever dtype and device."""
-        generator = torch.Generator().manual_seed(self.seed + self.number)
+        seed = later_seed(self.seed, self.number)
+        generator = torch.Generator().manual_seed(seed)
         drawn: dict[str, list[Tensor]] = {}
         for kind, parameters in self._groups():
             drawn[kind] = []
