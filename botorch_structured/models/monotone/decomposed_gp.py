@@ -276,7 +276,8 @@ class DecomposedGP(ModelListGP):
         conditioned = []
         for i, model in enumerate(self._with_data):
             own = {}
-            if noise is not None and _has_fixed_noise(model):
+            # of fantasies any component takes it
+            if noise is not None and (fantasize_flag.on() or _has_fixed_noise(model)):
                 own["noise"] = noise[..., i : i + 1]
             one = model.condition_on_observations(
                 X[i], Y[..., i : i + 1], **own, **kwargs
