@@ -285,6 +285,19 @@ class DecomposedGP(ModelListGP):
             conditioned.append(one)
         return self._with_models(conditioned)
 
+    def get_fantasy_model(
+        self, inputs: Sequence[Any], targets: Sequence[Tensor], **kwargs: Any
+    ) -> DecomposedGP:
+        """The model with more data, known components as they are.
+
+        Args:
+            inputs: Transformed inputs, for each component with data.
+            targets: Transformed outcomes, for each component with data.
+            kwargs: See ``gpytorch.models.IndependentModelList``.
+        """
+        learned = super().get_fantasy_model(inputs, targets, **kwargs)
+        return self._with_models(list(learned.models))
+
     def fantasize(
         self,
         X: Tensor,
