@@ -265,8 +265,14 @@ class FastInference(ExactGP):
             train_inputs=inputs,
             train_prior_dist=self.forward(*inputs),
             train_labels=self.train_targets,
-            likelihood=likelihood_of_rows(self._noise_of_rows(inputs[0])),
+            likelihood=self._likelihood_of_rows(inputs[0]),
         )
+
+    def _likelihood_of_rows(self, X: Tensor) -> Likelihood:
+        """That of the training outcomes, at transformed inputs."""
+        if self._fantasy_noise is None:
+            return self.likelihood
+        return likelihood_of_rows(self._noise_of_rows(X))
 
     def _noise_of_rows(self, X: Tensor) -> Tensor:
         """Noise variances of the training outcomes, ``batch_shape x n``.
@@ -470,6 +476,8 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
             known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if not (known or X.shape[-2]):
+                noise = None  # BoTorch's fantasies at no points, noise of no rows
             if noise is not None and not known:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "

@@ -291,6 +291,31 @@ def test_components_take_the_noise() -> None:
     torch.testing.assert_close(found.mean.mean(0), model.posterior(x).mean)
 
 
+def test_paths_of_a_tree_with_known_noise() -> None:
+    """The weights of paths, too, are those given the noise of each row."""
+    X, Y = data()
+    own = {"train_Yvar": torch.full_like(Y, 0.3), "outcome_transform": None}
+    model = noisy(TreeStructuredGP(X, Y, TREE, outcome_transform=None))
+    twin = TreeStructuredGP(X, Y, TREE, **own).eval()
+    twin.covar_module = copy.deepcopy(model.covar_module)
+    twin.mean_module = copy.deepcopy(model.mean_module)
+    x, noise = points(5, seed=4), torch.tensor([[0.9]])
+    for new_X in (points(3, 1), points(1)):
+        one, other = (fantasies(m, new_X, noise) for m in (model, twin))
+        for posterior in ("path_posterior", "posterior"):
+            found, expected = (getattr(m, posterior)(x) for m in (one, other))
+            torch.testing.assert_close(found.mean, expected.mean)
+            torch.testing.assert_close(found.variance, expected.variance)
+
+
+@KINDS
+def test_fantasies_at_no_points(kind: str) -> None:
+    model = noisy(MAKE[kind](*data(), outcome_transform=None))
+    x = points(4)
+    found = fantasies(model, points(0), torch.tensor([[0.5]])).posterior(x).mean
+    torch.testing.assert_close(found, model.posterior(x).mean.expand(2, 4, 1))
+
+
 def test_known_noise_of_one_row() -> None:
     X, Y = data(n=1)
     Yvar = torch.full_like(Y, 0.05)
