@@ -113,8 +113,6 @@ def test_the_mean_and_the_variance_are_given_the_noise(
     kind: str, m: int, batch: tuple[int, ...]
 ) -> None:
     """Fantasies, fantasies of these with the model's own noise, and copies."""
-    if kind == "monotone" and batch:
-        pytest.skip("its sites are of one data set")
     model = noisy(MAKE[kind](*data(m, batch), outcome_transform=None))
     new_X, x = points(3, *batch, 2), points(7, seed=4)
     noise = torch.tensor([[0.5, 2.0], [1e-4, 0.1]])[:, :m]
