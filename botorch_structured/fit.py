@@ -38,6 +38,7 @@ from gpytorch.mlls import (
 from gpytorch.models import ExactGP
 from numpy.typing import NDArray
 
+from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled.chains import (
     Chains,
     ChainsWarning,
@@ -106,7 +107,7 @@ def fit_slice_sampling(
         mll_or_model: The objective, or a model, whose objective then is its
             ``ExactMarginalLogLikelihood``. One output and no batch dimension; of a
             ``ModelListGP`` or a ``SumMarginalLogLikelihood`` each model is sampled by
-            itself. It is not changed.
+            itself, of a ``DecomposedGP`` each one with data. It is not changed.
         num_samples: How many hyperparameter samples the result averages over. The cost
             of predictions is proportional to it.
         warmup: Sweeps over all parameters before the first kept one, of each chain;
@@ -122,7 +123,8 @@ def fit_slice_sampling(
     Returns:
         A ``SampledGP`` of ``num_samples`` models, in evaluation mode, with ``chains``
         (split R-hat, effective sample sizes, all draws; print it for a table). A
-        ``ModelListGP`` of them for a list of models.
+        ``ModelListGP`` of them for a list of models, and a ``DecomposedGP`` of them and
+        its known components for a ``DecomposedGP``.
 
     Raises:
         ValueError: A model that is not an exact GP with data, has several outputs or a
@@ -183,7 +185,12 @@ def fit_slice_sampling(
         kept = chains.samples[:, thinning - 1 :: thinning].transpose(1, 0, 2)
         kept = kept.reshape(-1, len(coordinates))[:num_samples]
         results.append(_mixture(mll, coordinates, kept, chains))
-    return ModelListGP(*results) if several else results[0]
+    if not several:
+        return results[0]
+    listed = getattr(mll_or_model, "model", mll_or_model)
+    if isinstance(listed, DecomposedGP):
+        return listed._with_models(results)
+    return ModelListGP(*results)
 
 
 def _mixture(

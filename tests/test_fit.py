@@ -24,6 +24,7 @@ from botorch.models import (
     SingleTaskVariationalGP,
 )
 from botorch.models.approximate_gp import ApproximateGPyTorchModel
+from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.robust_relevance_pursuit_model import (
     RobustRelevancePursuitSingleTaskGP,
 )
@@ -43,7 +44,12 @@ from scipy import stats
 from torch import Tensor
 
 from botorch_structured.fit import fit_slice_sampling
-from botorch_structured.models import ConditionalGP, MultiTaskABLR, TreeStructuredGP
+from botorch_structured.models import (
+    ConditionalGP,
+    DecomposedGP,
+    MultiTaskABLR,
+    TreeStructuredGP,
+)
 from botorch_structured.models.sampled.chains import Chains, ChainsWarning
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity
@@ -598,6 +604,31 @@ def test_lists_of_models() -> None:
     assert len(set(draws)) == 4
     with pytest.raises(ValueError, match="ModelList of 2"):
         fit_slice_sampling(models, start_from=result.models[0])
+
+
+def test_known_components_stay() -> None:
+    """A sum of parts is sampled part by part, and is the same sum afterwards."""
+    X, Y = data()
+    cost = GenericDeterministicModel(lambda X: -10.0 * X[..., :1])
+    model = DecomposedGP(with_priors_of(X, Y), cost, with_priors_of(X, -2.0 * Y))
+    before = model.posterior(X[:3]).mean
+    mll = SumMarginalLogLikelihood(model.likelihood, model)
+    result = None
+    for given in (model, mll):
+        result = fit_slice_sampling(given, seed=0, start_from=result, **SHORT)
+        assert isinstance(result, DecomposedGP) and result.num_outputs == 1
+        assert [type(part) for part in result.components] == [
+            SampledGP,
+            GenericDeterministicModel,
+            SampledGP,
+        ]
+        posterior = result.posterior(X[:3])
+        parts = [m.posterior(X[:3]).mixture_mean for m in result.models]
+        torch.testing.assert_close(posterior.mixture_mean, sum(parts) - 10 * X[:3, :1])
+        acqf = qLogExpectedImprovement(result, best_f=Y.max())
+        assert acqf(X[:2].unsqueeze(1)).shape == (2,)
+    assert all(m.chains is not None for m in result.models)
+    torch.testing.assert_close(model.posterior(X[:3]).mean, before)
 
 
 @pytest.mark.parametrize("shape", [(12, 2), (2, 12, 1)])

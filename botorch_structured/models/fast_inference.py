@@ -66,6 +66,7 @@ from gpytorch.likelihoods.noise_models import (
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
+from gpytorch.models.exact_prediction_strategies import prediction_strategy
 from linear_operator import to_linear_operator
 from linear_operator.operators import ZeroLinearOperator
 from torch import Tensor
@@ -77,6 +78,11 @@ from botorch_structured.models.checks import (
     check_new_data,
     check_points,
     raw_inputs,
+)
+from botorch_structured.models.fantasy_noise import (
+    joined_noise,
+    likelihood_of_rows,
+    noise_of_rows,
 )
 from botorch_structured.models.outcome_scale import (
     AnyScaleStandardize,
@@ -114,9 +120,12 @@ class FastInference(ExactGP):
     likelihood: Any
     mean_module: Any
     covar_module: Any
+    prediction_strategy: Any
 
     _data_caches: ClassVar[tuple[str, ...]] = ()
     _fit_caches: ClassVar[tuple[str, ...]] = ()
+    # of the last rows, where fantasies were given some: see ``fantasy_noise``
+    _fantasy_noise: Tensor | None = None
 
     # -- caches -------------------------------------------------------------------
 
@@ -129,10 +138,18 @@ class FastInference(ExactGP):
         for name in self._fit_caches:
             setattr(self, name, None)
 
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
+    def set_train_data(
+        self, inputs: Any = None, targets: Tensor | None = None, strict: bool = True
+    ) -> None:
         """Replace the training data, see ``ExactGP.set_train_data``."""
-        super().set_train_data(*args, **kwargs)
+        super().set_train_data(inputs, targets, strict)
         self._drop_caches()
+        if targets is not None:  # BoTorch sets inputs alone, transformed or not
+            self._forget_fantasies()
+
+    def _forget_fantasies(self) -> None:
+        """The rows are observations, as all outcomes were replaced."""
+        self._fantasy_noise = None
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; nothing is set where it is the mode of all modules already."""
@@ -152,6 +169,8 @@ class FastInference(ExactGP):
             if all(fn(tensor) is tensor for tensor in _tensors(self)):
                 return self
         result = super()._apply(fn)
+        if self._fantasy_noise is not None:
+            self._fantasy_noise = fn(self._fantasy_noise)
         self._clear_cache()  # GPyTorch's have the old dtype and device
         self._drop_caches()
         return result
@@ -234,13 +253,75 @@ class FastInference(ExactGP):
             fast = self._fast_posterior(x)
             if fast is not None:
                 return fast
+            self._use_given_noise()
         return super().__call__(*args, **kwargs)
+
+    def _use_given_noise(self) -> None:
+        """Have GPyTorch predict with the noise that fantasies were given."""
+        if self._fantasy_noise is None or self.prediction_strategy is not None:
+            return
+        inputs = list(self.train_inputs)
+        self.prediction_strategy = prediction_strategy(
+            train_inputs=inputs,
+            train_prior_dist=self.forward(*inputs),
+            train_labels=self.train_targets,
+            likelihood=self._likelihood_of_rows(inputs[0]),
+        )
+
+    def _likelihood_of_rows(self, X: Tensor) -> Likelihood:
+        """That of the training outcomes, at transformed inputs."""
+        if self._fantasy_noise is None:
+            return self.likelihood
+        return likelihood_of_rows(self._noise_of_rows(X))
+
+    def _noise_of_rows(self, X: Tensor) -> Tensor:
+        """Noise variances of the training outcomes, ``batch_shape x n``.
+
+        Args:
+            X: Transformed training inputs, ``batch_shape x n x d``.
+        """
+        own = noise_at(self.likelihood, X, self.train_targets.shape)
+        return noise_of_rows(own, self._fantasy_noise)
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        GPyTorch's fantasies need caches that a fast posterior leaves empty.
+        Args:
+            inputs: Transformed, ``batch_shape x n' x d``.
+            targets: Transformed, ``batch_shape' x n'``.
+            kwargs: ``noise``, the noise variances of the new data, ``batch_shape x n'``
+                (default: the inferred one). GPyTorch's own fantasies use it for the
+                variance, and the model's for the mean.
         """
+        before = self._fantasy_noise
+        noise = self._noise_to_keep(kwargs)
+        if before is None and noise is None:
+            return self._gpytorch_fantasy_model(inputs, targets, **kwargs)
+        kwargs.pop("noise", None)
+        strategy = self.prediction_strategy
+        try:
+            if before is not None:  # the strategy is one of fixed noise
+                self._fantasy_noise = self.prediction_strategy = None
+            new = self._gpytorch_fantasy_model(inputs, targets, **kwargs)
+        finally:
+            self._fantasy_noise, self.prediction_strategy = before, strategy
+        new._fantasy_noise = joined_noise(before, noise, targets)
+        new.prediction_strategy = None
+        return new
+
+    def _noise_to_keep(self, kwargs: dict[str, Any]) -> Tensor | None:
+        """Noise of fantasies that the likelihood does not take up by itself.
+
+        Args:
+            kwargs: Of ``get_fantasy_model``.
+        """
+        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        return None if known else kwargs.get("noise")
+
+    def _gpytorch_fantasy_model(
+        self, inputs: Any, targets: Tensor, **kwargs: Any
+    ) -> Any:
+        # GPyTorch's fantasies need caches that a fast posterior leaves empty
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
         return super().get_fantasy_model(inputs, targets, **kwargs)
@@ -383,7 +464,7 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
             Y: ``batch_shape' x n' x m``. Batch dimensions of the model, ``X`` and ``Y``
                 broadcast; those of ``Y`` in front are fantasies.
             noise: Noise variances, of the shape of ``Y``, for a model that was given
-                ``train_Yvar``.
+                ``train_Yvar``; of fantasies for any model, as BoTorch gives them.
             kwargs: See ``BatchedMultiOutputGPyTorchModel``.
 
         Raises:
@@ -395,6 +476,8 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
             self._check_points(X)
             batch = check_new_data(X, Y, noise, self._num_outputs, self.batch_shape)
             known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+            if not (known or X.shape[-2]):
+                noise = None  # BoTorch's fantasies at no points, noise of no rows
             if noise is not None and not known:
                 raise ValueError(
                     "noise: expected None, as this model has inferred its noise, got "
@@ -409,6 +492,17 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if noise is not None:
             kwargs["noise"] = noise
         return super().condition_on_observations(X, Y, **kwargs)
+
+    def subset_output(self, idcs: list[int]) -> Any:
+        """Fewer outputs, see ``BatchedMultiOutputGPyTorchModel``."""
+        new = super().subset_output(idcs)
+        given = self._fantasy_noise
+        if given is not None and self._num_outputs > 1:
+            batch = self.train_targets.shape[:-1]
+            shape = torch.broadcast_shapes(given.shape[:-1], batch)
+            which: Any = idcs if len(idcs) > 1 else idcs[0]
+            new._fantasy_noise = given.expand(*shape, -1)[..., which, :]
+        return new
 
     def _check_points(self, X: Tensor) -> None:
         """Raise an error for points at which no prediction is possible."""

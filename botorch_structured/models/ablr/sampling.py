@@ -15,6 +15,8 @@ import torch
 from botorch.sampling.pathwise.paths import SamplePath
 from torch import Tensor
 
+from botorch_structured.models.checks import ShapeError
+
 
 class WeightPath(SamplePath):
     """Functions of a model, given their weights.
@@ -42,13 +44,15 @@ class WeightPath(SamplePath):
 
         Args:
             x: ``... x n x d`` inputs, or with a task column, which must then say the
-                task of the output; for several outputs ``... x 1 x n x d``.
+                task of the output; for several outputs ``n x d`` or
+                ``... x 1 x n x d``.
 
         Returns:
             ``... x n``.
 
         Raises:
-            ValueError: For rows of another task than that of the output.
+            ValueError: For rows of another task than that of the output, and for
+                several outputs without the dimension that they have.
         """
         model = self.model
         model.eval()
@@ -63,7 +67,7 @@ class WeightPath(SamplePath):
                     "column, got inputs of others."
                 )
             x = model.tasks.without(x)
-        x = x if one else x.squeeze(-3)
+        x = x if one else _without_outputs(x)
         phi, prior = model._features_at(x, outputs)
         weights = self.weights.unsqueeze(-2) if one else self.weights
         values = prior + (phi @ weights.unsqueeze(-1)).squeeze(-1)
@@ -90,6 +94,16 @@ class WeightPath(SamplePath):
         if which != list(range(model.num_tasks)):
             transform = transform.subset_output(which)
         return transform.untransform(values.mT, X=x)[0].mT
+
+
+def _without_outputs(x: Tensor) -> Tensor:
+    """``... x n x d`` points of ``... x 1 x n x d`` ones, which all outputs share."""
+    if x.ndim > 2 and x.shape[-3] != 1:
+        raise ShapeError(
+            "x: expected ``n x d`` or ``... x 1 x n x d`` inputs, which all outputs "
+            f"share, got {tuple(x.shape)}."
+        )
+    return x.squeeze(-3) if x.ndim > 2 else x
 
 
 @torch.no_grad()

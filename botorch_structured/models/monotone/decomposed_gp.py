@@ -276,13 +276,27 @@ class DecomposedGP(ModelListGP):
         conditioned = []
         for i, model in enumerate(self._with_data):
             own = {}
-            if noise is not None and _has_fixed_noise(model):
+            # of fantasies any component takes it
+            if noise is not None and (fantasize_flag.on() or _has_fixed_noise(model)):
                 own["noise"] = noise[..., i : i + 1]
             one = model.condition_on_observations(
                 X[i], Y[..., i : i + 1], **own, **kwargs
             )
             conditioned.append(one)
         return self._with_models(conditioned)
+
+    def get_fantasy_model(
+        self, inputs: Sequence[Any], targets: Sequence[Tensor], **kwargs: Any
+    ) -> DecomposedGP:
+        """The model with more data, known components as they are.
+
+        Args:
+            inputs: Transformed inputs, for each component with data.
+            targets: Transformed outcomes, for each component with data.
+            kwargs: See ``gpytorch.models.IndependentModelList``.
+        """
+        learned = super().get_fantasy_model(inputs, targets, **kwargs)
+        return self._with_models(list(learned.models))
 
     def fantasize(
         self,

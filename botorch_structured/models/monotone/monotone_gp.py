@@ -73,7 +73,6 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     has_methods_of,
-    noise_at,
     with_variance_floor,
 )
 from botorch_structured.models.input_transforms import (
@@ -571,7 +570,7 @@ class MonotoneGP(FastSingleTaskGP):
         """Moments of derivatives given the data, see ``derivative_moments``."""
         X, targets = self.train_inputs[0], self.train_targets
         X = self.transform_inputs(X) if self.training else X
-        noise = noise_at(self.likelihood, X, targets.shape)
+        noise = self._noise_of_rows(X)
         modules = self.mean_module, self.covar_module
         return derivative_moments(*modules, X, targets, noise, x, columns, given_sites)
 
@@ -777,7 +776,7 @@ class MonotoneGP(FastSingleTaskGP):
             kernel, mean = self.covar_module, self.mean_module
             if kernel.batch_shape:
                 return None
-            noise = noise_at(self.likelihood, data[0], data[1].shape).detach()
+            noise = self._noise_of_rows(data[0]).detach()
             predictor = SitePredictor(kernel, mean, *data, noise)
             self._predictor = predictor
         return predictor(X)

@@ -199,6 +199,7 @@ def _is_plain(model: GPyTorchModel) -> bool:
     inputs, targets = model.train_inputs, model.train_targets
     return (
         noise_is_known(model.likelihood)
+        and getattr(model, "_fantasy_noise", None) is None
         and inputs is not None
         and len(inputs) == 1
         and inputs[0].ndim == 2

@@ -48,9 +48,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from botorch_structured._botorch_names import functorch_is_active
-from botorch_structured.models.fast_inference import (
-    with_variance_floor,
-)
+from botorch_structured.models.fantasy_noise import noise_of_rows
+from botorch_structured.models.fast_inference import with_variance_floor
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
 from botorch_structured.models.tree.leaf_moments import (
     LeafMoments,
@@ -209,6 +208,10 @@ def make_elements(model: Any) -> list[Any] | None:
     if model._fantasies is None and (X.requires_grad or targets.requires_grad):
         return None
     lead, num_rows = model._fantasies or (0, X.shape[-2])
+    given = model._fantasy_noise
+    # a row of an element has the noise of the likelihood
+    if given is not None and given.shape[-1] > X.shape[-2] - num_rows:
+        return None
     parts = nn.ModuleDict({name: getattr(model, name) for name in _PARTS})
     others = {name for name, _ in model.named_children()} - _TRANSFORMS
     bounds = [m for m in parts.modules() if isinstance(m, Interval)]
@@ -246,6 +249,7 @@ def _element(model: Any, parts: nn.ModuleDict, index: Any, num_rows: int) -> Any
         _has_transformed_inputs=False,
         _original_train_inputs=None,
         _fantasies=None,
+        _fantasy_noise=None,
         _choose_kernel=False,  # one kernel for all elements
         prediction_strategy=None,
     )
@@ -476,13 +480,11 @@ def posterior_of_elements(
             new = _element_of(train_X, index, 2)[..., num_rows:, :]
             batch = torch.broadcast_shapes(points.shape[:-2], new.shape[:-2])
             both = [t.expand(*batch, *t.shape[-2:]) for t in (points, new)]
-            noise = element.likelihood.noise
-            if noise.shape[-1] > 1:  # known, row by row
-                noise = _element_of(model.likelihood.noise, index, 1)[..., num_rows:]
+            outcomes = _element_of(targets, index, 1)[..., num_rows:]
             posterior = conditioned(
                 element._fast_posterior(torch.cat(both, dim=-2)),
-                _element_of(targets, index, 1)[..., num_rows:],
-                noise,
+                outcomes,
+                _noise_of_fantasies(model, element, index, outcomes.shape[-1]),
             )
         mean, covariance = posterior.mean, posterior.covariance_matrix
         means.append(mean.expand(*shape[:before], *mean.shape[-1:]))
@@ -492,6 +494,19 @@ def posterior_of_elements(
         mean = torch.stack(means, dim=-2).unflatten(-2, number.shape)
         covariance = torch.stack(covariances, dim=-3).unflatten(-3, number.shape)
     return MultivariateNormal(mean, to_linear_operator(covariance))
+
+
+def _noise_of_fantasies(
+    model: Any, element: Any, index: Sequence[int], count: int
+) -> Tensor:
+    """Noise variances of the last rows, ``lead x count``, with or without ``lead``."""
+    noise = model.likelihood.noise_covar
+    if isinstance(noise, FixedGaussianNoise):
+        return _element_of(noise.noise, index, 1)[..., -count:]
+    own, given = element.likelihood.noise.expand(count), model._fantasy_noise
+    if given is not None:
+        given = _element_of(_whole(given, 1), index, 1)
+    return noise_of_rows(own, given)
 
 
 def _points_of_elements(

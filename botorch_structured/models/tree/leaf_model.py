@@ -48,6 +48,7 @@ from botorch_structured.models.checks import (
     check_modules,
     check_training_data,
 )
+from botorch_structured.models.fantasy_noise import joined_noise
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     PointMoments,
@@ -278,6 +279,8 @@ class LeafModel(FastSingleTaskGP):
     def _use_predictor(self) -> bool:
         if self._fantasies is not None or not self._predicts_by_leaf():
             return False
+        if self._fantasy_noise is not None:
+            return False
         X, Y = self.train_inputs[0], self.train_targets
         if X.requires_grad or Y.requires_grad:
             return False
@@ -384,26 +387,28 @@ class LeafModel(FastSingleTaskGP):
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``."""
-        super().set_train_data(*args, **kwargs)
+    def _forget_fantasies(self) -> None:
+        super()._forget_fantasies()
         self._fantasies = None
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
         """A model with more data and the same hyperparameters, see ``ExactGP``.
 
-        Data without a batch dimension, or a gradient, are appended. Others condition
-        the posterior of the elements; no factorisation is repeated for them.
+        Data without a batch dimension, a gradient, or (with inferred noise) a noise of
+        their own are appended. Others condition the posterior of the elements; no
+        factorisation is repeated for them.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         old_X, old_y = self.train_inputs[0], self.train_targets
         shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
         append = self._use_predictor() and X.ndim == 2 and targets.ndim == 1
         append = append and not (X.requires_grad or targets.requires_grad)
+        noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
+        append = append and noise is None
         if shapes is None or not (append or self._use_elements()):
             return super().get_fantasy_model(inputs, targets, **kwargs)
         strategy, raw = self.prediction_strategy, self._original_train_inputs
-        new = quick_copy(self, old_X, old_y, self.likelihood, strategy, raw)
+        new = quick_copy(self, old_X, old_y, self.likelihood, strategy, raw, before)
         new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]
         all_X = torch.cat(both, dim=-2).expand(*shapes[1], -1, -1)
@@ -413,6 +418,7 @@ class LeafModel(FastSingleTaskGP):
             return new
         lead, num_rows = self._fantasies or (0, old_X.shape[-2])
         new._fantasies = (lead + len(shapes[1]) - old_y.ndim + 1, num_rows)
+        new._fantasy_noise = joined_noise(before, noise, targets)
         new._elements_cache = (new._made_of(), self._elements())
         return new
 

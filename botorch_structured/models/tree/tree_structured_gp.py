@@ -428,13 +428,13 @@ class TreeStructuredGP(LeafModel):
 
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
         """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
-        if self._is_structured():
+        if self._is_structured() and self._fantasy_noise is None:
             predictor = self._predictor()
             return predictor.weight_mean, predictor.weight_root
         X = self.train_inputs[0]
         with torch.no_grad():
             prior = self.forward(X)
-            covariance = self.likelihood(prior, X).covariance_matrix
+            covariance = self._likelihood_of_rows(X)(prior, X).covariance_matrix
             features = self._features(X)
             residual = (self.train_targets - prior.mean).unsqueeze(-1)
             chol = psd_safe_cholesky(covariance)

@@ -141,6 +141,10 @@ class LeafNoise(Noise):
             batch_shape=partition.tree_shape,
         )
 
+    def share(self, partition: TreePartition) -> None:
+        """Have these leaves, of the same number, instead of a copy of them."""
+        self._partition = (partition,)
+
     def leaf_noise(self, element: int, leaves: Tensor | slice) -> Tensor:
         """Variances of given leaves, ``B``."""
         return element_of(self.noise_of_leaf.value, element, 1)[leaves]

@@ -51,6 +51,7 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import RBF
 from botorch_structured.linalg.hyperparameter import read_value
 from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.fantasy_noise import joined_noise, noise_of_rows
 from botorch_structured.models.fast_inference import (
     FastInference,
     FastSingleTaskGP,
@@ -127,8 +128,9 @@ class TreedGP(FastSingleTaskGP):
     both; with ``split_criterion="evidence"`` it also is in neighbouring gaps between
     data points, weighted by the probability that the change is there.
 
-    Conditioned and fantasy models keep the partition and the hyperparameters. Loading a
-    state dict replaces the partition by the one it was saved with.
+    Conditioned and fantasy models keep the partition and the hyperparameters, and so
+    does ``set_train_data``. Loading a state dict replaces the partition by the one it
+    was saved with.
 
     If no node is split, there is one leaf, and the model is a ``SingleTaskGP`` (unless
     it has ``warp`` or ``categorical_features``).
@@ -805,6 +807,7 @@ class TreedGP(FastSingleTaskGP):
                 noise = self.likelihood.noise_covar.at(imagined)
             else:
                 noise = self._known_noise()[..., -count:]
+            noise = noise_of_rows(noise, self._fantasy_noise)
             mean, covariance = given_last(
                 mean, covariance, noise, self.train_targets[..., -count:]
             )
@@ -836,12 +839,8 @@ class TreedGP(FastSingleTaskGP):
 
     # -- more data ----------------------------------------------------------------
 
-    def set_train_data(self, *args: Any, **kwargs: Any) -> None:
-        """Replace the training data, see ``ExactGP.set_train_data``.
-
-        The partition stays as it is.
-        """
-        super().set_train_data(*args, **kwargs)
+    def _forget_fantasies(self) -> None:
+        super()._forget_fantasies()
         self._num_fantasies = 0
 
     def get_fantasy_model(self, inputs: Any, targets: Tensor, **kwargs: Any) -> Any:
@@ -852,7 +851,8 @@ class TreedGP(FastSingleTaskGP):
         Observed outcomes become data of the leaves. Outcomes drawn by ``fantasize``
         condition the joint posterior that they were drawn from instead, so that the
         posterior mean averaged over them is the mean before. Data added after
-        fantasies are treated as fantasies too.
+        fantasies are treated as fantasies too, and so are data with a ``noise`` of
+        their own where the model's is inferred.
         """
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         if not self._is_treed:
@@ -868,18 +868,23 @@ class TreedGP(FastSingleTaskGP):
 
         # tensors with a gradient history cannot be copied; new data replace them
         likelihood = self.likelihood
+        noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
         self._drop_caches()
         try:
             self.train_inputs = self.train_targets = None
-            self.likelihood = None
+            self.likelihood = self._fantasy_noise = None
             new = deepcopy(self)
         finally:
             self.train_inputs, self.train_targets = (old_X,), old_y
-            self.likelihood = likelihood
+            self.likelihood, self._fantasy_noise = likelihood, before
         new.likelihood = likelihood.get_fantasy_likelihood(**kwargs)
+        if isinstance(likelihood, LeafNoiseLikelihood):
+            # its leaves are those of the model, of which ``subset_output`` takes some
+            new.likelihood.noise_covar.share(new.partition)
         new.train_inputs = (appended(old_X, X, 2),)
         new.train_targets = appended(old_y, targets, 1)
-        if fantasize.on() or self._num_fantasies:
+        new._fantasy_noise = joined_noise(before, noise, targets)
+        if fantasize.on() or self._num_fantasies or noise is not None:
             if not self._num_fantasies:
                 new._real_dims = old_y.ndim - 1 - len(self.partition.tree_shape)
             new._num_fantasies = self._num_fantasies + X.shape[-2]

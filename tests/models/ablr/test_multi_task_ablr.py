@@ -18,7 +18,7 @@ from botorch.models.transforms.outcome import Log, StratifiedStandardize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.posteriors import TransformedPosterior
 from botorch.sampling import SobolQMCNormalSampler
-from botorch.sampling.pathwise import get_matheron_path_model
+from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
 from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import (
@@ -34,6 +34,7 @@ from torch.distributions import MultivariateNormal
 from botorch_structured.kernels import MondrianKernel, RandomFourierFeatures
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.checks import ShapeError
 
 TASKS = [0, 2, 5]
 
@@ -458,6 +459,18 @@ def test_functions_drawn_have_the_posterior(outputs: list[int]) -> None:
     assert torch.equal(
         model.sample_functions(2, seed=3)(X), model.sample_functions(2, seed=3)(X)
     )
+
+
+def test_paths_of_several_outputs_take_plain_points() -> None:
+    X, Y = signal_data()
+    model = MultiTaskABLR(X, Y, None, feature_map=network())
+    paths = draw_matheron_paths(model, torch.Size([7]))
+    x = torch.rand(5, X.shape[-1])
+    values = paths(x)
+    assert values.shape == (7, Y.shape[-1], 5)
+    assert torch.equal(paths(x.unsqueeze(0)), values)
+    with pytest.raises(ShapeError, match="x: expected ``n x d`` or ``... x 1 x n x d"):
+        paths(torch.rand(3, 5, X.shape[-1]))
 
 
 def test_pathwise_thompson_sampling() -> None:

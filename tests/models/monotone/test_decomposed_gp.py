@@ -313,6 +313,20 @@ class TestObservations:
                 alone.posterior(points(3)).mean,
             )
 
+    def test_fantasy_models_keep_known_components(self) -> None:
+        first, second = components()
+        model = DecomposedGP(first, GenericDeterministicModel(price), second)
+        x, new = points(4), points(2, seed=6)
+        model.posterior(x)
+        targets = [torch.tensor([0.1, 0.2], dtype=torch.double)] * 2
+        fantasy = model.get_fantasy_model([new, new], targets)
+        learned = [
+            part.get_fantasy_model(new, values).posterior(x).mean
+            for part, values in zip((first, second), targets, strict=True)
+        ]
+        assert len(fantasy.components) == 3
+        close(fantasy.posterior(x).mean, sum(learned) + price(x))
+
     def test_fantasies_of_components_are_independent(self) -> None:
         """The fantasised sum varies as the sum does, not as perfectly correlated."""
         first, second = components()
