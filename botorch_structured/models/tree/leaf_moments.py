@@ -29,7 +29,7 @@ __all__ = ["LeafMoments", "differentiable_moments"]
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -39,9 +39,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.correlations import Correlation, squared_distance
 from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
+from botorch_structured.models.tree.leaf_stack import LeafStack
 from botorch_structured.models.tree.local_moments import LocalMoments
 from botorch_structured.models.tree.path_tables import (
     PathTables,
@@ -62,183 +62,8 @@ _MAX_STACKED = 1 << 24
 # QR decomposition of J.
 _MANY_WEIGHTS = 128
 # Numbers of the factors that ``near`` puts side by side.
-_MAX_LOCAL = 1 << 18
-# What a path has there.
-_TABLES = (
-    *("inputs", "inverse", "data", "squares", "labels", "rates", "codes"),
-    *("variance", "constant", "inverse_chol", "alpha", "of_data", "still"),
-    *("of_features", "columns"),
-)
+_MAX_LOCAL, _MAX_LOCAL_WEIGHTS = 1 << 18, 1 << 22
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """Tables of ``U`` leaves, see the module; ``R`` is the number of rows of J.
-
-    Those of ``m`` elements one after the other: ``U`` is ``m u`` except in the columns,
-    which are the same for all elements.
-    """
-
-    correlation: Correlation
-    elements: int  # m
-    inputs: Tensor  # u x 1 x E
-    inverse: Tensor  # U x 1 x E
-    data: Tensor  # S x, U x N x E
-    squares: Tensor  # their squared norms, U x 1 x N
-    labels: Tensor  # u x 1 x F
-    rates: Tensor  # U x 1 x F
-    codes: Tensor  # T x, U x N x F
-    variance: Tensor  # U x 1 x 1
-    constant: Tensor  # U x 1 x 1
-    inverse_chol: Tensor  # L^-1, U x N x N
-    alpha: Tensor  # L^-T e, U x 1 x N
-    of_data: Tensor  # [e, -H J'], U x N x (1 + R)
-    still: Tensor  # z [mu, J'] of the features that are constant, U x 1 x (1 + R)
-    of_features: Tensor  # [mu, J'] of the others, U x D x (1 + R)
-    columns: Tensor  # u x 1 x D
-    factors: tuple[Tensor, ...]  # a, b, u, w, f, U x 1 x D
-
-    @cached_property
-    def moving(self) -> Tensor:
-        """The columns that moments depend on, ``u x (E + D)``."""
-        return torch.cat([self.inputs, self.columns], dim=-1).squeeze(1)
-
-    def __call__(
-        self, X: Tensor, rows: Tensor | None, gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Moments at points.
-
-        Args:
-            X: Extended inputs, ``n x d``.
-            rows: Those on each leaf, ``u x t``; None for all of them on the only one.
-            gradient: Whether gradients are wanted.
-
-        Returns:
-            Means and variances, ``U x t``, and derivatives by the columns ``moving``,
-            ``U x 2t x (E + D)``, those of the means first; or None.
-        """
-        if not gradient:
-            return *self._values(X, rows), None
-        scaled = self._columns(X, rows, self.inputs) * self.inverse
-        distance = torch.baddbmm(self.squares, scaled, self.data.mT, alpha=-2.0)
-        distance = distance.add_(scaled.square().sum(-1, True)).clamp_min_(0.0)
-        k, slope = self.correlation.value_and_slope(distance)
-        scale = self._scale(X, rows)
-        k = torch.addcmul(self.constant, k, scale)
-        w = k @ self.inverse_chol.mT
-        both = torch.baddbmm(self.still, w, self.of_data)
-        if self.columns.shape[-1]:
-            a, b, u, frequency, phase = self.factors
-            at = self._columns(X, rows, self.columns)
-            angle = torch.addcmul(phase, frequency, at)
-            z = torch.addcmul(torch.addcmul(a, b, at), u, angle.sin())
-            both = torch.baddbmm(both, z, self.of_features)
-        y = both[..., 1:]
-        variance = (self.variance + self.constant).squeeze(-1) - w.square().sum(-1)
-        variance = variance + y.square().sum(-1)
-        back = torch.baddbmm(w, y, self.of_data[..., 1:].mT, beta=-2.0, alpha=2.0)
-        slope = slope * (-2.0 * scale)
-        g = torch.cat([slope * self.alpha, slope * (back @ self.inverse_chol)], dim=1)
-        twice = torch.cat([scaled, scaled], dim=1) * g.sum(-1, True)
-        g = torch.baddbmm(twice, g, self.data, alpha=-1.0) * self.inverse
-        if self.columns.shape[-1]:
-            rate = torch.addcmul(b, u * frequency, angle.cos())
-            of_mean = rate * self.of_features[..., :1].mT
-            of_variance = 2.0 * (y @ self.of_features[..., 1:].mT) * rate
-            g = torch.cat([g, torch.cat([of_mean, of_variance], dim=1)], dim=-1)
-        return both[..., 0], variance, g
-
-    def _values(self, X: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Means and variances alone, of which many points are wanted at once.
-
-        A new array of a thousand points takes as long as an operation on it, so there
-        are few of them, and distances are one product, of (S x, |S x|^2, 1).
-        """
-        scaled = self._columns(X, rows, self.inputs).numpy() * self.inverse.numpy()
-        width = scaled.shape[-1]
-        point = np.ones((*scaled.shape[:-1], width + 2), dtype=scaled.dtype)
-        point[..., :width] = scaled
-        np.einsum("ute,ute->ut", scaled, scaled, out=point[..., width])
-        k = point @ self._distances
-        np.maximum(k, 0.0, out=k)
-        self.correlation.array_value(k, k)
-        k *= self._scale(X, rows).numpy()
-        k += self.constant.numpy()
-        w = k @ self.inverse_chol.mT.numpy()
-        both = w @ self.of_data.numpy()
-        both += self.still.numpy()
-        if self.columns.shape[-1]:
-            a, b, u, frequency, phase = (factor.numpy() for factor in self.factors)
-            at = self._columns(X, rows, self.columns).numpy()
-            z = np.sin(at * frequency + phase)
-            z *= u
-            z += at * b
-            z += a
-            both += z @ self.of_features.numpy()
-        y = both[..., 1:]
-        variance = (self.variance + self.constant).squeeze(-1).numpy() + np.einsum(
-            "utr,utr->ut", y, y
-        )
-        variance -= np.einsum("utn,utn->ut", w, w)
-        return torch.from_numpy(both[..., 0]), torch.from_numpy(variance)
-
-    def _scale(self, X: Tensor, rows: Tensor | None) -> Tensor:
-        """The variance times the second factor, ``U x t x N``, or ``U x 1 x 1``."""
-        if not self.labels.shape[-1]:
-            return self.variance
-        codes = self._columns(X, rows, self.labels) * self.rates
-        return self.variance * torch.exp(-squared_distance(codes, self.codes))
-
-    @cached_property
-    def _distances(self) -> np.ndarray:
-        """What makes squared distances of (S x, |S x|^2, 1), ``U x (E + 2) x N``."""
-        ones = torch.ones_like(self.squares)
-        return torch.cat([-2.0 * self.data.mT, ones, self.squares], dim=1).numpy()
-
-    def _columns(self, X: Tensor, rows: Tensor | None, index: Tensor) -> Tensor:
-        """Columns ``u x 1 x E`` of rows ``u x t``: ``U x t x E``, or ``1 x t x E``."""
-        if len(index) == 1:
-            if rows is not None:
-                X = X.index_select(0, rows.view(-1))
-            return X.index_select(-1, index.view(-1)).unsqueeze(0)
-        assert rows is not None, "of several leaves, which rows are on which"
-        found = X[rows.unsqueeze(-1), index]
-        return found if self.elements == 1 else found.repeat(self.elements, 1, 1)
-
-    @staticmethod
-    def joined(stacks: Sequence[_Stack]) -> _Stack:
-        """The stacks of elements, one after the other."""
-        first, shared = (
-            stacks[0],
-            {"correlation", "elements", "inputs", "labels", "columns"},
-        )
-        if len(stacks) == 1:
-            return first
-        names = [f.name for f in fields(first) if f.name not in shared]
-        every: dict[str, Any] = {
-            name: torch.cat([getattr(stack, name) for stack in stacks])
-            for name in names
-            if name != "factors"
-        }
-        factors = zip(*(stack.factors for stack in stacks), strict=True)
-        every["factors"] = tuple(torch.cat(same) for same in factors)
-        return replace(first, elements=len(stacks), **every)
-
-    def tables(self) -> dict[str, Tensor]:
-        """What ``LocalMoments`` takes, ``u x a x b`` each."""
-        every = {name: getattr(self, name) for name in _TABLES}
-        return every | dict(zip("abuwf", self.factors, strict=True))
-
-    def part(self, at: list[int]) -> _Stack:
-        """Some of the leaves of one element."""
-        index = torch.tensor(at)
-        some: dict[str, Any] = {
-            f.name: getattr(self, f.name)[index]
-            for f in fields(self)
-            if f.name not in ("correlation", "elements", "factors")
-        }
-        return replace(self, factors=tuple(f[index] for f in self.factors), **some)
 
 
 class LeafMoments:
@@ -294,7 +119,7 @@ class LeafMoments:
         self._tables: dict[int, list[PathTables]] = {}
         self._prior_rows = X[:0]
         self._prior_keys: dict[int, int] = {}
-        self._stacks: dict[tuple[int, tuple[int, ...], bool], _Stack] = {}
+        self._stacks: dict[tuple[int, tuple[int, ...], bool], LeafStack] = {}
 
     @cached_property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -414,7 +239,11 @@ class LeafMoments:
                 for b, us in zip(buckets, leaves, strict=True)
             ]
         stacks = [stack for _, stack in found_in]
-        if len(X) * max(s.inverse_chol[0].numel() for s in stacks) > _MAX_LOCAL:
+        of_data, of_weights = (
+            max(len(X) * getattr(stack, name)[0].numel() for stack in stacks)
+            for name in ("inverse_chol", "of_features")
+        )
+        if of_data > _MAX_LOCAL or of_weights > _MAX_LOCAL_WEIGHTS:
             return None
         place = {
             (b, u): (k, i)
@@ -498,7 +327,7 @@ class LeafMoments:
                 return torch.cat(factors)
         return torch.cat([torch.linalg.qr(root[w].mT, mode="r").R.mT for w in parts])
 
-    def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> _Stack:
+    def _stack(self, bucket: int, places: tuple[int, ...], path: bool) -> LeafStack:
         key = (bucket, places, path)
         stack = self._stacks.get(key)
         if stack is None:
@@ -531,7 +360,7 @@ class LeafMoments:
 
     def _larger(
         self, bucket: int, places: tuple[int, ...], path: bool
-    ) -> _Stack | None:
+    ) -> LeafStack | None:
         """Leaves out of a stack that has more, as when some climbs have ended."""
         if len(self._elements) > 1:
             return None
@@ -543,7 +372,7 @@ class LeafMoments:
 
     def _containing(
         self, bucket: int, places: tuple[int, ...], path: bool
-    ) -> tuple[tuple[int, ...], _Stack] | None:
+    ) -> tuple[tuple[int, ...], LeafStack] | None:
         """The last stack that has some leaves, and which ones it has."""
         for (other, kept, its), stack in reversed(self._stacks.items()):
             if (other, its) == (bucket, path) and set(places) <= set(kept):
@@ -552,13 +381,13 @@ class LeafMoments:
 
     def _kept_with(
         self, bucket: int, places: tuple[int, ...], path: bool
-    ) -> tuple[tuple[int, ...], _Stack]:
+    ) -> tuple[tuple[int, ...], LeafStack]:
         """A stack that has some leaves, and which ones it has."""
         found = self._containing(bucket, places, path)
         return found or (places, self._stack(bucket, places, path))
 
     @torch.no_grad()
-    def _make_stack(self, bucket: int, places: tuple[int, ...]) -> _Stack:
+    def _make_stack(self, bucket: int, places: tuple[int, ...]) -> LeafStack:
         if bucket not in self._tables:
             self._tables[bucket] = [
                 self._make_tables(*element, bucket) for element in self._elements
@@ -566,7 +395,7 @@ class LeafMoments:
         tables = self._tables[bucket]
         every = places == tuple(range(len(tables[0].variance)))
         at = None if every else torch.tensor(places)
-        return _Stack.joined(
+        return LeafStack.joined(
             [
                 self._stack_of(predictor, table, bucket, at)
                 for (_, predictor), table in zip(self._elements, tables, strict=True)
@@ -592,7 +421,7 @@ class LeafMoments:
         tables: PathTables,
         bucket: int,
         at: Tensor | None,
-    ) -> _Stack:
+    ) -> LeafStack:
         blocks = predictor.blocks
         prior = bucket == len(blocks)
 
@@ -638,7 +467,7 @@ class LeafMoments:
         moving = ((slope != 0.0) | (wave != 0.0)).any(0)
         first = int(moving.to(torch.uint8).argmax()) if moving.any() else len(moving)
         still = level[:, None, :first] @ of_features[:, :first]
-        return _Stack(
+        return LeafStack(
             correlation,
             1,
             inputs.unsqueeze(1),
