@@ -50,7 +50,8 @@ class _FromPaths:
 
     Args:
         n: Starts on different paths; None for all of them.
-        cover: Whether there are fewer where fewer show every value, as in a `Study`.
+        cover: Whether there are fewer where paths are more and fewer show every value,
+            as in a `Study`.
     """
 
     def __init__(self, n: int | None, cover: bool = False) -> None:

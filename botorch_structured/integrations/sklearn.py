@@ -55,9 +55,9 @@ class StructuredSearchCV(BaseSearchCV):
 
     The space says what belongs to what: which classifier, and *its* parameters. One
     candidate for each path of the space is evaluated first, all at once (of more than
-    ten paths, ten that show as many choices as ten can); then as many at a time as it
-    takes to keep ``n_jobs`` processes busy with their folds (one, if there are at least
-    as many folds as processes), so that results depend on that number too. All
+    ten paths, five to ten that show every choice, if ten can); then as many at a time
+    as it takes to keep ``n_jobs`` processes busy with their folds (one, if there are at
+    least as many folds as processes), so that results depend on that number too. All
     candidates are compared on the same folds, also where ``cv`` would shuffle anew each
     time.
 
@@ -79,7 +79,7 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
-        starts: The first candidates. Default: one for each path, at most ten, with the
+        starts: The first candidates. Default: one for each path, or five to ten, with the
             values that the estimators of the path have themselves (``SVC().C`` is 1.0),
             and random ones where the space does not have these. Or ``"random"``,
             ``"middle"`` or ``"default"`` ones, configurations, or a function, see

@@ -86,7 +86,9 @@ class AnyScaleStandardize(Standardize):
             self._min_stdv = given
         small = ~constant & (nanstd(Y, dim=-2, keepdim=True) < limit)
         if self._outputs is not None:
-            small[..., [i for i in range(self._m) if i not in self._outputs]] = False
+            small[..., [i for i in range(Y.shape[-1]) if i not in self._outputs]] = (
+                False
+            )
         if small.any():
             warnings.warn(
                 f"Y: expected outcomes with a standard deviation from {limit:.1e} on, "

@@ -547,9 +547,10 @@ class SearchSpace:
                 (of 1,000, then 10,000, where none of these is feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for other kinds than ``"random"`` 0.
-            at_most: In place of ``n``: as many starts as it takes to show every value
-                of every decision that can be active, and to have every column active
-                once, but five, if there are so many paths, and no more than this.
+            at_most: In place of ``n``: one start on each path, if there are no more
+                than this. Of more paths, as many as it takes to show every value of
+                every decision that can be active, and to have every column active once,
+                but five at least, and no more than this.
 
         Returns:
             ``n x d`` points; inactive columns hold ``fill``.
@@ -600,10 +601,10 @@ class SearchSpace:
         first = self._default_path() if with_default else None
         state = int(torch.randint(1 << 62, (), generator=generator))
         decomposition = tree._decomposition
-        if at_most is not None:
+        if at_most is not None and total > at_most:
             rng = random.Random(state)  # that chooses the same paths below
             needed = decomposition.cover(at_most, where, goals, rng, first)
-            n = min(total, at_most, max(len(needed), _FEWEST))
+            n = min(at_most, max(len(needed), _FEWEST))
         return decomposition.spread(n, where, goals, random.Random(state), first)
 
     def _default_path(self) -> dict[int, int] | None:

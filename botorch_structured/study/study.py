@@ -90,9 +90,9 @@ class Study:
     several at a time, fail, or have been made before; with a log, a study survives the
     end of its process.
 
-    The first configurations are starts: as many as it takes to show every value of
-    every decision, on different paths, but five to ten (or all paths). Paths that
-    something is known of count as started. Then come those of `suggest`, at
+    The first configurations are starts: one for each path of the space; of more than
+    ten paths, five to ten that show every value of every decision, if ten can. Paths
+    that something is known of count as started. Then come those of `suggest`, at
     first random ones where fewer than two evaluations have worked. Configurations that
     were asked for and not told yet are pending: they are taken into account. In an
     equal loop starts are ``space.starts(seed=seed, at_most=10)``, and the suggestion

@@ -251,12 +251,13 @@ def test_flags_are_covered_and_not_listed(n: int) -> None:
 
 
 def test_at_most() -> None:
-    """As many as show everything, but five; never one path twice."""
-    flags = {i: {0: [], 1: [3 + i]} for i in range(3)}
+    """Of many paths as many as show everything, but five; never one path twice."""
+    flags = {i: {0: [], 1: [4 + i]} for i in range(4)}
     deep = {i: {0: [], 1: [i + 1]} for i in range(6)}
     for tree, most, wanted in [
-        (ParameterTree(6, flags), 10, 5),
-        (ParameterTree(6, flags), 3, 3),
+        (ParameterTree(8, flags), 10, 5),
+        (ParameterTree(8, flags), 16, 16),
+        (ParameterTree(8, flags), 3, 3),
         (ParameterTree(7, deep), 10, 7),
         (ParameterTree(7, deep), 6, 6),
         (ParameterTree(2, {0: {v: [1] for v in range(12)}}), 10, 10),
