@@ -79,9 +79,9 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
-        starts: The first candidates. Default: one for each path, or five to ten, with the
-            values that the estimators of the path have themselves (``SVC().C`` is 1.0),
-            and random ones where the space does not have these. Or ``"random"``,
+        starts: The first candidates. Default: one for each path, or five to ten, with
+            the values that the estimators of the path have themselves (``SVC().C`` is
+            1.0), and random ones where the space does not have these. Or ``"random"``,
             ``"middle"`` or ``"default"`` ones, configurations, or a function, see
             `Study`.
         verbose: 1 and more: print what is evaluated.
