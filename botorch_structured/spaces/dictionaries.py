@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import product
 from numbers import Real
 from typing import Any
 
@@ -23,13 +22,11 @@ from botorch_structured.spaces.columns import (
     is_same,
     native,
 )
-from botorch_structured.spaces.conditions import And, Between, Condition, In, Or
+from botorch_structured.spaces.conditions import And, Condition, In, Or
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 # The name of a decision between dictionaries that no parameter tells apart.
 _WHICH = "dictionary"
-# Values, or combinations of values, that are listed to see what dictionaries share.
-_MAX_CODES = 10_000
 
 
 @dataclass
@@ -144,13 +141,10 @@ class DictionaryNames:
         return {name: value for name, value in pairs if name is not None}
 
 
-_Parts = tuple[
-    list[Column], ParameterTree, list[Constant], list[Condition], DictionaryNames
-]
-
-
-def read_dictionaries(dictionaries: Any) -> _Parts:
-    """The parts of a `SearchSpace`: columns, tree, constants, clauses, names.
+def read_dictionaries(
+    dictionaries: Any,
+) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
+    """The parts of a `SearchSpace`: columns, tree, constants, names.
 
     A decision between dictionaries is a parameter that all of them have and whose
     choices are equal or disjoint from one to another; of several, the one with the
@@ -284,7 +278,7 @@ def _assemble(
     parameters: Sequence[_Parameter],
     paths: Sequence[Mapping[int, list[Any]]],
     members: Sequence[Mapping[str, int]],
-) -> _Parts:
+) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
     of_name: dict[str, list[int]] = {}
     for p, parameter in enumerate(parameters):
         of_name.setdefault(parameter.column.name, []).append(p)
@@ -351,111 +345,7 @@ def _assemble(
             for path in paths
         ],
     )
-    forbidden: list[Condition] = []
-    for k, own in enumerate(given):
-        here = [
-            In(position[p], [parameters[p].column.encode(v) for v in values])
-            for p, values in paths[k].items()
-            if p in position
-        ]
-        regions = []
-        for j in range(k):
-            # a decision between dictionaries is one column, and each has values of it
-            differing = {
-                name: column
-                for name, column in own.items()
-                if (p := members[k][name]) in paths[k] or p != members[j].get(name)
-            }
-            if own.keys() == given[j].keys():
-                regions.append(_shared(differing, given[j]))
-        places = {name: position.get(members[k][name], -1) for name in own}
-        found = [region for region in regions if region is not None]
-        if _is_everything(found, own):
-            found = [{}]
-        for region in found:
-            parts = (c.condition(places[name]) for name, c in region.items())
-            forbidden.append(And((*here, *parts)))
-    return columns, tree, constants, forbidden, translation
-
-
-@dataclass(frozen=True)
-class _Common:
-    """Which numbers of a column another one has, too.
-
-    Args:
-        codes: All of them; None for those of an interval.
-        interval: Its ends.
-    """
-
-    codes: tuple[float, ...] | None
-    interval: tuple[float, float] = (0.0, 0.0)
-
-    def condition(self, place: int) -> Condition:
-        """That a column of the space has one of them."""
-        if self.codes is None:
-            return Between(place, *self.interval)
-        return In(place, self.codes)
-
-
-_Region = dict[str, _Common]
-
-
-def _shared(own: Mapping[str, Column], earlier: Mapping[str, Column]) -> _Region | None:
-    """What configurations have to have to be an earlier dictionary's, too.
-
-    Args:
-        own: Columns of a dictionary.
-        earlier: Those of the other one.
-
-    Returns:
-        Of the columns not all of whose values are the other one's; None if none can be.
-    """
-    out: _Region = {}
-    for name, mine in own.items():
-        other = earlier[name]
-        if (codes := _codes(mine)) is not None:
-            both = tuple(x for x in codes if _takes(other, mine.decode(x)))
-            if not both:
-                return None
-            if len(both) < len(codes):
-                out[name] = _Common(both)
-            continue
-        assert isinstance(mine, (FloatColumn, IntegerColumn))
-        # of a real number and a list, or whole numbers, equality has probability 0
-        if not isinstance(other, (FloatColumn, IntegerColumn)):
-            return None
-        if other.discrete and not mine.discrete:
-            return None
-        low, high = max(mine.lower, other.lower), min(mine.upper, other.upper)
-        if mine.discrete:
-            low, high = math.ceil(low), math.floor(high)
-        if low > high or (low == high and not mine.discrete):
-            return None
-        if (low, high) != (mine.lower, mine.upper):
-            out[name] = _Common(None, (mine.encode(low), mine.encode(high)))
-    return out
-
-
-def _codes(column: Column) -> Sequence[float] | None:
-    """All numbers of a column; None if there are many or infinitely many."""
-    if isinstance(column, CategoricalColumn):
-        return column.codes
-    if isinstance(column, IntegerColumn) and column.upper - column.lower < _MAX_CODES:
-        return [float(i) for i in range(int(column.lower), int(column.upper) + 1)]
-    return None
-
-
-def _is_everything(regions: Sequence[_Region], own: Mapping[str, Column]) -> bool:
-    """Whether each configuration of a dictionary is known to be in some region."""
-    finite = [r for r in regions if all(c.codes is not None for c in r.values())]
-    names = list(dict.fromkeys(name for region in finite for name in region))
-    every = [_codes(own[name]) or () for name in names]
-    if not finite or math.prod(map(len, every)) > _MAX_CODES:
-        return False
-    return all(
-        any(all(x[n] in (c.codes or ()) for n, c in r.items()) for r in finite)
-        for x in (dict(zip(names, xs, strict=True)) for xs in product(*every))
-    )
+    return columns, tree, constants, translation
 
 
 def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:

@@ -230,8 +230,7 @@ class SearchSpace:
         a list of one; a number, text or estimator  constant
         ==========================================  ===================================
 
-        A configuration that is in several dictionaries is a point of the first one; in
-        the others it is forbidden, so that no search evaluates it twice.
+        A configuration that is in several dictionaries is encoded as one of the first.
 
         Args:
             dictionaries: ``{name: values}``, or several.
@@ -249,8 +248,8 @@ class SearchSpace:
         """
         from botorch_structured.spaces.dictionaries import read_dictionaries
 
-        columns, tree, constants, clauses, names = read_dictionaries(dictionaries)
-        space = cls.from_columns(columns, tree, constants, clauses)
+        columns, tree, constants, names = read_dictionaries(dictionaries)
+        space = cls.from_columns(columns, tree, constants)
         space._dictionaries = names
         return space
 

@@ -7,12 +7,10 @@ __all__ = ["Study"]
 import math
 import os
 import pickle
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
@@ -37,6 +35,7 @@ from botorch_structured.study.custom import (
 )
 from botorch_structured.study.held import Point, hold, read_fixed
 from botorch_structured.study.log import StudyLog, describe, writable
+from botorch_structured.study.one_at_a_time import one_at_a_time
 from botorch_structured.study.outcomes import Outcomes, read_metadata
 from botorch_structured.study.space import read_space
 from botorch_structured.study.table import read_table
@@ -50,12 +49,6 @@ Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor
 
 # What is told of an evaluation; a log has those at the end where they were told.
 _TOLD = ("values", "cost", "error", "sem", "metadata")
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-# One thread at a time: torch's seed is everybody's, and so is the end of a log.
-_LOCK = threading.RLock()
 
 #: Starts on different paths before models are fitted. Where paths are more, further
 #: random points delay a search more than they help it.
@@ -71,15 +64,6 @@ _LISTED = 1_000
 # again has at most nine fits to repeat.
 _WARM_ABOVE = 100
 _COLD_EVERY = 10
-
-
-def _one_at_a_time(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    @wraps(method)
-    def locked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _LOCK:
-            return method(*args, **kwargs)
-
-    return locked
 
 
 class Study:
@@ -176,6 +160,7 @@ class Study:
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
+        self._keys: set[Point] = set()  # what `encode` makes of their configurations
         # What was asked for and not told: what `encode` makes of a configuration (which
         # may be off by rounding on a logarithmic scale) -> its point.
         self._asked: dict[Point, Point] = {}
@@ -279,7 +264,7 @@ class Study:
         front = self._front(self._outcomes.feasible(self._trials))
         return [(dict(t.config), dict(t.values)) for t in front]
 
-    @_one_at_a_time
+    @one_at_a_time
     def ask(
         self,
         q: int = 1,
@@ -358,7 +343,7 @@ class Study:
             )
         self.tell_many([config], [value], [cost], [error], [sem], [metadata])
 
-    @_one_at_a_time
+    @one_at_a_time
     def tell_many(
         self,
         configs: Sequence[Mapping[str, Any]],
@@ -543,6 +528,7 @@ class Study:
             self._log.append(*entries)
 
     def _record(self, key: Point, config: dict[str, Any], told: dict[str, Any]) -> None:
+        self._keys.add(key)
         self._points.append(self._asked.pop(key, key))
         if key in self._again:
             self._again.remove(key)
@@ -659,10 +645,22 @@ class Study:
         busy = list(dict.fromkeys([*self._asked.values(), *others]))
         known = {*self._points, *busy}
         starts = dict.fromkeys(hold(self.space, self._next_starts(busy), held))
-        chosen = [x for x in starts if x not in known][:q]
-        if len(chosen) < q:
-            chosen += self._choose(q - len(chosen), [*busy, *chosen], held)
+        chosen = self._once([x for x in starts if x not in known], elsewhere)[:q]
+        avoided = [*busy, *chosen]
+        while len(chosen) < q:
+            found = self._choose(q - len(chosen), avoided, held)
+            chosen, avoided = self._once([*chosen, *found], elsewhere), avoided + found
         return chosen
+
+    def _once(self, points: list[Point], elsewhere: Sequence[Point]) -> list[Point]:
+        """Points of configurations that nobody has: overlapping dictionaries share."""
+        seen = {*self._keys, *self._asked, *elsewhere}
+        new: dict[Point, Point] = {}
+        keys = self._encode(self._decode(points), "config")
+        for key, point in zip(keys, points, strict=True):
+            if key not in seen:
+                new.setdefault(key, point)
+        return list(new.values())
 
     def _all_starts(self) -> list[Point]:
         if self._starts is None:

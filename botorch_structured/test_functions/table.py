@@ -285,9 +285,12 @@ class _RowSpace(SearchSpace):
             turns.append(seen[key])
             seen[key] += 1
         order = sorted(range(len(rows)), key=turns.__getitem__)
-        if n is None:
-            n = min(len(seen), check_count("at_most", at_most or len(seen)))
-        return rows[order[: check_count("n", n, least=0)]]
+        if at_most is not None and n is not None:
+            raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
+        if at_most is not None:
+            n = min(len(seen), check_count("at_most", at_most))
+        n = len(seen) if n is None else check_count("n", n, least=0)
+        return rows[order[:n]]
 
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""

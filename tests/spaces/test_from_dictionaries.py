@@ -292,6 +292,5 @@ def test_every_configuration_comes_back(dictionaries: list[dict[str, Any]]) -> N
     configs = space.decode(X)
     for config in configs:
         assert any(config.keys() == d.keys() for d in dictionaries)
-    # what an earlier dictionary has is no point of a later one
-    assert torch.allclose(space.encode(configs), X, atol=1e-8)
+    # through the first dictionary that has it, perhaps another than it came from
     assert space.decode(space.encode(configs)) == configs

@@ -244,6 +244,30 @@ def test_ten_starts_at_most() -> None:
     assert study.ask() != [starts[9]]
 
 
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        ([{"l": ["a", "b"], "k": (1, 3)}, {"l": ["b", "c"], "k": (1, 3)}], 9),
+        ([{"x": (1, 10)}, {"x": (2, 5)}, {"x": (8, 12)}], 12),
+        ([{"m": (1, 4), "d": [1, 2]}, {"m": [0.5, 1.0], "d": [1, 2]}], 10),
+    ],
+)
+def test_what_several_dictionaries_have_is_asked_for_once(
+    space: Any, count: int
+) -> None:
+    study = Study(space, seed=0)
+    first = study.ask(4)
+    seen = [str(config) for config in first]
+    study.tell_many(first, [1.0] * 4)
+    while len(seen) < count:
+        (config,) = study.ask()
+        seen.append(str(config))
+        study.tell(config, float(len(seen)))
+    assert len(set(seen)) == count
+    with pytest.raises(CandidateGenerationError):
+        study.ask()
+
+
 def test_failures() -> None:
     study = Study(SPACE, seed=0)
     with pytest.raises(ValueError, match="got none yet: ask for a configuration"):

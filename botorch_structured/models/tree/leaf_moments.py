@@ -55,9 +55,9 @@ from botorch_structured.models.tree.tree_structured_kernel import one_hot_code
 _MAX_KEPT, _MAX_PRIOR, _MAX_STACKS = 1 << 14, 1 << 12, 128
 # Numbers that a compression of J takes at once.
 _MAX_NUMBERS = 1 << 22
-# Numbers of the tables of all paths that a call looks at (128 MiB), which is divided
-# where they are more; twice as many are kept.
-_MAX_STACKED = 1 << 24
+# Numbers of the tables of all paths that a call looks at (512 MiB), which is divided
+# where they are more; as many are kept.
+_MAX_STACKED = 1 << 26
 # Of more weights on a path, a factor of their covariance takes a fifth of the time of a
 # QR decomposition of J.
 _MANY_WEIGHTS = 128
@@ -108,6 +108,8 @@ class LeafMoments:
         self._leaf_of_key = {key: leaf for leaf, key in enumerate(keys)}
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
+        # D, the number of weights on a path: the data's are as wide as others
+        self._widest = max(block.weights.shape[-1] for block in predictor.blocks)
         self._lock = Lock()  # of what is below
         self._found: dict[bytes, tuple[int, int]] = {}
         if self._by_value and len(keys) < _MAX_KEPT:  # those of the data
@@ -165,9 +167,15 @@ class LeafMoments:
         X, m = X.detach(), len(self._elements)
         with self._lock:  # a place may be another path's after the next look-up
             places, lengths = self._locate(X)
-            groups = list(_groups(places, lengths)) if len(places) > 1 else []
-            where = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
-            stacks = [self._stack(*leaves, path) for leaves in where]
+            whole = len(places) == 1 or self._size(len({*places})) <= _MAX_STACKED
+            if whole:
+                groups = list(_groups(places, lengths)) if len(places) > 1 else []
+                where = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
+                stacks = [self._stack(*leaves, path) for leaves in where]
+        if not whole:
+            middle = int(lengths[: len(places) // 2].sum())
+            halves = (self(part, gradient, path) for part in X.tensor_split([middle]))
+            return _joined(*halves)
         extended = self.extend(X)
         n, d = extended.shape
         out: tuple[Tensor, ...] = X.new_empty(m, n), X.new_empty(m, n)
@@ -309,6 +317,11 @@ class LeafMoments:
         for stack in [s for s in self._stacks if s[0] == bucket]:
             del self._stacks[stack]
 
+    def _size(self, leaves: int) -> int:
+        """Numbers of the tables of so many leaves: those of J', the largest."""
+        width = min(self._widest, self.predictor.num_weights)
+        return leaves * len(self._elements) * self._widest * width
+
     # -- tables -------------------------------------------------------------------
 
     def _root(self, predictor: LeafPredictor, weights: Tensor) -> Tensor:
@@ -333,7 +346,7 @@ class LeafMoments:
         if stack is None:
             larger = self._larger(bucket, places, path)
             kept = sum(len(leaves) for _, leaves, _ in self._stacks)
-            large = kept * self.predictor.num_weights**2 > 2 * _MAX_STACKED
+            large = self._size(kept) > _MAX_STACKED
             if large or len(self._stacks) >= _MAX_STACKS:
                 self._stacks.clear()
             if larger is not None:

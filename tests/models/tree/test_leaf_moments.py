@@ -19,6 +19,7 @@ from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import leaf_moments
+from botorch_structured.models.tree.leaf_stack import LeafStack
 from botorch_structured.spaces import ParameterTree
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -197,10 +198,9 @@ def test_many_paths_without_data(
 
 @given(seeds)
 def test_many_weights(seed: int) -> None:
-    """A factor of their covariance, and calls that are divided for their memory."""
+    """A factor of their covariance."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(leaf_moments, "_MANY_WEIGHTS", 2)
-        patched.setattr(leaf_moments, "_MAX_STACKED", seed % 3000)
         model = random_model(seed)
         moments = model._moments()
         for n in (1, 30):
@@ -210,6 +210,31 @@ def test_many_weights(seed: int) -> None:
                 close(a, b)
             for a, b in zip(moments(X)[:2], expected[:2], strict=True):
                 close(a, b)
+
+
+@given(seeds)
+def test_calls_are_divided_for_their_memory(seed: int) -> None:
+    """With room for the tables of one path, no more than one is looked at."""
+    widths = []
+    evaluate = LeafStack.__call__
+
+    def recorded(stack: LeafStack, *args: Any) -> Any:
+        widths.append(len(stack.variance) // stack.elements)
+        return evaluate(stack, *args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(leaf_moments, "_MAX_STACKED", -1)
+        patched.setattr(LeafStack, "__call__", recorded)
+        model = random_model(seed)
+        moments = model._moments()
+        for path in (False, True):
+            X = some_points(model, 30, seed).requires_grad_()
+            found = moments(X, gradient=True, path=path)
+            assert set(widths) == {1}
+            if not path:
+                expected = with_gradients(moments.graph(X), X)
+                for a, b in zip(found, expected, strict=True):
+                    close(a, b)
 
 
 @given(seeds)
