@@ -50,8 +50,8 @@ Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor
 # What is told of an evaluation; a log has those at the end where they were told.
 _TOLD = ("values", "cost", "error", "sem", "metadata")
 
-#: Starts on different paths before models are fitted. Where paths are more, further
-#: random points delay a search more than they help it.
+#: Starts on different paths before models are fitted. More of them delay a search; what
+#: was compared is in docs/results.md, "Starts where paths are many".
 MOST_STARTS = 10
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
