@@ -58,9 +58,9 @@ _MAX_NUMBERS = 1 << 22
 # Numbers of the tables of all paths that a call looks at (512 MiB), which is divided
 # where they are more; as many are kept.
 _MAX_STACKED = 1 << 26
-# Of more weights on a path, a factor of their covariance takes a fifth of the time of a
-# QR decomposition of J.
-_MANY_WEIGHTS = 128
+# Of more weights on a path, if these are a third of all weights, a factor of their
+# covariance takes a third of the time of a QR decomposition of J.
+_WIDE = 128
 # Numbers of the factors that ``near`` puts side by side.
 _MAX_LOCAL, _MAX_LOCAL_WEIGHTS = 1 << 18, 1 << 22
 _NO_LENGTHS = np.zeros(0, dtype=np.int64)
@@ -108,8 +108,10 @@ class LeafMoments:
         self._leaf_of_key = {key: leaf for leaf, key in enumerate(keys)}
         bucket, place = predictor.bucket_of_leaf, predictor.place_of_leaf
         self._place_of_leaf = list(zip(bucket.tolist(), place.tolist(), strict=True))
-        # D, the number of weights on a path: the data's are as wide as others
-        self._widest = max(block.weights.shape[-1] for block in predictor.blocks)
+        # D, the most weights on a path of the data, for the size of tables
+        self._widest = max(
+            (block.weights.shape[-1] for block in predictor.blocks), default=0
+        )
         self._lock = Lock()  # of what is below
         self._found: dict[bytes, tuple[int, int]] = {}
         if self._by_value and len(keys) < _MAX_KEPT:  # those of the data
@@ -332,7 +334,7 @@ class LeafMoments:
             return root[weights]
         some = max(1, _MAX_NUMBERS // (total * max(size, 1)))
         parts = weights.split(some)
-        if size > _MANY_WEIGHTS:
+        if size > _WIDE:
             covariance = predictor.weight_covariance
             found = (_factor(covariance, part) for part in parts)
             factors = [factor for factor in found if factor is not None]

@@ -200,7 +200,7 @@ def test_many_paths_without_data(
 def test_many_weights(seed: int) -> None:
     """A factor of their covariance."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(leaf_moments, "_MANY_WEIGHTS", 2)
+        patched.setattr(leaf_moments, "_WIDE", 2)
         model = random_model(seed)
         moments = model._moments()
         for n in (1, 30):
@@ -240,7 +240,7 @@ def test_calls_are_divided_for_their_memory(seed: int) -> None:
 @given(seeds)
 def test_a_covariance_of_weights_that_rounding_made_singular(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(leaf_moments, "_MANY_WEIGHTS", 2)
+        patched.setattr(leaf_moments, "_WIDE", 2)
         model = random_model(seed)
         predictor = model._predictor()
         zeros = torch.zeros_like(predictor.weight_covariance)
