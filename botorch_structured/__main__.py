@@ -1,8 +1,8 @@
 """``python -m botorch_structured``: choose and tune a classifier, and show the result.
 
 Nine scikit-learn learners, each with hyperparameters of its own, on a real data set:
-one evaluation of each, then as many as the budget says, chosen by ``TreeStructuredGP``;
-and random search from the same starts with the same budget beside it.
+one evaluation of each, then as many as the budget says, chosen by a ``Study``; and
+random search from the same starts with the same budget beside it.
 """
 
 from __future__ import annotations

@@ -32,10 +32,12 @@ class InteriorPrior(nn.Module):
     .. math:: \log p(x) = \sum_j \log(4 u_j (1 - u_j) + \epsilon) + \mathrm{const}
 
     over the active numeric columns j, with :math:`u_j` the place of :math:`x_j` between
-    its bounds. Choose it with BoTorch's ``PriorGuidedAcquisitionFunction`` and an
-    exponent that decays with the number of observations ([Hvarfner2022pibo]_): with
-    few data, expected improvement is largest in corners, of which d columns have
-    :math:`2^d`, since the variance is largest there.
+    its bounds. Integers on a logarithmic scale do not count: of numbers of units or
+    trees the largest are as likely as those in the middle. Choose it with BoTorch's
+    ``PriorGuidedAcquisitionFunction`` and an exponent that decays with the number of
+    observations ([Hvarfner2022pibo]_): with few data, expected improvement is largest
+    in corners, of which d columns have :math:`2^d`, since the variance is largest
+    there.
 
     Args:
         space: Bounds, and which columns are active and numeric.
@@ -64,9 +66,13 @@ class InteriorPrior(nn.Module):
         if not check_number("floor", floor) > 0:
             raise ValueError(f"floor: expected a positive number, got {floor}.")
         self.tree, self.floor = space.tree, floor
-        unordered = {*space.categorical_features, *space.tree.decision_columns}
+        left_out = {
+            *space.categorical_features,
+            *space.tree.decision_columns,
+            *space.log_integers,
+        }
         lower, upper = space.bounds
-        numeric = torch.tensor([c not in unordered for c in range(space.dim)])
+        numeric = torch.tensor([c not in left_out for c in range(space.dim)])
         self.register_buffer("numeric", numeric & (upper > lower))
         self.register_buffer("lower", lower.clone())
         self.register_buffer("width", torch.where(upper > lower, upper - lower, 1.0))

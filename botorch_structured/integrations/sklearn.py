@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["StructuredSearchCV"]
 
+import copy
 import re
 import time
 import warnings
@@ -143,6 +144,13 @@ class StructuredSearchCV(BaseSearchCV):
         self.n_iter = n_iter
         self.random_state = random_state
         self.starts = starts
+
+    def __sklearn_clone__(self) -> StructuredSearchCV:
+        # scikit-learn copies dictionaries of a list one by one: an estimator that is in
+        # several of them would be several estimators
+        copied: StructuredSearchCV = super().__sklearn_clone__()
+        copied.space, copied.starts = copy.deepcopy((self.space, self.starts))
+        return copied
 
     def _run_search(self, evaluate_candidates: Callable[..., _Results]) -> None:
         """What scikit-learn calls within ``fit``."""

@@ -162,6 +162,17 @@ class FastInference(ExactGP):
             self._set_transformed_inputs()
         return self
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a state, see ``GPyTorchModel.load_state_dict``."""
+        # BoTorch leaves inputs as they are, which the input transform before made
+        made = getattr(self, "_has_transformed_inputs", False)
+        if made:
+            self._revert_to_original_inputs()
+        result = super().load_state_dict(*args, **kwargs)
+        if made:
+            self._set_transformed_inputs()
+        return result
+
     def _apply(self, fn: Any) -> Any:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
         # changes nothing the caches are kept, and modules are not walked through
@@ -496,11 +507,15 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
     def subset_output(self, idcs: list[int]) -> Any:
         """Fewer outputs, see ``BatchedMultiOutputGPyTorchModel``."""
         new = super().subset_output(idcs)
-        given = self._fantasy_noise
-        if given is not None and self._num_outputs > 1:
+        if idcs == list(range(self._num_outputs)):  # a copy
+            return new
+        which: Any = idcs if len(idcs) > 1 else idcs[0]
+        raw, given = self._original_train_inputs, self._fantasy_noise
+        if isinstance(raw, Tensor):  # BoTorch subsets the inputs in use alone
+            new._original_train_inputs = raw[..., which, :, :]
+        if given is not None:
             batch = self.train_targets.shape[:-1]
             shape = torch.broadcast_shapes(given.shape[:-1], batch)
-            which: Any = idcs if len(idcs) > 1 else idcs[0]
             new._fantasy_noise = given.expand(*shape, -1)[..., which, :]
         return new
 

@@ -91,8 +91,9 @@ def _protect(
     if _learns(input_transform):
         raise ValueError(
             "input_transform: expected Normalize, whose bounds are learned from active "
-            f"entries, or a fixed transform, got {type(input_transform).__name__}, "
-            "which would learn from inactive entries too."
+            "entries, or a fixed transform (one that is given its bounds), got "
+            f"{type(input_transform).__name__}, which would learn from inactive "
+            "entries too."
         )
     with torch.no_grad():
         probe = deepcopy(input_transform).to(train_X)

@@ -306,11 +306,13 @@ def make_problem(
     given = () if integer_features is None else integer_features
     whole = check_columns("integer_features", given, d, True)
     lists = check_by_column("categorical_features", categorical_features, d, True)
+    logarithmic: list[int] = []
     known_space = tree.space
     if known_space is not None:
         _check_scale(bounds, known_space)
         whole = sorted({*whole, *known_space.integer_features})
         lists = {**known_space.categorical_features, **lists}
+        logarithmic = known_space.log_integers
         for col, codes in known_space.categorical_features.items():
             odd = [v for v in lists[col] if v not in codes]
             if odd:
@@ -359,9 +361,12 @@ def make_problem(
     if not unknown and bounds.device.type == "cpu":
         box = bounds.numpy().tobytes(), fill_row.numpy().tobytes(), bounds.dtype
         named = tuple((c, tuple(v)) for c, v in lists.items())
-        kept = _kept(tree, listed, box, tuple(whole), named, tuple(fixed.items()))
+        columns = tuple(whole), tuple(logarithmic)
+        kept = _kept(tree, listed, box, columns, named, tuple(fixed.items()))
     if "columns" not in kept:
-        kept["columns"] = _columns(listed, whole, lists, fixed, bounds, unknown)
+        kept["columns"] = _columns(
+            listed, whole, logarithmic, lists, fixed, bounds, unknown
+        )
     values, lower, upper = kept["columns"]
     return Problem(
         tree=tree,
@@ -484,6 +489,7 @@ def _undeclared(tree: ParameterTree, seen: list[Tensor]) -> dict[int, set[float]
 def _columns(
     tree: ParameterTree,
     whole: Sequence[int],
+    logarithmic: Sequence[int],
     lists: Mapping[int, Sequence[float]],
     fixed: Mapping[int, float],
     bounds: Tensor,
@@ -508,7 +514,8 @@ def _columns(
     listed = _mask(list(tables), bounds)
     # A column named in both is an integer with gaps: neighbours are alike. To a search
     # no outcome of a decision is like another.
-    values = Values(named & ~listed, listed, named & ~decides, table)
+    logs = _mask(logarithmic, bounds) & ~listed
+    values = Values(named & ~listed, logs, listed, named & ~decides, table)
     lower, upper = (t[0] for t in values.inside(bounds[:1], bounds[1:]))
     for col, value in fixed.items():
         if col not in tables:
@@ -665,6 +672,8 @@ def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
 
 def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor | None:
     """How good every training point is, larger is better."""
+    while (inner := _inner(acq_function)) is not None:
+        acq_function = inner
     sign = 1.0 if getattr(acq_function, "maximize", True) else -1.0
     transform = getattr(acq_function, "posterior_transform", None)
     objective = getattr(acq_function, "objective", None)
@@ -683,6 +692,14 @@ def _score(acq_function: AcquisitionFunction, model: Any, X: Tensor) -> Tensor |
     score = mean if objective is None else objective(mean, X.unsqueeze(-2))
     score = score.reshape(len(X), -1)
     return sign * score[:, 0] if score.shape[-1] == 1 else None
+
+
+def _inner(acq_function: AcquisitionFunction | None) -> AcquisitionFunction | None:
+    """What an acquisition function changes the values of; None if it is no wrapper."""
+    for name in ("acq_func", "raw_acqf"):
+        if isinstance(inner := getattr(acq_function, name, None), AcquisitionFunction):
+            return inner
+    return None
 
 
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:

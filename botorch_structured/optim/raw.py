@@ -170,6 +170,11 @@ class Boxes:
             size = last - first + 1
             step = torch.minimum((U * size).floor(), size - 1)
             X = torch.where(counted, values.value(first + step), X)
+            logs = here.free & values.logarithmic
+            if logs.any():  # as `IntegerColumn.draw`
+                low, high = (first - 0.5).log(), (last + 0.5).log()
+                drawn = torch.lerp(low, high, U).exp().round()
+                X = torch.where(logs, here.clip(drawn), X)
         return X
 
     def of_rows(self, X: Tensor) -> Tensor:
@@ -480,6 +485,7 @@ class _Slots:
         none = free.new_zeros(width)
         values = Values(
             torch.cat([values.whole, none]),
+            torch.cat([values.logarithmic, none]),
             torch.cat([values.listed, none]),
             torch.cat([values.ordered, none]),
             pad(values.table, (0, 0, 0, width), value=torch.inf),
@@ -572,7 +578,12 @@ def _perturbed(
         wide = uniform((len(columns), len(index)), good, generator).mT < 0.3
         width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)
         noise[:, columns] *= torch.where(wide, width / scale, 0.0)
-    X = here.clip(centre + scale * noise * (here.upper - here.lower))
+    moved_by = scale * noise
+    X = centre + moved_by * (here.upper - here.lower)
+    logs = here.free & problem.values.logarithmic
+    if logs.any():
+        X = torch.where(logs, centre * (here.upper / here.lower) ** moved_by, X)
+    X = here.clip(X)
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
     return Sample(problem.snap(X, here.free), box, source)
 

@@ -496,7 +496,7 @@ def refine(
     if moving.any():
         # of relaxed columns the best maximum need not be near the best whole numbers
         patience = math.inf if relaxed.any() else _PATIENCE
-        X_new, new = _climb(evaluator, X, values, here, moving, patience)
+        X_new, new = _climb(evaluator, X, values, here, moving, known, patience)
         if relaxed.any():
             X_new = problem.snap(X_new, free)
             new = evaluator.values(X_new)
@@ -515,7 +515,7 @@ def refine(
     rows = ((X_new != X).any(-1) & continuous.any(-1)).nonzero().squeeze(-1)
     if len(rows):
         X_new[rows], new[rows] = _climb(
-            evaluator, X_new[rows], new[rows], here.take(rows), continuous[rows]
+            evaluator, X_new[rows], new[rows], here.take(rows), continuous[rows], known
         )
     return X_new, new
 
@@ -551,12 +551,13 @@ def _climb(
     values: Tensor,
     here: Boxes,
     moving: Tensor,
+    known: Tensor,
     patience: float = _PATIENCE,
 ) -> tuple[Tensor, Tensor]:
     """By gradient: together in the unit box, or one by one under linear constraints."""
     together = moving.any(-1)
     if not here.problem.constraints and bool(together.all()):
-        return _climb_together(evaluator, X, values, here, moving, patience)
+        return _climb_together(evaluator, X, values, here, moving, known, patience)
     bound = torch.zeros_like(together)
     for c in here.problem.constraints:
         binds = here.active[:, c.columns].all(-1)
@@ -565,7 +566,13 @@ def _climb(
     rows = (~bound & together).nonzero().squeeze(-1)
     if len(rows):
         X[rows], values[rows] = _climb_together(
-            evaluator, X[rows], values[rows], here.take(rows), moving[rows], patience
+            evaluator,
+            X[rows],
+            values[rows],
+            here.take(rows),
+            moving[rows],
+            known,
+            patience,
         )
     for i in bound.nonzero().squeeze(-1)[:_MAX_CONSTRAINED].tolist():
         X[i], values[i] = _climb_constrained(
@@ -580,20 +587,28 @@ def _climb_together(
     values: Tensor,
     here: Boxes,
     moving: Tensor,
+    known: Tensor,
     patience: float,
 ) -> tuple[Tensor, Tensor]:
     # of each start, as arrays; nothing else of it changes
-    every = (X, moving, here.lower, here.upper)
-    old, moves, lower, upper = (t.cpu().numpy() for t in every)
+    every = (X, moving, here.lower, here.upper, here.problem.values.logarithmic)
+    old, moves, lower, upper, logarithmic = (t.cpu().numpy() for t in every)
     # Only columns that move, side by side: ``S x k``.
     place = (~moves).argsort(-1, kind="stable")[:, : int(moves.sum(-1).max())]
     row = np.arange(len(old))[:, None]
     valid, held = moves[row, place], old[row, place]
     least, most = lower[row, place], upper[row, place]
+    first, last, logs = least, most, valid & logarithmic[place]
+    any_logs = bool(logs.any())
+    if any_logs:
+        held, least, most = (
+            np.log(part, out=part.copy(), where=logs) for part in (held, least, most)
+        )
     unit = np.where(valid, most - least, 0.0)
     width = np.where(valid, unit, 1.0)
     U = np.where(valid, (held - least) / width, 0.5).clip(0.0, 1.0)
     checked = here.problem.feasible is not None
+    distant = here.problem.min_distance > 0.0 and len(known) > 0
     local = None if checked else closed_form_near(evaluator.acq_function, X, place)
 
     mine: tuple[Array, ...] = (np.zeros(0, dtype=int),)
@@ -604,40 +619,58 @@ def _climb_together(
         if plain:  # what is below has the very same numbers
             return U
         if start is not mine[0]:  # the same ones again and again
-            parts = (part[start][:, None] for part in (least, most, unit, held))
-            mine = start, *parts
-        _, lower, upper, step, still = mine
+            every = (least, most, unit, held, logs, first, last)
+            mine = start, *(part[start][:, None] for part in every)
+        _, lower, upper, step, still, log, lowest, highest = mine
         # exact at both bounds
         new = np.where(U < 0.5, lower + U * step, upper - (1.0 - U) * step)
         new = np.minimum(np.maximum(new, lower), upper)
-        return np.where(step > 0.0, new, still)
+        new = np.where(step > 0.0, new, still)
+        if any_logs:
+            np.exp(new, out=new, where=log)
+            new = np.where(log, new.clip(lowest, highest), new)
+        return new
 
-    def points(U: Array, start: Array) -> Tensor:
-        at = old[start].repeat(U.shape[1], 0)
-        new, columns = changed(U, start), place[start].repeat(U.shape[1], 0)
+    def by_unit(slope: Array, x: Array, start: Array) -> Array:
+        if not plain:
+            slope *= unit[start][:, None]
+        if any_logs:  # dx / d log x = x
+            slope *= np.where(logs[start][:, None], x, 1.0)
+        return slope
+
+    def points(new: Array, start: Array) -> Tensor:
+        at = old[start].repeat(new.shape[1], 0)
+        columns = place[start].repeat(new.shape[1], 0)
         np.put_along_axis(at, columns, new.reshape(columns.shape), -1)
         return torch.from_numpy(at).to(X)
 
     def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
+        x = changed(U, start)
+        values, slope = at_any(x, start)
+        if distant:
+            near = is_known(here.problem, points(x, start), known).cpu().numpy()
+            values = np.where(near.reshape(values.shape), -math.inf, values)
+        return values, slope
+
+    def at_any(x: Array, start: Array) -> tuple[Array, Array]:
         if local is not None:
-            value, slope = local(changed(U, start), start)
-            if not plain:
-                slope *= unit[start][:, None]
+            value, slope = local(x, start)
+            slope = by_unit(slope, x, start)
             if not math.isfinite(np.add.reduce(slope, None)) or math.isnan(
                 np.add.reduce(value, None)
             ):
                 np.nan_to_num(slope, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
                 value = np.where(np.isnan(value), -math.inf, value)
             return value, slope
-        at = points(U, start)
+        at = points(x, start)
         values, gradient = evaluator.value_and_gradient(at)
         if checked:
             rows = start.repeat(U.shape[1])
             active = here.active[torch.from_numpy(rows).to(at.device)]
             values = torch.where(here.problem.admissible(at, active), values, -math.inf)
-        slope = gradient.cpu().numpy().reshape(*U.shape[:2], -1)
-        slope = np.take_along_axis(slope, place[start][:, None], -1)
-        return values.cpu().numpy().reshape(U.shape[:2]), slope * unit[start][:, None]
+        slope = gradient.cpu().numpy().reshape(*x.shape[:2], -1)
+        slope = by_unit(np.take_along_axis(slope, place[start][:, None], -1), x, start)
+        return values.cpu().numpy().reshape(x.shape[:2]), slope
 
     apart = old.copy()
     apart[row, place] = np.where(valid, 0.0, held)
@@ -649,7 +682,8 @@ def _climb_together(
         patience=patience,
     )
     better = new > values
-    found = points(best.cpu().numpy()[:, None], np.arange(len(X)))
+    every_start = np.arange(len(X))
+    found = points(changed(best.cpu().numpy()[:, None], every_start), every_start)
     return torch.where(better[:, None], found, X), torch.where(better, new, values)
 
 

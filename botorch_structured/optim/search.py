@@ -340,10 +340,10 @@ class Search:
                 swap[torch.arange(count), decisions[col]] = True
             more, ok = boxes_at(problem, torch.where(swap, other, parent))
             more, parent, had = more.take(ok), parent[ok], had[ok]
-            noise = uniform(tuple(parent.shape), parent, generator)
+            U = uniform(tuple(parent.shape), parent, generator)
             # Columns that the parent has, too, are inherited; the others are drawn.
             inherited = had & (parent >= more.lower) & (parent <= more.upper)
-            drawn = more.lower + noise * (more.upper - more.lower)
+            drawn = more.draw(torch.arange(len(more), device=U.device), U)
             X = problem.snap(torch.where(inherited, parent, drawn), more.free)
             ok = problem.admissible(X, more.active) & ~is_known(problem, X, known)
             if not ok.any():

@@ -19,6 +19,8 @@ class Values:
 
     Args:
         whole: ``d`` booleans: columns of integers.
+        logarithmic: ``d`` booleans: the columns of integers, all of them positive, that
+            are drawn and moved on a logarithmic scale.
         listed: ``d`` booleans: columns with a list.
         ordered: ``d`` booleans: the discrete columns in which neighbouring positions
             are alike (integers), so that a search steps along them; in the others
@@ -27,6 +29,7 @@ class Values:
     """
 
     whole: Tensor
+    logarithmic: Tensor
     listed: Tensor
     ordered: Tensor
     table: Tensor
@@ -46,7 +49,13 @@ class Values:
 
     def take(self, columns: Tensor) -> Values:
         """The same of some columns."""
-        parts = (self.whole, self.listed, self.ordered, self.table)
+        parts = (
+            self.whole,
+            self.logarithmic,
+            self.listed,
+            self.ordered,
+            self.table,
+        )
         return Values(*(part[columns] for part in parts))
 
     def position(self, X: Tensor) -> Tensor:

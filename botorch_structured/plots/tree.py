@@ -67,7 +67,8 @@ def plot_tree(
             ``tree.decision_values``. Default: those of the space, or the numbers.
         X: ``n x d`` evaluated points.
         Y: ``n`` or ``n x 1`` outcomes of them; NaN where an evaluation failed.
-        minimize: Whether the smallest outcome is the best.
+        minimize: Whether the smallest outcome is the best. False for the outcomes of
+            models and of ``suggest``, of which the largest is.
         value_format: How to write the best value.
         max_paths: The largest number of paths that is drawn.
 

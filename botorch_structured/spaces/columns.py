@@ -24,6 +24,8 @@ from botorch_structured.spaces.conditions import And, Condition
 # How far beyond its bounds a number may lie and still count as rounding, relative to
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
+# Choices that differ by less, relative to their size, are one number.
+_ROUNDING = 1e-12
 _MAX_FLOAT = sys.float_info.max
 # The largest numbers whose differences models can square.
 _MAX_INPUT = 1e150
@@ -169,6 +171,11 @@ def is_equal(a: Any, b: Any) -> bool:
         return bool(a == b)
     except (TypeError, ValueError, RuntimeError):
         return False
+
+
+def _is_close(choice: Any, value: float) -> bool:
+    number = isinstance(choice, Real) and not isinstance(choice, bool)
+    return number and math.isclose(choice, value, rel_tol=_ROUNDING)
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -365,7 +372,8 @@ class CategoricalColumn:
 
         ``True``, ``1`` and ``1.0`` are told apart where all of them are choices. What
         is none of them may be one that a table has written: as text, or a number that
-        was text, TRUE or 1 for True, or nothing at all for None.
+        was text, TRUE or 1 for True, or nothing at all for None. Or a number but for
+        rounding.
         """
         value = native(value)
         equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
@@ -380,6 +388,8 @@ class CategoricalColumn:
             truth = _truth(value) if isinstance(value, str) else None
             if not alike and truth is not None:
                 alike = [i for i, c in enumerate(self.choices) if c is truth]
+            if not alike and isinstance(value, float):  # 0.3 for 0.1 + 0.2
+                alike = [i for i, c in enumerate(self.choices) if _is_close(c, value)]
         if len(alike) != 1:
             _refuse(self, value)
         return alike[0]

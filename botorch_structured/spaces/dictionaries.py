@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
+import torch
+
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
@@ -387,11 +389,19 @@ def _column(name: str, values: Any) -> Column:
         raise _refused(name, values, "a list or an array with one axis")
     if not len(values):
         raise _refused(name, values, "at least one choice")
-    choices = [native(v) for v in values]
-    numbers = all(isinstance(c, Real) and not isinstance(c, bool) for c in choices)
+    listed = values.tolist() if isinstance(values, torch.Tensor) else values
+    choices = [native(v) for v in listed]
+    if len(choices) == 3 and choices[2] == "log" and _are_numbers(choices[:2]):
+        low, high, _ = choices
+        raise _refused(name, values, f"a tuple, ({low}, {high}, 'log'), for a range")
+    numbers = _are_numbers(choices)
     ascending = sorted(set(choices)) if numbers else []
     ordered = len(choices) > 1 and ascending in (choices, choices[::-1])
     return CategoricalColumn(name, choices, ordered=ordered)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
 
 
 def _is_one(value: Any) -> bool:

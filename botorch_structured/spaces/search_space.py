@@ -30,7 +30,6 @@ from botorch_structured.spaces.columns import (
     Column,
     Constant,
     FloatColumn,
-    IntegerColumn,
     Span,
     described,
     is_blank,
@@ -285,6 +284,7 @@ class SearchSpace:
         }
         discrete = [i for i, c in enumerate(columns) if c.discrete]
         self.integer_features = [i for i in discrete if columns[i].ordered]
+        self.log_integers = [i for i in discrete if getattr(columns[i], "log", False)]
         # The tree has its own tolerance around the values of decisions. All other
         # discrete columns are rounded.
         self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
@@ -718,11 +718,7 @@ class SearchSpace:
         numbers = [c for c in range(self.dim) if c not in alone and bool(lo[c] < hi[c])]
         if not numbers:
             return None
-        logs = [
-            c
-            for c in numbers
-            if isinstance(col := self.columns[c], IntegerColumn) and col.log
-        ]
+        logs = [c for c in numbers if c in self.log_integers]
         bounds = self.bounds.clone()
         bounds[:, logs] = bounds[:, logs].log10()
         normalize = Normalize(self.dim, indices=numbers, bounds=bounds)

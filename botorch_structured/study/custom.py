@@ -15,6 +15,7 @@ from botorch_structured.models.surroundings import seeded
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.suggest import fit_models
+from botorch_structured.suggest.held import hold
 
 ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]
 AcquisitionMaker = Callable[[Model, Tensor, Tensor, Tensor | None], AcquisitionFunction]
@@ -43,7 +44,8 @@ def suggest_with(
         model: ``(space, X, Y) -> model``. Default: the ``TreeStructuredGP`` of
             `fit_models`.
         acquisition: ``(model, X, Y, X_pending) -> function``. Default: the logarithm of
-            the expected improvement over the best mean at an evaluated point.
+            the expected improvement over the best mean at an evaluated point, with what
+            is fixed.
         fixed_features: Column -> its value wherever it is active.
 
     Returns:
@@ -67,10 +69,15 @@ def suggest_with(
                 f"that returned a {type(fitted).__name__}."
             )
         pending = train_X[:0] if X_pending is None else X_pending
+        comparable = hold(space, train_X, fixed_features)[0]
+        if not len(comparable):
+            comparable = train_X
         for _ in range(q):
             now = pending if len(pending) else None
-            make = _log_expected_improvement if acquisition is None else acquisition
-            criterion = make(fitted, train_X, filled, now)
+            if acquisition is None:
+                criterion = _log_expected_improvement(fitted, comparable, now)
+            else:
+                criterion = acquisition(fitted, train_X, filled, now)
             if not isinstance(criterion, AcquisitionFunction):
                 raise ValueError(
                     "acquisition: expected a function that returns an acquisition "
@@ -86,7 +93,7 @@ def suggest_with(
 
 
 def _log_expected_improvement(
-    model: Model, X: Tensor, Y: Tensor, X_pending: Tensor | None
+    model: Model, X: Tensor, X_pending: Tensor | None
 ) -> AcquisitionFunction:
     with torch.no_grad():
         best = model.posterior(X).mean.max()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest.held import hold as hold_columns
 
 Point = tuple[float, ...]
 
@@ -72,10 +73,4 @@ def hold(
     if not held or not points:
         return list(points)
     X = torch.tensor(points, dtype=torch.double)
-    fixed = X.clone()
-    for column, value in held.items():
-        fixed[:, column] = value
-    fixed = space.impute(fixed)
-    same = space.tree.path_key(fixed) == space.tree.path_key(X)
-    good = fixed[same & space.feasible(fixed)]
-    return [tuple(x) for x in good.tolist()]
+    return [tuple(x) for x in hold_columns(space, X, held)[0].tolist()]

@@ -101,7 +101,8 @@ class Study:
         model: ``(space, X, Y) -> model``: a function that returns a fitted model of
             BoTorch for ``n x d`` points and their ``n x m`` outcomes: objectives,
             larger ones better, then constraints, feasible where at most 0; failures
-            have the worst of the others' numbers. Default: the two models of `suggest`.
+            have the worst of the others' numbers. Default: the two models of `suggest`;
+            with ``acquisition`` the first of them.
         acquisition: ``(model, X, Y, X_pending) -> acquisition function``, maximised
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
@@ -425,7 +426,7 @@ class Study:
         total = check_count("num_evaluations", num_evaluations, least=0)
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
-            raise ValueError(f"catch: expected exceptions, got {catch!r}.")
+            raise ValueError(f"catch: expected an exception or a tuple, got {catch!r}.")
         with tqdm(
             total=total + len(self._trials),
             initial=len(self._trials),

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["make_criterion"]
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from botorch.utils.multi_objective.box_decompositions import (
 )
 from botorch.utils.multi_objective.hypervolume import infer_reference_point
 from botorch.utils.multi_objective.pareto import is_non_dominated
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_structured.acquisition import (
@@ -29,6 +31,7 @@ from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest.held import hold
 from botorch_structured.suggest.surrogates import Mixture, Surrogates
 from botorch_structured.transforms import ClipTail
 
@@ -46,8 +49,12 @@ def make_criterion(
     num_evaluated: int,
     ref_point: Tensor | None = None,
     train_C: Tensor | None = None,
+    held: Mapping[int, float] | None = None,
 ) -> tuple[AcquisitionFunction, Tensor | None]:
     """The criterion, given the means at known points that are not evaluated.
+
+    Where columns are held, an improvement is one on the best that is known of points
+    that hold them, too: known points are moved there, and count with their means.
 
     Args:
         space: The space.
@@ -56,6 +63,7 @@ def make_criterion(
         num_evaluated: How many were.
         ref_point: ``m`` objectives, or None; see `suggest`.
         train_C: Outcomes of the constraints, if there are any; see `suggest`.
+        held: Column -> its value, of the points to be found.
 
     Returns:
         The criterion, and points near which to search, the best first (None: the best
@@ -64,6 +72,12 @@ def make_criterion(
     taken = known[num_evaluated:]
     objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
     constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
+    every, rows = known, torch.arange(len(known))
+    if held:
+        moved, of_known = hold(space, known, held)
+        if len(moved):  # else nothing is known of the paths that are left
+            rows = torch.where((moved == known[of_known]).all(-1), of_known, len(known))
+            known = moved
     prior = None
     log_probability = known.new_zeros(len(known))
     feasible = torch.ones_like(log_probability, dtype=torch.bool)
@@ -73,8 +87,9 @@ def make_criterion(
             log_probability = prior(known)
         feasible = log_probability >= math.log(_FEASIBLE)
         kept = (train_C <= 0.0).all(-1)
-        feasible[:num_evaluated] |= kept & (
-            log_probability[:num_evaluated] >= math.log(_POSSIBLE)
+        evaluated = rows < num_evaluated
+        feasible[evaluated] |= kept[rows[evaluated]] & (
+            log_probability[evaluated] >= math.log(_POSSIBLE)
         )
     criterion: AcquisitionFunction
     good: Tensor | None
@@ -86,7 +101,7 @@ def make_criterion(
         criterion, good = (
             _improvement(space, objectives[0], known[feasible])
             if one
-            else _hypervolume(space, objectives, known[feasible], ref_point)
+            else _hypervolume(space, objectives, known[feasible], every, ref_point)
         )
         if prior is not None:
             criterion = PriorGuidedAcquisitionFunction(criterion, prior, log=True)
@@ -121,8 +136,9 @@ def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
             inputs = model.transform_inputs(X)
             means = model(inputs.unsqueeze(-2)).mean.flatten()
         # where variances of noise are known, those of new outcomes have to be guessed
-        noise = model.likelihood.noise.detach()
-        guess = {} if len(noise) == 1 else {"noise": noise.mean().expand(len(X))}
+        known_noise = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
+        noise = model.likelihood.noise.detach().mean().expand(len(X))
+        guess = {"noise": noise} if known_noise else {}
         models.append(model.get_fantasy_model(inputs, means, **guess))
     return mixture._replace(models=models)
 
@@ -181,19 +197,32 @@ def _hypervolume(
     space: SearchSpace,
     objectives: list[Mixture],
     known: Tensor,
+    every: Tensor,
     ref_point: Tensor | None,
 ) -> tuple[AcquisitionFunction, Tensor]:
-    """Of several objectives, over the front of means at known points."""
+    """Of several objectives, over the front of means at known points.
+
+    Args:
+        space: The space.
+        objectives: Their models.
+        known: ``n x d`` feasible points, of which the front is made.
+        every: ``m x d`` known points, of which the reference point is.
+        ref_point: ``m`` objectives in its place.
+    """
     models, weights = zip(*objectives, strict=True)
     with torch.no_grad():
-        means = Mixtures(models, weights).means(known.unsqueeze(-2))
+        mixtures = Mixtures(models, weights)
+        means, others = (mixtures.means(X.unsqueeze(-2)) for X in (known, every))
     # BoTorch's smallest ranges are for outcomes of about unit scale
     unit = AnyScaleStandardize(m=means.shape[-1])
+    unit(others)
+    unit.eval()
     scaled = unit(means)[0]
     if ref_point is None:
-        # Of all points: of the front alone it is next to a small one, as fronts are at
-        # first, and what extends it to either side does not count.
-        inferred = infer_reference_point(scaled)
+        # Of all points: of the front alone, or of the feasible ones, it is next to a
+        # small front, as fronts are at first, and what extends it to either side does
+        # not count.
+        inferred = infer_reference_point(unit(others)[0])
         ref_point = unit.untransform(inferred.unsqueeze(0))[0].squeeze(0)
     else:
         pairs = zip(models, ref_point.to(means), strict=True)

@@ -158,7 +158,13 @@ def suggest(
         failed = (train_Y == -math.inf).any(-1)
         for _ in range(q):
             criterion, good = make_criterion(
-                space, surrogates, known, len(train_X), reference, train_C
+                space,
+                surrogates,
+                known,
+                len(train_X),
+                reference,
+                train_C,
+                fixed_features,
             )
             search = partial(_maximise, criterion, space, known, good, distances)
             again = _held_for_another_try(space, known, failed, fixed_features or {})

@@ -92,3 +92,10 @@ def test_near_rows(seed: int) -> None:
     torch.testing.assert_close(
         torch.from_numpy(slope)[:, 0][changing], gradient.gather(-1, place)[changing]
     )
+
+
+def test_integers_on_a_logarithmic_scale_do_not_count() -> None:
+    space = SearchSpace.from_dictionaries({"units": (8, 1024, "log"), "x": (0.0, 1.0)})
+    configs = [{"units": units, "x": 0.3} for units in (8, 90, 516, 1024)]
+    density = InteriorPrior(space)(space.encode(configs).unsqueeze(-2))
+    torch.testing.assert_close(density, density[:1].expand_as(density))

@@ -148,6 +148,10 @@ class StructuredModelTestCase:
         mll.train()
         assert mll(model(*model.train_inputs), model.train_targets) > before
 
+    def load(self, model: Any, fitted: Any) -> None:
+        """Give a model of other data what a fitted one has learnt."""
+        model.load_state_dict(fitted.state_dict())
+
     def test_condition_on_observations(self) -> None:
         model, X = self.fitted(), self.points(3, 2)
         model.posterior(X)
@@ -155,7 +159,7 @@ class StructuredModelTestCase:
         updated = model.condition_on_observations(model.transform_inputs(X_new), Y_new)
         X_old, Y_old = self.make_data(24)
         refit = self.make_model(torch.cat([X_old, X_new]), torch.cat([Y_old, Y_new]))
-        refit.load_state_dict(model.state_dict())
+        self.load(refit, model)
         refit.eval()
         a, b = updated.posterior(X), refit.posterior(X)
         torch.testing.assert_close(a.mean, b.mean, rtol=1e-6, atol=1e-6)
@@ -386,7 +390,7 @@ class StructuredModelTestCase:
         for i in (0, 7):
             keep = torch.arange(10) != i
             other = self.make_model(X[keep], Y[keep], outcome_transform=None)
-            other.load_state_dict(model.state_dict())
+            self.load(other, model)
             expected = other.posterior(X[i : i + 1]).mean
             actual = result.posterior.mean.reshape(10)[i]
             torch.testing.assert_close(actual, expected.squeeze(), rtol=1e-5, atol=1e-6)

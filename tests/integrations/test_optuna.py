@@ -581,3 +581,44 @@ def test_seeds_next_to_the_ends(seed: int) -> None:
 
     study = make_study(StructuredSampler(seed=seed, warn_independent_sampling=False))
     assert len(ended(study, objective, 7).trials) == 7
+
+
+def test_a_constraint_that_a_branch_does_not_have_holds_there() -> None:
+    """As for Optuna: a trial is feasible where none of its own is positive."""
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.suggest_categorical("kind", ["svm", "net"]) == "svm":
+            return (trial.suggest_float("C", -3, 3) - 1.0) ** 2
+        width = trial.suggest_float("width", 0, 1)
+        trial.set_constraint("memory", width - 0.5)
+        return 1.0 + (width - 0.3) ** 2
+
+    for seed in range(3):
+        study = ended(make_study(StructuredSampler(seed=seed)), objective, 20)
+        assert study.best_value < 1e-2
+
+
+def test_choices_that_are_equal_are_one() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        v = trial.suggest_categorical("features", [1, 1.0, "root", "log"])
+        return {"root": 0.1, "log": 0.05}.get(v, 0.3) + trial.suggest_float("x", 0, 1)
+
+    study = ended(make_study(StructuredSampler(seed=0)), objective, 16)
+    tried = [trial.params["features"] for trial in study.trials]
+    assert {1, "root", "log"} == {*tried}
+    assert tried.count(1) < 8
+    with pytest.raises(ValueError, match="tells apart, got 1 and 1.0 for 'features'"):
+        StructuredSampler({"features": ["root", 1, 1.0], "x": (0.0, 1.0)})
+
+
+@pytest.mark.filterwarnings("ignore")  # of Optuna's, for what is enqueued
+def test_a_value_between_two_steps_is_left_out() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        return abs(trial.suggest_int("k", 1, 51, step=5) - 16)
+
+    study = make_study(StructuredSampler(seed=0))
+    study.enqueue_trial({"k": 18})
+    study.optimize(objective, n_trials=12)
+    values = [trial.params["k"] for trial in study.trials]
+    assert values[0] == 18
+    assert sorted(values[1:]) == [*range(1, 52, 5)]

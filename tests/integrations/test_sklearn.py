@@ -28,6 +28,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from botorch_structured import Study
@@ -456,3 +457,26 @@ def test_without_scikit_learn_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "sklearn.exceptions", None)
     with pytest.raises(ImportError, match="pip install scikit-learn"):
         __import__(name)
+
+
+def test_a_clone_has_the_same_space() -> None:
+    """An estimator that is in two dictionaries is one in the copy, too."""
+    svc, scalers = SVC(), ["passthrough", StandardScaler()]
+    space = [
+        {"m": [svc], "m__kernel": ["rbf"], "m__C": (1e-2, 1e2, "log"), "s": scalers},
+        {"m": [svc], "m__kernel": ["linear"], "m__C": (1e-2, 1e2, "log")},
+        {"m": [DecisionTreeClassifier()], "m__max_depth": (1, 9), "s": scalers},
+    ]
+    search = StructuredSearchCV(
+        Pipeline([("s", "passthrough"), ("m", svc)]),
+        space,
+        n_iter=4,
+        cv=2,
+        random_state=0,
+        starts=[{"m": svc, "m__kernel": "linear", "m__C": 1.0}],
+    )
+    X, y = load_iris(return_X_y=True)
+    copied = clone(search)
+    assert copied.space[0]["m"][0] is copied.space[1]["m"][0] is not svc
+    scores = [s.fit(X, y).cv_results_["mean_test_score"] for s in (search, copied)]
+    np.testing.assert_array_equal(*scores)

@@ -35,6 +35,7 @@ from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.models import (
     ConditionalGP,
+    MonotoneGP,
     MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
@@ -474,3 +475,52 @@ def test_a_prior_with_another_density() -> None:
     others = sum(p.log_prob(c(m)).sum() for _, m, p, c, _ in model.named_priors())
     torch.testing.assert_close(found, (model.train_targets.sum() + others) / 9)
     assert prior.with_noise() is prior
+
+
+DENSE: dict[str, Callable[..., Any]] = {
+    "tree": lambda X, Y, **kwargs: TreeStructuredGP(
+        X, Y, {0: {0: [], 1: [1]}}, **kwargs
+    ),
+    "conditional": lambda X, Y, **kwargs: ConditionalGP(
+        X, Y, {0: {0: [], 1: [1]}}, **kwargs
+    ),
+    "treed": TreedGP,
+    "monotone": lambda X, Y, **kwargs: MonotoneGP(X, Y, {1: 1}, **kwargs),
+    "signals": lambda X, Y, **kwargs: MultiTaskABLR(X, Y, None, **kwargs),
+}
+
+
+def inputs_with_a_decision(n: int) -> Tensor:
+    X = 4.0 * torch.rand(n, 2, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = (X[:, 0] > 2.0).double()
+    return X
+
+
+@pytest.mark.parametrize("kind", ["tree", "conditional", "treed", "monotone"])
+def test_a_subset_of_outputs_keeps_its_raw_inputs(kind: str) -> None:
+    X = inputs_with_a_decision(16)
+    Y = torch.stack([X.sum(-1).sin(), X.sum(-1)], -1)
+    model = DENSE[kind](X, Y, input_transform=Normalize(2, indices=[1]))
+    expected = model.posterior(X).mean[:, 1:]
+    one = model.subset_output([1])
+    torch.testing.assert_close(one.posterior(X).mean, expected)
+    one.train()
+    assert torch.equal(one.train_inputs[0], X)
+    torch.testing.assert_close(one.posterior(X).mean, expected)
+
+
+@pytest.mark.parametrize("kind", list(DENSE))
+def test_a_state_that_is_loaded_transforms_the_inputs(kind: str) -> None:
+    X = inputs_with_a_decision(16)
+    Y = X.sum(-1, keepdim=True).sin()
+    wide = X * torch.tensor([1.0, 2.0])
+
+    def build(X: Tensor) -> Any:
+        return DENSE[kind](X, Y, input_transform=Normalize(2, indices=[1]))
+
+    model = build(wide)
+    model.posterior(X)
+    model.load_state_dict(build(X).state_dict())
+    mean = model.posterior(X).mean
+    model.train()
+    torch.testing.assert_close(model.posterior(X).mean, mean)

@@ -7,25 +7,30 @@ import pytest
 import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
+    PosteriorMean,
+    PriorGuidedAcquisitionFunction,
     UpperConfidenceBound,
     qKnowledgeGradient,
     qLogExpectedImprovement,
     qLogNoisyExpectedImprovement,
 )
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf_mixed
 from botorch.optim.utils.timeout import minimize_with_timeout
 from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
-from botorch_structured.models import TreeStructuredGP
+from botorch_structured.acquisition import InteriorPrior
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.optim.problem import is_known, make_problem
-from botorch_structured.spaces import Between, Equals, ParameterTree
+from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 
 INTEGERS = [3]
 CATEGORIES = {4: [0.0, 1.0, 2.5, 4.0]}
@@ -580,3 +585,34 @@ def test_min_distance(peak: type) -> None:
     assert X[0, 0] == 0 and 0.5 <= (X[0, 1] - 4.0).abs() < 0.8
     with pytest.raises(ValueError, match="min_distance"):
         optimize_acqf_paths(acqf, bounds, tree, min_distance=1.5)
+
+
+def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:
+    """And not at a raw sample, where the maximum is too near to one."""
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
+    X = torch.tensor([[0.5, 0.5], [0.1, 0.2], [0.9, 0.3], [0.3, 0.9], [0.7, 0.8]])
+    Y = -((X - 0.48) ** 2).sum(-1, keepdim=True)
+    model = ConditionalGP(X, Y, space, outcome_transform=None)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    mean = PosteriorMean(model)
+    grid = torch.cartesian_prod(torch.linspace(0, 1, 201), torch.linspace(0, 1, 201))
+    far = ((grid.unsqueeze(1) - X).abs() > 0.05).any(-1).all(-1)
+    best = mean(grid[far].unsqueeze(-2)).max()
+    for seed in range(4):
+        found, value = optimize_acqf_paths(
+            mean, space=space, X_avoid=X, min_distance=0.05, seed=seed
+        )
+        assert ((found - X).abs() > 0.05).any(-1).all()
+        assert value > best - 2e-4
+
+
+def test_wrappers_are_searched_from_the_best_of_what_they_wrap() -> None:
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
+    X = space.sample(8, seed=0)
+    Y = ((X - 0.3) ** 2).sum(-1, keepdim=True)
+    inner = LogExpectedImprovement(
+        ConditionalGP(X, Y, space), best_f=Y.min(), maximize=False
+    )
+    outer = PriorGuidedAcquisitionFunction(inner, InteriorPrior(space), log=True)
+    good = make_problem(space=space, acq_function=outer).good
+    assert torch.equal(good[0], X[Y.argmin()])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -11,9 +12,10 @@ from botorch_structured.optim.raw import (
     boxes_at,
     path_boxes,
     project,
+    raw_candidates,
     whole_box,
 )
-from botorch_structured.spaces import Between, ParameterTree
+from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 FILL = -7.0
 
@@ -130,3 +132,24 @@ def test_what_is_kept_of_a_space_is_of_that_space_alone() -> None:
         found = boxes(X_start=start)
         assert torch.equal(found.problem.good, start) and len(boxes().problem.good) == 0
         assert found.upper[found.of_rows(start)].tolist() == [plain[0]]
+
+
+def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
+    space = SearchSpace.from_dictionaries(
+        {"units": (1, 1000, "log"), "depth": (1, 1000), "x": (0.0, 1.0)}
+    )
+    units, depth = map(space.names.index, ("units", "depth"))
+    problem = make_problem(space=space)
+    generator = torch.Generator().manual_seed(0)
+    boxes = path_boxes(problem, problem.known, generator)
+    good = space.encode([{"units": 10, "depth": 500, "x": 0.5}])
+    spread = raw_candidates(boxes, 256, good[:0], generator).X
+    middle = 0.5 * (math.log10(0.5) + math.log10(1000.5))  # as rounding has it
+    assert spread[:, units].log10().mean() == pytest.approx(middle, abs=0.1)
+    assert spread[:, depth].mean() == pytest.approx(500.0, rel=0.1)
+    assert spread[:, units].min() == 1 and spread[:, units].max() > 900
+    around = raw_candidates(boxes, 256, good, generator)
+    near = around.X[around.source >= 2][:, units]
+    near = near[near != 10]
+    assert torch.equal(near, near.round()) and near.min() >= 1 and near.max() <= 1000
+    assert (near < 10).double().mean() == pytest.approx(0.5, abs=0.2)

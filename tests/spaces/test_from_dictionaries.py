@@ -294,3 +294,24 @@ def test_every_configuration_comes_back(dictionaries: list[dict[str, Any]]) -> N
         assert any(config.keys() == d.keys() for d in dictionaries)
     # through the first dictionary that has it, perhaps another than it came from
     assert space.decode(space.encode(configs)) == configs
+
+
+def test_a_range_that_was_written_as_a_list() -> None:
+    """JSON and YAML have no tuples."""
+    with pytest.raises(ValueError, match=r"a tuple, \(0.001, 10.0, 'log'\)"):
+        SearchSpace.from_dictionaries({"C": [1e-3, 10.0, "log"]})
+
+
+def test_numbers_that_differ_by_rounding_are_one_choice() -> None:
+    steps = np.arange(0.1, 1.05, 0.1)
+    space = SearchSpace.from_dictionaries({"rate": list(steps)})
+    assert space.encode([{"rate": 0.3}]).item() == 2.0
+    assert space.decode(torch.tensor([[2.0]])) == [{"rate": float(steps[2])}]
+    with pytest.raises(ValueError, match="rate"):
+        space.encode([{"rate": 0.3000001}])
+
+
+def test_a_tensor_is_a_list_of_numbers() -> None:
+    space = SearchSpace.from_dictionaries({"p": torch.tensor([1.0, 2.0, 4.0])})
+    assert space.integer_features == [0]
+    assert space.decode(torch.tensor([[2.0]])) == [{"p": 4.0}]

@@ -16,6 +16,7 @@ from torch import Tensor
 from botorch_structured import Study
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import fit_models
 from botorch_structured.test_functions import JenattonTree
 
 PROBLEM = JenattonTree(off_centre=True)
@@ -112,3 +113,25 @@ def test_functions_that_return_something_else() -> None:
         Study(SPACE, model=model)
     with pytest.raises(ValueError, match="costs: expected False with a model"):
         Study(SPACE, model=conditional, costs=True)
+
+
+def test_an_improvement_is_one_for_what_is_held() -> None:
+    def error(config: dict[str, Any]) -> float:
+        if config["kind"] == "good":
+            return (config["a"] - 0.4) ** 2
+        return 2.0 + (config["b"] - 0.7) ** 2
+
+    def model(space: SearchSpace, X: Tensor, Y: Tensor) -> Model:
+        return fit_models(space, X, Y)[0]
+
+    space = [{"kind": ["good"], "a": (0.0, 1.0)}, {"kind": ["bad"], "b": (0.0, 1.0)}]
+    study = Study(space, seed=0, model=model)
+    for x in (0.1, 0.4, 0.9):
+        for config in ({"kind": "good", "a": x}, {"kind": "bad", "b": x}):
+            study.tell(config, error(config))
+    errors = []
+    for _ in range(5):
+        (config,) = study.ask(fixed={"kind": "bad"})
+        errors.append(error(config))
+        study.tell(config, errors[-1])
+    assert min(errors) < 2.0 + 1e-4

@@ -281,3 +281,57 @@ def test_a_branch_that_begins_with_a_failure(always: bool) -> None:
     Y = evaluate(X)
     assert float(X[Y.argmax(), 0]) == float(not always)
     assert int(Y.isinf().sum()) <= 4
+
+
+def test_an_improvement_is_one_for_what_is_held() -> None:
+    space = SearchSpace.from_dictionaries(
+        [{"kind": ["good"], "a": (0.0, 1.0)}, {"kind": ["bad"], "b": (0.0, 1.0)}]
+    )
+    kind, a, b = map(space.names.index, ("kind", "a", "b"))
+
+    def value(X: Tensor) -> Tensor:
+        bad = X[:, [kind]] == space.columns[kind].encode("bad")
+        worse = -2.0 - (X[:, [b]] - 0.7) ** 2
+        return torch.where(bad, worse, -((X[:, [a]] - 0.4) ** 2))
+
+    X = space.starts(6, seed=0)
+    for k in range(6):
+        held = {kind: space.columns[kind].encode("bad")}
+        X = torch.cat([X, suggest(space, X, value(X), seed=k, fixed_features=held).X])
+    assert (X[6:, b] - 0.7).abs().min() < 1e-3
+
+
+def test_an_improvement_is_one_for_a_number_that_is_held() -> None:
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
+    X = space.sample(12, seed=0)
+    for k in range(8):
+        Y = -(((X - torch.tensor([0.2, 0.7])) ** 2).sum(-1, keepdim=True))
+        found = suggest(space, X, Y, seed=k, fixed_features={0: 0.9}).X
+        X = torch.cat([X, found])
+    assert (X[12:, 0] == 0.9).all()
+    assert (X[12:, 1] - 0.7).abs().min() < 1e-3
+
+
+def test_one_evaluation_with_known_noise_and_another_pending() -> None:
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
+    X = space.sample(2, seed=0)
+    known = {"train_Yvar": torch.full((1, 1), 0.01).to(X)}
+    found = suggest(space, X[:1], X[:1, :1], X_pending=X[1:], seed=0, **known)
+    assert found.X.isfinite().all()
+
+
+def test_a_front_of_which_little_is_feasible() -> None:
+    """The reference point is of all evaluations: one feasible point is no range."""
+    space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "s": (0.0, 1.0)})
+
+    def outcomes(X: Tensor) -> tuple[Tensor, Tensor]:
+        Y = [-((X - end) ** 2).sum(-1) for end in (0.1, 0.9)]
+        return torch.stack(Y, -1), (X[:, :1] - X[:, 1:]).abs() - 0.04
+
+    X = space.sample(40, seed=1)
+    X = X[(outcomes(X)[1] > 0.0).all(-1)][:5]
+    for k in range(15):
+        Y, C = outcomes(X)
+        X = torch.cat([X, suggest(space, X, Y, seed=k, train_C=C).X])
+    x = X[(outcomes(X)[1] <= 0.0).all(-1)][:, 0]
+    assert x.max() - x.min() > 0.25

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Outcomes"]
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Outcomes:
         if self._limited:
             limits = [f"constraint_{k} <= 0" for k in range(len(self._limited))]
             self.arguments["constraints"] = limits
+        self._satisfied = {key: _satisfied(key, trials) for key in self._limited}
         done = [t.values[0] for t in trials if t.state == TrialState.COMPLETE]
         self._best = min((self._signs[0] * value for value in done), default=math.nan)
 
@@ -59,10 +61,20 @@ class Outcomes:
             return None
         if len(values) == 1 and not self._limited:
             return values[0]
-        constraints = trial.constraints
-        if not all(math.isfinite(constraints.get(k, math.nan)) for k in self._limited):
+        constraints = {**self._satisfied, **trial.constraints}
+        if not all(map(math.isfinite, constraints.values())):
             return None
         named = dict(zip(self._names, values, strict=True))
         for k, key in enumerate(self._limited):
             named[f"constraint_{k}"] = constraints[key]
         return named
+
+
+def _satisfied(key: str, trials: Sequence[FrozenTrial]) -> float:
+    """What a trial has that does not set a constraint: to Optuna, it holds there.
+
+    A negative number as large as the others are.
+    """
+    found = (abs(t.constraints[key]) for t in trials if key in t.constraints)
+    sizes = [size for size in found if math.isfinite(size)]
+    return -(statistics.median(sizes) if sizes else 0.0) or -1.0

@@ -32,9 +32,10 @@ class Parameter:
     """A name under one distribution.
 
     One name may have other ranges in other branches of a study; each is a parameter of
-    its own. A choice is a column of the positions of its values, since 1 and True
-    are equal; a float with a step, or an integer with a step other than 1, is a column
-    of the numbers of its steps.
+    its own. A choice is a column of the positions of its values; of those that are
+    equal, as 1, 1.0 and True are, of the first, since Optuna takes all of them for that
+    one. A float with a step, or an integer with a step other than 1, is a column of the
+    numbers of its steps.
 
     Args:
         name: Its name.
@@ -50,9 +51,14 @@ class Parameter:
         if self.is_integer and step == 1:
             step = None
         self.step: float | None = step
-        self._labels: tuple[Any, ...] = ()
+        self._choices: dict[int, Any] = {}  # by their numbers in storages
+        self._labels: dict[int, Any] = {}
         if isinstance(distribution, CategoricalDistribution):
-            self._labels = _labels(distribution.choices)
+            for choice in distribution.choices:
+                number = int(distribution.to_internal_repr(choice))
+                self._choices.setdefault(number, choice)
+            labels = _labels(tuple(self._choices.values()))
+            self._labels = dict(zip(self._choices, labels, strict=True))
 
     @property
     def is_whole(self) -> bool:
@@ -63,7 +69,7 @@ class Parameter:
     def size(self) -> float:
         """How many values it has."""
         if self.is_choice:
-            return len(self.distribution.choices)
+            return len(self._choices)
         if not self.is_whole:
             return math.inf
         return 1 + round((self._high - self._low) / (self.step or 1))
@@ -84,24 +90,26 @@ class Parameter:
     def column(self, name: str) -> Column:
         """A column for it, under another name."""
         if self.is_choice:
-            return CategoricalColumn(name, self._labels)
+            return CategoricalColumn(name, tuple(self._labels.values()))
         if self.step is not None:
             return IntegerColumn(name, 0, round((self._high - self._low) / self.step))
         kind: Any = IntegerColumn if self.is_integer else FloatColumn
         return kind(name, self._low, self._high, log=self.distribution.log)
 
     def entry(self, value: Any) -> Any:
-        """What configurations of the space have for a value of the trial."""
+        """What configurations of the space have for a value of the trial.
+
+        For one between two steps something that the column refuses.
+        """
         if self.is_choice:
             return self._labels[int(self.distribution.to_internal_repr(value))]
-        if self.step is not None:
-            return round((value - self._low) / self.step)
-        return value
+        return value if self.step is None else self._steps(value)
 
     def value(self, entry: Any) -> Any:
         """The value of the trial for what configurations of the space have."""
         if self.is_choice:
-            return self.distribution.choices[self._labels.index(entry)]
+            place = list(self._labels.values()).index(entry)
+            return list(self._choices.values())[place]
         if self.step is None:
             return int(entry) if self.is_integer else float(entry)
         # as it is written: 3 steps of 0.1 are 0.3, and digits of integers are exact
@@ -112,9 +120,10 @@ class Parameter:
     def number(self, value: Any) -> float:
         """Where a value of the trial is on the axis of the column."""
         if self.is_choice:
-            return float(self.distribution.to_internal_repr(value))
+            number = int(self.distribution.to_internal_repr(value))
+            return float(list(self._choices).index(number))
         if self.step is not None:
-            return float(round((value - self._low) / self.step))
+            return float(self._steps(value))
         log = self.distribution.log and not self.is_integer
         return math.log10(value) if log else float(value)
 
@@ -126,14 +135,22 @@ class Parameter:
         """Whether a value is in range; those of enqueued trials need not be."""
         if self.is_choice:
             return any(value is c or value == c for c in self.distribution.choices)
-        return isinstance(value, Real) and bool(self._low <= value <= self._high)
+        if not isinstance(value, Real) or not self._low <= value <= self._high:
+            return False
+        return self.step is None or isinstance(self._steps(value), int)
+
+    def _steps(self, value: Any) -> float:
+        """How many steps lead to a number: an integer, unless it is between two."""
+        steps = (value - self._low) / self.step
+        whole = round(steps)
+        return whole if abs(steps - whole) < 1e-8 else steps  # as to Optuna
 
     def nearest(self, value: Any) -> Any:
         """The value in range that is next to a number; choices are as they are."""
         if self.is_choice:
             return value
         value = min(max(value, self._low), self._high)
-        return self.value(self.entry(value))
+        return self.value(value if self.step is None else round(self._steps(value)))
 
     def draw(self, seed: int) -> Any:
         """A random value."""

@@ -10,6 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from botorch_structured.integrations.optuna.spaces import (
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
-from botorch_structured.spaces.columns import CategoricalColumn, Column
+from botorch_structured.spaces.columns import CategoricalColumn, Column, is_equal
 from botorch_structured.study import Study
 
 _logger = optuna.logging.get_logger("optuna.structured")
@@ -61,7 +62,8 @@ class StructuredSampler(BaseSampler):
 
     Which parameters belong to which values is learnt from the trials, unless ``space``
     says it. Trials try first what nobody has tried: each value of a choice (of up to 10
-    values, or on which something depends), the ends of a range of at most 10 integers.
+    values, or on which something depends), the ends of a range of at most 5 integers,
+    or of at most 10 where a trial tries something else anyway.
     When a study has seen its branches, each trial gets a complete path from
     `botorch_structured.suggest`. A branch that shows up later is explored, too.
 
@@ -129,6 +131,14 @@ class StructuredSampler(BaseSampler):
                 "name that tells them apart, got parameters that would be "
                 f"{declared.names}. Without a space, trials show which there are."
             )
+        for column in () if declared is None else declared.columns:
+            for a, b in combinations(getattr(column, "choices", ()), 2):
+                if is_equal(a, b):
+                    raise ValueError(
+                        f"space: expected choices that Optuna tells apart, got {a!r} "
+                        f"and {b!r} for {column.name!r}: leave one out, or write them "
+                        "as texts."
+                    )
         self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed

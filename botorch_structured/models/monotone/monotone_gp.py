@@ -253,6 +253,8 @@ class MonotoneGP(FastSingleTaskGP):
     _subset_batch_dict: dict[str, int]
     # +1 or -1 on the model's axes, ``aug_batch_shape x k`` for ``k`` monotone columns
     _column_signs: Tensor
+    # Of the data that saved sites belong to, see ``_digest``; NaN where not known.
+    _sites_data: Tensor
     # The hyperparameters and data that the sites belong to; None without sites.
     _sites_at: tuple[Tensor, float, float] | None = None
     # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
@@ -335,6 +337,7 @@ class MonotoneGP(FastSingleTaskGP):
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
         order = self._order_of_outcomes(train_Y)
         self.register_buffer("_column_signs", order * per_column.to(order))
+        self.register_buffer("_sites_data", torch.full((2,), torch.nan).to(train_X))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
                 _WRAPPED.get(name, name): dim
@@ -698,6 +701,23 @@ class MonotoneGP(FastSingleTaskGP):
         """Take the sites as those of the present state."""
         self._sites_at = self._state()
 
+    def _digest(self) -> Tensor:
+        """Two numbers that other training data would not have."""
+        parts = (raw_inputs(self), self.train_targets)
+        found = []
+        for values in (t.detach().double().reshape(-1) for t in parts):
+            weights = torch.linspace(1.0, 2.0, len(values)).to(values).sin()
+            found.append(weights @ values)
+        return torch.stack(found)
+
+    def _accept_loaded_sites(self) -> None:
+        """Take loaded sites where they are of these data; otherwise they are old."""
+        known = self._sites_data.double()
+        # targets are transformed again after loading
+        same = torch.isclose(known, self._digest(), rtol=1e-6, atol=1e-6).all()
+        self._sites_at = self._state() if same else None
+        self._clear_cache()
+
     def _sites_are_current(self) -> bool:
         if self._sites_at is None:
             return False
@@ -856,12 +876,28 @@ class MonotoneGP(FastSingleTaskGP):
         return model
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
+        self,
+        state_dict: Mapping[str, Any],
+        *args: Any,
+        keep_sites: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        """As in BoTorch. The sites are part of the state, and kept as loaded."""
+        """As in BoTorch. The sites are part of the state.
+
+        Args:
+            state_dict: The state.
+            args: See ``GPyTorchModel.load_state_dict``.
+            keep_sites: Whether to keep the sites of the state also where it was saved
+                with other training data, as fantasies and conditioned models do. By
+                default the next prediction then finds sites for the data that the model
+                has.
+            kwargs: See ``GPyTorchModel.load_state_dict``.
+        """
         result = super().load_state_dict(state_dict, *args, **kwargs)
-        if self.has_sites:
-            self._accept_sites()  # BoTorch transforms the targets again after loading
+        if self.has_sites:  # BoTorch transforms the targets again after loading
+            self._accept_loaded_sites()
+            if keep_sites:
+                self._accept_sites()
         return result
 
     def _load_from_state_dict(
@@ -874,6 +910,8 @@ class MonotoneGP(FastSingleTaskGP):
                 "state_dict: expected that of a model with the same signs of "
                 f"derivatives, {own.tolist()}, got {loaded.tolist()}."
             )
+        unknown = torch.full_like(self._sites_data, torch.nan)
+        state_dict = {prefix + "_sites_data": unknown, **state_dict}  # of before
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Any) -> Any:
@@ -887,13 +925,14 @@ class MonotoneGP(FastSingleTaskGP):
 
 def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
     """Hook for a state that is loaded into a module which contains the model."""
-    model._accept_sites()
-    model._clear_cache()
+    if model.has_sites:
+        model._accept_loaded_sites()
 
 
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     model._keep_current()
+    model._sites_data.copy_(model._digest())
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
