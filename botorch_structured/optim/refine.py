@@ -665,7 +665,7 @@ def _climb_together(
         at = points(x, start)
         values, gradient = evaluator.value_and_gradient(at)
         if checked:
-            rows = start.repeat(U.shape[1])
+            rows = start.repeat(x.shape[1])
             active = here.active[torch.from_numpy(rows).to(at.device)]
             values = torch.where(here.problem.admissible(at, active), values, -math.inf)
         slope = gradient.cpu().numpy().reshape(*x.shape[:2], -1)

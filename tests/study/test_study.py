@@ -498,8 +498,8 @@ def test_optimize_catches_what_it_is_told_to() -> None:
     assert study.trials[-1].config == stopped and not study.pending
     for arguments, message in (
         ({"num_evaluations": -1}, "num_evaluations: expected an integer from 0 on"),
-        ({"catch": "ValueError"}, "catch: expected exceptions"),
-        ({"catch": KeyboardInterrupt}, "catch: expected exceptions"),
+        ({"catch": "ValueError"}, "catch: expected an exception or a tuple"),
+        ({"catch": KeyboardInterrupt}, "catch: expected an exception or a tuple"),
         ({"evaluate": 3}, "evaluate: expected a function"),
     ):
         with pytest.raises(ValueError, match=message):
