@@ -95,3 +95,15 @@ def test_results_name_files_that_exist() -> None:
         for name, file in files.items()
         if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())
     ]
+
+
+@pytest.mark.parametrize("peer", ["SMAC3", "imputed", "GPSampler"])
+def test_comparisons_are_those_of_the_results(peer: str) -> None:
+    """Two pages show them; both are copied from a report."""
+
+    def cells(page: str) -> list[str]:
+        rows = [line for line in TEXT[page].splitlines() if line.startswith("|")]
+        (row,) = (r for r in rows if peer in r and re.search(r"\d : \d", r))
+        return re.findall(r"\d+ : \d+[^|]*", row)
+
+    assert cells("versus.md") == cells("results.md")

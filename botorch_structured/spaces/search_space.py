@@ -168,9 +168,9 @@ class SearchSpace:
     def from_configspace(cls, cs: ConfigurationSpace) -> SearchSpace:
         """Read a ConfigSpace; it is not needed afterwards, nor changed.
 
-        Random draws follow its scales and weights (a choice of weight 0 is not drawn, and
-        may be suggested); normal and beta hyperparameters are
-        drawn uniformly within their bounds. Its default values are those of `starts`.
+        Random draws follow its scales and weights (a choice of weight 0 is not drawn,
+        and may be suggested); normal and beta hyperparameters are drawn uniformly
+        within their bounds. Its default values are those of `starts`.
 
         Args:
             cs: Floats, integers, ordinals, categoricals and constants; any conditions
