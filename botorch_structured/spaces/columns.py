@@ -24,7 +24,7 @@ from botorch_structured.spaces.conditions import And, Condition
 # How far beyond its bounds a number may lie and still count as rounding, relative to
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
-# Choices that differ by less, relative to their size, are one number.
+# Numbers that differ by less, relative to the largest choice, are one.
 _ROUNDING = 1e-12
 _MAX_FLOAT = sys.float_info.max
 # The largest numbers whose differences models can square.
@@ -173,9 +173,11 @@ def is_equal(a: Any, b: Any) -> bool:
         return False
 
 
-def _is_close(choice: Any, value: float) -> bool:
-    number = isinstance(choice, Real) and not isinstance(choice, bool)
-    return number and math.isclose(choice, value, rel_tol=_ROUNDING)
+def _closest(choices: Sequence[Any], value: float) -> list[int]:
+    """The positions of numbers that differ by rounding only."""
+    numbers = {i: c for i, c in enumerate(choices) if isinstance(c, float)}
+    room = _ROUNDING * max(map(abs, numbers.values()), default=0.0)
+    return [i for i, c in numbers.items() if abs(c - value) <= room]
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -389,7 +391,7 @@ class CategoricalColumn:
             if not alike and truth is not None:
                 alike = [i for i, c in enumerate(self.choices) if c is truth]
             if not alike and isinstance(value, float):  # 0.3 for 0.1 + 0.2
-                alike = [i for i, c in enumerate(self.choices) if _is_close(c, value)]
+                alike = _closest(self.choices, value)
         if len(alike) != 1:
             _refuse(self, value)
         return alike[0]

@@ -391,7 +391,8 @@ def _column(name: str, values: Any) -> Column:
         raise _refused(name, values, "at least one choice")
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
     choices = [native(v) for v in listed]
-    if len(choices) == 3 and choices[2] == "log" and _are_numbers(choices[:2]):
+    is_log = len(choices) == 3 and isinstance(choices[2], str) and choices[2] == "log"
+    if is_log and _are_numbers(choices[:2]):
         low, high, _ = choices
         raise _refused(name, values, f"a tuple, ({low}, {high}, 'log'), for a range")
     numbers = _are_numbers(choices)

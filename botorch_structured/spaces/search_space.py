@@ -8,6 +8,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -285,7 +286,6 @@ class SearchSpace:
         }
         discrete = [i for i, c in enumerate(columns) if c.discrete]
         self.integer_features = [i for i in discrete if columns[i].ordered]
-        self.log_integers = [i for i in discrete if getattr(columns[i], "log", False)]
         # The tree has its own tolerance around the values of decisions. All other
         # discrete columns are rounded.
         self._rounded = [i for i in discrete if i not in tree.decisions_by_value]
@@ -726,6 +726,12 @@ class SearchSpace:
         if not logs:
             return normalize
         return ChainedInputTransform(log=Log10(indices=logs), normalize=normalize)
+
+    @cached_property
+    def log_integers(self) -> list[int]:
+        """The columns of ``integer_features`` that are on a logarithmic scale."""
+        logs = [c.discrete and getattr(c, "log", False) for c in self.columns]
+        return [i for i, is_log in enumerate(logs) if is_log]
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""

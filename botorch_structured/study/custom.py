@@ -69,9 +69,8 @@ def suggest_with(
                 f"that returned a {type(fitted).__name__}."
             )
         pending = train_X[:0] if X_pending is None else X_pending
-        comparable = hold(space, train_X, fixed_features)[0]
-        if not len(comparable):
-            comparable = train_X
+        held = hold(space, train_X, fixed_features)[0] if fixed_features else train_X
+        comparable = held if len(held) else train_X
         for _ in range(q):
             now = pending if len(pending) else None
             if acquisition is None:

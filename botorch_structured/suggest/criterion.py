@@ -77,7 +77,7 @@ def make_criterion(
         moved, of_known = hold(space, known, held)
         if len(moved):  # else nothing is known of the paths that are left
             rows = torch.where((moved == known[of_known]).all(-1), of_known, len(known))
-            known = moved
+            known, every = moved, torch.cat([every, moved])
     prior = None
     log_probability = known.new_zeros(len(known))
     feasible = torch.ones_like(log_probability, dtype=torch.bool)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
@@ -20,6 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler
+from botorch_structured.integrations.optuna.parameter import Parameter
 from botorch_structured.spaces import SearchSpace
 
 Objective = Callable[[optuna.Trial], Any]
@@ -622,3 +624,11 @@ def test_a_value_between_two_steps_is_left_out() -> None:
     values = [trial.params["k"] for trial in study.trials]
     assert values[0] == 18
     assert sorted(values[1:]) == [*range(1, 52, 5)]
+
+
+@pytest.mark.parametrize(("high", "step"), [(1000.0, 1e-6), (1.0, 1e-8), (5.0, 0.1)])
+def test_values_on_a_step_are_in_range(high: float, step: float) -> None:
+    parameter = Parameter("x", FloatDistribution(0.0, high, step=step))
+    for k in np.random.default_rng(0).integers(0, int(parameter.size), 200):
+        assert parameter.contains(parameter.value(int(k)))
+    assert not parameter.contains(1.5 * step)

@@ -592,7 +592,7 @@ def test_a_climb_ends_at_the_distance_from_a_known_point() -> None:
     space = SearchSpace.from_dictionaries({"x": (0.0, 1.0), "y": (0.0, 1.0)})
     X = torch.tensor([[0.5, 0.5], [0.1, 0.2], [0.9, 0.3], [0.3, 0.9], [0.7, 0.8]])
     Y = -((X - 0.48) ** 2).sum(-1, keepdim=True)
-    model = ConditionalGP(X, Y, space, outcome_transform=None)
+    model = ConditionalGP(X, Y, space)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     mean = PosteriorMean(model)
     grid = torch.cartesian_prod(torch.linspace(0, 1, 201), torch.linspace(0, 1, 201))

@@ -307,8 +307,11 @@ def test_numbers_that_differ_by_rounding_are_one_choice() -> None:
     space = SearchSpace.from_dictionaries({"rate": list(steps)})
     assert space.encode([{"rate": 0.3}]).item() == 2.0
     assert space.decode(torch.tensor([[2.0]])) == [{"rate": float(steps[2])}]
-    with pytest.raises(ValueError, match="rate"):
-        space.encode([{"rate": 0.3000001}])
+    for value in (0.3000001, 1e300, float("inf")):
+        with pytest.raises(ValueError, match="rate"):
+            space.encode([{"rate": value}])
+    around_0 = SearchSpace.from_dictionaries({"x": list(np.arange(-0.3, 0.31, 0.1))})
+    assert around_0.encode([{"x": 0.0}]).item() == 3.0
 
 
 def test_a_tensor_is_a_list_of_numbers() -> None:

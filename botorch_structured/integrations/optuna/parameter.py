@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Parameter", "Values"]
 
 import math
+import sys
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -143,7 +144,9 @@ class Parameter:
         """How many steps lead to a number: an integer, unless it is between two."""
         steps = (value - self._low) / self.step
         whole = round(steps)
-        return whole if abs(steps - whole) < 1e-8 else steps  # as to Optuna
+        rounding = 8 * sys.float_info.epsilon * max(abs(value), abs(self._low))
+        room = max(1e-8, rounding / self.step)  # to Optuna 1e-8, with any rounding
+        return whole if abs(steps - whole) < room else steps
 
     def nearest(self, value: Any) -> Any:
         """The value in range that is next to a number; choices are as they are."""

@@ -337,7 +337,7 @@ class MonotoneGP(FastSingleTaskGP):
         per_column = torch.tensor([signs[j] * places[j][1] for j in signs])
         order = self._order_of_outcomes(train_Y)
         self.register_buffer("_column_signs", order * per_column.to(order))
-        self.register_buffer("_sites_data", torch.full((2,), torch.nan).to(train_X))
+        self.register_buffer("_sites_data", torch.full((3,), torch.nan).to(train_X))
         if hasattr(self, "_subset_batch_dict"):
             self._subset_batch_dict = {
                 _WRAPPED.get(name, name): dim
@@ -701,20 +701,24 @@ class MonotoneGP(FastSingleTaskGP):
         """Take the sites as those of the present state."""
         self._sites_at = self._state()
 
-    def _digest(self) -> Tensor:
-        """Two numbers that other training data would not have."""
-        parts = (raw_inputs(self), self.train_targets)
-        found = []
-        for values in (t.detach().double().reshape(-1) for t in parts):
-            weights = torch.linspace(1.0, 2.0, len(values)).to(values).sin()
-            found.append(weights @ values)
-        return torch.stack(found)
+    def _digest(self) -> tuple[Tensor, Tensor]:
+        """Three numbers that other training data would not have, and how large terms
+        of them are."""
+        values = [
+            t.detach().double().reshape(-1)
+            for t in (raw_inputs(self), self.train_targets)
+        ]
+        values.insert(0, torch.ones_like(values[1]))
+        weights = [torch.linspace(1.0, 2.0, len(v)).to(v).sin() for v in values]
+        sums = [w @ v for w, v in zip(weights, values, strict=True)]
+        sizes = [w @ v.abs() for w, v in zip(weights, values, strict=True)]
+        return torch.stack(sums), torch.stack(sizes)
 
     def _accept_loaded_sites(self) -> None:
         """Take loaded sites where they are of these data; otherwise they are old."""
-        known = self._sites_data.double()
-        # targets are transformed again after loading
-        same = torch.isclose(known, self._digest(), rtol=1e-6, atol=1e-6).all()
+        own, size = self._digest()
+        # targets are transformed again after loading, perhaps in single precision
+        same = ((self._sites_data.double() - own).abs() <= 1e-6 * size).all()
         self._sites_at = self._state() if same else None
         self._clear_cache()
 
@@ -932,7 +936,9 @@ def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
     model._keep_current()
-    model._sites_data.copy_(model._digest())
+    of_data = model._digest()[0].to(model._sites_data)
+    # a fantasy has those of fewer data; earlier states keep the tensor that they have
+    model._sites_data = of_data * torch.nan if model._sites_held else of_data
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:

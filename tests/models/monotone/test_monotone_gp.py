@@ -622,6 +622,25 @@ def test_a_state_brings_sites_of_the_same_data(same: bool) -> None:
     assert not has_its_sites(other)
 
 
+def test_sites_of_a_conditioned_model_are_of_fewer_data() -> None:
+    X = torch.linspace(0.0, 1.0, 8).unsqueeze(-1)
+    new_X, new_Y = torch.tensor([[0.3], [0.6]]), torch.tensor([[2.5], [0.2]])
+    model = MonotoneGP(X, 3.0 * X, {0: 1}, outcome_transform=None)
+    model.posterior(X)
+    before = model.state_dict()["_sites_data"]
+    kept = before.clone()
+    conditioned = model.condition_on_observations(new_X, new_Y)
+    every = torch.cat([X, new_X]), torch.cat([3.0 * X, new_Y])
+    other = MonotoneGP(*every, {0: 1}, outcome_transform=None)
+    other.load_state_dict(conditioned.state_dict())
+    points = torch.linspace(0.0, 1.0, 41).unsqueeze(-1)
+    assert other.probability_monotone(points, 0).min() > 0.4
+    model.set_train_data(X + 0.1, (2.0 * X).squeeze(-1))
+    model.posterior(X)
+    model.state_dict()
+    assert torch.equal(before, kept)  # an earlier state is as it was
+
+
 def test_a_mean_rises_with_the_state_of_other_data() -> None:
     X = torch.linspace(0.0, 1.0, 12).unsqueeze(-1)
     old = MonotoneGP(X, 3.0 * X, {0: 1})
