@@ -103,8 +103,10 @@ def successive_halving(
         X: ``n x d`` candidates; what they hold in the context column is not used.
         column: The context column.
         rungs: ``(count, context)``, see ``hyperband_rungs``; contexts in the units of
-            ``X`` (decimal logarithms in a logarithmic column). Of the candidates, the
-            first ``count`` are in the first rung, the best ones in the later ones.
+            ``X`` (decimal logarithms in a logarithmic column; in a column of integers
+            integers: they are not rounded here, and ``decode`` would). Of the
+            candidates, the first ``count`` are in the first rung, the best ones in the
+            later ones.
         maximize: Whether larger outcomes are better.
 
     Returns:
@@ -113,8 +115,8 @@ def successive_halving(
 
     Raises:
         ValueError: For a column out of range, counts that grow or are more than the
-            candidates, or answers of another shape; outcomes that are NaN are
-            the worst ones.
+            candidates, or answers of another shape; outcomes that are NaN or
+            ``-inf`` (failures) are the worst ones in either direction.
     """
     if X.ndim != 2:
         raise ValueError(f"X: expected n x d candidates, got shape {tuple(X.shape)}.")
@@ -138,7 +140,9 @@ def successive_halving(
             )
         parts.append((X, outcomes.unsqueeze(-1), cost.unsqueeze(-1)))
         score = outcomes if maximize else -outcomes
-        X = X[score.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)]
+        failed = outcomes.isnan() | (outcomes == -torch.inf)
+        score = score.masked_fill(failed, -torch.inf)
+        X = X[score.argsort(descending=True, stable=True)]
     points, outcomes, cost = (torch.cat(part) for part in zip(*parts, strict=True))
     return points, outcomes, cost
 

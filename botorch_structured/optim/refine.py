@@ -276,7 +276,8 @@ def maximize_in_unit_box(
         y = g - g_next
         if any_fixed:
             y[fixed[start]] = 0.0
-        B, informed_now = _update(B, informed, x_new - x, y)
+        with np.errstate(over="ignore", invalid="ignore"):  # outcomes of 1e300
+            B, informed_now = _update(B, informed, x_new - x, y)
         x, f, g = x_new, f_next, g_next
         best_U[start], best_f[start] = x, f
         # No gain though one was expected: try once more without curvature.

@@ -286,8 +286,8 @@ class Study:
 
         Raises:
             ValueError: An argument is not what it should be.
-            CandidateGenerationError: Every point of the space (with the values that are
-                held) is known.
+            CandidateGenerationError: Fewer than ``q`` points of the space (with the
+                values that are held) are new.
         """
         q = check_count("q", q)
         elsewhere = self._encode(pending, "pending")

@@ -116,7 +116,8 @@ def suggest(
 
     Raises:
         ValueError: An argument is not what it should be, or all evaluations failed.
-        CandidateGenerationError: Every point that may be suggested is known.
+        CandidateGenerationError: Fewer than ``q`` points that may be suggested are not
+            known.
 
     Example:
         >>> X = space.starts(seed=0)
@@ -156,7 +157,7 @@ def suggest(
         # smooth objectives change at any distance
         distances = _STEPS if all(map(has_steps, targets)) else (0.0,)
         failed = (train_Y == -math.inf).any(-1)
-        for _ in range(q):
+        for k in range(q):
             criterion, good = make_criterion(
                 space,
                 surrogates,
@@ -170,7 +171,15 @@ def suggest(
             again = _held_for_another_try(space, known, failed, fixed_features or {})
             found = None if again is None else _if_any(search, again)
             if found is None:
-                found = search(fixed_features)
+                try:
+                    found = search(fixed_features)
+                except CandidateGenerationError:
+                    if not k:
+                        raise
+                    raise CandidateGenerationError(
+                        f"q: expected at most {k}, as many new points as are left, got "
+                        f"{q}."
+                    ) from None
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
 

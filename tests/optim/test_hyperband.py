@@ -122,3 +122,18 @@ def test_bad_arguments() -> None:
     for bad in ((math.inf,), (math.nan,), (1.0, -math.inf)):
         with pytest.raises(ValueError, match="triplets: expected a"):
             encode_triplets(space, [(*row[:2], *bad)], "share")
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+@pytest.mark.parametrize("failure", [math.nan, -math.inf])
+def test_a_failure_is_the_worst_in_either_direction(
+    maximize: bool, failure: float
+) -> None:
+    def evaluate(X: Tensor) -> tuple[Tensor, Tensor]:
+        outcomes = X[:, 0].clone()
+        outcomes[X[:, 0] == 0.5] = failure
+        return outcomes, torch.ones(len(X))
+
+    X = torch.tensor([[0.5, 0.0], [0.25, 0.0], [0.75, 0.0]])
+    points, _, _ = successive_halving(evaluate, X, 1, [(3, 0.1), (2, 1.0)], maximize)
+    assert points[3:, 0].tolist() == ([0.75, 0.25] if maximize else [0.25, 0.75])

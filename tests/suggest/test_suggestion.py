@@ -341,3 +341,17 @@ def test_a_front_of_which_little_is_feasible() -> None:
         X = torch.cat([X, suggest(space, X, Y, seed=k, train_C=C).X])
     x = X[(outcomes(X)[1] <= 0.0).all(-1)][:, 0]
     assert x.max() - x.min() > 0.25
+
+
+def test_more_points_than_are_left() -> None:
+    space = SearchSpace.from_dictionaries({"i": (1, 4), "j": (1, 3)})
+    every = torch.cartesian_prod(torch.arange(1, 5), torch.arange(1, 4)).to(
+        space.bounds
+    )
+    X = every[:10]
+    Y = -X.sum(-1, keepdim=True)
+    assert len(suggest(space, X, Y, q=2, seed=0).X) == 2
+    with pytest.raises(
+        CandidateGenerationError, match="q: expected at most 2, as many"
+    ):
+        suggest(space, X, Y, q=4, seed=0)

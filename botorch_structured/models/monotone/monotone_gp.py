@@ -914,8 +914,9 @@ class MonotoneGP(FastSingleTaskGP):
                 "state_dict: expected that of a model with the same signs of "
                 f"derivatives, {own.tolist()}, got {loaded.tolist()}."
             )
-        unknown = torch.full_like(self._sites_data, torch.nan)
-        state_dict = {prefix + "_sites_data": unknown, **state_dict}  # of before
+        if own is not None:  # a state of before does not say which data it is of
+            unknown = torch.full_like(self._sites_data, torch.nan)
+            state_dict = {prefix + "_sites_data": unknown, **state_dict}
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Any) -> Any:

@@ -178,7 +178,9 @@ class TreePartition(nn.Module):
         """The leaf of each point.
 
         Args:
-            X: ``batch_shape x n x d``; a batch of trees is the end of ``batch_shape``.
+            X: ``batch_shape x n x d`` transformed points
+                (``model.transform_inputs(X)``), as thresholds are of these; a batch of
+                trees is the end of ``batch_shape``.
 
         Returns:
             ``batch_shape x n``, leaves counted from left to right.
@@ -214,7 +216,7 @@ class TreePartition(nn.Module):
         """Probability of each leaf, ``batch_shape x n x L``; no batch of trees.
 
         Args:
-            X: ``batch_shape x n x d``.
+            X: ``batch_shape x n x d`` transformed points, see ``leaf_index``.
             blend: Whether leaves mix where the change may be; otherwise it is at the
                 threshold.
         """

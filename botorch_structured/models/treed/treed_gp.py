@@ -187,7 +187,8 @@ class TreedGP(FastSingleTaskGP):
     Example:
         >>> model = TreedGP(train_X, train_Y)  # or TreedGP.as_published(...)
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        >>> model.partition.num_leaves, model.partition.leaf_index(train_X)
+        >>> model.partition.num_leaves
+        >>> model.partition.leaf_index(model.transform_inputs(train_X))
     """
 
     train_inputs: Any
