@@ -72,7 +72,7 @@ def make_criterion(
     taken = known[num_evaluated:]
     objectives = [_given_means(mixture, taken) for mixture in surrogates.objectives]
     constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
-    every, rows = known, torch.arange(len(known))
+    every, rows = known, torch.arange(len(known), device=known.device)
     if held:
         moved, of_known = hold(space, known, held)
         if len(moved):  # else nothing is known of the paths that are left
