@@ -79,6 +79,7 @@ from botorch_structured.models.checks import (
     check_points,
     raw_inputs,
 )
+from botorch_structured.models.fantasy_gradients import gradients_in_data
 from botorch_structured.models.fantasy_noise import (
     joined_noise,
     likelihood_of_rows,
@@ -335,7 +336,9 @@ class FastInference(ExactGP):
         # GPyTorch's fantasies need caches that a fast posterior leaves empty
         if self.prediction_strategy is None and not self.training:
             super().__call__(self.train_inputs[0][..., :1, :])
-        return super().get_fantasy_model(inputs, targets, **kwargs)
+        X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        with gradients_in_data(self, new=X):
+            return super().get_fantasy_model(inputs, targets, **kwargs)
 
 
 def has_methods_of(kind: type, model: object, *names: str) -> bool:
@@ -447,7 +450,8 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
         if observation_noise is False:
             posterior = self._point_posterior(X)
         if posterior is None:
-            posterior = super().posterior(X, observation_noise=observation_noise)
+            with gradients_in_data(self):
+                posterior = super().posterior(X, observation_noise=observation_noise)
             transform = getattr(self, "outcome_transform", None)
             least = least_variance(transform, X, self.num_outputs)
             posterior = with_least_variance(posterior, least)

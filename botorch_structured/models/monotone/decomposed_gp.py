@@ -54,6 +54,7 @@ from botorch_structured.models.checks import (
     check_tensor,
     columns_of,
 )
+from botorch_structured.models.fantasy_gradients import gradients_in_data
 from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import single_task_objective
 from botorch_structured.models.outcome_scale import (
@@ -279,9 +280,10 @@ class DecomposedGP(ModelListGP):
             # of fantasies any component takes it
             if noise is not None and (fantasize_flag.on() or _has_fixed_noise(model)):
                 own["noise"] = noise[..., i : i + 1]
-            one = model.condition_on_observations(
-                X[i], Y[..., i : i + 1], **own, **kwargs
-            )
+            with gradients_in_data(model, new=X[i]):
+                one = model.condition_on_observations(
+                    X[i], Y[..., i : i + 1], **own, **kwargs
+                )
             conditioned.append(one)
         return self._with_models(conditioned)
 
@@ -350,7 +352,8 @@ class DecomposedGP(ModelListGP):
                     rows = evaluation_mask[:, i]
                     Y_i, X_i = Y_i[..., rows, :], X[..., rows, :]
                     own = {key: value[..., rows, :] for key, value in own.items()}
-                one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
+                with gradients_in_data(model, new=X_i):
+                    one = model.condition_on_observations(X_i, Y_i, **own, **kwargs)
                 fantasies.append(one)
         return self._with_models(fantasies)
 
@@ -388,12 +391,12 @@ class DecomposedGP(ModelListGP):
         if isinstance(observation_noise, Tensor):
             self._check_columns("observation_noise", observation_noise)
             noises = list(observation_noise.split(1, dim=-1))
-        return self._broadcast_mvns(
-            [
-                model.posterior(X, observation_noise=noise).distribution
+        with gradients_in_data(*self._with_data):
+            posteriors = [
+                model.posterior(X, observation_noise=noise)
                 for model, noise in zip(self._with_data, noises, strict=True)
             ]
-        )
+        return self._broadcast_mvns([p.distribution for p in posteriors])
 
     def _known_values(self, X: Tensor, like: Tensor) -> list[Tensor]:
         """Each known component, of the shape of ``like``, ``batch_shape x q``."""

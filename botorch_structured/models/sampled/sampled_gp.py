@@ -39,6 +39,7 @@ from botorch_structured.models.checks import (
     check_tensor,
     columns_of,
 )
+from botorch_structured.models.fantasy_gradients import gradients_in_data
 from botorch_structured.models.outcome_scale import least_variance, with_least_variance
 from botorch_structured.models.sampled.folded_prediction import (
     FoldedPredictor,
@@ -366,7 +367,7 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
             if isinstance(observation_noise, Tensor)
             else observation_noise
         )
-        with gpt_posterior_settings():
+        with gradients_in_data(*self.models), gpt_posterior_settings():
             folded = self._folded() if X.shape[-2] else None
             if folded is not None:
                 posterior = folded(X, noise)
@@ -472,7 +473,9 @@ class SampledGP(GPyTorchModel, FantasizeMixin):
                 # GPyTorch conditions its caches, which fast predictions do not fill
                 with gpt_posterior_settings():
                     model(*(t[..., :1, :] for t in model.train_inputs))
-            models.append(model.condition_on_observations(x, y, **extra, **kwargs))
+            with gradients_in_data(model, new=x):
+                one = model.condition_on_observations(x, y, **extra, **kwargs)
+            models.append(one)
         return type(self)(models, self.chains)
 
     def fantasize(
