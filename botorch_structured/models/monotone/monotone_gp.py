@@ -211,6 +211,8 @@ class MonotoneGP(FastSingleTaskGP):
             time in ``bounds`` where a sign is least probable ([WangBerger2016shape]_),
             until no sign at 256 candidates is less probable than ``min_probability``,
             or there are 50 points; again when hyperparameters or data have changed.
+            Each output, and each element of a batch, has points of its own, except with
+            ``signs_in_fit``.
             "grid": all of the paper's 10, 10 x 10 or 4 x 4 x 4 points, and 64 Sobol
             points beyond three columns. A ``v x d`` tensor in the space of
             ``train_X``: these points.
@@ -259,6 +261,8 @@ class MonotoneGP(FastSingleTaskGP):
     _sites_at: tuple[Tensor, float, float] | None = None
     # A fantasy keeps the sites of its model, as it keeps the hyperparameters.
     _sites_held = False
+    # True within a fit without signs: BoTorch copies states and writes them back.
+    _fits_data_alone = False
     # True while ``__call__`` asks ``forward`` for the prior that is fitted to data.
     _data_alone = False
 
@@ -352,7 +356,7 @@ class MonotoneGP(FastSingleTaskGP):
         self.register_load_state_dict_post_hook(_keep_sites_as_loaded)
         self.register_state_dict_pre_hook(_bring_sites_up_to_date)
         if self._adaptive:
-            self._place_sites(0, _MOST_POINTS, self.min_probability)
+            self._place_adaptive_sites()
         else:
             self.update_sites()
 
@@ -515,7 +519,8 @@ class MonotoneGP(FastSingleTaskGP):
         The sequential rule of Wang and Berger (2016, section 4): EP runs again after
         each point, and no point is taken twice. A model with ``virtual_X="adaptive"``
         chooses all its points again, by its ``min_probability``, when hyperparameters
-        or data change; points that were added here are then lost.
+        or data change; points that were added here are then lost. Several outputs, and
+        the elements of a batch, have signs at all points afterwards.
 
         Args:
             count: Add at most this many points.
@@ -616,7 +621,7 @@ class MonotoneGP(FastSingleTaskGP):
         if not self.has_sites:
             raise ValueError(_NO_SIGN)
         if self._adaptive and not self.signs_in_fit:
-            result = self._place_sites(0, _MOST_POINTS, self.min_probability)
+            result = self._place_adaptive_sites()
         else:
             result = self._run_ep()
         if not self.training:
@@ -641,7 +646,14 @@ class MonotoneGP(FastSingleTaskGP):
         both = torch.stack([old.precision, self.site_signs * old.shift], dim=-2)
         return both.cpu().numpy()
 
-    def _place_sites(self, kept: int, limit: int, probability: float) -> EPResult:
+    def _place_adaptive_sites(self) -> EPResult:
+        # within a fit, sites are found again at all points
+        shared, p = self.signs_in_fit, self.min_probability
+        return self._place_sites(0, _MOST_POINTS, p, shared)
+
+    def _place_sites(
+        self, kept: int, limit: int, probability: float, shared: bool = True
+    ) -> EPResult:
         """Keep that many points and ``choose_points`` of which signs are improbable."""
         sites = self.covar_module.sites
         points, runs = choose_points(
@@ -652,6 +664,7 @@ class MonotoneGP(FastSingleTaskGP):
             self._box.to(sites.points),
             limit,
             probability,
+            shared,
         )
         return self._accept_ep(runs, points)
 
@@ -729,7 +742,8 @@ class MonotoneGP(FastSingleTaskGP):
         return settings == others and same_tensors(old, new)
 
     def _keep_current(self) -> None:
-        if self._sites_held or not self.has_sites or self._sites_are_current():
+        held = self._sites_held or self._fits_data_alone
+        if held or not self.has_sites or self._sites_are_current():
             return
         with _ONE_UPDATE:  # threads that wait for it find current sites
             if not self._sites_are_current():
@@ -845,7 +859,13 @@ class MonotoneGP(FastSingleTaskGP):
         ``fit_gpytorch_mll`` calls this and passes all its arguments on. Not for direct
         use. Which signs are improbable depends on the hyperparameters.
         """
-        mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
+        self._fits_data_alone = not self.signs_in_fit
+        try:
+            mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
+        finally:
+            self._fits_data_alone = False
+        if not self.training:
+            self._end_training()
         again = self.has_sites and self._adaptive and self.signs_in_fit
         if again and self.add_virtual_points(probability=self.min_probability):
             mll = fit_map(mll, None, objective=_array_objective(mll), **kwargs)
@@ -859,12 +879,18 @@ class MonotoneGP(FastSingleTaskGP):
             return self
         if mode:
             self._sites_held = False
-        elif ends:
-            before = self.ep_result
-            self._keep_current()
-            if before is self.ep_result:  # an update has warned already
-                warn_unless_converged(self.ep_result)
+        elif ends and not self._fits_data_alone:
+            self._end_training()
         return self
+
+    def _end_training(self) -> None:
+        """Bring sites up to date, and warn where they are not at a fixed point."""
+        if not self.has_sites:
+            return
+        before = self.ep_result
+        self._keep_current()
+        if before is self.ep_result:  # an update has warned already
+            warn_unless_converged(self.ep_result)
 
     def get_fantasy_model(self, *args: Any, **kwargs: Any) -> Any:
         """A model with more data, and the same hyperparameters and sites."""
@@ -939,7 +965,8 @@ def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     model._keep_current()
     of_data = model._digest()[0].to(model._sites_data)
     # a fantasy has those of fewer data; earlier states keep the tensor that they have
-    model._sites_data = of_data * torch.nan if model._sites_held else of_data
+    other = model._sites_held or model._fits_data_alone
+    model._sites_data = of_data * torch.nan if other else of_data
 
 
 def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:

@@ -145,6 +145,7 @@ def choose_points(
     box: Tensor,
     limit: int,
     probability: float,
+    shared: bool = True,
 ) -> tuple[Tensor, list[ArrayEP]]:
     """Impose signs where one is least probable, at one more point after the other.
 
@@ -158,6 +159,8 @@ def choose_points(
         box: ``2 x d``, which the points to choose from fill.
         limit: The largest number of points.
         probability: Stop where no sign is less probable.
+        shared: Whether all processes have signs at all points. Otherwise each chooses
+            for itself, and its sites at the points of others have a precision of zero.
 
     Returns:
         All points, and expectation propagation with the signs there, for each process.
@@ -167,8 +170,43 @@ def choose_points(
     away = (new.unsqueeze(-2) - points).abs()
     near = (away <= _SAME * (box[1] - box[0])).all(-1).any(-1)
     points = torch.cat([points, new[~near]])
-    given, v = slopes(points), len(points)
+    given = slopes(points)
+    rule = columns, nu, limit, probability
     batch = len(given.mean)
+    if shared or batch == 1:
+        chosen, runs = _choose(given, chosen, *rule)
+        return points[chosen], runs
+    own = [_choose(_OfOne(given, i), chosen, *rule) for i in range(batch)]
+    every = list(dict.fromkeys(index for mine, _ in own for index in mine))
+    runs = [
+        _with_sites_elsewhere(run, [every.index(i) for i in mine], columns, len(every))
+        for mine, (run,) in own
+    ]
+    return points[every], runs
+
+
+class _OfOne:
+    """``Slopes`` of one process of several."""
+
+    def __init__(self, slopes: Slopes, index: int) -> None:
+        self._slopes, self._which = slopes, slice(index, index + 1)
+        self.mean = slopes.mean[self._which]
+        self.variance = slopes.variance[self._which]
+
+    def rows(self, points: Sequence[int]) -> np.ndarray:
+        return self._slopes.rows(points)[self._which]
+
+
+def _choose(
+    given: Slopes,
+    chosen: list[int],
+    columns: int,
+    nu: float,
+    limit: int,
+    probability: float,
+) -> tuple[list[int], list[ArrayEP]]:
+    """``choose_points`` by index, the same for all processes."""
+    batch, v = len(given.mean), given.mean.shape[-1] // columns
     # ``b x k x v_chosen x (k v)``; more columns are appended as points are chosen
     rows = given.rows(chosen).reshape(batch, columns, len(chosen), columns * v)
     starts: list[np.ndarray | None] = [None] * batch
@@ -179,7 +217,7 @@ def choose_points(
         for mean, M, start in zip(given.mean, among, starts, strict=True):
             runs.append(array_expectation_propagation(mean[at], M[:, at], nu, start))
         if len(chosen) >= min(limit, v):
-            break
+            return chosen, runs
         for mean, variance, M, ep in zip(
             given.mean, given.variance, among, runs, strict=True
         ):
@@ -190,13 +228,25 @@ def choose_points(
         lowest[chosen] = np.inf
         index = int(lowest.argmin())
         if lowest[index] >= probability:
-            break
+            return chosen, runs
         # the fixed point is near that without the new sites
         starts = [_with_new_sites(ep.sites, columns) for ep in runs]
-        chosen.append(index)
+        chosen = [*chosen, index]
         more = given.rows([index]).reshape(batch, columns, 1, columns * v)
         rows = np.concatenate([rows, more], axis=2)
-    return points[chosen], runs
+
+
+def _with_sites_elsewhere(
+    run: ArrayEP, places: Sequence[int], columns: int, count: int
+) -> ArrayEP:
+    """Sites at some of that many points, as sites at all of them."""
+    at = np.add.outer(count * np.arange(columns), np.array(places, dtype=int)).ravel()
+    m = columns * count
+    sites, weight, root = np.zeros((2, m)), np.zeros(m), np.zeros((m, m))
+    sites[:, at] = run.sites.reshape(2, -1)
+    weight[at] = run.weight
+    root[np.ix_(at, at)] = run.root
+    return run._replace(sites=sites.ravel(), weight=weight, root=root)
 
 
 def _with_new_sites(sites: np.ndarray, columns: int) -> np.ndarray:

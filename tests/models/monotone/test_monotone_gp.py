@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from botorch.acquisition import qLogNoisyExpectedImprovement
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Power, Standardize
@@ -21,6 +22,7 @@ from botorch.models.transforms.input import (
     Log10,
 )
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
@@ -573,6 +575,45 @@ def test_sites_follow_hyperparameters_and_data() -> None:
     torch.testing.assert_close(model.covar_module.sites.shift, expected.shift)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["best of three", "a failure first"])
+def test_attempts_of_a_fit_that_are_rolled_back(kind: str, dtype: torch.dtype) -> None:
+    """BoTorch writes a state back, which has other sites than the attempt found."""
+    X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
+    Y = X.sum(-1, keepdim=True) + 0.3 * (9.0 * X[:, :1]).sin()
+    model = MonotoneGP(X, Y, {0: 1})
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    before = len(model.virtual_points)
+    if kind == "best of three":
+        fit_gpytorch_mll(mll, max_attempts=3, pick_best_of_all_attempts=True)
+    else:
+        answers = iter([False, True])
+
+        def refuse_once(warning: Any) -> bool:
+            return next(answers, True)
+
+        def optimise(mll: Any, **kwargs: Any) -> Any:
+            result = fit_gpytorch_mll_scipy(mll, **kwargs)
+            mll.eval()  # as an optimiser of a user's own may
+            warnings.warn("a warning", OptimizationWarning, stacklevel=1)
+            return result
+
+        fit_gpytorch_mll(mll, optimizer=optimise, warning_handler=refuse_once)
+    assert not model.training
+    assert len(model.virtual_points) != before  # else this test shows nothing
+    # the sites are those of the hyperparameters
+    fresh = MonotoneGP(X, Y, {0: 1})
+    for own, value in zip(fresh.parameters(), model.parameters(), strict=True):
+        own.data.copy_(value.data)
+    expected = fresh.posterior(X)
+    found = model.posterior(X)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+    other = MonotoneGP(X, Y, {0: 1})
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other.posterior(X).mean, expected.mean)
+
+
 def test_threads_wait_for_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MonotoneGP(*make_data(10), {0: 1})
     model.likelihood.noise = 0.05
@@ -791,6 +832,31 @@ def test_adaptive_points() -> None:
     torch.testing.assert_close(
         other.posterior(points).mean, model.posterior(points).mean
     )
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_adaptive_points_are_those_of_each_output(batched: bool) -> None:
+    """Points of the others would make it too sure of itself."""
+    X = torch.rand(20, 3, generator=torch.Generator().manual_seed(1))
+    rise, wave = X[:, :1], (9.0 * X[:, :1]).sin()
+    Y = torch.cat([X.sum(-1, keepdim=True) + 0.8 * wave, rise, rise + 0.5 * wave], -1)
+    signs, points = {0: 1, 1: 1}, torch.rand(7, 3)
+    alone = [MonotoneGP(X, Y[:, i : i + 1], signs) for i in range(3)]
+    assert len({len(model.virtual_points) for model in alone}) == 3
+    if batched:
+        together = MonotoneGP(X.expand(3, -1, -1), Y.mT.unsqueeze(-1), signs)
+        found, axis = together.posterior(points), 0
+    else:
+        together = MonotoneGP(X, Y, signs)
+        found, axis = together.posterior(points), -1
+    for i, model in enumerate(alone):
+        expected = model.posterior(points)
+        for name in ("mean", "variance"):
+            own = getattr(found, name).select(axis, i).flatten()
+            other = getattr(expected, name).flatten()
+            torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
+    together.add_virtual_points(2, probability=0.999)
+    assert (together.covar_module.sites.precision > 0.0).all()
 
 
 def test_adaptive_points_follow_the_data() -> None:
