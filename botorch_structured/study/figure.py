@@ -68,6 +68,9 @@ def draw_study(
     title = "Best so far" if good else "Best so far: none yet"
     left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
+    paths = len(set(space.tree.path_key(X).tolist()))
+    if _many(space) and paths > _BARS:
+        title = f"Evaluations, and the best value: {_BARS} of the {paths} paths tried"
     right.set_title(title, loc="left", fontsize="medium")
     return figure
 
@@ -91,11 +94,17 @@ def _many(space: SearchSpace) -> bool:
 def _draw_bars(
     ax: Axes, space: SearchSpace, X: Tensor, values: Tensor, minimize: bool
 ) -> None:
-    """A bar for each of the paths with most evaluations."""
+    """A bar for each of the paths with most evaluations, that of the best included."""
     keys = space.tree.path_key(X).tolist()
     sign = 1.0 if minimize else -1.0
     labels, lengths = [], []
-    for key, count in Counter(keys).most_common(_BARS):
+    counts = Counter(keys)
+    drawn = [key for key, _ in counts.most_common(_BARS)]
+    if not values.isnan().all():
+        first = keys[int((sign * values).nan_to_num(math.inf).argmin())]
+        if first not in drawn:
+            drawn[-1] = first
+    for key in drawn:
         here = [i for i, k in enumerate(keys) if k == key]
         own = [float(values[i]) for i in here if not values[i].isnan()]
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
@@ -105,7 +114,7 @@ def _draw_bars(
             for c, v in decisions.items()
         )
         labels.append(f"{path:.60}  ({best})")
-        lengths.append(count)
+        lengths.append(counts[key])
     ax.barh(range(len(labels)), lengths, color=COLOURS[0])
     ax.set_yticks(range(len(labels)), labels, fontsize="small")
     ax.invert_yaxis()

@@ -37,6 +37,7 @@ from botorch_structured.study.held import Point, hold, read_fixed
 from botorch_structured.study.log import StudyLog, describe, writable
 from botorch_structured.study.one_at_a_time import one_at_a_time
 from botorch_structured.study.outcomes import Outcomes, read_metadata
+from botorch_structured.study.pending import answered
 from botorch_structured.study.space import read_space
 from botorch_structured.study.table import read_table
 from botorch_structured.study.trial import Trial
@@ -322,7 +323,8 @@ class Study:
         Args:
             config: The active parameters. They need not come from `ask`: this is the
                 way to begin with evaluations that exist. Told twice, both are kept:
-                outcomes may be noisy.
+                outcomes may be noisy. Rounded numbers, up to 1 % of their ranges off,
+                answer a pending one, too; what is told is kept.
             value: A number, ``{name: number}`` of all objectives and constrained
                 outcomes, or None if the evaluation failed.
             cost: What it cost, such as seconds.
@@ -381,8 +383,7 @@ class Study:
                 )
         keys = self._encode(configs, "config")
         told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
-        points = [self._asked.get(key, key) for key in keys]
-        native = self._decode(points)
+        native = self._decode([self._asked.get(key, key) for key in keys])
         self._append(
             *(
                 {
@@ -512,9 +513,8 @@ class Study:
             return draw_front(names, self._trials, good, self._front(good))
         ((name, direction),) = self.objectives.items()
         X = self._tensor(self._points)
-        return draw_study(
-            self.space, X, self._trials, good, name, direction == "minimize"
-        )
+        minimize = direction == "minimize"
+        return draw_study(self.space, X, self._trials, good, name, minimize)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._log is not None:
@@ -529,10 +529,12 @@ class Study:
             self._log.append(*entries)
 
     def _record(self, key: Point, config: dict[str, Any], told: dict[str, Any]) -> None:
-        self._keys.add(key)
-        self._points.append(self._asked.pop(key, key))
-        if key in self._again:
-            self._again.remove(key)
+        new = key not in self._keys
+        asked = answered(self.space, key, self._asked) if new else key
+        self._keys |= {key, asked}
+        self._points.append(self._asked.get(key, key))
+        self._asked.pop(asked, None)
+        self._again = [k for k in self._again if k != asked]
         self._trials.append(Trial(len(self._trials), config, **told))
 
     def _replay(self, log: StudyLog) -> None:
@@ -668,9 +670,8 @@ class Study:
             if callable(self._make_starts):
                 X = self._make_starts(self.space, self.seed)
             else:
-                X = self.space.starts(
-                    kind=self._kind, seed=self.seed, at_most=MOST_STARTS
-                )
+                kind, most = self._kind, MOST_STARTS
+                X = self.space.starts(kind=kind, seed=self.seed, at_most=most)
             try:
                 self._starts = self._encode(self.space.decode(X), "starts")
             except ValueError as error:

@@ -48,6 +48,24 @@ def test_many_paths_have_bars() -> None:
     assert [bar.get_width() for bar in bars.patches] == [2, 1]
 
 
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_the_best_of_many_paths_has_a_bar(direction: str) -> None:
+    space = [{"a": [f"c{i}"], f"x{i}": [0]} for i in range(30)]
+    study = Study(space, direction, seed=0)
+    names = [f"c{i}" for i in range(20)]
+    sign = 1.0 if direction == "minimize" else -1.0
+    study.tell_many(
+        [{"a": n, f"x{n[1:]}": 0} for n in names[:19] * 2 + names[19:]],
+        [sign * (1.0 + i) for i in range(38)] + [sign * 0.5],
+    )
+    bars = study.plot().axes[1]
+    labels = [t.get_text() for t in bars.get_yticklabels()]
+    assert len(labels) == 15
+    assert labels[-1] == f"a=c19  (best {sign * 0.5:.4g})"
+    assert bars.patches[-1].get_width() == 1
+    assert "15 of the 20 paths" in bars.get_title(loc="left")
+
+
 def test_a_pareto_front() -> None:
     study = Study(SPACE, {"a": "minimize", "b": "maximize", "c": "minimize"}, seed=0)
     for i, config in enumerate(study.ask(4)):
