@@ -100,6 +100,8 @@ def successive_halving(
 
     Args:
         evaluate: ``m x d`` points, contexts included -> ``m`` outcomes and ``m`` costs.
+            Outcomes that are NaN or ``-inf`` (failures) are the worst ones in either
+            direction; ``-inf`` is what `suggest` takes for a failure.
         X: ``n x d`` candidates; what they hold in the context column is not used.
         column: The context column.
         rungs: ``(count, context)``, see ``hyperband_rungs``; contexts in the units of
@@ -115,8 +117,7 @@ def successive_halving(
 
     Raises:
         ValueError: For a column out of range, counts that grow or are more than the
-            candidates, or answers of another shape; outcomes that are NaN or
-            ``-inf`` (failures) are the worst ones in either direction.
+            candidates, or answers of another shape.
     """
     if X.ndim != 2:
         raise ValueError(f"X: expected n x d candidates, got shape {tuple(X.shape)}.")

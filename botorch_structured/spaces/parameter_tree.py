@@ -145,7 +145,8 @@ class ParameterTree:
     refers to it, and its outcomes are then the intervals that the conditions cut.
 
     Columns that are inactive at a row may hold anything there, NaN included: nothing
-    depends on it. NaN in an active decision is an error.
+    depends on it. (Models refuse NaN anywhere: fill it by ``impute``.) NaN in an active
+    decision is an error.
 
     Args:
         dim: The number of columns ``d``.

@@ -87,8 +87,8 @@ class Study:
 
     Args:
         space: What to search: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
-            what `SearchSpace.from_dictionaries` takes: a dictionary, or a list of them,
-            which a parameter that all have tells apart.
+            what `SearchSpace.from_dictionaries` takes: a dictionary, or a list of them.
+            In a list all have one parameter whose values say which one is meant.
         objectives: ``"minimize"`` or ``"maximize"``: one objective, called ``"value"``;
             ``{name: direction}``: one or several.
         constraints: Bounds on outcomes that are told beside the objectives, as texts:
