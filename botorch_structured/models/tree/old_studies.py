@@ -236,8 +236,8 @@ class OldStudiesMean(Mean):
         that follow suit those that it does not suit. They need not cover all paths.
 
         Args:
-            n: How many: at most 32, or as many points of old studies as differ. Default:
-                as many as there are paths, at most 8.
+            n: How many: at most 32, or as many points of old studies as differ.
+                Default: as many as there are paths, at most 8.
 
         Returns:
             ``n x d`` points of the space.
