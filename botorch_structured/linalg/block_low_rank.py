@@ -38,6 +38,9 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn.functional import pad
 
+# Pairs of weights on the same leaf that are added up one by one, at most.
+_MANY_PAIRS = 1 << 22
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -312,6 +315,25 @@ def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
     return (weights.unsqueeze(-1) * width + weights.unsqueeze(-2)).reshape(-1)
 
 
+def _are_many(shape: torch.Size, size: int) -> bool:
+    """Whether the pairs of weights of all leaves are more than rows of all weights.
+
+    Args:
+        shape: ``B x N x (1 + D)``.
+        size: V + 1.
+    """
+    leaves, num_rows, width = shape
+    pairs = leaves * width * width
+    return pairs > _MANY_PAIRS and pairs > leaves * num_rows * size
+
+
+def _in_all_columns(features: Tensor, weights: Tensor, size: int) -> Tensor:
+    """``B x N x D`` features of ``B x D`` weights as ``(B N) x (V + 1)`` rows."""
+    rows = features.new_zeros(*features.shape[:-1], size)
+    rows = rows.scatter_add(-1, weights.unsqueeze(1).expand_as(features), features)
+    return rows.flatten(0, 1)
+
+
 def factorise(
     blocks: Callable[[], Iterable[tuple[Tensor, BlockInputs]]],
     residual: Tensor,
@@ -363,10 +385,15 @@ def _factorise(
         half = torch.linalg.solve_triangular(
             chol, torch.cat([padded, block.features], dim=-1), upper=False
         )
-        gram = half[..., 1:].mT @ half
-        precision.index_add_(
-            0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
-        )
+        many = _are_many(half.shape, size)
+        gram = half[..., 1:].mT @ half[..., :1] if many else half[..., 1:].mT @ half
+        if many:
+            rows = _in_all_columns(half[..., 1:], block.weights, size)
+            precision = precision + (rows.mT @ rows).view(-1)
+        else:
+            precision.index_add_(
+                0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
+            )
         rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
         halves.append((block, chol, padded, half[..., 1:]))
     precision = precision.view(size, size)[:num_weights, :num_weights]

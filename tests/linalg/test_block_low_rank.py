@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from linear_operator.utils.errors import NanError
 from linear_operator.utils.warnings import NumericalWarning
 
+from botorch_structured.linalg import block_low_rank
 from botorch_structured.linalg.block_low_rank import (
     BlockInputs,
     LeafColumns,
@@ -102,3 +103,31 @@ def test_a_block_that_needs_jitter() -> None:
     assert (blocks[0] - covariance[0]).diagonal().min() > 0
     with pytest.raises(NanError):
         factorise(lambda: [(covariance * torch.nan, inputs)], residual, 1)
+
+
+@pytest.mark.parametrize("leaves", [1, 3])
+def test_many_pairs_of_weights(leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all weights in the place of pairs of a leaf's; with gradients."""
+    num_rows, num_weights, own = 2 * leaves, 9, 7
+    g = torch.Generator().manual_seed(0)
+    (bucket,) = LeafLayout(torch.arange(num_rows) % leaves).buckets
+    # an unused place of the second leaf
+    weights = torch.stack([torch.randperm(9, generator=g)[:own] for _ in range(leaves)])
+    weights[1:, -1] = num_weights
+    features = torch.randn(leaves, 2, own, generator=g, dtype=torch.float64)
+    features = (features * (weights < num_weights).unsqueeze(1)).requires_grad_()
+    residual = torch.randn(num_rows, generator=g, dtype=torch.float64)
+    covariance = 2.0 * torch.eye(2, dtype=torch.float64).expand(leaves, 2, 2)
+
+    def found() -> list[torch.Tensor]:
+        blocks = [(covariance, BlockInputs(bucket, features, weights))]
+        factors = factorise(lambda: blocks, residual, num_weights)
+        value = factors.weight_mean.sin().sum() + factors.precision_chol.logdet()
+        (gradient,) = torch.autograd.grad(value, features)
+        return [factors.weight_mean, factors.precision_chol, gradient]
+
+    expected = found()
+    monkeypatch.setattr(block_low_rank, "_MANY_PAIRS", 0)
+    monkeypatch.setattr(block_low_rank, "weight_pairs", None)  # not called
+    for a, b in zip(found(), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

@@ -105,8 +105,9 @@ Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequenc
 # Up to this size a factorisation takes less time than the overhead around it.
 _SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
-# predictions by leaf are faster unless weights are more than rows and than this.
-_MANY_WEIGHTS = 2048
+# predictions by leaf are faster unless weights are more than rows and than this (their
+# factor takes ten seconds then).
+_MANY_WEIGHTS = 8192
 # Numbers whose scales are checked at a time.
 _CHECKED_NUMBERS = 2**18
 # What moments come from.

@@ -58,6 +58,10 @@ _MAX_NUMBERS = 1 << 22
 # Numbers of the tables of all paths that a call looks at (512 MiB), which is divided
 # where they are more; as many are kept.
 _MAX_STACKED = 1 << 26
+# Above so many, values at points are not computed from tables, which cost a
+# factorisation for each path: a hundred times as long on a thousand paths of 14
+# decisions.
+_MAX_TABLED = 1 << 20
 # Of more weights on a path, if these are a third of all weights, a factor of their
 # covariance takes a third of the time of a QR decomposition of J.
 _WIDE = 128
@@ -169,11 +173,15 @@ class LeafMoments:
         X, m = X.detach(), len(self._elements)
         with self._lock:  # a place may be another path's after the next look-up
             places, lengths = self._locate(X)
-            whole = len(places) == 1 or self._size(len({*places})) <= _MAX_STACKED
-            if whole:
+            size = self._size(len({*places})) if len(places) > 1 else 0
+            whole = len(places) == 1 or size <= _MAX_STACKED
+            tabled = gradient or path or size <= _MAX_TABLED
+            if tabled and whole:
                 groups = list(_groups(places, lengths)) if len(places) > 1 else []
                 where = [g[:2] for g in groups] or [(places[0][0], (places[0][1],))]
                 stacks = [self._stack(*leaves, path) for leaves in where]
+        if not tabled:
+            return self._values(X)
         if not whole:
             middle = int(lengths[: len(places) // 2].sum())
             halves = (self(part, gradient, path) for part in X.tensor_split([middle]))
@@ -204,6 +212,16 @@ class LeafMoments:
             found = torch.from_numpy(parts[:, at].ravel())
             slopes.view(-1).scatter_add_(0, torch.from_numpy(place.ravel()), found)
         return PointMoments(*(part[0] if m == 1 else part for part in out))
+
+    @torch.no_grad()
+    def _values(self, X: Tensor) -> PointMoments:
+        """Moments without tables, and without gradients."""
+        predictor = self.predictor
+        width = predictor.num_weights + predictor.layout.max_size
+        some = max(1, _MAX_STACKED // (4 * max(width, 1)))
+        parts = (self.graph(part) for part in X.split(some))
+        means, variances = zip(*parts, strict=True)
+        return PointMoments(torch.cat(means, -1), torch.cat(variances, -1))
 
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""

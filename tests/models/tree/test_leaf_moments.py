@@ -370,3 +370,23 @@ def test_products_without_a_closed_form() -> None:
     ):
         model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
         assert model.point_moments(X) is None
+
+
+@given(seeds)
+def test_values_on_many_paths_need_no_tables(seed: int) -> None:
+    model = random_model(seed)
+    moments, X = model._moments(), some_points(model, 30, seed)
+    expected = moments(X)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a table was made")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(leaf_moments, "_MAX_TABLED", -1)
+        patched.setattr(leaf_moments, "_MAX_STACKED", 200)  # several parts
+        patched.setattr(LeafStack, "__call__", refuse)
+        found = model._moments()(X)
+    assert found.mean_gradient is None and found.variance_gradient is None
+    for a, b in zip(found[:2], expected[:2], strict=True):
+        close(a, b)
+        assert not a.requires_grad
