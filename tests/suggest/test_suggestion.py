@@ -336,10 +336,11 @@ def test_a_front_of_which_little_is_feasible() -> None:
 
     X = space.sample(40, seed=1)
     X = X[(outcomes(X)[1] > 0.0).all(-1)][:5]
-    for k in range(15):
+    for k in range(20):
         Y, C = outcomes(X)
         X = torch.cat([X, suggest(space, X, Y, seed=k, train_C=C).X])
     x = X[(outcomes(X)[1] <= 0.0).all(-1)][:, 0]
+    # of eight seeds 0.29 to 0.59; with a reference point of feasible ones mostly 0.03
     assert x.max() - x.min() > 0.25
 
 

@@ -262,6 +262,11 @@ class LeafModel(FastSingleTaskGP):
             and not self.covar_module.batch_shape
         )
 
+    def _is_one_process(self) -> bool:
+        """Whether it is one ``SingleTaskGP`` of one outcome, without decisions."""
+        one = self.train_inputs[0].ndim == 2 and self.train_targets.ndim == 1
+        return one and not (self.tree.decision_columns or self.covar_module.batch_shape)
+
     def _is_by_leaf(self) -> bool:
         return (
             isinstance(self.covar_module, LeafKernel)
@@ -667,8 +672,11 @@ class LeafModel(FastSingleTaskGP):
             fit_map,
         )
 
-        if not self.tree.decision_columns:  # exactly a SingleTaskGP, its fit included
-            fit_map(mll, **kwargs)
+        objective = objectives[0] if objectives else None
+        by_leaf = objective is not None and isinstance(self.covar_module, LeafKernel)
+        if not (self.tree.decision_columns or by_leaf):
+            # a SingleTaskGP, fitted as BoTorch fits it
+            fit_map(mll, objective=objective, **kwargs)
             return
         kwargs.setdefault("warning_handler", accept_rounding)
         if self._aug_batch_shape.numel() > 1:
@@ -676,7 +684,6 @@ class LeafModel(FastSingleTaskGP):
             if fit_elements(self, mll, objectives, kwargs) is None:
                 fit_map(mll, **kwargs)
         else:
-            objective = objectives[0] if objectives else None
             fit_map(mll, FIT_OPTIONS, objective=objective, ends=False, **kwargs)
 
     def _fit_objectives(
@@ -700,10 +707,11 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        if not (self._has_own_evidence() and self._is_structured()):
+        structured = self._is_structured()
+        if not (self._has_own_evidence() and (structured or self._is_one_process())):
             return None
         mll.train()  # in evaluation mode inputs are transformed already
-        structure = self._structure(self.train_inputs[0])
+        structure = self._structure(self.train_inputs[0]) if structured else None
         return LeafObjective.of(mll, structure=structure)
 
     @classmethod

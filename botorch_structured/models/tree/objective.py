@@ -97,6 +97,9 @@ _ABSOLUTE = "laplace"
 # The name of exp(-sum_j W_j D_j) with D_j = 1[x_j != x'_j].
 _UNEQUAL = "categorical"
 
+# What a model without decisions may have in the place of a kernel of leaves.
+_PLAIN = ScaleKernel, ProductKernel, MaternKernel, RBFKernel, LaplaceKernel
+
 _MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
 _TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
 
@@ -470,6 +473,17 @@ def _correlation(kernel: Kernel) -> tuple[str, float]:
 # -- the objective ----------------------------------------------------------------
 
 
+def _by_leaf(model: Any) -> Kernel:
+    """The kernel of a model; one that knows no tree as that of its only leaf."""
+    kernel = model.covar_module
+    if type(kernel) in _PLAIN and not model.tree.decision_columns:
+        kernel = ConditionalKernel(kernel, model.tree)
+    known = type(kernel) in (TreeStructuredKernel, ConditionalKernel)
+    if not (known and type(kernel.tree) is ParameterTree):
+        raise UnknownFormError
+    return kernel
+
+
 @dataclass
 class _Part:
     """What the gradient needs of the covariance of a bucket.
@@ -509,7 +523,7 @@ class LeafObjective:
         structure: Structure | None,
     ) -> None:
         model = mll.model
-        kernel, likelihood, mean = model.covar_module, mll.likelihood, model.mean_module
+        kernel, likelihood, mean = _by_leaf(model), mll.likelihood, model.mean_module
         self._parameters = u = RawParameters(mll, element)
         self._priors = LogPriors(model, u)
         X, y = model.train_inputs[0], model.train_targets
@@ -569,6 +583,8 @@ class LeafObjective:
         if slope is not None:  # raw values that are no logarithms are used as they are
             units[slope != 1.0] = 1.0
         self.bounds, self.units = u.bounds, _UNIT * units[u.free]
+        if kernel is not model.covar_module:  # BoTorch's fit, step by step
+            self.units = np.ones_like(self.units)
         self._last = b"", math.nan  # theta of the last evaluation, and its value
 
     @classmethod
@@ -601,8 +617,6 @@ class LeafObjective:
             and noise_is_known(mll.likelihood)
             and getattr(mll.likelihood, "second_noise_covar", None) is None
             and has_methods_of(FastSingleTaskGP, model, *_WAY_OF_AN_OBJECTIVE)
-            and type(model.covar_module) in (TreeStructuredKernel, ConditionalKernel)
-            and type(model.covar_module.tree) is ParameterTree
             and not any(True for _ in model.added_loss_terms())
             and (transform is None or not any(True for _ in transform.parameters()))
             and all(t.dtype == torch.float64 and not t.is_cuda for t in tensors)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.constraints import GreaterThan, Positive
 from gpytorch.distributions import MultivariateNormal
@@ -33,6 +34,9 @@ from botorch_structured.kernels import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.spaces import ParameterTree
+
+# a ``SingleTaskGP`` has priors of the default dtype
+pytestmark = pytest.mark.usefixtures("double")
 
 TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
 
@@ -174,6 +178,39 @@ def test_conditional_kernel(kernel: str, seed: int) -> None:
     # largest (1e2 at short lengthscales), and this
     # kernel takes their roots
     check(model, seed, tolerance=1e-6 if kernel == "matern12" else 1e-10)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_decisions(kernel: str, model_class: Any) -> None:
+    """A process with any of the kernels is that of the only leaf."""
+    X, Y = data(ParameterTree(6), 3, 20)
+    noise = 0.05 + torch.rand_like(Y) if kernel == "rbf" else None
+    covar_module = KERNELS[kernel]()
+    given = None if covar_module is None else covar_module.double()
+    model = model_class(X, Y, {}, noise, covar_module=given)
+    if noise is None:
+        model.likelihood.noise = 1e-2
+    check(model, 0, tolerance=1e-6 if kernel == "matern12" else 1e-10)
+
+
+@pytest.mark.parametrize("model_class", [TreeStructuredGP, ConditionalGP])
+def test_a_fit_without_decisions_is_botorchs(model_class: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(30, 3, generator=g)
+    # noise, so that the optimum is well determined
+    Y = (
+        (3.0 * X[:, :1]).sin()
+        + X[:, 1:2].square()
+        + 0.1 * torch.randn(30, 1, generator=g)
+    )
+    points = torch.rand(9, 3)
+    found = []
+    for model in (model_class(X, Y, {}), SingleTaskGP(X, Y)):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        posterior = model.posterior(points)
+        found.append(torch.cat([posterior.mean, posterior.variance.log()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
 def test_default_categories() -> None:
