@@ -206,6 +206,47 @@ def recommended(paths: int, n: int) -> Contest:
     )
 
 
+def recommended_of(decisions: int, columns: int, n: int) -> Contest:
+    """``suggest`` where decisions are independent, each with a column of its own.
+
+    Args:
+        decisions: How many, with two values each; a column exists at one of them.
+        columns: How many more there are, in all paths.
+        n: The number of points.
+    """
+    dim = 2 * decisions + columns
+    tree = ParameterTree(
+        dim, {k: {0.0: [], 1.0: [decisions + k]} for k in range(decisions)}
+    )
+    bounds = torch.tensor([[0.0], [1.0]]).double().expand(2, dim)
+    space = SearchSpace([f"x{c}" for c in range(dim)], bounds, tree)
+
+    @cache
+    def data(seed: int) -> tuple[Tensor, Tensor]:
+        X = space.sample(n, seed=seed)
+        noise = torch.randn(n, 1, generator=torch.Generator().manual_seed(seed))
+        wave = (3.0 * X * tree.active_mask(X)).sin().sum(-1, keepdim=True)
+        return X, wave + 0.05 * noise.double()
+
+    def ours(seed: int) -> Suggestion:
+        return suggest(space, *data(seed), seed=seed)
+
+    def theirs(seed: int) -> Tensor:
+        X, Y = data(seed)
+        torch.manual_seed(seed)
+        acqf = LogExpectedImprovement(fitted(SingleTaskGP(X, Y)), best_f=Y.max())
+        return optimize_acqf(acqf, bounds, q=1, num_restarts=10, raw_samples=512)[0]
+
+    def check() -> dict[str, Any]:
+        found = ours(0)
+        if not space.feasible(found.X).all():
+            raise AssertionError(f"X: expected a point of the space, got {found.X}.")
+        return {"weights": found.weights.tolist()}
+
+    calls = {"ours": ours, _SAME: theirs}
+    return Contest(calls, [[_SAME]], check=check, prepare=data)
+
+
 # -- evidence ---------------------------------------------------------------------
 
 
@@ -418,6 +459,18 @@ ROWS = {
         recommended,
         {"8 paths, 60 points": {"paths": 8, "n": 60}},
         _SMALL,
+    ),
+    "suggest-flat": Row(
+        "suggest without decisions",
+        partial(recommended_of, 0),
+        {f"{d} columns, 50 points": {"columns": d, "n": 50} for d in (8, 60)},
+        {"columns": 2, "n": 6},
+    ),
+    "suggest-decisions": Row(
+        "suggest with independent decisions",
+        partial(recommended_of, columns=2),
+        {f"{k} decisions, 100 points": {"decisions": k, "n": 100} for k in (10, 20)},
+        {"decisions": 3, "n": 6},
     ),
     "evidence": Row("evidence and gradient", evidence, _FOUR, _SMALL, on_devices=True),
     "whole-fit": Row(
