@@ -83,6 +83,11 @@ class Relation(Condition):
     right: Operand
     compare: Callable[[Any, Any], Any]
 
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Both sides."""
+        return self.left, self.right
+
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         both = self.left.is_active(X, active) & self.right.is_active(X, active)
         return self.compare(self.left.evaluate(X), self.right.evaluate(X)) & both
@@ -115,6 +120,11 @@ class TableRelation(Condition):
     left: Operand
     right: Operand
     table: tuple[tuple[bool, ...], ...]
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Both sides."""
+        return self.left, self.right
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
         both = self.left.is_active(X, active) & self.right.is_active(X, active)

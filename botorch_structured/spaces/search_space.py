@@ -9,6 +9,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,11 @@ from botorch_structured.spaces.decomposition import (
     atom,
     negated,
 )
+from botorch_structured.spaces.forbidden import (
+    LinearClause,
+    Relation,
+    TableRelation,
+)
 from botorch_structured.spaces.number_space import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
@@ -66,6 +72,10 @@ KINDS = ("random", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
+# So often paths are chosen; after that, starts are random points.
+_MAX_ROUNDS = 20
+# Combinations of values for which a comparison is worked out beforehand.
+_MAX_COMPARED = 4096
 # Starts on different paths where ``at_most`` is given and fewer show every value.
 _FEWEST = 5
 
@@ -507,7 +517,7 @@ class SearchSpace:
             missing -= len(found[-1])
             if missing and drawn > _MAX_DRAWS:
                 raise ValueError(
-                    "feasible: expected some points that are, got "
+                    f"space: expected {n} points that are not forbidden, got "
                     f"{n - missing} of {drawn} random draws."
                 )
             batch = max(64, min(2 * batch, 16384))
@@ -523,7 +533,10 @@ class SearchSpace:
         """Feasible points to begin with, spread over the paths of the tree.
 
         The default is one start on each path, in the order of ``tree.path_index``.
-        Paths that the bounds or the forbidden clauses rule out as a whole have none.
+        Paths that the bounds or the forbidden clauses rule out as a whole have none,
+        nor has a path on which none of 10,000 random points is feasible. (Where ``n``
+        or ``at_most`` name fewer than there are, and such paths are chosen twenty times
+        in a row, `sample` gives the points that are missing.)
         More than 1,000 paths are not listed: in their place there are as many starts as
         it takes to show every value (or interval) of every decision that can be active,
         and to have every column active once. A model over the tree then has data for
@@ -556,8 +569,7 @@ class SearchSpace:
             ``n x d`` points; inactive columns hold ``fill``.
 
         Raises:
-            ValueError: An argument is not what it should be, all paths are forbidden,
-                or none of 10,000 random points on a path is feasible.
+            ValueError: An argument is not what it should be, or no path has a start.
         """
         n = None if n is None else check_count("n", n)
         if at_most is not None:
@@ -566,18 +578,29 @@ class SearchSpace:
                 raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
-        generator = _generator(0 if seed is None and kind != "random" else seed)
-        paths = self._choose_paths(n, at_most, kind == "default", generator)
-        codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
-        for i, path in enumerate(paths):
-            codes[i, list(path)] = torch.tensor(list(path.values()), dtype=torch.long)
-        first = len(set(map(tuple, codes.tolist())))  # paths, then repetitions
-        return torch.cat(
-            [
+        empty: list[Expr] = []  # paths on which no point was found
+        for _ in range(_MAX_ROUNDS):
+            generator = _generator(0 if seed is None and kind != "random" else seed)
+            with_default = kind == "default"
+            paths = self._choose_paths(n, at_most, with_default, generator, empty)
+            codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
+            for i, path in enumerate(paths):
+                code = torch.tensor(list(path.values()), dtype=torch.long)
+                codes[i, list(path)] = code
+            first = len(set(map(tuple, codes.tolist())))  # paths, then repetitions
+            parts = [
                 self._start(codes[:first], kind, generator),
                 self._start(codes[first:], "random", generator),
             ]
-        )
+            X, found = (torch.cat(part) for part in zip(*parts, strict=True))
+            if found.all():
+                return X
+            empty += [
+                all_of([atom(k, 2 << code) for k, code in path.items()])
+                for path, good in zip(paths, found.tolist(), strict=True)
+                if not good
+            ]
+        return torch.cat([X[found], self.sample(int((~found).sum()), seed)])
 
     def _choose_paths(
         self,
@@ -585,18 +608,29 @@ class SearchSpace:
         at_most: int | None,
         with_default: bool,
         generator: torch.Generator | None,
+        empty: Sequence[Expr],
     ) -> list[dict[int, int]]:
-        """Active decisions and their outcomes; see `starts`."""
+        """Active decisions and their outcomes; see `starts`.
+
+        Args:
+            n: See `starts`.
+            at_most: See `starts`.
+            with_default: Whether the path of the declared defaults comes first.
+            generator: Random numbers.
+            empty: Paths that are not to be chosen.
+        """
         tree = self.tree
         edges = [(k, c) for k, o in enumerate(tree._outcomes) for c in range(len(o))]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
-        where = negated(any_of([*outside, *map(self._certain, self._forbidden)]))
+        forbidden = map(self._certain, self._forbidden)
+        where = negated(any_of([*outside, *forbidden, *empty]))
         goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
         total = tree._decomposition.count_where(where)
         if not total:
             raise ValueError(
-                "bounds: expected some path that neither they nor a forbidden clause "
-                f"rule out, got none of {tree.num_paths}."
+                "space: expected some path that has points within the bounds that are "
+                f"not forbidden, got none of {tree.num_paths}"
+                + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
             )
         first = self._default_path() if with_default else None
         state = int(torch.randint(1 << 62, (), generator=generator))
@@ -625,8 +659,10 @@ class SearchSpace:
     def _certain(self, clause: Condition) -> Expr:
         """On which paths a clause forbids every point (False where that is not seen).
 
-        Clauses that compare parameters are left to `feasible`.
+        Of clauses that compare parameters, those of decisions by value are seen.
         """
+        if isinstance(clause, (LinearClause, Relation, TableRelation)):
+            return self._certain_comparison(clause)
         if isinstance(clause, (And, Or)):
             combine = all_of if isinstance(clause, And) else any_of
             return combine(map(self._certain, clause.parts))
@@ -641,29 +677,57 @@ class SearchSpace:
                 bits |= 2 << code
         return atom(k, bits)
 
+    def _certain_comparison(
+        self, clause: LinearClause | Relation | TableRelation
+    ) -> Expr:
+        tree, columns = self.tree, {o.col for o in clause.operands} - {None}
+        fixed = [o.condition for o in clause.operands if o.col is None]
+        if not columns <= {*tree.decisions_by_value} or any(
+            c != And(()) for c in fixed
+        ):
+            return False
+        places = sorted(tree._position[c] for c in columns if c is not None)
+        codes = list(product(*(range(len(tree._outcomes[k])) for k in places)))
+        if not 0 < len(codes) <= _MAX_COMPARED:
+            return False
+        X = self.fill.repeat(len(codes), 1)
+        for k, mine in zip(places, zip(*codes, strict=True), strict=True):
+            o = tree._outcomes[k]
+            X[:, o.col] = torch.tensor([o.lows[c] for c in mine])
+        bits: dict[tuple[int, ...], int] = {}  # of the last decision, by the others
+        for (*others, last), holds in zip(codes, clause.holds(X).tolist(), strict=True):
+            mask = bits.get(tuple(others), 0)
+            bits[tuple(others)] = mask | (2 << last if holds else 0)
+        return any_of(
+            all_of(
+                [
+                    atom(places[-1], mask),
+                    *(atom(k, 2 << c) for k, c in zip(places, others, strict=False)),
+                ]
+            )
+            for others, mask in bits.items()
+        )
+
     def _start(
         self, codes: Tensor, kind: str, generator: torch.Generator | None
-    ) -> Tensor:
-        """``n x num_decisions`` outcomes -> ``n x d`` feasible points."""
+    ) -> tuple[Tensor, Tensor]:
+        """``n x num_decisions`` outcomes -> ``n x d`` points, and which are feasible.
+
+        All are, but those on paths where no feasible point is found.
+        """
         X = self._place(codes, kind, generator)
-        if not len(X):
-            return X
+        found = self.feasible(X) if len(X) else torch.zeros(0, dtype=torch.bool)
         width = (self.bounds[1] - self.bounds[0]).clamp(min=1e-300)
-        for i in (~self.feasible(X)).nonzero().flatten().tolist():
+        for i in (~found).nonzero().flatten().tolist():
             for size in _OTHERS:
                 others = self._place(codes[i].expand(size, -1), "random", generator)
                 others = others[self.feasible(others)]
                 if len(others):
+                    distance = ((others - X[i]) / width).square().sum(-1)
+                    X[i] = others[0 if kind == "random" else distance.argmin()]
+                    found[i] = True
                     break
-            else:
-                raise ValueError(
-                    "feasible: expected some points that are on the path "
-                    f"{self._describe(codes[i].tolist())}, got none of {size} random "
-                    "draws."
-                )
-            distance = ((others - X[i]) / width).square().sum(-1)
-            X[i] = others[0 if kind == "random" else distance.argmin()]
-        return X
+        return X, found
 
     def _place(
         self, codes: Tensor, kind: str, generator: torch.Generator | None
@@ -696,14 +760,6 @@ class SearchSpace:
             inside = span[0] <= column.default <= span[1]
             value = column.default if inside else value
         return torch.full((n,), value, dtype=torch.double)
-
-    def _describe(self, codes: Sequence[int]) -> dict[str, Any]:
-        """A path in names and values."""
-        path = self.tree._path({k: code for k, code in enumerate(codes) if code >= 0})
-        return {
-            self.names[c]: v if isinstance(v, tuple) else self.columns[c].decode(v)
-            for c, v in path.decisions.items()
-        }
 
     def input_transform(self) -> InputTransform | None:
         """The transform that brings the columns to the unit interval for a model.

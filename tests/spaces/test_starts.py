@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
 from unittest.mock import patch
 
 import ConfigSpace as CS
@@ -16,6 +17,7 @@ from botorch_structured.spaces import (
     ParameterTree,
     SearchSpace,
     decomposition,
+    search_space,
 )
 
 KINDS = ("random", "middle", "default")
@@ -208,7 +210,7 @@ def test_forbidden_starts_are_replaced() -> None:
     assert space.feasible(middle).all()
     assert (middle - 0.5).norm() < 0.25
     nothing = SearchSpace(["x"], [[0], [1]], feasible=lambda X: X[..., 0] < -1)
-    with pytest.raises(ValueError, match="feasible: expected some points .*none of 10"):
+    with pytest.raises(ValueError, match="space: expected some path .*of 10000 random"):
         nothing.starts()
 
 
@@ -236,6 +238,66 @@ def test_forbidden_paths_have_no_start() -> None:
         ["x", "y"], [[0, 0], [1, 1]], ParameterTree(2, None, {1: Between(0, 2, 3)})
     )
     assert outside.tree.num_paths == 3 and len(outside.starts()) == 1
+
+
+def ascending(num_values: int) -> SearchSpace:
+    """Three decisions that must not fall, with a column at each of their values."""
+    cs = CS.ConfigurationSpace()
+    values = range(num_values)
+    steps = [CS.OrdinalHyperparameter(f"step_{i}", values) for i in range(3)]
+    own = [(CS.Float(f"{s.name}_{v}", (0, 1)), s, v) for s in steps for v in values]
+    cs.add(*steps, *(x for x, _, _ in own))
+    cs.add(*(CS.EqualsCondition(*edge) for edge in own))
+    cs.add(*(CS.ForbiddenGreaterThanRelation(a, b) for a, b in pairwise(steps)))
+    return SearchSpace.from_configspace(cs)
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_paths_that_a_comparison_forbids_have_no_start(draws: bool) -> None:
+    """Whether they are known beforehand, or from draws on each."""
+    space = ascending(4)
+    with patch.object(search_space, "_MAX_COMPARED", 0 if draws else 4096):
+        X = space.starts(seed=0)
+        steps = [[c[f"step_{i}"] for i in range(3)] for c in space.decode(X)]
+        assert steps == [
+            [i, j, k] for i, j, k in product(range(4), repeat=3) if i <= j <= k
+        ]
+        for seed in range(5):
+            few = space.starts(seed=seed, at_most=10)
+            assert space.feasible(few).all()
+            # 5: what every value of each takes at the least
+            assert 5 <= len(few) == len(space.tree.path_index(few).unique()) <= 10
+            for i in range(3):
+                values = {c[f"step_{i}"] for c in space.decode(few)}
+                assert values == set(range(4))
+            assert space.feasible(space.starts(3, seed=seed)).all()
+
+
+def test_paths_on_which_nothing_is_feasible_have_no_start() -> None:
+    tree = ParameterTree(4, {i: {0: [], 1: [2 + i]} for i in range(2)})
+    arguments = ["a", "b", "x", "y"], [[0] * 4, [1] * 4], tree
+    space = SearchSpace(*arguments, feasible=lambda X: X[..., 0] != X[..., 1])
+    for kind in KINDS:
+        assert space.starts(kind=kind)[:, :2].tolist() == [[0, 1], [1, 0]]
+    assert space.starts(5, seed=0)[:, :2].sum(-1).tolist() == [1] * 5
+    assert torch.equal(space.starts(5, seed=0), space.starts(5, seed=0))
+
+
+def test_starts_where_nearly_no_path_has_a_point() -> None:
+    """Points of `sample` take the place of those on paths without one."""
+    flags = ParameterTree(24, {i: {0: [], 1: [12 + i]} for i in range(12)})
+    total = 2.0 ** torch.arange(12, dtype=torch.double)
+
+    def one_in_fifty(X: Tensor) -> Tensor:
+        return (X[..., :12] @ total * 7919 // 3) % 50 == 0
+
+    space = SearchSpace(
+        [f"x{i}" for i in range(24)], [[0] * 24, [1] * 24], flags, feasible=one_in_fifty
+    )
+    X = space.starts(seed=0, at_most=10)
+    assert len(X) == 5 == len(space.tree.path_key(X).unique())
+    assert space.feasible(X).all()
+    assert torch.equal(X, space.starts(seed=0, at_most=10))
 
 
 @pytest.mark.parametrize("n", [20, 70])
