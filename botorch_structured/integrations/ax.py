@@ -14,7 +14,7 @@ __all__ = ["StructuredNode", "structured_generation_strategy"]
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
@@ -31,6 +31,7 @@ from botorch_structured.models import (
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed
 from botorch_structured.spaces.ax_space import check_aligned
+from botorch_structured.spaces.columns import CategoricalColumn
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study import Study
 
@@ -66,7 +67,8 @@ _Metrics = Mapping[str, float]  # a number for each signature of a metric
 _Rows = Mapping[tuple[int, str], _Metrics]  # such numbers, by trial and name of the arm
 
 _FINISHED = (TrialStatus.COMPLETED, TrialStatus.EARLY_STOPPED)
-# The decimals of an outcome that Ax saves are enough where outcomes differ by more.
+# The decimals of an outcome that Ax saves are enough where outcomes of the same metric
+# differ by more, and a bound on it is 0 or more.
 _SPREAD = 1e-4
 
 
@@ -232,7 +234,22 @@ class _Search:
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self._space = SearchSpace.from_ax(self._ax_space, aligned)
-        rows, sems = _rows(data), _sems(data)
+        # ranges that Ax rounds, and the space has as choices
+        choices = {
+            c.name for c in self._space.columns if isinstance(c, CategoricalColumn)
+        }
+        self._rounded = {
+            name
+            for name in self._ax_space.range_parameters
+            if self._first.get(name, name) in choices
+        }
+        small = {
+            metric
+            for constraint in goal.all_constraints
+            if not constraint.relative and 0.0 < abs(constraint.bound) <= _SPREAD
+            for metric, _ in constraint.metric_weights
+        }
+        rows, sems = _rows(data, small)
         sums = {f"objective_{i}": w for i, w in enumerate(_weights(goal.objective))}
         self._objectives = dict.fromkeys(sums, "maximize")
         self._constraints = []
@@ -276,7 +293,11 @@ class _Search:
                 pending=[*self._pending, *new], fixed=self._held(fixed)
             )
         except CandidateGenerationError as error:
-            raise SearchSpaceExhausted(f"Every point has been tried: {error}") from None
+            tried = "Every point has been tried"
+            if new:
+                k = len(new)
+                tried += f", or is among the {k} of this batch: ask for {k} at most"
+            raise SearchSpaceExhausted(f"{tried}. {error}") from None
         return self._write(config)
 
     def center(self) -> TParameterization | None:
@@ -311,6 +332,9 @@ class _Search:
         """Ax's parameters as a configuration of the space."""
         if self._backfill:
             parameters = self._active({**self._backfill, **parameters})
+        for name in self._rounded & parameters.keys():
+            value = self._ax_space.parameters[name].cast(parameters[name])
+            parameters = {**parameters, name: value}
         return {self._first.get(k, k): v for k, v in parameters.items()}
 
     def _write(self, config: _Config) -> TParameterization:
@@ -413,20 +437,29 @@ def _total(weights: _Metrics, row: _Metrics) -> float:
     return sum(weight * row[metric] for metric, weight in weights.items())
 
 
-def _rows(data: Data) -> _Rows:
-    """The last mean of each metric, as a client that is saved and loaded has it."""
+def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
+    """The last mean of each metric, and its standard error (NaN where none is known).
+
+    Both are as a client that is saved and loaded has them, with ten decimals, unless
+    the values of a metric lie within ``_SPREAD``.
+
+    Args:
+        data: The data.
+        small: Further metrics that keep their digits.
+    """
     frame = data.df
-    means = frame["mean"]
-    finite = means[means.abs() < math.inf]
-    if len(finite) and finite.max() - finite.min() > _SPREAD:
-        means = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
-    return _by_trial(frame, means)
-
-
-def _sems(data: Data) -> _Rows:
-    """The last standard error of each metric, NaN where none is known."""
-    # Ax saves ten decimals
-    return _by_trial(data.df, data.df["sem"].astype(float).round(10))
+    means, sems = frame["mean"].astype(float), frame["sem"].astype(float)
+    saved = means
+    if len(frame):
+        saved = pd.read_json(StringIO(frame[["mean"]].to_json()), dtype=False)["mean"]
+    metrics = frame["metric_signature"]
+    finite = means.where(means.abs() < math.inf).groupby(metrics)
+    spread = metrics.map(finite.max() - finite.min())
+    rounded = ~(metrics.isin(small) | (spread <= _SPREAD))
+    return (
+        _by_trial(frame, saved.where(rounded, means)),
+        _by_trial(frame, sems.round(10).where(rounded, sems)),
+    )
 
 
 def _by_trial(frame: Any, numbers: Iterable[float]) -> _Rows:

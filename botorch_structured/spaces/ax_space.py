@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["check_aligned", "read_ax"]
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from botorch_structured.spaces.conditions import And, Condition, In, Or
 from botorch_structured.spaces.forbidden import LinearClause, Operand
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
+# Of a parameter that Ax rounds, at most so many values are choices.
+_MOST_ROUNDED = 1000
+
 
 def read_ax(
     search_space: Any, aligned: Iterable[Iterable[str]] = ()
@@ -27,13 +31,15 @@ def read_ax(
 
     Args:
         search_space: ``ax.core.SearchSpace``. Range parameters on a logit scale are
-            read as linear ones; rounding to ``digits`` is left to Ax.
+            read as linear ones. Those with ``digits``, on a linear scale and with up to
+            1,000 values, become ordered choices; other rounding is left to Ax.
         aligned: Groups of names that become one column, with the first one's name.
 
     Raises:
         ImportError: Ax is not installed.
-        ValueError: Derived and disabled parameters, tasks and fidelities, something
-            that is no search space, or aligned parameters that cannot be one column.
+        ValueError: Derived and disabled parameters, tasks and fidelities, equalities
+            of parameters that are not integers or choices, something that is no search
+            space, or aligned parameters that cannot be one column.
     """
     try:
         from ax.core.parameter import (  # type: ignore[import-not-found, unused-ignore]  # optional
@@ -78,6 +84,8 @@ def read_ax(
             columns[name] = IntegerColumn(name, lower, upper, log=p.log_scale)
         elif isinstance(p, RangeParameter):
             columns[name] = FloatColumn(name, p.lower, p.upper, log=p.log_scale)
+            if not p.log_scale and (rounded := _rounded_values(p)):
+                columns[name] = CategoricalColumn(name, rounded, ordered=True)
         else:
             raise ValueError(
                 "search_space: expected range, choice and fixed parameters, got "
@@ -135,6 +143,15 @@ def read_ax(
             return Operand.of_constant(fixed[name], condition(name))
         return Operand.of_column(columns[name], position[name])
 
+    for constraint in search_space.parameter_constraints:
+        mine = [n for n in constraint.constraint_dict if n in columns]
+        numbers = [n for n in mine if isinstance(columns[n], FloatColumn)]
+        if numbers and getattr(constraint, "is_equality", False):
+            raise ValueError(
+                "parameter_constraints: expected equalities of integers and choices "
+                f"only, got {constraint}. Compute one of {numbers} from the others in "
+                "your function."
+            )
     clauses: list[Condition] = [
         LinearClause(
             tuple(operand(name) for name in c.constraint_dict),
@@ -145,6 +162,15 @@ def read_ax(
         for c in search_space.parameter_constraints
     ]
     return list(columns.values()), tree, constants, clauses
+
+
+def _rounded_values(p: Any) -> list[float]:
+    """What Ax's rounding leaves of a range, if it leaves few values; else nothing."""
+    if p.digits is None or (p.upper - p.lower) * 10.0**p.digits >= _MOST_ROUNDED:
+        return []
+    first = math.floor(p.lower * 10.0**p.digits)
+    values = (p.cast((first + i) / 10.0**p.digits) for i in range(_MOST_ROUNDED + 1))
+    return [v for v in dict.fromkeys(values) if p.lower <= v <= p.upper]
 
 
 def check_aligned(aligned: Any) -> list[list[str]]:

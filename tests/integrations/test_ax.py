@@ -300,8 +300,32 @@ def test_an_exhausted_space_is_said_to_be() -> None:
     flag = ChoiceParameterConfig("flag", [True, False], "bool", is_ordered=True)
     client = make_client([flag])
     search(client, lambda c: float(c["flag"]), 2)
-    with pytest.raises(SearchSpaceExhausted):
+    with pytest.raises(SearchSpaceExhausted, match="Every point has been tried. "):
         client.get_next_trials(max_trials=1)
+    with pytest.raises(SearchSpaceExhausted, match="2 of this batch: ask for 2"):
+        make_client([flag]).get_next_trials(max_trials=3)
+
+
+def test_no_point_is_rounded_to_a_known_one() -> None:
+    """Of ranges that Ax rounds, every value is proposed once."""
+    from ax.service.ax_client import AxClient, ObjectiveProperties
+
+    client = AxClient(structured_generation_strategy(seed=0), verbose_logging=False)
+    coarse = {"name": "x", "type": "range", "bounds": [0.2, 1.0], "digits": 1}
+    client.create_experiment(
+        parameters=[coarse | {"value_type": "float"}],
+        objectives={"error": ObjectiveProperties(minimize=True)},
+    )
+    client.attach_trial({"x": 0.42})  # as 0.4
+    client.complete_trial(0, raw_data={"error": (1.0, None)})
+    points = []
+    for _ in range(8):
+        config, trial = client.get_next_trial()
+        points.append(config["x"])
+        client.complete_trial(trial, raw_data={"error": (config["x"], None)})
+    assert sorted(points) == [0.2, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    with pytest.raises(SearchSpaceExhausted):
+        client.get_next_trial()
 
 
 def test_fixed_parameters_are_held() -> None:
@@ -570,6 +594,22 @@ def test_small_outcomes_keep_their_digits() -> None:
     for config in (A, B, C):
         study.tell(config, 1e-12 * error(config))
     assert next_of(tiny) == study.ask()[0]
+
+
+def test_a_metric_beside_it_does_not_round_one_away() -> None:
+    tracked, constrained = make_client(), make_client(constraints=["leak <= 5e-12"])
+    free, bound = (
+        Study(space_of(tracked), {"error": "maximize"}, limits, seed=0)
+        for limits in ((), ["leak <= 5e-12"])
+    )
+    for config, leak in ((A, 1e-12), (B, 1e-11), (C, 1.0)):
+        tiny = 1e-12 * error(config)
+        attach(tracked, config, error=tiny, seconds=5.0 * error(config))
+        attach(constrained, config, error=error(config), leak=leak)
+        free.tell(config, {"error": -tiny})
+        bound.tell(config, {"error": -error(config), "leak": leak})
+    assert next_of(tracked) == free.ask()[0]
+    assert next_of(constrained) == bound.ask()[0]
 
 
 def test_without_ax_the_extra_is_named() -> None:
