@@ -39,7 +39,7 @@ _MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
 # Of so many tables of points what is located is kept, if they have at most so many
 # numbers each, and all together: a search asks several times for the training data,
 # among its candidates.
-_KEPT, _MAX_KEPT, _MAX_ALL = 8, 1 << 16, 1 << 17
+_KEPT, _MAX_KEPT, _MAX_ALL = 8, 1 << 20, 1 << 21
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 

@@ -162,10 +162,11 @@ class Study:
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
-        self._keys: set[Point] = set()  # what `encode` makes of their configurations
+        self._keys: dict[Point, int] = {}  # what `encode` makes of them -> number
         # What was asked for and not told: what `encode` makes of a configuration (which
         # may be off by rounding on a logarithmic scale) -> its point.
         self._asked: dict[Point, Point] = {}
+        self._since: dict[Point, int] = {}  # how many trials there were then
         self._again: list[Point] = []  # keys of these that are to be asked for again
         self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
         self._starts: list[Point] | None = None
@@ -297,15 +298,10 @@ class Study:
         chosen = [self._asked[key] for key in again]
         if len(new := self._next(q - len(chosen), elsewhere, held)):
             configs = self._decode(new)
-            self._append(
-                {
-                    "asked": [writable(c) for c in configs],
-                    "x": new,
-                    "fitted": len(self._trials) in self._fitted,
-                }
-            )
-            keys = self._encode(configs, "config")
-            self._asked.update(zip(keys, new, strict=True))
+            asked = [writable(config) for config in configs]
+            fitted = len(self._trials) in self._fitted
+            self._append({"asked": asked, "x": new, "fitted": fitted})
+            self._ask(self._encode(configs, "config"), new)
         self._again = [key for key in self._again if key not in again]
         return self._decode([*chosen, *new])
 
@@ -528,14 +524,19 @@ class Study:
         if self._log is not None and entries:
             self._log.append(*entries)
 
-    def _record(self, key: Point, config: dict[str, Any], told: dict[str, Any]) -> None:
-        new = key not in self._keys
-        asked = answered(self.space, key, self._asked) if new else key
-        self._keys |= {key, asked}
+    def _ask(self, keys: list[Point], points: list[Point]) -> None:
+        self._asked.update(zip(keys, points, strict=True))
+        self._since |= dict.fromkeys(keys, len(self._trials))
+
+    def _record(self, key: Point, config: dict[str, Any], own: dict[str, Any]) -> None:
+        told = self._keys.get(key, -1)  # again, it answers what was asked since then
+        pending = [k for k in self._asked if self._since[k] > told]
+        asked = answered(self.space, key, pending)
+        self._keys |= dict.fromkeys((key, asked), len(self._trials))
         self._points.append(self._asked.get(key, key))
         self._asked.pop(asked, None)
         self._again = [k for k in self._again if k != asked]
-        self._trials.append(Trial(len(self._trials), config, **told))
+        self._trials.append(Trial(len(self._trials), config, **own))
 
     def _replay(self, log: StudyLog) -> None:
         """Bring the study to where its log ends."""
@@ -543,8 +544,7 @@ class Study:
             try:
                 if "asked" in entry:
                     keys = self._encode(entry["asked"], "asked")
-                    points = self._check(keys, entry["x"])
-                    self._asked.update(zip(keys, points, strict=True))
+                    self._ask(keys, self._check(keys, entry["x"]))
                     if entry["fitted"]:
                         self._fitted[len(self._trials)] = None
                     continue

@@ -12,6 +12,7 @@ from botorch.acquisition import qKnowledgeGradient
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.multi_step_lookahead import qMultiStepLookahead
 from botorch.models import SingleTaskGP
+from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import MaternKernel
 from torch import Tensor
 
@@ -116,3 +117,28 @@ def test_gradients_are_those_of_values(kind: str, name: str) -> None:
             numeric, rel=1e-4, abs=1e-5 * max(scale, 1e-3)
         )
     copy.deepcopy(model)  # no graph is left in it
+
+
+@pytest.mark.parametrize("kind", ["two", *MAKE])
+def test_gradients_through_fantasies_of_fantasies(kind: str) -> None:
+    make = MAKE | {"two": lambda: DecomposedGP(single(), single())}
+    if kind.startswith("sampled"):
+        pytest.skip("SampledGP has no fantasies of fantasies")
+    model = make[kind]().eval()
+    first, second = (SobolQMCNormalSampler(torch.Size([2]), seed=i) for i in range(2))
+
+    def value(at: Tensor) -> Tensor:
+        once = model.fantasize(at, first)
+        next_ = (0.9 * at.flip(-2) + 0.05).expand(2, *at.shape)
+        twice = once.fantasize(next_, second)
+        return twice.posterior(points(5, 3)).mean.sin().sum()
+
+    at = points(2, 11).unsqueeze(0)
+    variable = at.clone().requires_grad_()
+    value(variable).backward()
+    assert variable.grad is not None
+    move = torch.randn(at.shape, generator=torch.Generator().manual_seed(0))
+    step = 1e-5
+    up, down = (value(at + s * step * move.to(at)) for s in (1.0, -1.0))
+    numeric = ((up - down) / (2.0 * step)).item()
+    assert (variable.grad * move).sum().item() == pytest.approx(numeric, rel=1e-4)

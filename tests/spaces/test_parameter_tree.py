@@ -448,7 +448,7 @@ def test_functorch_sees_what_is_active() -> None:
 @pytest.mark.parametrize("decisions", [{}, {0: {0.0: [1], 1.0: [2]}}])
 def test_large_answers_are_not_kept(decisions: Any) -> None:
     tree = ParameterTree(3, decisions)
-    few, many = torch.zeros(10, 3), torch.zeros(2**15, 3)
+    few, many = torch.zeros(10, 3), torch.zeros(2**19, 3)
     with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
         for X, calls in ((few, 1), (many, 2)):
             one.reset_mock()
@@ -468,9 +468,9 @@ def test_what_is_asked_for_among_others_is_kept() -> None:
 
 
 def test_what_is_kept_has_a_limit_in_all() -> None:
-    """Two tables of 64,000 numbers, whatever their number: trees may live for long."""
+    """Two tables of a million numbers, whatever their number: trees may live for long."""
     tree = ParameterTree(64, {0: {0: [1], 1: [2]}})
-    tables = [torch.zeros(1000, 64) for _ in range(4)]
+    tables = [torch.zeros(16000, 64) for _ in range(4)]
     for k, X in enumerate(tables):
         X[: k + 1, 0] = 1.0
     with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:

@@ -68,6 +68,22 @@ def test_the_nearest_of_several_is_answered() -> None:
     assert study.pending == [starts[0], starts[2]]
 
 
+def test_a_rounded_number_that_comes_again_answers_what_was_asked_since(
+    tmp_path: Path,
+) -> None:
+    """A search that converges asks for points that are rounded to the same one."""
+    starts = [{"x": 0.298}, {"x": 0.3011}]
+    log = tmp_path / "study.jsonl"
+    study = Study({"x": (0.0, 1.0)}, starts=starts, log=log, seed=0)
+    study.tell({"x": 0.3}, 1.0)
+    for start in starts:
+        assert study.ask() == [start] == study.pending
+        study.tell({"x": 0.3}, 2.0)
+        assert study.pending == []
+    del study
+    assert Study({"x": (0.0, 1.0)}, starts=starts, log=log, seed=0).pending == []
+
+
 @pytest.mark.parametrize(
     "other",
     [

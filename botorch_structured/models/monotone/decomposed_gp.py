@@ -340,7 +340,10 @@ class DecomposedGP(ModelListGP):
             noises = list(observation_noise.split(1, dim=-1))
         propagate = kwargs.pop("propagate_grads", False)
         with fantasize_flag():
-            with botorch_settings.propagate_grads(propagate):
+            with (
+                botorch_settings.propagate_grads(propagate),
+                gradients_in_data(*self._with_data),
+            ):
                 Y = self._draw(X, sampler, noises)
             fantasies = []
             for i, (model, noise) in enumerate(

@@ -742,8 +742,7 @@ class MonotoneGP(FastSingleTaskGP):
         return settings == others and same_tensors(old, new)
 
     def _keep_current(self) -> None:
-        held = self._sites_held or self._fits_data_alone
-        if held or not self.has_sites or self._sites_are_current():
+        if self._sites_held or not self.has_sites or self._sites_are_current():
             return
         with _ONE_UPDATE:  # threads that wait for it find current sites
             if not self._sites_are_current():
@@ -962,10 +961,12 @@ def _keep_sites_as_loaded(model: MonotoneGP, incompatible_keys: Any) -> None:
 
 def _bring_sites_up_to_date(model: MonotoneGP, prefix: str, keep: bool) -> None:
     """Hook before a state is saved: hyperparameters and sites belong together."""
-    model._keep_current()
+    if not model._fits_data_alone:
+        model._keep_current()
     of_data = model._digest()[0].to(model._sites_data)
     # a fantasy has those of fewer data; earlier states keep the tensor that they have
-    other = model._sites_held or model._fits_data_alone
+    stale = model.has_sites and not model._sites_are_current()
+    other = model._sites_held or stale
     model._sites_data = of_data * torch.nan if other else of_data
 
 
