@@ -410,7 +410,10 @@ def _check_outcomes(name: str, Y: Tensor, missing: bool) -> None:
         allowed = "finite outcomes"
         if missing:
             allowed += ", or NaN for those that were not observed"
-        raise DataError(f"{name}: expected {allowed}; got {_where(Y, bad)}.")
+        advice = ""
+        if name == "train_Y" and (Y[bad] == -math.inf).all():
+            advice = " For failed evaluations: outcome_transform=ClipTail(tail='log')."
+        raise DataError(f"{name}: expected {allowed}; got {_where(Y, bad)}.{advice}")
 
 
 def _check_variances(name: str, variances: Tensor, Y: Tensor) -> None:
