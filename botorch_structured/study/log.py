@@ -240,9 +240,10 @@ class StudyLog:
             if value is None or _ordered(header[key]) == _ordered(value):
                 continue
             expected, got = value, header[key]
-            if expected == got:
-                expected, got = list(expected), list(got)
-            elif isinstance(value, dict):  # the first difference is enough
+            mappings = isinstance(value, dict)
+            if expected == got or (mappings and expected.keys() != got.keys()):
+                expected, got = list(expected), list(got)  # names, and their order
+            elif mappings:  # the first difference is enough
                 names = [*value, *got]
                 name = next(n for n in names if value.get(n) != got.get(n))
                 expected, got = ({name: v.get(name)} for v in (value, got))

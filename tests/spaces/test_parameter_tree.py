@@ -468,7 +468,7 @@ def test_what_is_asked_for_among_others_is_kept() -> None:
 
 
 def test_what_is_kept_has_a_limit_in_all() -> None:
-    """Two tables of a million numbers, whatever their number: trees may live for long."""
+    """Two tables of a million numbers, whatever their number: a tree may live long."""
     tree = ParameterTree(64, {0: {0: [1], 1: [2]}})
     tables = [torch.zeros(16000, 64) for _ in range(4)]
     for k, X in enumerate(tables):
