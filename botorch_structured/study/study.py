@@ -52,7 +52,7 @@ Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor
 _TOLD = ("values", "cost", "error", "sem", "metadata")
 
 #: Starts on different paths before models are fitted. More of them delay a search; what
-#: was compared is in docs/results.md, "Starts where paths are many".
+#: was compared is in docs/default.md, "Starts where paths are many".
 MOST_STARTS = 10
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
