@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
@@ -76,6 +77,16 @@ class Boxes:
     def continuous(self) -> Tensor:
         """``P x d`` booleans: the columns that move continuously."""
         return self.free & ~self.problem.values.discrete
+
+    @cached_property
+    def moving(self) -> Tensor:
+        """The columns that can move in any of the boxes."""
+        return self.free.any(0).nonzero().squeeze(-1)
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """``P x d`` booleans: the columns that move among discrete values."""
+        return self.free & self.problem.values.discrete
 
     @cached_property
     def positions(self) -> tuple[Tensor, Tensor]:
@@ -148,7 +159,7 @@ class Boxes:
 
     def clip(self, X: Tensor) -> Tensor:
         """The nearest points of the boxes to ``P x d`` ones, one in each box."""
-        return torch.minimum(torch.maximum(X, self.lower), self.upper)
+        return _clipped(X, self.lower, self.upper)
 
     def draw(self, box: Tensor, U: Tensor) -> Tensor:
         """Points of the unit cube, carried to boxes.
@@ -161,20 +172,19 @@ class Boxes:
             ``n x d`` points; discrete columns at admissible values, each equally
             likely.
         """
-        here, values = self.take(box), self.problem.values
-        X = here.clip(torch.lerp(here.lower, here.upper, U))
+        values, lower, upper = self.problem.values, self.lower[box], self.upper[box]
+        X = _clipped(torch.lerp(lower, upper, U), lower, upper)
         # Columns that do not move may hold a value that is not admissible.
-        counted = here.free & values.discrete
-        if counted.any():
+        if self.counted.any():
             first, last = (p[box] for p in self.positions)
             size = last - first + 1
             step = torch.minimum((U * size).floor(), size - 1)
-            X = torch.where(counted, values.value(first + step), X)
-            logs = here.free & values.logarithmic
+            X = torch.where(self.counted[box], values.value(first + step), X)
+            logs = self.free[box] & values.logarithmic
             if logs.any():  # as `IntegerColumn.draw`
                 low, high = (first - 0.5).log(), (last + 0.5).log()
                 drawn = torch.lerp(low, high, U).exp().round()
-                X = torch.where(logs, here.clip(drawn), X)
+                X = torch.where(logs, _clipped(drawn, lower, upper), X)
         return X
 
     def of_rows(self, X: Tensor) -> Tensor:
@@ -182,6 +192,10 @@ class Boxes:
         keys = self.problem.tree.path_key(X).tolist()
         found = [self._number.get(key, -1) for key in keys]
         return torch.tensor(found, dtype=torch.long, device=X.device)
+
+
+def _clipped(X: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(X, lower), upper)
 
 
 def whole_box(problem: Problem) -> Boxes:
@@ -372,6 +386,8 @@ def _admissible(boxes: Boxes, sample: Sample) -> Sample:
 
 def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
     """Every point of each of the chosen boxes, which are finite."""
+    if not len(chosen):
+        return []
     free = boxes.free[chosen].any(-1)
     single = chosen[~free]
     samples = [Sample.spread(boxes.lower[single], single)] if len(single) else []
@@ -437,15 +453,15 @@ def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 def _sobol(boxes: Boxes, box: Tensor, generator: torch.Generator) -> Sample:
     """A Sobol point in each of ``n`` boxes; only columns that move are drawn."""
-    n, columns = len(box), boxes.free.any(0).nonzero().squeeze(-1)
-    U = boxes.lower.new_zeros(n, boxes.lower.shape[-1])
+    n, k, like = len(box), len(boxes.moving), boxes.lower
     seed = int(torch.randint(1 << 31, (1,), generator=generator))
-    k = len(columns)
     if 0 < k <= SobolEngine.MAXDIM:
         draw = SobolEngine(k, scramble=True, seed=seed).draw(n, dtype=torch.double)
-        U[:, columns] = draw.to(U)
-    elif k:
-        U[:, columns] = uniform((n, k), U, generator)
+        U = draw.to(like)
+    else:
+        U = uniform((n, k), like, generator)
+    if k < like.shape[-1]:
+        U = like.new_zeros(n, like.shape[-1]).index_copy_(-1, boxes.moving, U)
     return Sample.spread(boxes.draw(box, U), box)
 
 
@@ -460,11 +476,13 @@ class _Slots:
     Args:
         columns: ``P x K`` columns; one that does not move where a slot is not used.
         boxes: The boxes, ``P x K``.
-        shared: ``P x K`` booleans: columns active on several paths.
+        any_shared: Whether a column is active on several paths.
+        shared: ``P x K`` booleans: such columns that move.
     """
 
     columns: Tensor
     boxes: Boxes
+    any_shared: bool
     shared: Tensor
 
     @classmethod
@@ -493,7 +511,15 @@ class _Slots:
         narrow = replace(problem, values=values, discrete=list(range(len(discrete))))
         parts = (full.lower, full.upper, full.active)
         boxes = Boxes(narrow, *(part.gather(-1, columns) for part in parts))
-        return cls(columns, boxes, problem.shared[columns])
+        shared = problem.shared[columns]
+        return cls(columns, boxes, bool(shared.any()), shared & boxes.free)
+
+    @cached_property
+    def share(self) -> Tensor:
+        """``P x 1``: which share of its columns a perturbation changes."""
+        # With many columns, change few at a time.
+        count = self.boxes.free.sum(-1, keepdim=True).clamp_min(1)
+        return (3.0 / count).clamp_min(0.25)
 
     def widen(self, sample: Sample, lower: Tensor) -> Sample:
         """Candidates in all columns, where those of slots are known.
@@ -518,26 +544,38 @@ def _spread(
     slots = boxes.slots
     problem, narrow = slots.boxes.problem, slots.boxes
     parts = [_sobol(narrow, chosen.repeat_interleave(per_box), generator)]
-    rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
+    moves = bool(slots.shared.any())
+
+    def first(count: int) -> Sample:
+        """So many of the Sobol points in each box."""
+        every = parts[0].X, parts[0].box, parts[0].source
+        some = (t.unflatten(0, (len(chosen), per_box))[:, :count] for t in every)
+        return Sample(*(t.flatten(0, 1) for t in some))
+
+    def with_shared(sample: Sample, values: Tensor) -> Tensor:
+        """Candidates with other values in the shared columns that move."""
+        return torch.where(slots.shared[sample.box], values, sample.X)
+
     if len(good):
         good_box = boxes.of_rows(good)
         local = _perturbed(slots, per_box // 2, good, good_box, generator)
         if local is not None:
             parts.append(local)
-        some = parts[0].take(rank < max(1, per_box // 4))
-        # The values of the best of all in the columns that a path has.
-        here = narrow.take(some.box)
-        best = here.clip(good[0][slots.columns[some.box]])
-        best = problem.snap(best, here.free)
-        X = torch.where(slots.shared[some.box] & here.free, best, some.X)
-        parts.append(Sample(X, some.box, torch.ones_like(some.source)))
-    if slots.shared.any():
-        for k, part in enumerate(list(parts)):
-            some = part.take(rank < max(1, per_box // 2)) if k == 0 else part
+        some = first(max(1, per_box // 4))
+        X = some.X
+        if moves:  # The values of the best of all in the columns that a path has.
             here = narrow.take(some.box)
-            end = uniform(tuple(some.X.shape), some.X, generator) < 0.5
-            bound = torch.where(end, here.lower, here.upper)
-            X = torch.where(slots.shared[some.box] & here.free, bound, some.X)
+            best = here.clip(good[0][slots.columns[some.box]])
+            X = with_shared(some, problem.snap(best, here.free))
+        parts.append(Sample(X, some.box, torch.ones_like(some.source)))
+    if slots.any_shared:
+        for k, some in enumerate(list(parts)):
+            some = first(max(1, per_box // 2)) if k == 0 else some
+            X = some.X
+            end = uniform(tuple(X.shape), X, generator) < 0.5
+            if moves:
+                lower, upper = narrow.lower[some.box], narrow.upper[some.box]
+                X = with_shared(some, torch.where(end, lower, upper))
             parts.append(Sample(X, some.box, some.source + 2 + _NUM_SCALES))
     return slots.widen(Sample.join(parts), boxes.lower)
 
@@ -559,19 +597,18 @@ def _perturbed(
     rows = [m[i % len(m)] for m in by_box.values() for i in range(per_box)]
     if not rows:
         return None
-    index = torch.tensor(rows, device=good.device)
+    # an array of NumPy is made of a list in a fraction of the time
+    index = torch.from_numpy(np.array(rows)).to(good.device)
     box = good_box[index]
-    here = boxes.take(box)
+    lower, upper, free = boxes.lower[box], boxes.upper[box], boxes.free[box]
     centre = good[index.unsqueeze(-1), slots.columns[box]]
     lo, hi = _LOCAL_SCALES
     level = uniform((len(index), 1), good, generator)
     scale = 10 ** (lo + (hi - lo) * level)
-    shape = tuple(here.lower.shape)
+    shape = tuple(lower.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.double).to(good)
-    # With many columns, change few at a time.
-    share = (3.0 / here.free.sum(-1, keepdim=True).clamp_min(1)).clamp_min(0.25)
-    moved = uniform(shape, good, generator) < share
-    noise = torch.where(moved, noise, torch.zeros_like(noise))
+    moved = uniform(shape, good, generator) < slots.share[box]
+    noise = torch.where(moved, noise, 0.0)
     if problem.discrete:
         # A small move of a discrete column rounds to none: make few, but wide ones.
         columns = problem.discrete
@@ -579,13 +616,13 @@ def _perturbed(
         width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)
         noise[:, columns] *= torch.where(wide, width / scale, 0.0)
     moved_by = scale * noise
-    X = centre + moved_by * (here.upper - here.lower)
-    logs = here.free & problem.values.logarithmic
+    X = centre + moved_by * (upper - lower)
+    logs = free & problem.values.logarithmic
     if logs.any():
-        X = torch.where(logs, centre * (here.upper / here.lower) ** moved_by, X)
-    X = here.clip(X)
+        X = torch.where(logs, centre * (upper / lower) ** moved_by, X)
+    X = problem.snap(_clipped(X, lower, upper), free)
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
-    return Sample(problem.snap(X, here.free), box, source)
+    return Sample(X, box, source)
 
 
 def _with_replacements(
