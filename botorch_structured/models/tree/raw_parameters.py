@@ -85,6 +85,8 @@ class RawParameters:
         self.names: list[str] = []
         free, bounds, start = [], [], 0
         for name, p, constraint in mll.named_parameters_and_constraints():
+            if p.dtype != torch.float64 or p.is_cuda:
+                raise UnknownFormError
             part = p.detach() if element is None else p.detach()[element]
             size = part.numel()
             place = np.arange(start, start + size)
