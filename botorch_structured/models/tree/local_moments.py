@@ -203,7 +203,8 @@ class LocalMoments:
         """The tables of some rows; a climb has the same ones again and again."""
         if rows is not self._rows:
             if not np.array_equal(rows, self._rows):
-                self._kept = {name: t[rows] for name, t in self._tables.items()}
+                every = self._tables.items()
+                self._kept = {name: t.take(rows, 0) for name, t in every}
             self._rows = rows
         return self._kept
 
