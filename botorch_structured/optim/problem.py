@@ -84,6 +84,7 @@ class Problem:
         feasible: Any other restriction.
         known: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
+        good_keys: Their ``k`` path keys.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         declared: Whether all known and good points are on paths that ``listed``
@@ -104,6 +105,7 @@ class Problem:
     feasible: Feasible | None
     known: Tensor
     good: Tensor
+    good_keys: Tensor
     max_paths: int
     min_distance: float
     declared: bool
@@ -357,6 +359,7 @@ def make_problem(
     elif not isinstance(X_start, tuple):
         good = check_points("X_start", X_start, tree, bounds)
     seen.append(good)
+    good_keys = tree.path_key(good)[best]  # of all of them, which are located already
     good = tree.impute(good, fill_row)[best]
     listed = _with_outcomes(tree, lists, fixed)
     unknown = _undeclared(listed, seen)
@@ -385,6 +388,7 @@ def make_problem(
         feasible=feasible,
         known=known,
         good=good,
+        good_keys=good_keys,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
         declared=not unknown,

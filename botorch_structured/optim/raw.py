@@ -116,7 +116,12 @@ class Boxes:
         """The same of a space, without what one search of it knows."""
         none = self.problem.known[:0]
         of_space = replace(
-            self.problem, constraints=[], feasible=None, known=none, good=none
+            self.problem,
+            constraints=[],
+            feasible=None,
+            known=none,
+            good=none,
+            good_keys=self.problem.good_keys[:0],
         )
         boxes = Boxes(of_space, self.lower, self.upper, self.active)
         _ = boxes.counts, boxes.slots, boxes._number  # as every search asks for them
@@ -187,11 +192,10 @@ class Boxes:
                 X = torch.where(logs, _clipped(drawn, lower, upper), X)
         return X
 
-    def of_rows(self, X: Tensor) -> Tensor:
-        """The number of the box whose path each row is on, -1 for none."""
-        keys = self.problem.tree.path_key(X).tolist()
-        found = [self._number.get(key, -1) for key in keys]
-        return torch.tensor(found, dtype=torch.long, device=X.device)
+    def of_keys(self, keys: Tensor) -> Tensor:
+        """The number of the box of each path, given by its key; -1 for none."""
+        found = [self._number.get(key, -1) for key in keys.tolist()]
+        return torch.tensor(found, dtype=torch.long, device=keys.device)
 
 
 def _clipped(X: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -417,7 +421,11 @@ def all_candidates(boxes: Boxes) -> Sample:
 
 
 def raw_candidates(
-    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Tensor,
+    generator: torch.Generator,
+    keys: Tensor | None = None,
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -431,6 +439,7 @@ def raw_candidates(
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
         generator: A CPU generator.
+        keys: Their ``k`` path keys, if known.
 
     Returns:
         The candidates. Boxes without an admissible point have none.
@@ -439,7 +448,10 @@ def raw_candidates(
     samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
-        samples.append(_spread(boxes, large, per_box, good, generator))
+        keys = boxes.problem.tree.path_key(good) if keys is None else keys
+        samples.append(
+            _spread(boxes, large, per_box, good, boxes.of_keys(keys), generator)
+        )
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(boxes, sample, large, per_box, generator)
@@ -538,6 +550,7 @@ def _spread(
     chosen: Tensor,
     per_box: int,
     good: Tensor,
+    good_box: Tensor,
     generator: torch.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
@@ -557,7 +570,6 @@ def _spread(
         return torch.where(slots.shared[sample.box], values, sample.X)
 
     if len(good):
-        good_box = boxes.of_rows(good)
         local = _perturbed(slots, per_box // 2, good, good_box, generator)
         if local is not None:
             parts.append(local)

@@ -219,7 +219,7 @@ class Search:
         """
         evaluator = evaluator or self.evaluator
         raw = self.raw_samples
-        sample = self._sample(boxes, raw, self.problem.good, known, per_box)
+        sample = self._sample(boxes, raw, known, per_box)
         if not len(sample.X):
             return Found(sample.X, sample.X.new_zeros(0))
         with evaluator.frozen():
@@ -280,7 +280,7 @@ class Search:
         X = torch.cat(found)
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
-            X = self._sample(self.paths(known), None, X, known).X
+            X = self._sample(self.paths(known), None, known, around=False).X
             X = X[~is_known(problem, X, known)]
         _, group = X.unique(dim=0, return_inverse=True)
         return X[first_of_each(group)]
@@ -289,9 +289,9 @@ class Search:
         self,
         boxes: Boxes,
         raw_samples: int | None,
-        good: Tensor,
         known: Tensor,
         per_box: int = _PER_BOX,
+        around: bool = True,
     ) -> Sample:
         """Candidates without those that are known; all there are, if none is left."""
         num = len(boxes)
@@ -299,7 +299,10 @@ class Search:
             per_box = max(4, min(per_box, _IN_ALL // num))
         else:
             per_box = -(-raw_samples // num)
-        sample = raw_candidates(boxes, per_box, good, self.generator)
+        good, keys = self.problem.good, self.problem.good_keys
+        if not around:  # those known to be good
+            good, keys = good[:0], keys[:0]
+        sample = raw_candidates(boxes, per_box, good, self.generator, keys)
         sample = self._unknown(boxes, sample, known)
         if len(sample.X):
             return sample
