@@ -667,8 +667,8 @@ def _promising(
         score = _score(acq_function, model, X)
     if score is None:
         return none
-    order = (-score.cpu().numpy()).argsort(kind="stable")
-    order = torch.from_numpy(order).to(X.device)
+    ranks = (-score.cpu().numpy()).argsort(kind="stable")
+    order = torch.from_numpy(ranks).to(X.device)
     return X, order[first_of_each(tree.path_key(X)[order])]
 
 

@@ -192,6 +192,10 @@ class Boxes:
                 X = torch.where(logs, _clipped(drawn, lower, upper), X)
         return X
 
+    def of_rows(self, X: Tensor) -> Tensor:
+        """The number of the box whose path each row is on, -1 for none."""
+        return self.of_keys(self.problem.tree.path_key(X))
+
     def of_keys(self, keys: Tensor) -> Tensor:
         """The number of the box of each path, given by its key; -1 for none."""
         found = [self._number.get(key, -1) for key in keys.tolist()]
@@ -448,10 +452,8 @@ def raw_candidates(
     samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
-        keys = boxes.problem.tree.path_key(good) if keys is None else keys
-        samples.append(
-            _spread(boxes, large, per_box, good, boxes.of_keys(keys), generator)
-        )
+        good_box = boxes.of_rows(good) if keys is None else boxes.of_keys(keys)
+        samples.append(_spread(boxes, large, per_box, good, good_box, generator))
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(boxes, sample, large, per_box, generator)
