@@ -123,8 +123,8 @@ def evidence_by_block(
     quad = 0.0
     if num_weights:
         precision = _summed(pairs, grams, width * width)
+        precision[:: width + 1] += 1.0
         precision = precision.reshape(width, width)[:-1, :-1]
-        precision.flat[:: num_weights + 1] += 1.0
         root, log_diagonal = _inverse_factors(precision[None])
         logdet += log_diagonal
         covariance[:-1, :-1] = root[0].T @ root[0]

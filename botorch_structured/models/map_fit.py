@@ -167,7 +167,7 @@ def _minimise(
     problem = scaled, objective.read() / units
     within = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
-    with _blas().limit(limits=1, user_api="blas"):
+    with _blas().limit(limits=1):
         if method == "L-BFGS-B" and timeout_sec is None:
             found = minimize_lbfgsb(*problem, within, options)
         else:
@@ -200,8 +200,9 @@ def _minimise(
 
 @cache
 def _blas() -> ThreadpoolController:
-    # looking for the libraries takes as long as ten evaluations of a small objective
-    return ThreadpoolController()
+    # looking for the libraries takes as long as ten evaluations of a small objective,
+    # and asking the others for what they use as long as one
+    return ThreadpoolController().select(user_api="blas")
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

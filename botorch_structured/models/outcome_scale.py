@@ -84,6 +84,8 @@ class AnyScaleStandardize(Standardize):
             targets, noise = super().forward(Y, Yvar=Yvar, X=X)
         finally:
             self._min_stdv = given
+        if not (self.stdvs == 1.0).any():  # which it is where Y is not divided
+            return targets, noise
         small = ~constant & (nanstd(Y, dim=-2, keepdim=True) < limit)
         if self._outputs is not None:
             small[..., [i for i in range(Y.shape[-1]) if i not in self._outputs]] = (

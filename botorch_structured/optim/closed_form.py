@@ -150,7 +150,7 @@ def _improvement(
         else:
             value, of_mean, of_sigma = np.log(h), Phi / h, phi / h
             far = u < -1.0
-            if far.any():  # h loses digits
+            if np.count_nonzero(far):  # h loses digits
                 v = u[far]
                 mills, share = _tail(v, expansion)
                 value[far] = np.log(share) - 0.5 * (v * v + math.log(2.0 * math.pi))

@@ -13,6 +13,7 @@ __all__ = [
     "make_problem",
 ]
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -83,6 +84,7 @@ class Problem:
         feasible: Any other restriction.
         known: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
+        good_keys: Their ``k`` path keys.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
         declared: Whether all known and good points are on paths that ``listed``
@@ -103,6 +105,7 @@ class Problem:
     feasible: Feasible | None
     known: Tensor
     good: Tensor
+    good_keys: Tensor
     max_paths: int
     min_distance: float
     declared: bool
@@ -139,9 +142,10 @@ class Problem:
     @cached_property
     def room(self) -> np.ndarray:
         """``d`` differences up to which two points are the same."""
-        room = _SAME.get(self.bounds.dtype, 1e-5) * (self.bounds[1] - self.bounds[0])
+        bounds, gap = (t.cpu().numpy() for t in (self.bounds, self.values.gap))
+        room = _SAME.get(self.bounds.dtype, 1e-5) * (bounds[1] - bounds[0])
         # of a discrete column, what is no step to the next value
-        return torch.minimum(room, 0.25 * self.values.gap).cpu().numpy()
+        return np.minimum(room, 0.25 * gap)
 
     @property
     def is_restricted(self) -> bool:
@@ -346,7 +350,8 @@ def make_problem(
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
     ]
     seen = [check_points(k, X, tree, bounds) for k, X in tables]
-    known = torch.cat([tree.impute(X, fill_row) for X in seen])
+    imputed = [tree.impute(X, fill_row) for X in seen]
+    known = imputed[0] if len(imputed) == 1 else torch.cat(imputed)
     good: Tensor = bounds[:0]
     best: Tensor | slice = slice(None)
     if X_start is None:
@@ -354,6 +359,7 @@ def make_problem(
     elif not isinstance(X_start, tuple):
         good = check_points("X_start", X_start, tree, bounds)
     seen.append(good)
+    good_keys = tree.path_key(good)[best]  # of all of them, which are located already
     good = tree.impute(good, fill_row)[best]
     listed = _with_outcomes(tree, lists, fixed)
     unknown = _undeclared(listed, seen)
@@ -382,6 +388,7 @@ def make_problem(
         feasible=feasible,
         known=known,
         good=good,
+        good_keys=good_keys,
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
         declared=not unknown,
@@ -401,7 +408,8 @@ def _check_bounds(bounds: Any, d: int) -> Tensor:
         raise ValueError(
             f"bounds: expected a floating-point 2 x {d} tensor, got {got}."
         )
-    if not bounds.isfinite().all() or (bounds[0] > bounds[1]).any():
+    ends = bounds.detach().cpu().numpy()
+    if not (np.isfinite(ends).all() and (ends[0] <= ends[1]).all()):
         raise ValueError(
             "bounds: expected finite lower bounds at most as large as the upper ones, "
             f"got {bounds.tolist()}."
@@ -456,6 +464,8 @@ def check_points(
         active = tree.active_mask(X)
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).removeprefix('X: ')}") from None
+    if math.isfinite(X.sum()):  # only if all of its terms are
+        return X
     bad = active & ~X.isfinite()
     if bad.any():
         row, col = bad.nonzero()[0].tolist()
@@ -474,12 +484,13 @@ def _kept(*space: Any) -> dict[str, Any]:
 
 def _undeclared(tree: ParameterTree, seen: list[Tensor]) -> dict[int, set[float]]:
     """Columns with outcomes that the tree does not declare: those of points seen."""
-    sizes = torch.tensor([len(tree.decision_values[c]) for c in tree.decision_columns])
     out: dict[int, set[float]] = {}
     for X in seen:  # not side by side: what was located is not looked up again
         if tree.is_declared(X).all():
             continue
-        unknown = tree.decision_codes(X, strict=False) == sizes.to(X.device)
+        sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
+        codes = tree.decision_codes(X, strict=False)
+        unknown = codes == torch.tensor(sizes, device=X.device)
         for k in unknown.any(0).nonzero().flatten().tolist():
             column = tree.decision_columns[k]
             out.setdefault(column, set()).update(X[unknown[:, k], column].tolist())
@@ -656,7 +667,8 @@ def _promising(
         score = _score(acq_function, model, X)
     if score is None:
         return none
-    order = score.to(X.device).argsort(descending=True, stable=True)
+    ranks = (-score.cpu().numpy()).argsort(kind="stable")
+    order = torch.from_numpy(ranks).to(X.device)
     return X, order[first_of_each(tree.path_key(X)[order])]
 
 
@@ -702,6 +714,12 @@ def _inner(acq_function: AcquisitionFunction | None) -> AcquisitionFunction | No
     return None
 
 
+@lru_cache(maxsize=32)
+def _directions(d: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """``d`` numbers no two of which are alike; not to be written to."""
+    return np.sin(np.linspace(1.0, 2.0, d, dtype=dtype))
+
+
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     """Which candidates equal a known point on the columns that are active.
 
@@ -727,8 +745,7 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         near[problem.discrete] = 0.0  # the next value of a list is another point
         room = np.maximum(room, near)
     # Equal points have equal projections on a line: sorted, few are left to compare.
-    weight = np.sin(np.linspace(1.0, 2.0, x.shape[-1], dtype=x.dtype))
-    weight /= np.where(width > 0, width, 1.0)
+    weight = _directions(x.shape[-1], x.dtype) / np.where(width > 0, width, 1.0)
     line = other @ weight
     order = line.argsort()
     at, line = x @ weight, line[order]

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import InfeasibilityError
 from botorch.utils.sampling import get_polytope_samples
@@ -78,6 +79,16 @@ class Boxes:
         return self.free & ~self.problem.values.discrete
 
     @cached_property
+    def moving(self) -> Tensor:
+        """The columns that can move in any of the boxes."""
+        return self.free.any(0).nonzero().squeeze(-1)
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """``P x d`` booleans: the columns that move among discrete values."""
+        return self.free & self.problem.values.discrete
+
+    @cached_property
     def positions(self) -> tuple[Tensor, Tensor]:
         """``P x d`` positions of the smallest and of the largest values."""
         position = self.problem.values.position
@@ -105,7 +116,12 @@ class Boxes:
         """The same of a space, without what one search of it knows."""
         none = self.problem.known[:0]
         of_space = replace(
-            self.problem, constraints=[], feasible=None, known=none, good=none
+            self.problem,
+            constraints=[],
+            feasible=None,
+            known=none,
+            good=none,
+            good_keys=self.problem.good_keys[:0],
         )
         boxes = Boxes(of_space, self.lower, self.upper, self.active)
         _ = boxes.counts, boxes.slots, boxes._number  # as every search asks for them
@@ -148,7 +164,7 @@ class Boxes:
 
     def clip(self, X: Tensor) -> Tensor:
         """The nearest points of the boxes to ``P x d`` ones, one in each box."""
-        return torch.minimum(torch.maximum(X, self.lower), self.upper)
+        return _clipped(X, self.lower, self.upper)
 
     def draw(self, box: Tensor, U: Tensor) -> Tensor:
         """Points of the unit cube, carried to boxes.
@@ -161,27 +177,33 @@ class Boxes:
             ``n x d`` points; discrete columns at admissible values, each equally
             likely.
         """
-        here, values = self.take(box), self.problem.values
-        X = here.clip(torch.lerp(here.lower, here.upper, U))
+        values, lower, upper = self.problem.values, self.lower[box], self.upper[box]
+        X = _clipped(torch.lerp(lower, upper, U), lower, upper)
         # Columns that do not move may hold a value that is not admissible.
-        counted = here.free & values.discrete
-        if counted.any():
+        if self.counted.any():
             first, last = (p[box] for p in self.positions)
             size = last - first + 1
             step = torch.minimum((U * size).floor(), size - 1)
-            X = torch.where(counted, values.value(first + step), X)
-            logs = here.free & values.logarithmic
+            X = torch.where(self.counted[box], values.value(first + step), X)
+            logs = self.free[box] & values.logarithmic
             if logs.any():  # as `IntegerColumn.draw`
                 low, high = (first - 0.5).log(), (last + 0.5).log()
                 drawn = torch.lerp(low, high, U).exp().round()
-                X = torch.where(logs, here.clip(drawn), X)
+                X = torch.where(logs, _clipped(drawn, lower, upper), X)
         return X
 
     def of_rows(self, X: Tensor) -> Tensor:
         """The number of the box whose path each row is on, -1 for none."""
-        keys = self.problem.tree.path_key(X).tolist()
-        found = [self._number.get(key, -1) for key in keys]
-        return torch.tensor(found, dtype=torch.long, device=X.device)
+        return self.of_keys(self.problem.tree.path_key(X))
+
+    def of_keys(self, keys: Tensor) -> Tensor:
+        """The number of the box of each path, given by its key; -1 for none."""
+        found = [self._number.get(key, -1) for key in keys.tolist()]
+        return torch.tensor(found, dtype=torch.long, device=keys.device)
+
+
+def _clipped(X: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(X, lower), upper)
 
 
 def whole_box(problem: Problem) -> Boxes:
@@ -372,6 +394,8 @@ def _admissible(boxes: Boxes, sample: Sample) -> Sample:
 
 def _listed(boxes: Boxes, chosen: Tensor) -> list[Sample]:
     """Every point of each of the chosen boxes, which are finite."""
+    if not len(chosen):
+        return []
     free = boxes.free[chosen].any(-1)
     single = chosen[~free]
     samples = [Sample.spread(boxes.lower[single], single)] if len(single) else []
@@ -401,7 +425,11 @@ def all_candidates(boxes: Boxes) -> Sample:
 
 
 def raw_candidates(
-    boxes: Boxes, per_box: int, good: Tensor, generator: torch.Generator
+    boxes: Boxes,
+    per_box: int,
+    good: Tensor,
+    generator: torch.Generator,
+    keys: Tensor | None = None,
 ) -> Sample:
     """Candidates in every box, all of them admissible.
 
@@ -415,6 +443,7 @@ def raw_candidates(
         per_box: Sobol points for each box.
         good: ``k x d`` points worth searching around, the best first.
         generator: A CPU generator.
+        keys: Their ``k`` path keys, if known.
 
     Returns:
         The candidates. Boxes without an admissible point have none.
@@ -423,7 +452,8 @@ def raw_candidates(
     samples = _listed(boxes, small.nonzero().view(-1))
     large = (~small).nonzero().squeeze(-1)
     if len(large):
-        samples.append(_spread(boxes, large, per_box, good, generator))
+        good_box = boxes.of_rows(good) if keys is None else boxes.of_keys(keys)
+        samples.append(_spread(boxes, large, per_box, good, good_box, generator))
     sample = _admissible(boxes, Sample.join(samples))
     if boxes.problem.is_restricted:
         sample = _with_replacements(boxes, sample, large, per_box, generator)
@@ -437,15 +467,15 @@ def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) ->
 
 def _sobol(boxes: Boxes, box: Tensor, generator: torch.Generator) -> Sample:
     """A Sobol point in each of ``n`` boxes; only columns that move are drawn."""
-    n, columns = len(box), boxes.free.any(0).nonzero().squeeze(-1)
-    U = boxes.lower.new_zeros(n, boxes.lower.shape[-1])
+    n, k, like = len(box), len(boxes.moving), boxes.lower
     seed = int(torch.randint(1 << 31, (1,), generator=generator))
-    k = len(columns)
     if 0 < k <= SobolEngine.MAXDIM:
         draw = SobolEngine(k, scramble=True, seed=seed).draw(n, dtype=torch.double)
-        U[:, columns] = draw.to(U)
-    elif k:
-        U[:, columns] = uniform((n, k), U, generator)
+        U = draw.to(like)
+    else:
+        U = uniform((n, k), like, generator)
+    if k < like.shape[-1]:
+        U = like.new_zeros(n, like.shape[-1]).index_copy_(-1, boxes.moving, U)
     return Sample.spread(boxes.draw(box, U), box)
 
 
@@ -460,11 +490,13 @@ class _Slots:
     Args:
         columns: ``P x K`` columns; one that does not move where a slot is not used.
         boxes: The boxes, ``P x K``.
-        shared: ``P x K`` booleans: columns active on several paths.
+        any_shared: Whether a column is active on several paths.
+        shared: ``P x K`` booleans: such columns that move.
     """
 
     columns: Tensor
     boxes: Boxes
+    any_shared: bool
     shared: Tensor
 
     @classmethod
@@ -493,7 +525,15 @@ class _Slots:
         narrow = replace(problem, values=values, discrete=list(range(len(discrete))))
         parts = (full.lower, full.upper, full.active)
         boxes = Boxes(narrow, *(part.gather(-1, columns) for part in parts))
-        return cls(columns, boxes, problem.shared[columns])
+        shared = problem.shared[columns]
+        return cls(columns, boxes, bool(shared.any()), shared & boxes.free)
+
+    @cached_property
+    def share(self) -> Tensor:
+        """``P x 1``: which share of its columns a perturbation changes."""
+        # With many columns, change few at a time.
+        count = self.boxes.free.sum(-1, keepdim=True).clamp_min(1)
+        return (3.0 / count).clamp_min(0.25)
 
     def widen(self, sample: Sample, lower: Tensor) -> Sample:
         """Candidates in all columns, where those of slots are known.
@@ -512,32 +552,44 @@ def _spread(
     chosen: Tensor,
     per_box: int,
     good: Tensor,
+    good_box: Tensor,
     generator: torch.Generator,
 ) -> Sample:
     """Sobol points, perturbations, transfers and points on the bounds."""
     slots = boxes.slots
     problem, narrow = slots.boxes.problem, slots.boxes
     parts = [_sobol(narrow, chosen.repeat_interleave(per_box), generator)]
-    rank = torch.arange(len(parts[0].X), device=chosen.device) % per_box
+    moves = bool(slots.shared.any())
+
+    def first(count: int) -> Sample:
+        """So many of the Sobol points in each box."""
+        every = parts[0].X, parts[0].box, parts[0].source
+        some = (t.unflatten(0, (len(chosen), per_box))[:, :count] for t in every)
+        return Sample(*(t.flatten(0, 1) for t in some))
+
+    def with_shared(sample: Sample, values: Tensor) -> Tensor:
+        """Candidates with other values in the shared columns that move."""
+        return torch.where(slots.shared[sample.box], values, sample.X)
+
     if len(good):
-        good_box = boxes.of_rows(good)
         local = _perturbed(slots, per_box // 2, good, good_box, generator)
         if local is not None:
             parts.append(local)
-        some = parts[0].take(rank < max(1, per_box // 4))
-        # The values of the best of all in the columns that a path has.
-        here = narrow.take(some.box)
-        best = here.clip(good[0][slots.columns[some.box]])
-        best = problem.snap(best, here.free)
-        X = torch.where(slots.shared[some.box] & here.free, best, some.X)
-        parts.append(Sample(X, some.box, torch.ones_like(some.source)))
-    if slots.shared.any():
-        for k, part in enumerate(list(parts)):
-            some = part.take(rank < max(1, per_box // 2)) if k == 0 else part
+        some = first(max(1, per_box // 4))
+        X = some.X
+        if moves:  # The values of the best of all in the columns that a path has.
             here = narrow.take(some.box)
-            end = uniform(tuple(some.X.shape), some.X, generator) < 0.5
-            bound = torch.where(end, here.lower, here.upper)
-            X = torch.where(slots.shared[some.box] & here.free, bound, some.X)
+            best = here.clip(good[0][slots.columns[some.box]])
+            X = with_shared(some, problem.snap(best, here.free))
+        parts.append(Sample(X, some.box, torch.ones_like(some.source)))
+    if slots.any_shared:
+        for k, some in enumerate(list(parts)):
+            some = first(max(1, per_box // 2)) if k == 0 else some
+            X = some.X
+            end = uniform(tuple(X.shape), X, generator) < 0.5
+            if moves:
+                lower, upper = narrow.lower[some.box], narrow.upper[some.box]
+                X = with_shared(some, torch.where(end, lower, upper))
             parts.append(Sample(X, some.box, some.source + 2 + _NUM_SCALES))
     return slots.widen(Sample.join(parts), boxes.lower)
 
@@ -559,19 +611,18 @@ def _perturbed(
     rows = [m[i % len(m)] for m in by_box.values() for i in range(per_box)]
     if not rows:
         return None
-    index = torch.tensor(rows, device=good.device)
+    # an array of NumPy is made of a list in a fraction of the time
+    index = torch.from_numpy(np.array(rows)).to(good.device)
     box = good_box[index]
-    here = boxes.take(box)
+    lower, upper, free = boxes.lower[box], boxes.upper[box], boxes.free[box]
     centre = good[index.unsqueeze(-1), slots.columns[box]]
     lo, hi = _LOCAL_SCALES
     level = uniform((len(index), 1), good, generator)
     scale = 10 ** (lo + (hi - lo) * level)
-    shape = tuple(here.lower.shape)
+    shape = tuple(lower.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.double).to(good)
-    # With many columns, change few at a time.
-    share = (3.0 / here.free.sum(-1, keepdim=True).clamp_min(1)).clamp_min(0.25)
-    moved = uniform(shape, good, generator) < share
-    noise = torch.where(moved, noise, torch.zeros_like(noise))
+    moved = uniform(shape, good, generator) < slots.share[box]
+    noise = torch.where(moved, noise, 0.0)
     if problem.discrete:
         # A small move of a discrete column rounds to none: make few, but wide ones.
         columns = problem.discrete
@@ -579,13 +630,13 @@ def _perturbed(
         width = torch.where(problem.values.ordered[columns], 0.1, 1.0).to(good)
         noise[:, columns] *= torch.where(wide, width / scale, 0.0)
     moved_by = scale * noise
-    X = centre + moved_by * (here.upper - here.lower)
-    logs = here.free & problem.values.logarithmic
+    X = centre + moved_by * (upper - lower)
+    logs = free & problem.values.logarithmic
     if logs.any():
-        X = torch.where(logs, centre * (here.upper / here.lower) ** moved_by, X)
-    X = here.clip(X)
+        X = torch.where(logs, centre * (upper / lower) ** moved_by, X)
+    X = problem.snap(_clipped(X, lower, upper), free)
     source = 2 + (level[:, 0] * _NUM_SCALES).floor().long().clamp_max(_NUM_SCALES - 1)
-    return Sample(problem.snap(X, here.free), box, source)
+    return Sample(X, box, source)
 
 
 def _with_replacements(

@@ -226,7 +226,7 @@ def maximize_in_unit_box(
         g_free = np.where(blocked, 0.0, g)
         steepness = np.maximum.reduce(np.abs(g_free), -1)
         going = (steepness > 1e-12) & np.isfinite(f)
-        if blocked.any():
+        if np.count_nonzero(blocked):  # ``any`` takes four times as long
             both = ~blocked[:, :, None] & ~blocked[:, None, :]
             newton = _solve(np.where(both, B, eye), g_free)
         else:
@@ -243,15 +243,17 @@ def maximize_in_unit_box(
             there &= (lead > 0) & (apart[start] == apart[best]).all(-1)
             worth &= (lead <= _OPTIMISM * expected) & ~there
         going &= worth | ~informed
-        if not going.all():
-            state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (part[going] for part in state)
-            g_free, steepness, newton = g_free[going], steepness[going], newton[going]
-            expected, scale = expected[going], scale[going]
-        n = len(start)
+        n = np.count_nonzero(going)
         if n == 0:
             break
-        if informed.all():
+        if n < len(going):
+            rows = going.nonzero()[0]
+            state = start, x, f, g, B, informed, held, probing
+            start, x, f, g, B, informed, held, probing = _take(rows, *state)
+            g_free, steepness, newton, expected, scale = _take(
+                rows, g_free, steepness, newton, expected, scale
+            )
+        if np.count_nonzero(informed) == n:
             direction, steps = newton, ladders[1:]
         else:
             steepest = g_free / steepness[:, None]
@@ -259,7 +261,7 @@ def maximize_in_unit_box(
             steps = ladders[informed.astype(int)]
         trial = x[:, None] + steps[:, :, None] * direction[:, None]
         trial = np.minimum(np.maximum(trial, 0.0), 1.0)  # ``clip`` takes twice as long
-        fences = bool(probing.any())
+        fences = np.count_nonzero(probing) > 0
         if fences:
             axes = _steepest_axes(g_free, width)
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
@@ -269,7 +271,7 @@ def maximize_in_unit_box(
         x_new, f_next, g_next = trial[row, j], f_new[row, j], g_new[row, j]
         gain = f_next - f
         better = gain > 0
-        if not better.all():
+        if np.count_nonzero(better) < n:
             x_new = np.where(better[:, None], x_new, x)
             g_next = np.where(better[:, None], g_next, g)
             f_next = np.where(better, f_next, f)
@@ -282,7 +284,7 @@ def maximize_in_unit_box(
         best_U[start], best_f[start] = x, f
         # No gain though one was expected: try once more without curvature.
         lost = ~better & informed & (expected > tolerance * scale)
-        if lost.any():
+        if np.count_nonzero(lost):
             B = np.where(lost[:, None, None], eye, B)
         if fences or np.minimum.reduce(f_new, None) == -np.inf:
             # All steps are inadmissible: find the columns, go on along the others.
@@ -297,10 +299,16 @@ def maximize_in_unit_box(
             lost |= fenced
         stay = (gain > tolerance * scale) | lost
         informed = informed_now & ~lost
-        if not stay.all():
+        if np.count_nonzero(stay) < n:
+            rows = stay.nonzero()[0]
             state = start, x, f, g, B, informed, held, probing
-            start, x, f, g, B, informed, held, probing = (part[stay] for part in state)
+            start, x, f, g, B, informed, held, probing = _take(rows, *state)
     return torch.from_numpy(best_U).to(like), torch.from_numpy(best_f).to(like)
+
+
+def _take(rows: Array, *arrays: Array) -> Iterator[Array]:
+    """These rows of arrays: in a third of the time of a mask as an index."""
+    return (array.take(rows, 0) for array in arrays)
 
 
 def _solve(B: Array, g: Array) -> Array:
@@ -328,7 +336,7 @@ def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array
     curved = sy > 1e-10 * np.sqrt(ss * yy)
     safe = np.where(curved, sy, 1.0)
     first = curved & ~informed
-    if first.any():  # the first step determines the scale of the Hessian
+    if np.count_nonzero(first):  # the first step determines the scale of the Hessian
         B = B * np.where(first, yy / safe, 1.0)[:, None, None]
     Bs = (B @ s[:, :, None])[:, :, 0]
     sBs = np.where(curved, np.add.reduce(s * Bs, -1), 1.0)
@@ -337,7 +345,7 @@ def _update(B: Array, informed: Array, s: Array, y: Array) -> tuple[Array, Array
         - Bs[:, :, None] * Bs[:, None, :] / sBs[:, None, None]
         + y[:, :, None] * y[:, None, :] / safe[:, None, None]
     )
-    if not curved.all():
+    if np.count_nonzero(curved) < len(curved):
         new = np.where(curved[:, None, None], new, B)
     return new, informed | curved
 
@@ -419,12 +427,14 @@ def best_of_each(group: Tensor, values: Tensor) -> Tensor:
 
     Args:
         group: ``n`` small numbers from 0 on, such as those of boxes.
-        values: ``n``.
+        values: ``n``, without NaN.
     """
-    of = group.cpu().numpy()  # NumPy sorts small arrays in a fraction of the time
-    order = (-values.cpu().numpy()).argsort(kind="stable")[::-1]
-    best = np.full(of.max(initial=-1) + 1, -1)
-    best[of[order]] = order  # of several the last, which is the best
+    of, worth = group.cpu().numpy(), values.cpu().numpy()
+    top = np.full(of.max(initial=-1) + 1, -np.inf)
+    np.maximum.at(top, of, worth)  # sorting takes several times as long
+    rows = (worth == top[of]).nonzero()[0][::-1]
+    best = np.full(len(top), -1)
+    best[of[rows]] = rows  # of several the last, which is the first row
     return torch.from_numpy(best[best >= 0]).to(group.device)
 
 
@@ -493,17 +503,19 @@ def refine(
     problem, free, continuous = here.problem, here.free, here.continuous
     discrete = free & ~continuous
     relaxed = _relaxed(here)
-    moving = continuous | relaxed
+    moving, snapped = continuous | relaxed, bool(relaxed.any())
     if moving.any():
         # of relaxed columns the best maximum need not be near the best whole numbers
-        patience = math.inf if relaxed.any() else _PATIENCE
+        patience = math.inf if snapped else _PATIENCE
         X_new, new = _climb(evaluator, X, values, here, moving, known, patience)
-        if relaxed.any():
+        if snapped:
             X_new = problem.snap(X_new, free)
             new = evaluator.values(X_new)
-        better = (new > values) & problem.admissible(X_new, here.active)
-        X = torch.where(better[:, None], X_new, X)
-        values = torch.where(better, new, values)
+        if snapped or problem.is_restricted:
+            better = (new > values) & problem.admissible(X_new, here.active)
+            X_new = torch.where(better[:, None], X_new, X)
+            new = torch.where(better, new, values)
+        X, values = X_new, new
     if not discrete.any():
         return X, values
     # A start at a known point gets -inf, so that any neighbour is better.

@@ -7,8 +7,7 @@ __all__ = ["Found", "Search", "make_generator"]
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from botorch.acquisition import AcquisitionFunction
@@ -54,23 +53,16 @@ def make_generator(seed: int | None) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """New and admissible points, the best first.
 
-    Args:
+    Attributes:
         X: ``n x d`` points.
         values: ``n`` acquisition values.
-        boxes: ``n`` boxes they lie in.
     """
 
     X: Tensor
     values: Tensor
-    boxes: Boxes
-
-    def take(self, index: Tensor) -> Found:
-        """The points at ``index``."""
-        return Found(self.X[index], self.values[index], self.boxes.take(index))
 
 
 class Search:
@@ -208,6 +200,7 @@ class Search:
         evaluator: Evaluator | None = None,
         evolve: bool = True,
         per_box: int = _PER_BOX,
+        ranks: bool = False,
     ) -> Found:
         """Maximise the acquisition function over boxes.
 
@@ -218,35 +211,44 @@ class Search:
             evolve: Whether to change decisions of the best candidates, too, where there
                 are more paths than ``max_paths``.
             per_box: Sobol points in each box where ``raw_samples`` is not given.
+            ranks: Whether the best point of every box is wanted, not only of all.
 
         Returns:
-            The points found; none where everything admissible is known.
+            The points found, the best of all among them; none where everything
+            admissible is known.
         """
         evaluator = evaluator or self.evaluator
         raw = self.raw_samples
-        sample = self._sample(boxes, raw, self.problem.good, known, per_box)
+        sample = self._sample(boxes, raw, known, per_box)
         if not len(sample.X):
-            return Found(sample.X, sample.X.new_zeros(0), boxes.take(sample.box))
+            return Found(sample.X, sample.X.new_zeros(0))
         with evaluator.frozen():
             values = evaluator.values(sample.X)
             if evolve and self.problem.listed.num_paths > self.problem.max_paths:
                 sample, values, boxes = self._evolve(
                     evaluator, sample, values, boxes, known
                 )
-            starts = _starts(sample, values, self.num_restarts)
+            by_box = _ranked(best_of_each(sample.box, values), values)
+            starts = _starts(sample, values, by_box, self.num_restarts)
             here = boxes.take(sample.box[starts])
             X, refined = refine(
                 evaluator, sample.X[starts], values[starts], here, known
             )
+        if not ranks:
+            found = self._new(X, refined, known)
+            # as a rule: the first start is the best of the sample
+            if len(found.X) and found.values[0] >= values[starts[0]]:
+                return found
         pool = values.topk(min(_POOL, len(values))).indices
-        # And the best of each box, so that every path is ranked.
-        best = _ranked(best_of_each(sample.box, values), values)
-        rows = torch.cat([starts, pool, best])
-        X = torch.cat([X, sample.X[rows[len(starts) :]]])
-        values = torch.cat([refined, values[rows[len(starts) :]]])
-        order = values.argsort(descending=True, stable=True)
+        rows = torch.cat([pool, by_box])
+        X = torch.cat([X, sample.X[rows]])
+        return self._new(X, torch.cat([refined, values[rows]]), known)
+
+    def _new(self, X: Tensor, values: Tensor, known: Tensor) -> Found:
+        """The points that are not known, the best first."""
+        order = _ranked(torch.arange(len(X), device=X.device), values)
         order = order[~is_known(self.problem, X[order], known)]
-        return Found(X[order], values[order], boxes.take(sample.box[rows[order]]))
+        return Found(X[order], values[order])
 
     def random(self, n: int, known: Tensor) -> Tensor:
         """Different random points that may be proposed.
@@ -278,7 +280,7 @@ class Search:
         X = torch.cat(found)
         if not len(X):
             # The feasible set is thin, or nearly all points are known.
-            X = self._sample(self.paths(known), None, X, known).X
+            X = self._sample(self.paths(known), None, known, around=False).X
             X = X[~is_known(problem, X, known)]
         _, group = X.unique(dim=0, return_inverse=True)
         return X[first_of_each(group)]
@@ -287,9 +289,9 @@ class Search:
         self,
         boxes: Boxes,
         raw_samples: int | None,
-        good: Tensor,
         known: Tensor,
         per_box: int = _PER_BOX,
+        around: bool = True,
     ) -> Sample:
         """Candidates without those that are known; all there are, if none is left."""
         num = len(boxes)
@@ -297,7 +299,10 @@ class Search:
             per_box = max(4, min(per_box, _IN_ALL // num))
         else:
             per_box = -(-raw_samples // num)
-        sample = raw_candidates(boxes, per_box, good, self.generator)
+        good, keys = self.problem.good, self.problem.good_keys
+        if not around:  # those known to be good
+            good, keys = good[:0], keys[:0]
+        sample = raw_candidates(boxes, per_box, good, self.generator, keys)
         sample = self._unknown(boxes, sample, known)
         if len(sample.X):
             return sample
@@ -310,9 +315,10 @@ class Search:
         if self.problem.min_distance:
             return sample.take(~is_known(self.problem, sample.X, known))
         # A random value of a continuous column equals a known one with probability 0.
-        rows = (~boxes.continuous.any(-1))[sample.box].nonzero().squeeze(-1)
-        if not len(rows):
+        finite = ~boxes.continuous.any(-1)
+        if not finite.any():
             return sample
+        rows = finite[sample.box].nonzero().squeeze(-1)
         keep = torch.ones(len(sample.X), dtype=torch.bool, device=sample.X.device)
         keep[rows] = ~is_known(self.problem, sample.X[rows], known)
         return sample.take(keep)
@@ -358,23 +364,38 @@ class Search:
 
 def _ranked(index: Tensor, values: Tensor) -> Tensor:
     """``index``, that with the largest value first."""
-    return index[values[index].argsort(descending=True, stable=True)]
+    # NumPy sorts small arrays in a fraction of the time
+    order = (-values[index].cpu().numpy()).argsort(kind="stable")
+    return index[torch.from_numpy(order).to(index.device)]
 
 
-def _starts(sample: Sample, values: Tensor, num_restarts: int) -> Tensor:
+def _starts(
+    sample: Sample, values: Tensor, by_box: Tensor, num_restarts: int
+) -> Tensor:
     """The candidates to climb from.
 
     Of each path and each source (far, near, nearer, on the bounds) the best one at
     most: neighbours of the best one would all reach the same maximum. Half of the
     starts are the best of these, the others the best of each path.
+
+    Args:
+        sample: The candidates.
+        values: Their values.
+        by_box: The best one of each path, the best of all first.
+        num_restarts: How many are wanted.
     """
     group = sample.box * (int(sample.source.max()) + 1) + sample.source
     diverse = _ranked(best_of_each(group, values), values)
-    paths = _ranked(best_of_each(sample.box, values), values)
     half = (num_restarts + 1) // 2
     chosen: dict[int, None] = dict.fromkeys(diverse[:half].tolist())
-    for rest in (paths, diverse, values.topk(min(num_restarts, len(values))).indices):
+
+    def add(rest: Tensor) -> None:
         for i in rest[:num_restarts].tolist():
             if len(chosen) < num_restarts:
                 chosen.setdefault(i)
+
+    add(by_box)
+    add(diverse)
+    if len(chosen) < num_restarts:
+        add(values.topk(min(num_restarts, len(values))).indices)
     return _ranked(torch.tensor(list(chosen), device=values.device), values)

@@ -131,7 +131,7 @@ def optimize_acqf_two_step(
     def ranked(every: Boxes, known: Tensor) -> tuple[Boxes, Tensor]:
         """Paths and the points on them by which they are ranked, the best first."""
         if matters is None:
-            found = search.maximise(every, known, first)
+            found = search.maximise(every, known, first, ranks=True)
         else:
             # whether all points of a path are known is for the second step to find out
             held = every.pin(~matters, every.lower)
@@ -140,7 +140,9 @@ def optimize_acqf_two_step(
                 values = first.values(held.lower)
                 order = values.argsort(descending=True, stable=True)
                 return every.take(order), held.lower[order]
-            found = search.maximise(held, known[:0], first, per_box=_PER_PATH)
+            found = search.maximise(
+                held, known[:0], first, per_box=_PER_PATH, ranks=True
+            )
         X = found.X[first_of_each(problem.tree.path_key(found.X))]
         return boxes_at(problem, X)[0], X
 

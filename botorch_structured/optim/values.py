@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Values"]
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,12 +35,12 @@ class Values:
     ordered: Tensor
     table: Tensor
 
-    @property
+    @cached_property
     def discrete(self) -> Tensor:
         """``d`` booleans: columns of integers or with a list."""
         return self.whole | self.listed
 
-    @property
+    @cached_property
     def gap(self) -> Tensor:
         """``d`` least distances between two values; infinite in continuous columns."""
         # an infinity less another is NaN

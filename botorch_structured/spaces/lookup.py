@@ -344,13 +344,14 @@ class Lookup:
             name = X.shape, values.numpy().tobytes()
         except RuntimeError:  # under a transform of functorch
             return Located(self, values)
-        found = self._last.pop(name, None) or Located(self, values)
-        self._last[name] = found
-        sizes = [shape.numel() for shape, _ in self._last]
-        while len(self._last) > _KEPT or sum(sizes) > _MAX_ALL:
-            self._last.popitem(last=False)
-            del sizes[0]
-        return found
+        found = self._last.pop(name, None)
+        self._last[name] = at = found or Located(self, values)
+        if found is None:
+            sizes = [shape.numel() for shape, _ in self._last]
+            while len(self._last) > _KEPT or sum(sizes) > _MAX_ALL:
+                self._last.popitem(last=False)
+                del sizes[0]
+        return at
 
     def codes(self, values: Tensor) -> Tensor:
         """The outcomes that values of the decision columns stand for.

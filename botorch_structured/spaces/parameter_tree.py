@@ -437,6 +437,10 @@ class ParameterTree:
         return self._identity() == other._identity()
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash(self._identity())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
 from linear_operator.operators import DenseLinearOperator
@@ -371,11 +372,13 @@ class LeafModel(FastSingleTaskGP):
         self, X: Tensor, structure: Structure
     ) -> tuple[list[BlockTensors], Tensor, Tensor, int]:
         """Leaves, noise, residuals and number of weights, of transformed inputs."""
-        noise = self.likelihood.noise
+        noise, mean = self.likelihood.noise, self.mean_module
+        # GPyTorch's way to expand a constant takes as long as a factorisation
+        prior = mean.constant.unsqueeze(-1) if type(mean) is ConstantMean else mean(X)
         return (
             self.covar_module.block_tensors(X, structure),
             noise.expand(len(X)) if noise.shape[-1] == 1 else noise,
-            self.train_targets - self.mean_module(X),
+            self.train_targets - prior,
             self.covar_module.num_weights,
         )
 

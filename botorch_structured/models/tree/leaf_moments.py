@@ -308,7 +308,8 @@ class LeafMoments:
         if new:
             found = self._look_up(X[torch.from_numpy(start[new])])
             self._found.update(zip([bits[i] for i in new], found, strict=True))
-        return [self._found[b] for b in bits], np.diff(start, append=len(X))
+        lengths = np.append(start[1:], len(X)) - start
+        return [self._found[b] for b in bits], lengths
 
     @torch.no_grad()
     def _look_up(self, rows: Tensor) -> list[tuple[int, int]]:

@@ -167,7 +167,8 @@ class LocalMoments:
         self._moving = any(table["columns"].shape[-1] for table in tables)
         left_out = set() if self._moving else _OF_FEATURES
         names = [name for name in tables[0] if name not in left_out]
-        self._tables = {name: _side_by_side(tables, place, name) for name in names}
+        places = np.array(place)  # once, not for each table
+        self._tables = {name: _side_by_side(tables, places, name) for name in names}
         t = self._tables
         # columns of the covariance and of features as functions of those that change
         for name, factor in (("inputs", "inverse"), ("columns", None)):
@@ -203,7 +204,8 @@ class LocalMoments:
         """The tables of some rows; a climb has the same ones again and again."""
         if rows is not self._rows:
             if not np.array_equal(rows, self._rows):
-                self._kept = {name: t[rows] for name, t in self._tables.items()}
+                every = self._tables.items()
+                self._kept = {name: t.take(rows, 0) for name, t in every}
             self._rows = rows
         return self._kept
 
@@ -274,12 +276,12 @@ class LocalMoments:
 
 
 def _side_by_side(
-    tables: Sequence[dict[str, Tensor]], place: Sequence[tuple[int, int]], name: str
+    tables: Sequence[dict[str, Tensor]], place: Indices, name: str
 ) -> Array:
     """A table of leaves for each row, ``S x a x b``, padded with zeros."""
     arrays = [table[name].numpy() for table in tables]
     if len(arrays) == 1:
-        return np.ascontiguousarray(arrays[0][[leaf for _, leaf in place]])
+        return arrays[0].take(place[:, 1], 0)
     shape = [max(a.shape[i] for a in arrays) for i in (1, 2)]
     out = np.zeros((len(place), *shape), dtype=arrays[0].dtype)
     for row, (table, leaf) in zip(out, place, strict=True):

@@ -71,7 +71,10 @@ from botorch_structured.models.tree.raw_parameters import (
     RawParameters,
     UnknownFormError,
 )
-from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+    one_hot_code,
+)
 from botorch_structured.spaces import ParameterTree
 
 Array = NDArray[np.float64]
@@ -401,16 +404,18 @@ class _Form:
 
     def _fixed(self, kernel: TreeStructuredKernel) -> Array:
         """All features but waves, without their standard deviations, ``n x D``."""
-        waves = 2 * kernel.weights.num_frequencies * (len(self.terms) - 1)
-        places, leaf = self.places, self.layout.leaf_of_row
-        with torch.no_grad():
-            scaled = kernel.weights(
-                self.X, places.active[leaf], places.nodes[leaf], kernel.correlation
-            )
-            scaled = scaled / kernel.weights.prior_scale().unsqueeze(-2)
-            # without deviations they are the same for all elements of a batch
-            one = scaled[(0,) * (scaled.ndim - 2)]
-            return _numbers(one)[:, : self.num_weights - waves]
+        weights, leaf = kernel.weights, _numbers(self.layout.leaf_of_row)
+        X, active = _numbers(self.X), _numbers(self.places.active)[leaf]
+        linear = weights.linear_columns
+        parts = [
+            _numbers(self.places.nodes)[leaf][:, _numbers(weights.node_columns)],
+            np.where(active[:, linear], X[:, linear], 0.0),
+        ]
+        for column in weights.onehot_columns:
+            known = getattr(weights, f"known_{column}")
+            code = _numbers(one_hot_code(self.X[:, column], known))
+            parts.append(code * active[:, column, None])
+        return np.concatenate(parts, axis=-1, dtype=np.float64)
 
     # -- the conditional kernel ---------------------------------------------------
 
@@ -609,7 +614,7 @@ class LeafObjective:
             structure: The leaves of the training data, if known.
         """
         model = mll.model
-        tensors = (*mll.parameters(), *model.train_inputs, model.train_targets)
+        tensors = (*model.train_inputs, model.train_targets)
         transform = getattr(model, "input_transform", None)
         known = (
             type(mll) is ExactMarginalLogLikelihood

@@ -149,7 +149,7 @@ def moments_near(
         mean = mean * scale
         mean += shifts[rows]
         above = variance > floor
-        if not above.all():
+        if np.count_nonzero(above) < above.size:
             variance = np.maximum(variance, floor)
             of_variance = of_variance * above[..., None]
         return ArrayMoments(

@@ -10,11 +10,13 @@ from __future__ import annotations
 __all__ = ["LogPriors", "Quantities", "RawParameters", "UnknownFormError"]
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from botorch.utils.constraints import LogTransformedInterval
+from gpytorch import Module
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
@@ -84,7 +86,9 @@ class RawParameters:
         self._softplus: list[tuple[Indices, float, float]] = []
         self.names: list[str] = []
         free, bounds, start = [], [], 0
-        for name, p, constraint in mll.named_parameters_and_constraints():
+        for name, p, constraint in _constrained(mll):
+            if p.dtype != torch.float64 or p.is_cuda:
+                raise UnknownFormError
             part = p.detach() if element is None else p.detach()[element]
             size = part.numel()
             place = np.arange(start, start + size)
@@ -180,6 +184,21 @@ class RawParameters:
             slope[place] = np.where(linear, 1.0, 1.0 / (1.0 + np.exp(-raw))) / value
             u[place] = np.log(value)
         return u, slope
+
+
+def _constrained(
+    mll: MarginalLogLikelihood,
+) -> Iterator[tuple[str, torch.nn.Parameter, Interval | None]]:
+    """``named_parameters_and_constraints``, which walks to the module of each name."""
+    seen: set[int] = set()
+    for prefix, module in mll.named_modules():
+        for name, p in module._parameters.items():
+            if p is None or id(p) in seen:
+                continue
+            seen.add(id(p))
+            known = isinstance(module, Module)
+            constraint = module.constraint_for_parameter_name(name) if known else None
+            yield f"{prefix}.{name}" if prefix else name, p, constraint
 
 
 class Quantities:

@@ -11,6 +11,7 @@ __all__ = ["Template"]
 import io
 import pickle
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -32,7 +33,12 @@ class Template(Generic[ModuleT]):
         file = io.BytesIO()
         pickler = _Pickler(file, kept)
         pickler.dump(original)
-        self._pickle, self._tensors = file.getvalue(), pickler.apart[len(kept) :]
+        self._pickle = file.getvalue()
+        # what kind each is takes longer to find out than to copy it
+        self._tensors = [
+            (t.detach(), isinstance(t, nn.Parameter), t.requires_grad)
+            for t in pickler.apart[len(kept) :]
+        ]
 
     def copy(self, *kept: object) -> ModuleT:
         """A copy.
@@ -41,7 +47,7 @@ class Template(Generic[ModuleT]):
             kept: What it holds in place of those that the original held.
         """
         copied: ModuleT = _Unpickler(
-            io.BytesIO(self._pickle), [*kept, *map(_copy, self._tensors)]
+            io.BytesIO(self._pickle), [*kept, *starmap(_copy, self._tensors)]
         ).load()
         return copied
 
@@ -72,7 +78,6 @@ class _Unpickler(pickle.Unpickler):
         return self._apart[pid]
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
-    return tensor.clone()
+def _copy(tensor: Tensor, parameter: bool, requires_grad: bool) -> Tensor:
+    copied = tensor.clone()
+    return nn.Parameter(copied, requires_grad) if parameter else copied
