@@ -87,7 +87,7 @@ class RawParameters:
         self.names: list[str] = []
         free, bounds, start = [], [], 0
         for name, p, constraint in _constrained(mll):
-            if p.dtype != torch.float64 or p.is_cuda:
+            if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
             part = p.detach() if element is None else p.detach()[element]
             size = part.numel()
