@@ -69,6 +69,22 @@ def test_the_command_goes_on(tmp_path: Path, capsys: Any) -> None:
     assert capsys.readouterr().out.startswith("|")
 
 
+def test_long_evaluations_are_stopped(tmp_path: Path) -> None:
+    """Those of the second leaf, which take 10 seconds of 40; and all of them."""
+    problem = context_cost.ContextProblem("3", tmp_path)
+    errors, seconds, shares = context_cost.run_limited(problem, 0, 40.0, 24)
+    assert len(errors) == len(seconds) == len(shares) and set(shares.tolist()) == {1.0}
+    stopped = errors.isinf()
+    assert 0 < stopped.sum() < 5
+    assert set(seconds[stopped].tolist()) == {8.0}
+    assert set(seconds[~stopped].tolist()) == {1.0}
+    assert float(errors.min()) < 1e-3
+    best = float(errors[:10].min())
+    assert len(context_cost.run_limited(problem, 0, 40.0, 24, best)[0]) <= 10
+    errors, seconds, _ = context_cost.run_limited(problem, 0, 4.0, 24)
+    assert errors.isinf().all() and seconds.sum() == pytest.approx(4.0, abs=0.8)
+
+
 def test_only_full_evaluations_count() -> None:
     full = Trace("3", "full", 0, [0.4, 0.2, 0.3], [10.0, 20.0, 30.0], [1.0] * 3)
     run = Trace("3", "context", 0, [0.1, 0.3, 0.2], [1.0, 2.0, 3.0], [0.3, 1.0, 1.0])
