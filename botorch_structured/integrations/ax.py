@@ -117,9 +117,9 @@ def structured_generation_strategy(
             one choice, ``[["rate_adam", "rate_sgd"]]``, with the same bounds: trials
             of one say something about the others. Ax has no parameter with two
             parents' values, so that it needs a name for each.
-        starts: The first trials: ``"random"`` (the default), ``"middle"`` or
-            ``"default"`` ones, on paths that have no trial; or configurations, in Ax's
-            names.
+        starts: The first trials: ``"random"`` (the default), ``"spread"``,
+            ``"middle"`` or ``"default"`` ones, on paths that have no trial; or
+            configurations, in Ax's names.
         initialize_with_center: Whether the first trial of an experiment is the centre
             of the space, where it is feasible and no parameter is held. Default: if no
             ``starts`` are given.

@@ -16,6 +16,7 @@ import numpy as np
 from botorch.exceptions.errors import CandidateGenerationError
 from torch import Tensor
 
+from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count
 from botorch_structured.study import Study
@@ -40,6 +41,9 @@ except ImportError as error:
 _Results = dict[str, Any]
 _Params = dict[str, Any]
 
+# Of two or three paths each has two starts: what was compared is in docs/default.md,
+# "Starts of a pipeline".
+_FEW_PATHS = 3
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
 _LINE = 80 * "-"
 _FAILED = "fits failed with the following error:\n"
@@ -55,12 +59,12 @@ class StructuredSearchCV(BaseSearchCV):
     ``RandomizedSearchCV``.
 
     The space says what belongs to what: which classifier, and *its* parameters. One
-    candidate for each path of the space is evaluated first, all at once (of more than
-    ten paths, five to ten that show every choice, if ten can); then as many at a time
-    as it takes to keep ``n_jobs`` processes busy with their folds (one, if there are at
-    least as many folds as processes), so that results depend on that number too. All
-    candidates are compared on the same folds, also where ``cv`` would shuffle anew each
-    time.
+    candidate for each path of the space is evaluated first, all at once (two for each
+    of two or three paths; of more than ten, five to ten that show every choice, if ten
+    can); then as many at a time as it takes to keep ``n_jobs`` processes busy with
+    their folds (one, if there are at least as many folds as processes), so that results
+    depend on that number too. All candidates are compared on the same folds, also where
+    ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
@@ -80,11 +84,11 @@ class StructuredSearchCV(BaseSearchCV):
         refit: Whether to fit the best candidate on all data; the name of a metric; or
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
-        starts: The first candidates. Default: one for each path, or five to ten, with
-            the values that the estimators of the path have themselves (``SVC().C`` is
-            1.0), and random ones where the space does not have these. Or ``"random"``,
-            ``"middle"`` or ``"default"`` ones, configurations, or a function, see
-            `Study`.
+        starts: The first candidates. Default: those named above, the first of each path
+            with the values that its estimators have themselves (``SVC().C`` is 1.0),
+            where the space has these, and spread ones for all else. Or ``"random"``,
+            ``"spread"``, ``"middle"`` or ``"default"`` ones, configurations, or a
+            function, see `Study`.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -197,9 +201,13 @@ class StructuredSearchCV(BaseSearchCV):
         return study
 
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
-        """Random starts, but for what the estimators of their paths are set to."""
-        starts = space.starts(seed=seed, at_most=MOST_STARTS)
-        for i, config in enumerate(space.decode(starts)):
+        """Spread starts; the first of each path has what its estimators are set to."""
+        starts = space.starts(kind="spread", seed=seed, at_most=MOST_STARTS)
+        if 1 < len(starts) <= _FEW_PATHS:
+            starts = space.starts(2 * len(starts), kind="spread", seed=seed)
+        configs = space.decode(starts)
+        for i in first_of_each(space.tree.path_key(starts)).tolist():
+            config = configs[i]
             chosen = {
                 k: clone(v)
                 for k, v in config.items()

@@ -33,6 +33,14 @@ _MAX_INPUT = 1e150
 Span = tuple[float, float]
 
 
+def _uniform(n: int, generator: torch.Generator | None, spread: bool) -> Tensor:
+    """``n`` numbers in [0, 1), independent, or one in each n-th in random order."""
+    if not spread:
+        return torch.rand(n, generator=generator, dtype=torch.double)
+    order = torch.randperm(n, generator=generator)
+    return (order + torch.rand(n, generator=generator, dtype=torch.double)) / max(n, 1)
+
+
 def native(value: Any) -> Any:
     """``value`` as a Python number, if it is one of NumPy's."""
     return value.item() if isinstance(value, np.generic) else value
@@ -68,7 +76,11 @@ class Column(Protocol):
         """The middle of what `within` gave, on the scale of the parameter."""
 
     def draw(
-        self, n: int, generator: torch.Generator | None, span: Span | None = None
+        self,
+        n: int,
+        generator: torch.Generator | None,
+        span: Span | None = None,
+        spread: bool = False,
     ) -> Tensor:
         """``n`` random numbers, distributed as the parameter is.
 
@@ -76,6 +88,8 @@ class Column(Protocol):
             n: How many.
             generator: Default: PyTorch's own.
             span: Where, as `within` gives it. Default: the bounds.
+            spread: Whether each n-th of the distribution gets one of them, in random
+                order, instead of independent draws.
         """
 
     def expected(self) -> str:
@@ -267,10 +281,14 @@ class FloatColumn:
         return 0.5 * (span[0] + span[1])
 
     def draw(
-        self, n: int, generator: torch.Generator | None, span: Span | None = None
+        self,
+        n: int,
+        generator: torch.Generator | None,
+        span: Span | None = None,
+        spread: bool = False,
     ) -> Tensor:
         lo, hi = span or self.bounds
-        x = lo + (hi - lo) * torch.rand(n, generator=generator, dtype=torch.double)
+        x = lo + (hi - lo) * _uniform(n, generator, spread)
         if not self.log:
             return x.clamp(lo, hi)
         # A number that is the logarithm of no float64 would not come back.
@@ -315,9 +333,13 @@ class IntegerColumn:
         return float(round(math.sqrt(lo * hi)) if self.log else (lo + hi) // 2)
 
     def draw(
-        self, n: int, generator: torch.Generator | None, span: Span | None = None
+        self,
+        n: int,
+        generator: torch.Generator | None,
+        span: Span | None = None,
+        spread: bool = False,
     ) -> Tensor:
-        u = torch.rand(n, generator=generator, dtype=torch.double)
+        u = _uniform(n, generator, spread)
         span = span or self.bounds
         lo, hi = span[0] - 0.5, span[1] + 0.5
         x = lo * (hi / lo) ** u if self.log else lo + (hi - lo) * u
@@ -415,7 +437,11 @@ class CategoricalColumn:
         return codes[(len(codes) - 1) // 2]
 
     def draw(
-        self, n: int, generator: torch.Generator | None, span: Span | None = None
+        self,
+        n: int,
+        generator: torch.Generator | None,
+        span: Span | None = None,
+        spread: bool = False,
     ) -> Tensor:
         weights = torch.tensor(
             self.weights or [1.0] * len(self.codes), dtype=torch.double
@@ -424,9 +450,16 @@ class CategoricalColumn:
             codes = torch.tensor(self.codes, dtype=torch.double)
             inside = (codes >= span[0]) & (codes <= span[1])
             weights = weights * inside if weights[inside].any() else inside.double()
-        code = torch.multinomial(
-            weights, max(n, 1), replacement=True, generator=generator
-        )
+        if spread:
+            shares = (weights / weights.sum()).cumsum(0)[:-1]  # the last one is 1
+            # evenly spaced: counts differ from their expectation by less than one
+            start = torch.rand(1, generator=generator, dtype=torch.double)
+            place = (torch.randperm(n, generator=generator) + start) / max(n, 1)
+            code = torch.bucketize(place, shares, right=True)
+        else:
+            code = torch.multinomial(
+                weights, max(n, 1), replacement=True, generator=generator
+            )
         return torch.tensor(self.codes, dtype=torch.double)[code[:n]]
 
 

@@ -68,7 +68,7 @@ _BESIDE_CUT = 1e-12
 # `sample` gives up when fewer points than wanted are feasible among so many draws.
 _MAX_DRAWS = 1_000_000
 
-KINDS = ("random", "middle", "default")
+KINDS = ("random", "spread", "middle", "default")
 # A forbidden start is replaced by one of 100 random points on its path; if none of them
 # is feasible, by one of 1,000, then of 10,000.
 _OTHERS = (100, 1_000, 10_000)
@@ -549,17 +549,21 @@ class SearchSpace:
                 random paths.
             kind: What the active columns of a start hold, other than decisions that
                 the path fixes. ``"random"``: draws on the scale of the parameter, as in
-                `sample`. ``"middle"``: the middle of the bounds, or of the interval of
-                the path, on that scale; rounded for integers, the middle of the list
-                for choices (the former of two). ``"default"``: the declared default,
-                see ``defaults`` and `from_configspace`; the middle where there is none
-                or it lies outside of the path's interval. The path that the defaults
-                are on comes first. After the first start on a path, further ones are
-                random whatever the kind. A middle or default that is forbidden is
-                replaced by the nearest feasible one of 100 random points on its path
-                (of 1,000, then 10,000, where none of these is feasible).
+                `sample`. ``"spread"``: draws that are spread over the starts in which
+                the parameter is active, a Latin hypercube: of k of them one lies in
+                each k-th of its range, and each choice comes up equally often, or once
+                more. ``"middle"``: the middle of the bounds, or of the interval of the
+                path, on that scale; rounded for integers, the middle of the list for
+                choices (the former of two). ``"default"``: the declared default, see
+                ``defaults`` and `from_configspace`; the middle where there is none or
+                it lies outside of the path's interval. The path that the defaults are
+                on comes first. After the first start on a path, further ones are random
+                for these two kinds. A start that is forbidden is replaced by the
+                nearest feasible one (by any, if it is ``"random"``) of 100 random
+                points on its path (of 1,000, then 10,000, where none of these is
+                feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
-                for other kinds than ``"random"`` 0.
+                for ``"middle"`` and ``"default"`` 0.
             at_most: In place of ``n``: one start on each path, if there are no more
                 than this. Of more paths, as many as it takes to show every value of
                 every decision that can be active, and to have every column active once,
@@ -580,7 +584,8 @@ class SearchSpace:
             raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
         empty: list[Expr] = []  # paths on which no point was found
         for _ in range(_MAX_ROUNDS):
-            generator = _generator(0 if seed is None and kind != "random" else seed)
+            drawn = kind in ("spread", "random")
+            generator = _generator(seed if drawn or seed is not None else 0)
             with_default = kind == "default"
             paths = self._choose_paths(n, at_most, with_default, generator, empty)
             codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
@@ -588,6 +593,8 @@ class SearchSpace:
                 code = torch.tensor(list(path.values()), dtype=torch.long)
                 codes[i, list(path)] = code
             first = len(set(map(tuple, codes.tolist())))  # paths, then repetitions
+            if kind == "spread":
+                first = len(codes)
             parts = [
                 self._start(codes[:first], kind, generator),
                 self._start(codes[first:], "random", generator),
@@ -742,7 +749,15 @@ class SearchSpace:
                 rows, span = (here == code).nonzero().flatten(), self._span(k, code)
                 assert span is not None  # it is a path within the bounds
                 X[rows, col] = self._at(column, len(rows), kind, generator, span)
-        return self.impute(X)
+        X = self.impute(X)
+        if kind == "spread":  # over the rows in which a column is active
+            active = self.tree.active_mask(X)
+            active[:, self.tree.decision_columns] = False
+            for c in active.any(0).nonzero().flatten().tolist():
+                rows = active[:, c].nonzero().flatten()
+                column = self.columns[c]
+                X[rows, c] = self._at(column, len(rows), kind, generator, column.bounds)
+        return X
 
     @staticmethod
     def _at(
@@ -753,8 +768,8 @@ class SearchSpace:
         span: Span,
     ) -> Tensor:
         """``n`` numbers of a column within ``span``."""
-        if kind == "random":
-            return column.draw(n, generator, span)
+        if kind in ("spread", "random"):
+            return column.draw(n, generator, span, spread=kind == "spread")
         value = column.middle(span)
         if kind == "default" and column.default is not None:
             inside = span[0] <= column.default <= span[1]

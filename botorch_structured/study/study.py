@@ -108,10 +108,10 @@ class Study:
             over all paths for one point at a time; ``X_pending`` is None or ``k x d``.
             Default: that of `suggest`; for a model of your own the logarithm of the
             expected improvement. With several outcomes give both functions or none.
-        starts: Which start each path has: ``"random"`` (the default), ``"middle"`` or
-            ``"default"``, see `SearchSpace.starts`. Or instead configurations to begin
-            with, or a function ``(space, seed) -> n x d`` points: each is asked for,
-            unless it is known itself.
+        starts: Which start each path has: ``"random"`` (the default), ``"spread"``,
+            ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or instead
+            configurations to begin with, or a function ``(space, seed) -> n x d``
+            points: each is asked for, unless it is known itself.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
 

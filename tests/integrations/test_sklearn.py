@@ -250,6 +250,18 @@ def test_searches_begin_with_what_estimators_are_set_to() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
+@pytest.mark.parametrize("seed", range(3))
+def test_two_candidates_on_each_of_few_paths_show_all_choices(seed: int) -> None:
+    fitted = StructuredSearchCV(PIPELINE, SPACE, 4, random_state=seed).fit(X, y)
+    params = fitted.cv_results_["params"]
+    models = [type(p["model"]) for p in params]
+    assert models == 2 * [SVC, KNeighborsClassifier]
+    assert [p.get("model__C") == 1.0 for p in params] == [True, False, False, False]
+    assert {str(p["scale"]) for p in params} == {str(s) for s in SPACE[0]["scale"]}
+    assert params[1]["model__weights"] == "uniform"
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
 def test_the_first_candidates_stay_on_their_paths() -> None:
     # the decision is a number with a value of its own, and half of the values of x
     # belong to the other dictionary

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from itertools import pairwise, product
 from unittest.mock import patch
 
@@ -20,7 +22,7 @@ from botorch_structured.spaces import (
     search_space,
 )
 
-KINDS = ("random", "middle", "default")
+KINDS = ("random", "spread", "middle", "default")
 
 
 def unit_space(tree: ParameterTree, **arguments: object) -> SearchSpace:
@@ -127,6 +129,49 @@ def test_random_configspaces(seed: int) -> None:
         assert set(drawn.tolist()) <= set(keys.tolist())
     default = dict(cs.get_default_configuration())
     assert space.decode(X[:1]) == [default]
+
+
+@given(seeds)
+def test_spread_starts_are_a_latin_hypercube(seed: int) -> None:
+    """Of k starts in which a column is active one lies in each k-th of its scale."""
+    cs = CS.ConfigurationSpace()
+    cs.add(
+        kind := CS.Categorical("kind", ["a", "b", "c"]),
+        CS.Float("rate", (1e-4, 1.0), log=True),
+        CS.Integer("units", (0, 999)),
+        CS.Categorical("act", ["w", "x", "y", "z"]),
+        CS.Categorical("rare", ["u", "v"], weights=[1, 3]),
+        own := CS.Float("own", (2, 4)),
+        layers := CS.Integer("layers", (1, 9)),
+        deep := CS.Float("deep", (0, 1)),
+    )
+    cs.add(
+        CS.InCondition(own, kind, ["a", "b"]),
+        CS.EqualsCondition(layers, kind, "c"),
+        CS.GreaterThanCondition(deep, layers, 5),
+    )
+    space = SearchSpace.from_configspace(cs)
+    for n in (1, 4, 9, 10):
+        X = space.starts(n, kind="spread", seed=seed)
+        check_points(space, X)
+        configs = space.decode(X)
+        for name, position in {
+            "rate": lambda x: 1 + math.log10(x) / 4,
+            "units": lambda x: (x + 0.5) / 1000,
+            "own": lambda x: (x - 2) / 2,
+            "deep": lambda x: x,
+        }.items():
+            found = [position(c[name]) for c in configs if name in c]
+            strata = [min(int(p * len(found)), len(found) - 1) for p in found]
+            if name == "units" and 1000 % len(found):
+                continue  # a whole number may be in two parts
+            assert sorted(strata) == list(range(len(found)))
+        for name, shares in {
+            "act": {v: 0.25 for v in "wxyz"},
+            "rare": {"u": 0.25, "v": 0.75},
+        }.items():
+            counts = Counter(c[name] for c in configs)
+            assert all(abs(counts[v] - n * w) < 1 for v, w in shares.items())
 
 
 def test_middles_and_defaults() -> None:
