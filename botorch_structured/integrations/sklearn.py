@@ -215,6 +215,8 @@ class StructuredSearchCV(BaseSearchCV):
             }
             own = clone(self.estimator).set_params(**chosen).get_params()
             for name in sorted((config.keys() & own.keys()) - chosen.keys()):
+                if hasattr(own[name], "get_params"):
+                    continue  # which step to take is what the search is to find out
                 try:
                     x = space.encode([{**config, name: own[name]}])
                 except ValueError:  # such as gamma="scale", where gamma is a number
