@@ -96,7 +96,9 @@ class AveragedLogExpectedImprovement(AcquisitionFunction):
         if not models:
             raise ValueError("models: expected at least one, got none.")
         super().__init__(model=models[0])
-        best = torch.as_tensor(best_f).detach().reshape(-1)
+        # a Python number may need more digits than PyTorch's default dtype has
+        dtype = best_f.dtype if torch.is_tensor(best_f) else torch.double
+        best = torch.as_tensor(best_f, dtype=dtype).detach().reshape(-1)
         if len(best) not in (1, len(models)) or not best.isfinite().all():
             raise ValueError(
                 f"best_f: expected a finite number or {len(models)} of them, got "

@@ -284,9 +284,10 @@ class MondrianKernel(BatchKernel):
     changes, so do the partitions and the columns of ``features``.
 
     *Gradients.* The kernel is piecewise constant in the inputs and in the lengthscales,
-    and its gradients are zero: ``fit_gpytorch_mll`` does not change the lengthscales.
-    Take those of a fitted ``LaplaceKernel``. Slice sampling does change them, but with
-    few trees the evidence is a rough function of them. Maximise acquisition functions
+    and its gradients are zero: ``fit_gpytorch_mll`` does not change the lengthscales,
+    or follows their prior alone. Take those of a fitted ``LaplaceKernel``. Slice
+    sampling does change them, but with few trees the evidence is a rough function of
+    them. Maximise acquisition functions
     with ``optimize_acqf_local_search`` or ``optimize_acqf_random``.
 
     Inputs may lie outside ``bounds``: columns are cut independently there, with the

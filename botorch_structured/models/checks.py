@@ -90,6 +90,7 @@ def check_training_data(
     train_Y: Tensor,
     train_Yvar: Tensor | None = None,
     *,
+    input_transform: InputTransform | None = None,
     outcome_transform: OutcomeTransform | DefaultType | None = None,
     missing: bool = False,
     empty: bool = False,
@@ -104,6 +105,8 @@ def check_training_data(
         train_X: ``batch_shape x n x d``.
         train_Y: ``batch_shape x n x m``.
         train_Yvar: ``batch_shape x n x m``; batch dimensions may be left out.
+        input_transform: One with batches of its own is refused for several outputs:
+            BoTorch would take its batches for the outputs.
         outcome_transform: With another one than ``Standardize`` infinite outcomes are
             allowed, as ``ClipTail`` takes them for failures. ``check_scale`` checks
             the transformed outcomes.
@@ -134,6 +137,7 @@ def check_training_data(
                 f"{values.dtype}."
             )
     _check_shapes(train_X, train_Y, train_Yvar, empty)
+    _check_batches(input_transform, train_Y)
     if settings.validate_input_scaling.off():
         return
     _check_inputs("train_X", train_X, tree)
@@ -146,6 +150,18 @@ def check_training_data(
             check_spread(*extremes(train_Y))
     if train_Yvar is not None:
         _check_variances("train_Yvar", train_Yvar, train_Y)
+
+
+def _check_batches(transform: InputTransform | None, train_Y: Tensor) -> None:
+    if transform is None or train_Y.shape[-1] == 1:
+        return
+    for part in transform.modules():
+        if shape := tuple(getattr(part, "batch_shape", ())):
+            raise ValueError(
+                "input_transform: expected one without a batch_shape for several "
+                f"outputs, got batch_shape={shape} of {type(part).__name__}; use a "
+                "model for each output, or one transform for the whole batch."
+            )
 
 
 def _takes_infinity(transform: OutcomeTransform | DefaultType | None) -> bool:

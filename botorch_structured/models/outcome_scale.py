@@ -295,7 +295,10 @@ def least_variance(
     unit = settings.min_variance.value(like.dtype)
     if transform is None or not transform._is_linear:
         return unit
-    if any(isinstance(part, StratifiedStandardize) for part in transform.modules()):
+    if any(
+        isinstance(part, StratifiedStandardize) or getattr(part, "is_of_rows", False)
+        for part in transform.modules()
+    ):
         return unit  # the scale differs between rows
     if isinstance(transform, Standardize):
         square = transform._stdvs_sq

@@ -84,3 +84,15 @@ def test_models_are_needed_and_pending_points_refused() -> None:
     parts, Y = models()
     with pytest.raises(UnsupportedError, match="X_pending: expected None"):
         AveragedLogExpectedImprovement(parts, Y.max()).set_X_pending(points()[0])
+
+
+def test_a_python_number_keeps_its_digits() -> None:
+    """PyTorch's default dtype may be single precision, with data in double."""
+    (model,), Y = models(1)
+    best = float(Y.max()) + 1e-9
+    torch.set_default_dtype(torch.float32)
+    try:
+        given = AveragedLogExpectedImprovement([model], best)
+    finally:
+        torch.set_default_dtype(torch.float64)
+    assert float(given.parts[0].best_f) == best

@@ -502,3 +502,15 @@ def test_known_noise_where_noise_was_inferred(make: Maker) -> None:
     known = make(X, Y, train_Yvar=0.1 * ONES)
     known.posterior(X)
     known.condition_on_observations(X[:2], Y[:2], noise=torch.ones(2, 1))
+
+
+def test_batches_of_a_transform_are_no_outputs() -> None:
+    X, Y = torch.rand(2, 9, 2), torch.rand(2, 9, 2)
+    transform = Normalize(2, batch_shape=torch.Size([2]))
+    for make in (TreedGP, TreeStructuredGP, MonotoneGP):
+        others = {TreeStructuredGP: [{}], MonotoneGP: [{0: 1}]}.get(make, [])
+        make(X, Y[..., :1], *others, input_transform=transform)
+        with pytest.raises(
+            ValueError, match="input_transform: .*without a batch_shape"
+        ):
+            make(X, Y, *others, input_transform=transform)

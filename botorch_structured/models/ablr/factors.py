@@ -29,6 +29,7 @@ from copy import copy
 import torch
 from torch import Tensor, nn
 
+from botorch_structured.models.ablr.feature_maps import KernelFeatures
 from botorch_structured.models.ablr.processes import Processes
 from botorch_structured.models.ablr.rows import Chunk, Group, TaskRows
 
@@ -244,9 +245,7 @@ class TaskData:
         self.features, self.rows = features, rows
         self.X, self.Y, self.noise_variance = X, Y, noise_variance
         self.processes = processes or Processes()
-        # of one row: not every module takes none
-        row = X.detach()[:1] if len(X) else X.new_zeros(1, X.shape[-1])
-        self.num_features = features(row).shape[-1]
+        self.num_features = self._count_features()
         self.processes.check_same(
             {
                 "log_beta (number of tasks)": float(rows.num_tasks),
@@ -259,7 +258,17 @@ class TaskData:
         """The same rows and tasks with other numbers, of the same shapes."""
         new = copy(self)
         new.X, new.Y = X, Y
+        if isinstance(self.features, KernelFeatures):
+            # those of a MondrianKernel depend on its lengthscales
+            new.num_features = new._count_features()
         return new
+
+    @torch.no_grad()
+    def _count_features(self) -> int:
+        """D, by the features of one row: not every module takes none."""
+        X = self.X.detach()
+        row = X[:1] if len(X) else X.new_zeros(1, X.shape[-1])
+        return self.features(row).shape[-1]
 
     def observed(self, chunk: Chunk, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``m x D`` and outcomes ``m`` of each observation, in float64.

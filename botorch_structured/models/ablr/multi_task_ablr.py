@@ -799,7 +799,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             X: ``batch_shape x q x d``, answered for ``output_tasks`` (or all signals),
                 or ``batch_shape x q x (d + 1)`` with a task column: one output.
             output_indices: Task values, or indices of signals, to answer for instead.
-                Not with a task column in ``X``.
+                Not with a task column in ``X``. Ignored by a model with one output
+                where ``observation_noise`` is a tensor, as in BoTorch: a
+                ``ModelListGP`` then passes to each model its index in the list.
             observation_noise: Whether to add the noise of each task. A tensor,
                 ``batch_shape x q x m``, has variances on the standardised scale.
             posterior_transform: An optional transform.
@@ -811,6 +813,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self.training:
             self.eval()
         check_finite_points(X, self._train_targets.dtype)
+        if torch.is_tensor(observation_noise) and self._num_outputs == 1:
+            output_indices = None
         outputs = list(self._output_tasks if output_indices is None else output_indices)
         with_task = self._has_task(X)
         if with_task and output_indices is not None:
@@ -1065,6 +1069,9 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "one: model.condition_on_observations(X, Y)."
             )
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
+        if targets.ndim == 1 and hasattr(self, "outcome_transform"):
+            # BoTorch's Standardize makes a batch of one of them, for all other models
+            X, targets = X.expand(1, *X.shape[-2:]), targets.unsqueeze(0)
         Y, noise = targets.unsqueeze(-1), kwargs.get("noise")
         if hasattr(self, "outcome_transform"):
             Y, _ = self.outcome_transform.untransform(Y, X=X)

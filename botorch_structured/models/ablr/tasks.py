@@ -327,6 +327,11 @@ class StandardizeTasks(OutcomeTransform):
     def _is_linear(self) -> bool:
         return True
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether the scale of an outcome depends on its row, by the task column."""
+        return self.tasks is not None
+
     def _places(self, Y: Tensor, X: Tensor | None) -> Tensor:
         """The task of each outcome, broadcastable to ``batch_shape x n x m``."""
         if self.tasks is None:

@@ -292,7 +292,11 @@ class MonotoneGP(FastSingleTaskGP):
         }
         check_modules(**modules)
         check_training_data(
-            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+            train_X,
+            train_Y,
+            train_Yvar,
+            input_transform=input_transform,
+            outcome_transform=outcome_transform,
         )
         d = train_X.shape[-1]
         signs = check_monotone(monotone, d)

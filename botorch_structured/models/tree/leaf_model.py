@@ -150,6 +150,7 @@ def read_arguments(
         train_X,
         train_Y,
         train_Yvar,
+        input_transform=input_transform,
         outcome_transform=modules["outcome_transform"],
         tree=isinstance(dependencies, (ParameterTree, Mapping, SearchSpace))
         and bool(dependencies),

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -85,7 +86,10 @@ class ChangePoint:
         starts, ends, weights = (
             t.to(x) for t in (self.starts, self.ends, self.weights)
         )
-        beyond = (ends - x.unsqueeze(-1)) / (ends - starts)
+        x, width = x.unsqueeze(-1), ends - starts
+        within = (ends - x) / torch.where(width > 0.0, width, 1.0)
+        # an interval that is none in another precision is a step
+        beyond = torch.where(width > 0.0, within, (x <= starts).to(x))
         return (beyond.clamp(0.0, 1.0) * weights).sum(-1)
 
 

@@ -235,7 +235,11 @@ class TreedGP(FastSingleTaskGP):
             input_transform=input_transform,
         )
         check_training_data(
-            train_X, train_Y, train_Yvar, outcome_transform=outcome_transform
+            train_X,
+            train_Y,
+            train_Yvar,
+            input_transform=input_transform,
+            outcome_transform=outcome_transform,
         )
         for name, value, allowed in (
             ("split_criterion", split_criterion, ("evidence", "variance")),

@@ -28,9 +28,11 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.means import ConstantMean, LinearMean, Mean, MultitaskMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import LogNormalPrior
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
+from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.kernels import MondrianKernel, RandomFourierFeatures
 from botorch_structured.models import MultiTaskABLR
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
@@ -716,3 +718,35 @@ def test_a_conditioned_model_is_fitted_on_from_where_it_is() -> None:
     # not from another network, and without a trace in the model it comes from
     assert (updated.feature_map.weights[0] - weights).abs().max() < 1.0
     assert torch.equal(model.feature_map.weights[0], weights)
+
+
+def test_lengthscales_change_the_number_of_mondrian_features() -> None:
+    X, Y = task_data()
+    kernel = MondrianKernel(2.0, 5, seed=0, lengthscale_prior=LogNormalPrior(0.0, 1.0))
+    model = MultiTaskABLR(X, Y, -1, covar_module=kernel)
+    before = model.feature_map(X[:1, :-1]).shape
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert model.feature_map(X[:1, :-1]).shape != before
+    torch.manual_seed(0)
+    alone = MultiTaskABLR(X, Y, -1, covar_module=copy.deepcopy(kernel))
+    alone.load_state_dict(model.state_dict())
+    mean = model.posterior(torch.rand(3, 2)).mean
+    assert mean.isfinite().all()
+    torch.testing.assert_close(alone.log_evidence(), model.log_evidence())
+
+
+def test_sampled_models_of_a_task() -> None:
+    X, Y = task_data()
+    features = RandomFourierFeatures(10, seed=0)
+    model = MultiTaskABLR(X, Y, -1, feature_map=features, output_tasks=[2])
+    sampled = fit_slice_sampling(model, num_samples=3, warmup=4, num_chains=1, seed=0)
+    points = torch.rand(2, 2)
+    for observation_noise in (False, True):
+        found = sampled.posterior(points, observation_noise=observation_noise)
+        each = [
+            sample.posterior(points, observation_noise=observation_noise)
+            for sample in sampled.samples
+        ]
+        for name in ("mean", "variance"):
+            expected = torch.stack([getattr(p, name) for p in each])
+            torch.testing.assert_close(getattr(found, name), expected)

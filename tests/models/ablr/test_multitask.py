@@ -10,6 +10,7 @@ import torch
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.gpytorch import MultiTaskGPyTorchModel
 from botorch.models.transforms import Normalize, Standardize
 from botorch.posteriors import GPyTorchPosterior
@@ -199,3 +200,31 @@ def test_construct_inputs(skip: bool) -> None:
         assert "all_tasks" not in inputs
     torch.testing.assert_close(inputs["train_Y"], train_Y)
     torch.testing.assert_close(inputs["train_Yvar"], train_Yvar)
+
+
+def test_noise_variances_in_a_list_of_models() -> None:
+    """BoTorch's list passes its own index to each model, which is no task."""
+    X = torch.rand(20, 3, dtype=torch.double)
+    X[:, 0] = torch.arange(20) % 2
+    Y = X.sum(-1, keepdim=True) + 10.0 * X[:, :1]
+    other = SingleTaskGP(X[:, 1:], Y)
+    points, noise = X[:2, 1:], torch.full((2, 2), 0.1, dtype=torch.double)
+    for model in (
+        MultiTaskABLR(X, Y, 0, output_tasks=[0]),
+        MultiTaskABLR(X[:, 1:], Y, None),
+    ):
+        both = ModelListGP(other, model)
+        expected = model.posterior(points).mean
+        found = both.posterior(points, observation_noise=noise)
+        torch.testing.assert_close(found.mean[:, 1:], expected)
+        assert (found.variance > both.posterior(points).variance).all()
+
+
+def test_conditioning_a_list_without_batches() -> None:
+    X, Y = torch.rand(9, 2, dtype=torch.double), torch.randn(9, 1, dtype=torch.double)
+    new_X, new_Y = X[:2] + 0.01, torch.randn(2, 2, dtype=torch.double)
+    both = ModelListGP(SingleTaskGP(X, Y), MultiTaskABLR(X, Y, None))
+    both.posterior(X)
+    found = both.condition_on_observations([new_X] * 2, new_Y).posterior(X).mean
+    alone = both.models[1].condition_on_observations(new_X, new_Y[:, 1:])
+    torch.testing.assert_close(found[0, :, 1:], alone.posterior(X).mean)

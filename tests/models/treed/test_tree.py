@@ -301,3 +301,14 @@ def test_a_batch_has_no_nodes_of_its_own() -> None:
     partition = TreePartition([root, root], [X, X], torch.Size([2]))
     with pytest.raises(ValueError, match="element"):
         partition.nodes  # noqa: B018 (an attribute that raises)
+
+
+def test_a_change_between_points_that_are_one_in_single_precision() -> None:
+    starts = torch.tensor([0.2, 0.5], dtype=torch.double)
+    ends = torch.tensor([0.4, 0.5 + 1e-9], dtype=torch.double)
+    change = ChangePoint(starts, ends, torch.tensor([0.25, 0.75], dtype=torch.double))
+    x = torch.tensor([0.1, 0.3, 0.45, 0.5, 0.7], requires_grad=True)
+    left = change.left_probability(x)
+    torch.testing.assert_close(left, torch.tensor([1.0, 0.875, 0.75, 0.75, 0.0]))
+    (slope,) = torch.autograd.grad(left.sum(), x)
+    torch.testing.assert_close(slope, torch.tensor([0.0, -1.25, 0.0, 0.0, 0.0]))
