@@ -44,6 +44,8 @@ _Params = dict[str, Any]
 # Of two or three paths each has two starts: what was compared is in docs/default.md,
 # "Starts of a pipeline".
 _FEW_PATHS = 3
+# Random points for each start among which one is looked for in place of a repeated one.
+_DRAWS = 20
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
 _LINE = 80 * "-"
 _FAILED = "fits failed with the following error:\n"
@@ -224,7 +226,7 @@ class StructuredSearchCV(BaseSearchCV):
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
                     starts[i], config[name] = x[0], own[name]
-        return starts
+        return _without_repeats(space, starts, seed)
 
     def _format_results(
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
@@ -232,6 +234,24 @@ class StructuredSearchCV(BaseSearchCV):
         """What scikit-learn calls to make ``cv_results_``."""
         params, rows = self._history.merge(candidate_params, n_splits, out)
         return super()._format_results(params, n_splits, rows, more_results)
+
+
+def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:
+    """Other points of their paths for those that equal an earlier one, if any is found.
+
+    What an estimator is set to may be what the second start of its path was drawn as.
+    """
+    seen: set[tuple[float, ...]] = set()
+    for i, row in enumerate(starts.tolist()):
+        if tuple(row) in seen:
+            others = space.starts(_DRAWS * len(starts), seed=seed)
+            key = space.tree.path_key(starts[i : i + 1])
+            others = others[space.tree.path_key(others) == key]
+            new = [x for x in others.tolist() if tuple(x) not in seen]
+            if new:
+                starts[i] = starts.new_tensor(new[0])
+        seen.add(tuple(starts[i].tolist()))
+    return starts
 
 
 def _read_space(space: Any) -> SearchSpace:

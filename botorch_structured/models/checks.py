@@ -155,7 +155,9 @@ def check_training_data(
 def _check_batches(transform: InputTransform | None, train_Y: Tensor) -> None:
     if transform is None or train_Y.shape[-1] == 1:
         return
-    for part in transform.modules():
+    # priors of a transform have a batch_shape, too, which is theirs
+    parts = [p for p in transform.modules() if isinstance(p, InputTransform)]
+    for part in parts:
         if shape := tuple(getattr(part, "batch_shape", ())):
             raise ValueError(
                 "input_transform: expected one without a batch_shape for several "

@@ -262,6 +262,21 @@ def test_two_candidates_on_each_of_few_paths_show_all_choices(seed: int) -> None
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_what_estimators_are_set_to_repeats_no_candidate() -> None:
+    # five neighbours are the default, and one of four choices
+    space = [
+        {"model": [SVC()], "model__C": [0.1, 1.0, 10.0]},
+        {"model": [KNeighborsClassifier()], "model__n_neighbors": [1, 3, 5, 9]},
+    ]
+    for seed in range(12):
+        fitted = StructuredSearchCV(PIPELINE, space, 4, random_state=seed).fit(X, y)
+        params = fitted.cv_results_["params"]
+        assert [type(p["model"]) for p in params] == 2 * [SVC, KNeighborsClassifier]
+        assert params[1]["model__n_neighbors"] == 5
+        assert len({str(p) for p in params}) == 4
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
 def test_the_first_candidates_stay_on_their_paths() -> None:
     # the decision is a number with a value of its own, and half of the values of x
     # belong to the other dictionary

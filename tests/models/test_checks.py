@@ -12,8 +12,9 @@ import torch
 from botorch import settings
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.input import AppendFeatures, Normalize
+from botorch.models.transforms.input import AppendFeatures, Normalize, Warp
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from botorch_structured.models import (
@@ -514,3 +515,6 @@ def test_batches_of_a_transform_are_no_outputs() -> None:
             ValueError, match="input_transform: .*without a batch_shape"
         ):
             make(X, Y, *others, input_transform=transform)
+    prior = LogNormalPrior(torch.zeros(2), torch.ones(2))  # one for each column
+    warp = Warp(2, [0, 1], concentration1_prior=prior)
+    TreeStructuredGP(X[0], Y[0], {}, input_transform=warp)

@@ -784,6 +784,28 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             )
         return output % self.num_tasks
 
+    def _is_own(self, output_indices: list[int] | None) -> bool:
+        """Whether an index given with noise variances can only mean the one output.
+
+        Raises:
+            ValueError: It is another task, or the place of this model in a list.
+        """
+        if self._num_outputs > 1 or output_indices is None or len(output_indices) != 1:
+            return False
+        try:
+            asked = self._index_of(output_indices[0])
+        except ValueError:  # no task: the place in a ModelListGP
+            return True
+        if asked != self._index_of(self._output_tasks[0]):
+            raise ValueError(
+                f"output_indices: expected {[*self._output_tasks]}, the only output, "
+                "where observation_noise is a tensor, because a ModelListGP passes the "
+                f"place of a model in the list, got {output_indices}, which is another "
+                "task; make the model with that one in output_tasks, or in a list use "
+                "observation_noise=True."
+            )
+        return True
+
     # -- posterior ------------------------------------------------------------------
 
     def posterior(
@@ -799,9 +821,10 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             X: ``batch_shape x q x d``, answered for ``output_tasks`` (or all signals),
                 or ``batch_shape x q x (d + 1)`` with a task column: one output.
             output_indices: Task values, or indices of signals, to answer for instead.
-                Not with a task column in ``X``. Ignored by a model with one output
-                where ``observation_noise`` is a tensor, as in BoTorch: a
-                ``ModelListGP`` then passes to each model its index in the list.
+                Not with a task column in ``X``. With one output and a tensor of noise
+                variances only that output may be named: a ``ModelListGP`` then passes
+                to each model its place in the list, which is ignored where it is no
+                task, and refused where it is another one.
             observation_noise: Whether to add the noise of each task. A tensor,
                 ``batch_shape x q x m``, has variances on the standardised scale.
             posterior_transform: An optional transform.
@@ -813,15 +836,15 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if self.training:
             self.eval()
         check_finite_points(X, self._train_targets.dtype)
-        if torch.is_tensor(observation_noise) and self._num_outputs == 1:
-            output_indices = None
-        outputs = list(self._output_tasks if output_indices is None else output_indices)
         with_task = self._has_task(X)
         if with_task and output_indices is not None:
             raise ValueError(
                 "output_indices: expected None where X has a task column, got "
                 f"{output_indices}."
             )
+        if torch.is_tensor(observation_noise) and self._is_own(output_indices):
+            output_indices = None
+        outputs = list(self._output_tasks if output_indices is None else output_indices)
         if not outputs:
             raise ValueError("output_indices: expected at least one, got none.")
         if with_task:

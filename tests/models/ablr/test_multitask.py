@@ -203,21 +203,37 @@ def test_construct_inputs(skip: bool) -> None:
 
 
 def test_noise_variances_in_a_list_of_models() -> None:
-    """BoTorch's list passes its own index to each model, which is no task."""
-    X = torch.rand(20, 3, dtype=torch.double)
-    X[:, 0] = torch.arange(20) % 2
+    """BoTorch's list passes its own index to each model: it may be another task."""
+    X = torch.rand(30, 3, dtype=torch.double)
+    X[:, 0] = torch.tensor([0, 1, 5])[torch.arange(30) % 3]
     Y = X.sum(-1, keepdim=True) + 10.0 * X[:, :1]
-    other = SingleTaskGP(X[:, 1:], Y)
     points, noise = X[:2, 1:], torch.full((2, 2), 0.1, dtype=torch.double)
-    for model in (
-        MultiTaskABLR(X, Y, 0, output_tasks=[0]),
-        MultiTaskABLR(X[:, 1:], Y, None),
+
+    def in_a_list(place: int, **kwargs: Any) -> tuple[ModelListGP, MultiTaskABLR]:
+        model = MultiTaskABLR(X, Y, 0, **kwargs)
+        others = [SingleTaskGP(X[:, 1:], Y) for _ in range(place)]
+        return ModelListGP(*others, model), model
+
+    signals = MultiTaskABLR(X[:, 1:], Y, None)
+    for several, model in (
+        in_a_list(1, output_tasks=[1]),
+        in_a_list(2, output_tasks=[0]),
+        (ModelListGP(SingleTaskGP(X[:, 1:], Y), signals), signals),
     ):
-        both = ModelListGP(other, model)
+        variances = noise[:, :1].expand(-1, several.num_outputs)
+        found = several.posterior(points, observation_noise=variances)
         expected = model.posterior(points).mean
-        found = both.posterior(points, observation_noise=noise)
-        torch.testing.assert_close(found.mean[:, 1:], expected)
-        assert (found.variance > both.posterior(points).variance).all()
+        torch.testing.assert_close(found.mean[:, -1:], expected)
+        assert (found.variance > several.posterior(points).variance).all()
+    several, model = in_a_list(1, output_tasks=[0])
+    with pytest.raises(ValueError, match=r"output_indices: .*ModelListGP.* got \[1\]"):
+        several.posterior(points, observation_noise=noise)
+    # what cannot come from a list is as it was
+    both = model.posterior(points, output_indices=[1, 5], observation_noise=noise)
+    alone = [model.posterior(points, output_indices=[t]).mean for t in (1, 5)]
+    torch.testing.assert_close(both.mean, torch.cat(alone, -1))
+    with pytest.raises(ValueError, match="output_indices: expected None where"):
+        model.posterior(X[:2], output_indices=[0], observation_noise=noise[:, :1])
 
 
 def test_conditioning_a_list_without_batches() -> None:
