@@ -296,9 +296,9 @@ def run_limited(
     """`suggest` with costs, where an evaluation that takes long is stopped.
 
     An evaluation is stopped after a fifth of the seconds: it has failed, and these are
-    what it cost. From the 21st on, costs do not count in every other second: where less
-    than half of what was spent since then went to suggestions without costs, the next
-    one is without.
+    what it cost. From the 21st on, half of the seconds are for suggestions without
+    costs: where less than half of what was spent since the starts went to them, the
+    next one is without costs.
 
     Args:
         problem: The data set; all training data are used.
