@@ -60,6 +60,7 @@ from botorch_structured.models.fast_inference import (
 )
 from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.outcome_scale import ScaledNormal
+from botorch_structured.models.parts import named_parameters_of
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
     evidence_of_elements,
@@ -179,7 +180,7 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     Args:
         model: A model whose parameters have the batch shape in front.
     """
-    ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    ends = {name: name.rpartition(".")[2] for name in named_parameters_of(model)}
     return {
         name: -1 - EVENT_DIMENSIONS[end]
         for name, end in ends.items()
@@ -591,7 +592,7 @@ class LeafModel(FastSingleTaskGP):
             ValueError: If ``start_from`` has another class or other options.
         """
         objectives = self._fit_objectives(mll, kwargs)
-        parameters = list(mll.parameters())
+        parameters = [*named_parameters_of(mll).values()]
         cold = [p.detach().clone() for p in parameters]
         before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
         found: list[_Fit] = []

@@ -33,6 +33,7 @@ from botorch_structured.linalg.hyperparameter import (
     QuickLogNormalPrior,
     read_value,
 )
+from botorch_structured.models.parts import named_parts
 from botorch_structured.models.tree.noise import read_amplitude, read_noise_std
 from botorch_structured.models.tree.old_studies import read_slope
 
@@ -191,13 +192,14 @@ def _constrained(
 ) -> Iterator[tuple[str, torch.nn.Parameter, Interval | None]]:
     """``named_parameters_and_constraints``, which walks to the module of each name."""
     seen: set[int] = set()
-    for prefix, module in mll.named_modules():
+    for prefix, module in named_parts(mll):
         for name, p in module._parameters.items():
             if p is None or id(p) in seen:
                 continue
             seen.add(id(p))
-            known = isinstance(module, Module)
-            constraint = module.constraint_for_parameter_name(name) if known else None
+            constraint = None
+            if isinstance(module, Module):
+                constraint = module.constraint_for_parameter_name(name)
             yield f"{prefix}.{name}" if prefix else name, p, constraint
 
 

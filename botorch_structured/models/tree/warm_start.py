@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from botorch_structured.models.parts import named_parameters_of
 from botorch_structured.models.tree.elements import EVENT_DIMENSIONS
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
@@ -53,12 +54,12 @@ def take_values(model: Any, earlier: Any) -> None:
                 "start_from: expected a model with the same options, got one with "
                 f"another {name} ({other} for {mine})."
             )
-    values = dict(earlier.named_parameters())
+    values = named_parameters_of(earlier)
     both = (model, earlier)
     to, of = ({}, {}) if _same_entries(*both) else map(_entries, both)
     alike = _columns(model) == _columns(earlier)
     taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters_of(model).items():
         if name not in values or not parameter.requires_grad:
             continue  # of branches that are new, or held
         value = values[name].detach().to(parameter)
@@ -93,8 +94,8 @@ def take_values(model: Any, earlier: Any) -> None:
             )
         taken.append((parameter, value))
     with torch.no_grad():
-        for parameter, value in taken:
-            parameter.copy_(value)
+        for target, value in taken:
+            target.copy_(value)
     kernel = model.covar_module
     if isinstance(kernel, TreeStructuredKernel):
         kernel.set_correlation(earlier.covar_module.correlation.name)
