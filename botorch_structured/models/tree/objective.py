@@ -221,7 +221,7 @@ class _Form:
         self, kernel: Any, parameters: RawParameters, X: Tensor, structure: Structure
     ) -> None:
         self.parameters, self.X = parameters, X
-        self.layout, self.places = structure.layout, structure.places
+        self.places, self.layout, _, self.undeclared = structure
         # before anything is made of all rows
         if any(
             b.index.numel() * b.index.shape[1] > _MAX_KEPT for b in self.layout.buckets
@@ -258,15 +258,17 @@ class _Form:
         points = _numbers(self.X)[:, kernel.columns[:width]]
         categorical = []
         for j, column in enumerate(kernel.columns[:width]):
-            known = getattr(hyper, f"known_{column}", None)
-            if known is not None:
+            if column in kernel._categorical:
                 categorical.append(j)
                 # all unknown values are the same one
-                matches = points[:, j, None] == _numbers(known)
+                known = _numbers(getattr(hyper, f"known_{column}"))
+                matches = points[:, j, None] == known
                 points[:, j] = (matches * np.arange(1, len(known) + 1)).sum(-1)
         name = _TREE_NAMES[kernel.correlation.name]
-        undeclared = (places.codes >= kernel.weights.num_outcomes).sum(-1)
+        undeclared = None
         self._read_weights(kernel)
+        if self.offsets.size and self.undeclared:
+            undeclared = (places.codes >= kernel.weights.num_outcomes).sum(-1)
         fixed = self._fixed(kernel)
         context = kernel.context_columns
         if context:
@@ -289,7 +291,7 @@ class _Form:
                     name, points_of, columns, leaves.rows, unequal[:0]
                 )
                 leaves.factors.append(_Factor(name, distances, of_context[columns]))
-            if self.offsets.size and bool(undeclared[bucket.leaves].any()):
+            if undeclared is not None and bool(undeclared[bucket.leaves].any()):
                 leaves.undeclared = _numbers(undeclared[bucket.leaves]).astype(float)
             if self.num_weights:
                 self._add_features(leaves, bucket, kernel, fixed)

@@ -208,31 +208,29 @@ class Quantities:
 
     def __init__(self) -> None:
         self.size = 0
-        none = np.zeros(0, dtype=np.int64)
-        self._entries: list[tuple[Indices, Indices, Array]] = [
-            (none, none, np.zeros(0))
-        ]
+        self._entries: list[tuple[Any, Any, float]] = []
         self._constants: list[Array] = []
 
     def add(self, count: int, constant: Any = 0.0) -> Indices:
         """Places of ``count`` new quantities."""
-        self._constants.append(np.broadcast_to(constant, count).astype(np.float64))
+        self._constants.append(np.full(count, constant, dtype=np.float64))
         self.size += count
         return np.arange(self.size - count, self.size)
 
     def depend(self, rows: Any, columns: Any, factor: float) -> None:
         """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
-        rows, columns = np.broadcast_arrays(rows, columns)
-        self._entries.append((rows, columns, np.full(rows.shape, factor)))
+        self._entries.append((rows, columns, factor))
 
     def map(self, width: int) -> tuple[Any, Array]:
         """A and c."""
-        rows, columns, factors = map(np.concatenate, zip(*self._entries, strict=True))
         constants = np.concatenate(self._constants)
         if self.size * width <= _MAX_DENSE:
             A = np.zeros((self.size, width))
-            A[rows, columns] = factors  # no pair is given twice
+            for rows, columns, factor in self._entries:  # no pair is given twice
+                A[rows, columns] = factor
             return A, constants
+        every = (np.broadcast_arrays(*entry) for entry in self._entries)
+        rows, columns, factors = map(np.concatenate, zip(*every, strict=True))
         pairs = (rows, columns)
         return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
