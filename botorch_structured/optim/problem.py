@@ -327,14 +327,14 @@ def make_problem(
         if known_space.is_restricted:
             feasible = _both(known_space.feasible, feasible)
         fill = known_space.fill if fill is None else fill
-    try:
-        fill_row = (
-            torch.as_tensor(0.5 if fill is None else fill).to(bounds).detach().expand(d)
-        )
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
-    if not fill_row.isfinite().all():
-        raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
+    fill_row = bounds.new_full((d,), 0.5)
+    if fill is not None:
+        try:
+            fill_row = torch.as_tensor(fill).to(bounds).detach().expand(d)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"fill: expected a number or {d}, got {fill!r}.") from None
+        if not fill_row.isfinite().all():
+            raise ValueError(f"fill: expected finite numbers, got {fill!r}.")
     distance = check_number("min_distance", min_distance)
     if not 0.0 <= distance < 1.0:
         raise ValueError(
@@ -353,14 +353,17 @@ def make_problem(
     imputed = [tree.impute(X, fill_row) for X in seen]
     known = imputed[0] if len(imputed) == 1 else torch.cat(imputed)
     good: Tensor = bounds[:0]
-    best: Tensor | slice = slice(None)
+    order: Tensor | None = None
     if X_start is None:
-        good, best = _promising(tree, bounds, acq_function)
+        good, order = _promising(tree, bounds, acq_function)
     elif not isinstance(X_start, tuple):
         good = check_points("X_start", X_start, tree, bounds)
     seen.append(good)
-    good_keys = tree.path_key(good)[best]  # of all of them, which are located already
-    good = tree.impute(good, fill_row)[best]
+    good_keys = tree.path_key(good)  # of all of them, which are located already
+    good = tree.impute(good, fill_row)
+    if order is not None:  # the best one of every path
+        order = order[first_of_each(good_keys[order])]
+        good, good_keys = good[order], good_keys[order]
     listed = _with_outcomes(tree, lists, fixed)
     unknown = _undeclared(listed, seen)
     kept: dict[str, Any] = {}
@@ -641,19 +644,19 @@ def _with_outcomes(
 
 def _promising(
     tree: ParameterTree, bounds: Tensor, acq_function: AcquisitionFunction | None
-) -> tuple[Tensor, Tensor | slice]:
-    """The best training point of every path, the best of all first.
+) -> tuple[Tensor, Tensor | None]:
+    """Training points, and the order in which they are promising.
 
     Args:
-        tree: Its paths.
+        tree: The space.
         bounds: A tensor of the precision and on the device that is wanted.
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``n x d`` training points, and the numbers of those ``k``; none if the
+        ``n x d`` points and ``n`` numbers, that of the best first; none if the
         acquisition function has no model with one table of training points.
     """
-    none = bounds[:0], slice(None)
+    none = bounds[:0], None
     model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
@@ -668,8 +671,7 @@ def _promising(
     if score is None:
         return none
     ranks = (-score.cpu().numpy()).argsort(kind="stable")
-    order = torch.from_numpy(ranks).to(X.device)
-    return X, order[first_of_each(tree.path_key(X)[order])]
+    return X, torch.from_numpy(ranks).to(X.device)
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:

@@ -448,9 +448,12 @@ def raw_candidates(
     Returns:
         The candidates. Boxes without an admissible point have none.
     """
-    small = boxes.counts <= 4 * per_box
-    samples = _listed(boxes, small.nonzero().view(-1))
-    large = (~small).nonzero().squeeze(-1)
+    counts = boxes.counts.cpu().numpy()
+    small, large = (
+        torch.from_numpy(which.nonzero()[0]).to(good.device)
+        for which in (counts <= 4 * per_box, counts > 4 * per_box)
+    )
+    samples = _listed(boxes, small)
     if len(large):
         good_box = boxes.of_rows(good) if keys is None else boxes.of_keys(keys)
         samples.append(_spread(boxes, large, per_box, good, good_box, generator))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 from graphlib import TopologicalSorter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -248,6 +249,7 @@ class Lookup:
         self.low, self.high = low.to(device), high.to(device)
         self.sizes = index([len(o) for o in outcomes])
         self.all_columns = index(self.columns)
+        self._places = np.array(self.columns, dtype=np.int64)
         self.strict = torch.tensor([o.strict for o in outcomes], device=device)
         self.any_strict = any(o.strict for o in outcomes)
         self.all_strict = all(o.strict or o.numeric for o in outcomes)
@@ -337,15 +339,17 @@ class Lookup:
         Args:
             X: ``batch_shape x n x d`` points.
         """
-        values = X.detach().index_select(-1, self.all_columns).to(torch.double)
-        if X.device.type != "cpu" or X.numel() > _MAX_KEPT:
+        X = X.detach()
+        try:  # in a third of the time of torch
+            array = X.numpy().take(self._places, -1).astype(np.float64, copy=False)
+        except (RuntimeError, TypeError):  # under a transform of functorch; on a GPU
+            values = X.index_select(-1, self.all_columns).to(torch.double)
             return Located(self, values)
-        try:
-            name = X.shape, values.numpy().tobytes()
-        except RuntimeError:  # under a transform of functorch
-            return Located(self, values)
+        if X.numel() > _MAX_KEPT:
+            return Located(self, torch.from_numpy(array))
+        name = X.shape, array.tobytes()
         found = self._last.pop(name, None)
-        self._last[name] = at = found or Located(self, values)
+        self._last[name] = at = found or Located(self, torch.from_numpy(array))
         if found is None:
             sizes = [shape.numel() for shape, _ in self._last]
             while len(self._last) > _KEPT or sum(sizes) > _MAX_ALL:
