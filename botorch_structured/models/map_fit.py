@@ -6,7 +6,8 @@ __all__ = ["FIT_OPTIONS", "ArrayObjective", "accept_rounding", "fit_map"]
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Protocol
 from warnings import WarningMessage
@@ -20,7 +21,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from scipy import optimize
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
 from botorch_structured._botorch_names import fit_fallback
 from botorch_structured.models.lbfgsb import minimize_lbfgsb
@@ -167,7 +168,7 @@ def _minimise(
     problem = scaled, objective.read() / units
     within = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
-    with _blas().limit(limits=1):
+    with _one_thread():
         if method == "L-BFGS-B" and timeout_sec is None:
             found = minimize_lbfgsb(*problem, within, options)
         else:
@@ -198,11 +199,26 @@ def _minimise(
     )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """``ThreadpoolController.limit``, which asks libraries for all they know."""
+    libraries = _blas()
+    before = [library.num_threads for library in libraries]
+    try:
+        for library in libraries:
+            library.set_num_threads(1)
+        yield
+    finally:
+        for library, count in zip(libraries, before, strict=True):
+            library.set_num_threads(count)
+
+
 @cache
-def _blas() -> ThreadpoolController:
-    # looking for the libraries takes as long as ten evaluations of a small objective,
-    # and asking the others for what they use as long as one
-    return ThreadpoolController().select(user_api="blas")
+def _blas() -> list[LibController]:
+    # looking for the libraries takes as long as ten evaluations of a small objective
+    libraries: list[LibController]
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    return libraries
 
 
 def accept_rounding(warning: WarningMessage) -> bool:
