@@ -182,6 +182,9 @@ def extremes(Y: Tensor) -> tuple[Tensor, Tensor]:
             none are left, the smallest is infinity and the largest minus infinity.
     """
     Y = Y.detach()
+    low, high = Y.aminmax(dim=-2, keepdim=True)
+    if math.isfinite((high - low).sum()):  # only if all outcomes are
+        return low, high
     left_out = ~Y.isfinite()
     low = Y.masked_fill(left_out, torch.inf).amin(dim=-2, keepdim=True)
     return low, Y.masked_fill(left_out, -torch.inf).amax(dim=-2, keepdim=True)
@@ -217,8 +220,8 @@ def check_spread(low: Tensor, high: Tensor) -> None:
         raise DataError(
             f"{expected} magnitudes up to {float(size.max()):.1e}. Rescale them."
         )
-    small = some & (high - low < least) & ~is_constant(low, high)
-    if small.any():
+    small = some & (high - low < least)
+    if small.any() and (small := small & ~is_constant(low, high)).any():
         raise DataError(
             f"{expected} some that differ by {float((high - low)[small].min()):.1e} at "
             "most. Rescale them."
