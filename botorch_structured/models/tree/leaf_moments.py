@@ -295,7 +295,10 @@ class LeafMoments:
         if not self._by_value:
             every = self.kernel.locate(X).key.unsqueeze(-1).numpy()
             decisions, runs = np.zeros(1, dtype=np.int64), [slice(0, 1)]
-        if all((every[1:, run] == every[:-1, run]).all() for run in runs):
+        ends = every[[0, -1]][:, decisions]  # which differ if rows are on several paths
+        if (ends[0] == ends[1]).all() and all(
+            (every[1:, run] == every[:-1, run]).all() for run in runs
+        ):
             # one path only, as in a climb from one start
             place = self._found.get(every[0, decisions].tobytes())
             if place is not None:
@@ -498,8 +501,8 @@ class LeafMoments:
         of_features = torch.cat([mu, root], dim=-1)
         # those of nodes, which come first, are constant on a path
         level, slope, wave, *_ = factors
-        moving = ((slope != 0.0) | (wave != 0.0)).any(0)
-        first = int(moving.to(torch.uint8).argmax()) if moving.any() else len(moving)
+        moving = ((slope.numpy() != 0.0) | (wave.numpy() != 0.0)).any(0)
+        first = int(moving.argmax()) if moving.any() else len(moving)
         still = level[:, None, :first] @ of_features[:, :first]
         return LeafStack(
             correlation,

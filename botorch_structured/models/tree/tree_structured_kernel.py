@@ -25,12 +25,13 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch import Module
+from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
@@ -450,6 +451,11 @@ class TreeStructuredKernel(LeafKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return self.weights.num_weights
+
+    def named_sub_kernels(self) -> Iterable[tuple[str, Kernel]]:
+        """None; GPyTorch looks at all parts of a kernel whenever its batch is asked."""
+        own = type(self) is TreeStructuredKernel
+        return () if own else super().named_sub_kernels()
 
     @property
     def variant(self) -> Correlation:
