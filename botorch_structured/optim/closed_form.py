@@ -321,6 +321,9 @@ _COMBINED = {
 def _tail(u: Array, far: float) -> tuple[Array, Array]:
     """Phi / phi and h / phi, for ``u`` of -1 or less."""
     mills = special.erfcx(u * -math.sqrt(0.5)) * math.sqrt(0.5 * math.pi)
-    r = 1.0 / np.square(u)
-    series = r * (1.0 - r * (3.0 - r * (15.0 - 105.0 * r)))
-    return mills, np.where(u > far, 1.0 + u * mills, series)
+    share = 1.0 + u * mills
+    beyond = u <= far
+    if np.count_nonzero(beyond):
+        r = 1.0 / np.square(u[beyond])
+        share[beyond] = r * (1.0 - r * (3.0 - r * (15.0 - 105.0 * r)))
+    return mills, share

@@ -611,7 +611,9 @@ def _perturbed(
         if b >= 0:
             by_box.setdefault(b, []).append(i)
     per_box = max(per_box, 1)
-    rows = [m[i % len(m)] for m in by_box.values() for i in range(per_box)]
+    rows: list[int] = []
+    for mine in by_box.values():  # again and again
+        rows += (mine * (per_box // len(mine) + 1))[:per_box]
     if not rows:
         return None
     # an array of NumPy is made of a list in a fraction of the time

@@ -164,7 +164,8 @@ def _number(values: Tensor) -> Tensor:
 ValueAndGradient = Callable[[Array, Array], tuple[Array, Array]]
 
 
-@np.errstate(invalid="ignore")  # all trials of a start may be inadmissible
+# all trials of a start may be inadmissible, and outcomes as large as 1e300
+@np.errstate(invalid="ignore", over="ignore")
 def maximize_in_unit_box(
     value_and_gradient: ValueAndGradient,
     U: Tensor,
@@ -221,6 +222,7 @@ def maximize_in_unit_box(
     probing: Array = np.zeros_like(informed)
     ladders = np.array([_FIRST_STEPS, _STEPS], dtype=x.dtype)
     width = ladders.shape[-1]
+    every = width * start  # where the steps of each start begin
     for sweep in range(max_iter):
         blocked = ((x <= 0) & (g <= 0)) | ((x >= 1) & (g >= 0)) | held
         g_free = np.where(blocked, 0.0, g)
@@ -267,8 +269,9 @@ def maximize_in_unit_box(
             probe = (x[:, None] + _PROBE * axes).clip(0.0, 1.0)
             trial = np.where(probing[:, None, None], probe, trial)
         f_new, g_new = value_and_gradient(trial, start)
-        row, j = np.arange(n), f_new.argmax(-1)
-        x_new, f_next, g_next = trial[row, j], f_new[row, j], g_new[row, j]
+        best_step = f_new.argmax(-1) + every[:n]
+        x_new, g_next = _take(best_step, trial.reshape(-1, k), g_new.reshape(-1, k))
+        f_next = f_new.take(best_step)
         gain = f_next - f
         better = gain > 0
         if np.count_nonzero(better) < n:
@@ -278,8 +281,7 @@ def maximize_in_unit_box(
         y = g - g_next
         if any_fixed:
             y[fixed[start]] = 0.0
-        with np.errstate(over="ignore", invalid="ignore"):  # outcomes of 1e300
-            B, informed_now = _update(B, informed, x_new - x, y)
+        B, informed_now = _update(B, informed, x_new - x, y)
         x, f, g = x_new, f_next, g_next
         best_U[start], best_f[start] = x, f
         # No gain though one was expected: try once more without curvature.
