@@ -146,7 +146,7 @@ def evidence_by_block(
             both = factors.back(np.concatenate([rest, half], axis=-1))
             alpha = both[..., :1]
             spread = both[..., 1:] @ covariance.take(block.pairs)
-            d_features = alpha @ mine.swapaxes(1, 2)
+            d_features = alpha * mine.swapaxes(1, 2)
             d_features -= spread
             left = 0.5 * np.concatenate([alpha, spread], axis=-1)
             g = left @ both.swapaxes(1, 2)
@@ -267,11 +267,12 @@ def _inverse_factors(covariance: Array) -> tuple[Array, float]:
             factor = None  # one of them needs jitter
         if factor is not None:
             diagonal = factor.reshape(len(factor), -1)[:, :: size + 1]
-            return np.linalg.inv(factor), 2.0 * float(np.log(diagonal).sum())
+            total = 2.0 * float(np.add.reduce(np.log(diagonal), None))
+            return np.linalg.inv(factor), total
     inverse, total = np.empty_like(covariance), 0.0
     for one, out in zip(covariance, inverse, strict=True):
         factor = _factor(one)
-        total += 2.0 * float(np.log(factor.diagonal()).sum())
+        total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))
         out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
     return inverse, total
 

@@ -685,7 +685,8 @@ class LeafObjective:
             if self._noise is not None:
                 diagonal = g.reshape(len(g), -1)[:, :: g.shape[-1] + 1]
                 real = leaves.real
-                d_noise += float((diagonal if real is None else diagonal * real).sum())
+                mine = diagonal if real is None else diagonal * real
+                d_noise += float(np.add.reduce(mine, None))
             if leaves.undeclared is not None:
                 total = g if leaves.pair is None else g * leaves.pair
                 d_offset += float(leaves.undeclared @ total.sum((1, 2)))
@@ -765,7 +766,7 @@ class LeafObjective:
         if leaves.fixed is None:
             return
         by_deviation = d.features * part.block.features
-        yield by_deviation.sum(1).ravel()
+        yield np.add.reduce(by_deviation, 1).ravel()
         if part.phase is not None:
             m = part.phase.shape[-1]
             start = leaves.fixed.shape[-1]
