@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from botorch_structured.models.parts import named_parameters_of
+from botorch_structured.models.parts import named_parameters_of, named_parts
 from botorch_structured.models.tree.elements import EVENT_DIMENSIONS
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
@@ -118,7 +118,7 @@ def _classes(module: torch.nn.Module) -> list[type]:
     """The classes of a kernel and of what it is made of, of a likelihood or mean."""
     if isinstance(module, TreeStructuredKernel):
         return [type(module)]  # its parts depend on the branches
-    return [type(part) for part in module.modules()]
+    return [type(part) for _, part in named_parts(module)]
 
 
 def _columns(model: Any) -> tuple[object, object]:
