@@ -31,11 +31,13 @@ __all__ = [
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -217,26 +219,40 @@ class LeafLayout:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self.num_rows = keys.shape[0]
-        self.keys, self.leaf_of_row = torch.unique(keys, return_inverse=True)
-        self.num_leaves = self.keys.shape[0]
-        order, counts = group_rows(self.leaf_of_row, self.num_leaves)
-        start = counts.cumsum(0) - counts
-        self.representative = order[start]
+        # by NumPy, which takes a third of the time; a GPU would be waited for, too
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(keys.device)
+
+        try:
+            every = keys.cpu().numpy()
+        except RuntimeError:  # under a transform of functorch
+            every = np.array(keys.tolist(), dtype=np.int64)
+        n = self.num_rows = len(every)
+        order = every.argsort(kind="stable")
+        ordered = every[order]
+        new = np.ones(n, dtype=bool)  # the first row of a leaf
+        np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+        start = new.nonzero()[0]
+        leaf_of_row = np.empty(n, dtype=np.int64)
+        leaf_of_row[order] = new.cumsum() - 1
+        counts = np.append(start[1:], n) - start
+        self.keys, self.leaf_of_row = tensor(ordered[start]), tensor(leaf_of_row)
+        self.num_leaves = len(start)
+        self.representative = tensor(order[start])
         self.sizes: list[int] = counts.tolist()
         self.max_size = max(self.sizes)
         widths = _bucket_widths(self.sizes)
         leaf_widths = [widths[size] for size in self.sizes]
         self.buckets: list[Bucket] = []
         for width in sorted(set(leaf_widths)):
-            leaves = torch.tensor(
-                [p for p, w in enumerate(leaf_widths) if w == width],
-                device=keys.device,
-            )
-            index = pad_groups(order, start[leaves], counts[leaves], width)
+            leaves = np.array([p for p, w in enumerate(leaf_widths) if w == width])
+            place = np.arange(width)
+            position = np.minimum(start[leaves, None] + place, n - 1)
+            inside = place < counts[leaves, None]
+            index = np.where(inside, order[position], n)
             least = min(s for s in widths if widths[s] == width)
-            real = None if least == width else index < self.num_rows
-            self.buckets.append(Bucket(leaves, index, real, least))
+            real = None if least == width else tensor(inside)
+            self.buckets.append(Bucket(tensor(leaves), tensor(index), real, least))
 
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
