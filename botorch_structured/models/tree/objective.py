@@ -381,7 +381,7 @@ class _Form:
         nodes = places.nodes[bucket.leaves]
         groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
         count = fixed.shape[-1]
-        present = [nodes[:, weights.node_columns], active[:, weights.linear_columns]]
+        present = [nodes[:, weights.node_columns], active[:, weights.linear_index]]
         for column, values in weights.onehot_columns.items():
             present.append(active[:, column, None].expand(-1, len(values) + 1))
         used = _numbers(positions(torch.cat(present, dim=-1)))

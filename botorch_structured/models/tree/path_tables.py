@@ -199,10 +199,11 @@ def _tree_tables(
         if c in codes:
             encoded[i], factor[i] = next(codes[c]), math.sqrt(0.5)
     column = torch.tensor([*encoded, 0])
-    inverse = kernel.leaf_hyperparameters.inverse_lengthscale(places.path)
-    inverse = pad(inverse[..., kernel.encoded_columns], (0, 1)) * factor
-    inputs = positions(places.seen[:, kernel.encoded_columns])
-    variance = kernel.leaf_hyperparameters.scale(places.path, places.nodes)
+    leaf = kernel.leaf_hyperparameters
+    inverse = leaf.inverse_lengthscale(places.path)
+    inverse = pad(inverse.index_select(-1, leaf.encoded_index), (0, 1)) * factor
+    inputs = positions(places.seen.index_select(-1, leaf.encoded_index))
+    variance = leaf.scale(places.path, places.nodes)
     constant = kernel.weights.undeclared_variance(places.codes).to(scale)
     if used is None:
         used = positions(kernel.weights.active_weights(places.active, places.nodes))

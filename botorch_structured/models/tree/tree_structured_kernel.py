@@ -538,13 +538,10 @@ class TreeStructuredKernel(LeafKernel):
         """See ``LeafKernel.structure``."""
         layout = self.layout(X)
         places = self.locate(X[layout.representative])
-        seen = places.seen[:, self.encoded_columns]
-        columns, lengths = torch.tensor(
-            [self._encoded.columns, self.encoded_columns],
-            dtype=torch.long,
-            device=X.device,
-        )
-        lengths = pad(lengths, (0, 1), value=len(self.columns))
+        leaf = self.leaf_hyperparameters
+        seen = places.seen.index_select(-1, leaf.encoded_index)
+        columns = leaf.column_index[leaf.encoded_index]
+        lengths = pad(leaf.encoded_index, (0, 1), value=len(self.columns))
         features = self.weights.by_leaf(X, places.active, places.nodes, layout)
         blocks = []
         for bucket, mine in zip(layout.buckets, features, strict=True):

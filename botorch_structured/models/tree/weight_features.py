@@ -308,9 +308,6 @@ class WeightFeatures(Module):
         first_wave = first_onehot + onehot.shape[-1]
         repeat = 2 * self.num_frequencies
         wave = torch.arange(repeat, device=X.device)
-        linear_columns = torch.tensor(
-            self.linear_columns, dtype=torch.long, device=X.device
-        )
         out = []
         for bucket in layout.buckets:
             at = [positions(mask[bucket.leaves]) for mask in (on_path, linear, onehot)]
@@ -335,7 +332,7 @@ class WeightFeatures(Module):
                     torch.cat(weights, dim=-1),
                     at[0].shape[-1],
                     ones.to(X).unsqueeze(-1),
-                    LeafColumns.of(bucket, at[1], linear_columns)
+                    LeafColumns.of(bucket, at[1], self.linear_index)
                     if at[1].numel()
                     else None,
                     self._onehot.codes(X, bucket, at[2]) if at[2].numel() else None,
