@@ -229,10 +229,10 @@ def check_spread(low: Tensor, high: Tensor) -> None:
 
 
 def _check_inputs(name: str, X: Tensor, tree: bool = False) -> None:
-    _check_finite(name, X, _INACTIVE if tree else "")
     most = torch.finfo(X.dtype).max ** 0.5 / _MARGIN
     size = max(map(abs, _extremes(X)), default=0.0)
-    if size > most:
+    if not size <= most:  # NaN is not
+        _check_finite(name, X, _INACTIVE if tree else "")
         raise DataError(
             f"{name}: expected inputs whose squares, and so distances, are numbers (up "
             f"to about {most:.0e} in {X.dtype}), got magnitudes up to {size:.1e}. "

@@ -28,6 +28,7 @@ __all__ = [
 
 import math
 
+import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.kernels import ScaleKernel
@@ -79,13 +80,14 @@ def repeated_share(targets: Tensor) -> float:
     Args:
         targets: ``batch_shape x n``.
     """
-    ordered = targets.sort(dim=-1).values
+    ordered = np.sort(targets.detach().cpu().numpy(), axis=-1)
     equal = ordered[..., 1:] == ordered[..., :-1]
     if not equal.any():
         return 0.0
-    pad = torch.nn.functional.pad
-    repeated = pad(equal, (1, 0)) | pad(equal, (0, 1))
-    return float(repeated.double().mean(-1).max())
+    repeated = np.zeros(ordered.shape, dtype=bool)
+    repeated[..., 1:] |= equal
+    repeated[..., :-1] |= equal
+    return float(repeated.mean(-1).max())
 
 
 def has_steps(targets: Tensor) -> bool:
