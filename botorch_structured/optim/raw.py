@@ -567,7 +567,8 @@ def _spread(
     def first(count: int) -> Sample:
         """So many of the Sobol points in each box."""
         every = parts[0].X, parts[0].box, parts[0].source
-        some = (t.unflatten(0, (len(chosen), per_box))[:, :count] for t in every)
+        shape = len(chosen), per_box
+        some = (t.view(*shape, *t.shape[1:])[:, :count] for t in every)
         return Sample(*(t.flatten(0, 1) for t in some))
 
     def with_shared(sample: Sample, values: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def take_values(model: Any, earlier: Any) -> None:
     for name, parameter in named_parameters_of(model).items():
         if name not in values or not parameter.requires_grad:
             continue  # of branches that are new, or held
-        value = values[name].detach().to(parameter)
+        value = values[name].detach()
         here, there = to.get(name), of.get(name)
         if (
             here is not None
