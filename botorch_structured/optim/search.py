@@ -171,6 +171,8 @@ class Search:
         why = f"{num_known} points are known or pending"
         if self.problem.is_restricted:
             why += "; no other point satisfying feasible and the constraints was found"
+        if self.problem.fixed:
+            why += f"; fixed_features hold {self.problem.fixed}"
         return CandidateGenerationError(
             f"Expected a path with a new point to propose, got none: {why}."
         )

@@ -35,6 +35,7 @@ from botorch_structured.study.custom import (
 )
 from botorch_structured.study.held import Point, hold, read_fixed
 from botorch_structured.study.log import StudyLog, describe, writable
+from botorch_structured.study.new_points import draw_new, used_up
 from botorch_structured.study.one_at_a_time import one_at_a_time
 from botorch_structured.study.outcomes import Outcomes, read_metadata
 from botorch_structured.study.pending import answered
@@ -54,12 +55,6 @@ _TOLD = ("values", "cost", "error", "sem", "metadata")
 #: Starts on different paths before models are fitted. More of them delay a search; what
 #: was compared is in docs/default.md, "Starts where paths are many".
 MOST_STARTS = 10
-# Random points among which one is looked for that is not known yet.
-_DRAWS = 200
-# The same where most may be on other paths than those that are left.
-_HELD_DRAWS = 5_000
-# Up to so many paths `SearchSpace.starts` has some on each.
-_LISTED = 1_000
 # Fits start from the one before above so many evaluations, where that saves a third of
 # the time or more; and from nothing at every tenth, so that a study that is opened
 # again has at most nine fits to repeat.
@@ -281,7 +276,8 @@ class Study:
             pending: Further configurations that are being evaluated, which the study
                 was not asked for.
             fixed: ``{name: value}`` of parameters to hold: each configuration that has
-                the parameter has this value. Some configuration has to have it.
+                the parameter has this value, of a constant its own. Some configuration
+                has to have it.
 
         Returns:
             ``q`` dictionaries of the active parameters.
@@ -650,10 +646,22 @@ class Study:
         starts = dict.fromkeys(hold(self.space, self._next_starts(busy), held))
         chosen = self._once([x for x in starts if x not in known], elsewhere)[:q]
         avoided = [*busy, *chosen]
-        while len(chosen) < q:
-            found = self._choose(q - len(chosen), avoided, held)
+        while (missing := q - len(chosen)) > 0:
+            try:
+                found = self._choose(missing, avoided, held)
+            except CandidateGenerationError:
+                if len(found := self._draw(missing, avoided, held)) == missing:
+                    raise
             chosen, avoided = self._once([*chosen, *found], elsewhere), avoided + found
+            if len(found) < missing:
+                raise used_up(q, len(chosen), held)
         return chosen
+
+    def _draw(
+        self, q: int, busy: Sequence[Point], held: Mapping[int, float]
+    ) -> list[Point]:
+        known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
+        return draw_new(self.space, q, known, held, seed)
 
     def _once(self, points: list[Point], elsewhere: Sequence[Point]) -> list[Point]:
         """Points of configurations that nobody has: overlapping dictionaries share."""
@@ -770,29 +778,6 @@ class Study:
                 )
             last = self._fitted[k]
         return last
-
-    def _draw(
-        self, q: int, busy: Sequence[Point], held: Mapping[int, float]
-    ) -> list[Point]:
-        """Random points that are not known."""
-        known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
-        X = self.space.sample((_HELD_DRAWS if held else _DRAWS) + q, seed=seed)
-
-        def new_ones() -> list[Point]:
-            points = hold(self.space, [tuple(x) for x in X.tolist()], held)
-            return [x for x in dict.fromkeys(points) if x not in known]
-
-        if held and len(new_ones()) < q:  # few are on a rare path
-            each = (q + len(busy)) * min(self.space.tree.num_paths, _LISTED)
-            X = torch.cat([X, self.space.starts(each, seed=seed)])
-        if len(new := new_ones()) < q:
-            others = ", or have other values than those to be held" if held else ""
-            raise CandidateGenerationError(
-                f"Expected {q} new configuration{'s' * (q > 1)}, got {len(new)} among "
-                f"{len(X)} random ones: the others are equal to these, were evaluated "
-                f"or are pending{others}."
-            )
-        return new[:q]
 
 
 def _is_near(k: int, n: int) -> bool:

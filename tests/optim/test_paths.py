@@ -246,15 +246,20 @@ def test_paths_are_exhausted_one_after_the_other(peak) -> None:
         known = torch.cat([known, X])
     assert len(known.unique(dim=0)) == 6
     assert sorted(known[:, 0].tolist()) == [0, 0, 0, 1, 1, 2]
-    with pytest.raises(CandidateGenerationError, match="6 points are known"):
-        optimize_acqf_paths(
-            acqf,
-            bounds,
-            tree,
-            integer_features=[1],
-            categorical_features={2: [1, 3]},
-            X_avoid=known,
-        )
+    for fixed, message in (
+        (None, "6 points are known or pending.$"),
+        ({0: 1.0}, r"6 points are .*; fixed_features hold \{0: 1.0\}"),
+    ):
+        with pytest.raises(CandidateGenerationError, match=message):
+            optimize_acqf_paths(
+                acqf,
+                bounds,
+                tree,
+                integer_features=[1],
+                categorical_features={2: [1, 3]},
+                fixed_features=fixed,
+                X_avoid=known,
+            )
 
 
 def test_the_last_point_of_a_large_finite_space(peak) -> None:

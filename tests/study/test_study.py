@@ -372,11 +372,21 @@ def test_a_configspace_will_do() -> None:
     assert study.best[1] < 0.1
 
 
-def test_an_exhausted_space_is_an_error() -> None:
-    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]), integer_features=[0])
-    study = Study(space, seed=0)
-    study.ask(2)
-    with pytest.raises(Exception, match="Expected 1 new configuration, got 0 among"):
+@pytest.mark.parametrize("told", [False, True])
+def test_an_exhausted_space_is_an_error(told: bool) -> None:
+    """It says how many were asked for, and how many of them are left."""
+    study = Study({"a": ["x", "y"], "b": [1, 2, 3]}, seed=0)
+    for config in study.ask(3):
+        if told:
+            study.tell(config, config["b"])
+    with pytest.raises(CandidateGenerationError, match="^Expected 5 new .*s, got 3: "):
+        study.ask(5)
+    with pytest.raises(
+        CandidateGenerationError, match="4 .* or have other values than"
+    ):
+        study.ask(4, fixed={"a": "x"})
+    study.ask(3)
+    with pytest.raises(CandidateGenerationError, match="^Expected 1 new .*n, got 0: "):
         study.ask()
 
 
