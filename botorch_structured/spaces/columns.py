@@ -479,6 +479,15 @@ class Constant:
     condition: Condition = And(())
     place: int = 0
 
+    def check(self, value: Any) -> None:
+        """Raise a ``ValueError`` for a value that is not its own, however written."""
+        try:
+            CategoricalColumn(self.name, [self.value]).position(value)
+        except ValueError:
+            raise ValueError(
+                f"{self.name!r}: expected its constant {self.value!r}, got {value!r}."
+            ) from None
+
 
 def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
     """Whether two columns, or constants, were made with the same arguments."""

@@ -36,6 +36,7 @@ from botorch_structured.spaces.conditions import (
     Condition,
     Equals,
     In,
+    Inactive,
     Or,
 )
 from botorch_structured.spaces.decomposition import (
@@ -46,6 +47,7 @@ from botorch_structured.spaces.decomposition import (
     atom,
     codes_in,
     evaluate,
+    negated,
 )
 from botorch_structured.spaces.drawing import draw
 from botorch_structured.spaces.lookup import Located, Lookup, Outcomes, cut_intervals
@@ -357,7 +359,34 @@ class ParameterTree:
             held: Column -> its value wherever it is active. Those that decide nothing
                 do not matter.
         """
-        goals = [self._exprs[column]]
+        return self._is_possible(self._exprs[column], held)
+
+    def can_hold(self, condition: Condition, held: Mapping[int, float]) -> bool:
+        """Whether a condition holds at some point with columns held.
+
+        Args:
+            condition: The condition; of any columns, decisions or not.
+            held: Column -> its value wherever it is active.
+        """
+        return self._is_possible(self._possible(condition, held), held)
+
+    def _possible(self, condition: Condition, held: Mapping[int, float]) -> Expr:
+        """On which paths a condition holds at some point with columns held."""
+        if isinstance(condition, (And, Or)):
+            combine = all_of if isinstance(condition, And) else any_of
+            return combine(self._possible(part, held) for part in condition.parts)
+        assert isinstance(condition, Atom)
+        if condition.col in self._position:
+            return self._expression(condition)
+        is_active = self._exprs[condition.col]
+        if isinstance(condition, Inactive):
+            return negated(is_active)
+        value = held.get(condition.col)
+        is_there = value is None or bool(condition._test(torch.tensor(value).double()))
+        return all_of([is_active, is_there])
+
+    def _is_possible(self, expr: Expr, held: Mapping[int, float]) -> bool:
+        goals = [expr]
         for k, outcomes in enumerate(self._outcomes):
             if (value := held.get(outcomes.col)) is not None:
                 ends = zip(*outcomes.limits, strict=True)

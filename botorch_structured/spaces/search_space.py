@@ -827,18 +827,14 @@ class SearchSpace:
         constants = {c.name for c in self.constants}
         for i, row in enumerate(rows):
             pairs = zip(self.constants, present[i], strict=True)
-            fixed = {c.name: c.value for c, on in pairs if on}
+            expected = [c for c, on in pairs if on]
+            fixed = {c.name: c.value for c in expected}
             stated = {k for k in constants & row.keys() if not is_blank(row[k])}
             stated |= {k for k in fixed.keys() & row.keys() if is_blank(fixed[k])}
             if wrong[i] or stated != fixed.keys():
                 raise ValueError(self._mismatch(row, active[i], given[i], fixed))
-            for name, value in fixed.items():
-                try:
-                    CategoricalColumn(name, [value]).position(row[name])
-                except ValueError:
-                    raise ValueError(
-                        f"{name!r}: expected its constant {value!r}, got {row[name]!r}."
-                    ) from None
+            for constant in expected:
+                constant.check(row[constant.name])
 
     def _mismatch(
         self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]

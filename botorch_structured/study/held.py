@@ -4,12 +4,14 @@ from __future__ import annotations
 
 __all__ = ["Point", "hold", "read_fixed"]
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.columns import Constant
 from botorch_structured.suggest.held import hold as hold_columns
 
 Point = tuple[float, ...]
@@ -29,35 +31,59 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
     fixed = {} if fixed is None else fixed
     if not isinstance(fixed, Mapping):
         raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
+    places = _places(space)
     held: dict[int, float] = {}
-    refused: dict[int, ValueError] = {}
-    shown = space.shown_names
+    refused: list[tuple[int | Constant, str]] = []
     for name, value in fixed.items():
-        if name not in shown:
-            known = list(dict.fromkeys(filter(None, shown)))
-            raise ValueError(f"fixed: expected names among {known}, got {name!r}.")
-        # several where dictionaries have other values for it
-        columns = [c for c, other in enumerate(shown) if other == name]
-        for column in columns:
+        if name not in places:
+            raise ValueError(
+                f"fixed: expected names among {list(places)}, got {name!r}."
+            )
+        wrong = []
+        for place in places[name]:
             try:
-                held[column] = space.columns[column].encode(value)
+                if isinstance(place, Constant):
+                    place.check(value)
+                else:
+                    held[place] = space.columns[place].encode(value)
             except ValueError as error:
-                refused[column] = ValueError(f"fixed: {error}")
-                if len(columns) == 1:
-                    raise refused[column] from None
-    for path in space.tree.paths if refused else ():
-        if all(path.decisions.get(c, held[c]) == held[c] for c in held):
-            for column in refused.keys() & {*path.active_columns}:
-                raise refused[column]
+                wrong.append((place, f"fixed: {error}"))
+        if len(wrong) == len(places[name]):
+            raise ValueError(wrong[0][1])
+        hint = " Others take it: hold what tells them apart, too."
+        refused += [(place, message + hint) for place, message in wrong]
+
+    def is_left(place: int | Constant) -> bool:
+        """Whether some configuration with the other values has the parameter."""
+        if isinstance(place, Constant):
+            return space.tree.can_hold(place.condition, held)
+        return space.tree.can_be_active(place, held)
+
+    for place, message in refused:
+        if is_left(place):
+            raise ValueError(message)
     for name in fixed:
-        columns = [c for c, other in enumerate(shown) if other == name]
-        if not any(space.tree.can_be_active(c, held) for c in columns):
+        if not any(map(is_left, places[name])):
             others = {k: v for k, v in fixed.items() if k != name}
             raise ValueError(
                 f"fixed: expected parameters of one configuration, got {name!r}, which "
                 f"none has with {others}."
             )
     return held
+
+
+def _places(space: SearchSpace) -> dict[str, list[int | Constant]]:
+    """Columns and constants by name, in the order in which they were declared.
+
+    There are several of one name where dictionaries have other values for it.
+    """
+    found: dict[str, list[int | Constant]] = {}
+    column = itertools.count()
+    for parameter in space._ordered():
+        place = parameter if isinstance(parameter, Constant) else next(column)
+        if (shown := space._shown(parameter.name)) is not None:
+            found.setdefault(shown, []).append(place)
+    return found
 
 
 def hold(
