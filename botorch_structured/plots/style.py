@@ -20,6 +20,7 @@ __all__ = [
     "new_axes",
     "new_figure",
     "new_panels",
+    "shortened",
     "step_curve",
     "tidy",
     "training_data",
@@ -72,6 +73,23 @@ def new_panels(count: int, width: float, height: float) -> list[Axes]:
     size = (count * width, height)
     axes = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)[1]
     return list(axes[0])
+
+
+def shortened(text: str, most: int = 24) -> str:
+    """A name or a value on one line, without its middle where it is longer.
+
+    Beginnings say what a thing is, ends often which one of several. A dollar sign is
+    one, and not the beginning of a formula.
+
+    Args:
+        text: The text.
+        most: The most characters.
+    """
+    line = " ".join(text.split())
+    if len(line) > most:
+        first = most // 2
+        line = f"{line[:first]}…{line[first + 1 - most :]}"
+    return line.replace("$", r"\$")
 
 
 def new_axes(ax: Axes | None, width: float, height: float) -> Axes:

@@ -8,12 +8,20 @@ the next decision on all its paths, each leaf is one path. `layout` makes that t
 
 from __future__ import annotations
 
-__all__ = ["column_names", "layout", "outcome_labels", "plot_tree"]
+__all__ = [
+    "column_names",
+    "layout",
+    "outcome_labels",
+    "plot_tree",
+    "text_width",
+    "tree_size",
+]
 
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -26,17 +34,19 @@ from botorch_structured.plots.style import (
     RED,
     check_points,
     new_axes,
+    shortened,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Inches, for text of 9 points; smaller axes shrink all of it, the text included.
-_FONT = 9.0
-_ROW, _EDGE, _PAD, _MARGIN = 0.36, 0.5, 0.07, 0.15
+# Inches, for text of 9 points; smaller axes shrink all of it, but no text below 6.
+_FONT, _SMALLEST = 9.0, 6.0
+_ROW, _EDGE, _PAD, _MARGIN, _GAP = 0.36, 0.5, 0.07, 0.15, 0.25
 _BAR = 1.0  # the longest bar of the counts
-_LINE = 34  # characters, from which on the columns of a leaf take two lines
+# Characters: from the first on the columns of a leaf take two lines; the most of both.
+_LINE, _MOST = 34, 120
 
 
 def plot_tree(
@@ -56,13 +66,15 @@ def plot_tree(
     Names in bold are decisions, boxes are their values, and beside a box stand the
     columns that it activates: those beside a leaf are its own, those further left are
     shared by all leaves to their right. With ``X`` each path shows how often it was
-    evaluated, with ``Y`` also its best value; the best path is marked.
+    evaluated, with ``Y`` also its best value; the best path is marked. Names and values
+    of more than 24 characters are written without their middle.
 
     Args:
         tree: What to draw. A ``SearchSpace`` brings the names and the labels.
         names: The names of the ``d`` columns. Default: those of the space, or ``x0``,
             ``x1`` and so on.
-        ax: Where to draw; by default a new figure that is just large enough.
+        ax: Where to draw; by default a new figure that is just large enough. In small
+            axes all shrinks, the text down to 6 points.
         labels: Decision column -> the names of its outcomes, in the order of
             ``tree.decision_values``. Default: those of the space, or the numbers.
         X: ``n x d`` evaluated points.
@@ -98,6 +110,17 @@ def plot_tree(
     if X is None and Y is not None:
         raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
     return Drawing(layout(tree), names, written, data, value_format).draw(ax)
+
+
+def tree_size(
+    space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
+) -> tuple[float, float]:
+    """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
+    tree, data = space.tree, PathData(space.tree, X, Y, minimize)
+    written = outcome_labels(tree, space, None)
+    drawing = Drawing(layout(tree), space.names, written, data, ".4g")
+    drawing.place()
+    return drawing.size
 
 
 def column_names(
@@ -277,15 +300,31 @@ class Drawing:
         self.nodes = list(root.walk())
 
     def outcome(self, node: Node) -> str:
-        return "" if node.outcome is None else self.labels[node.outcome]
+        return "" if node.outcome is None else shortened(self.labels[node.outcome])
+
+    def decision(self, node: Node) -> str:
+        return "" if node.decision is None else shortened(self.names[node.decision])
 
     def beside(self, node: Node) -> str:
         """The columns of a node; ``svm:C`` is just ``C`` beside the outcome ``svm``."""
-        prefix = f"{self.outcome(node)}:"
-        text = ", ".join(self.names[c].removeprefix(prefix) for c in node.columns)
+        prefix = "" if node.outcome is None else f"{self.labels[node.outcome]}:"
+        names = [shortened(self.names[c].removeprefix(prefix)) for c in node.columns]
+        most = _MOST // 2 if node.children else _MOST
+        ends = accumulate(len(name) + 2 for name in names)
+        shown = max(1, sum(end <= most for end in ends))
+        more = [f"{len(names) - shown} more"] if shown < len(names) else []
+        text = ", ".join(names[:shown] + more)
         if len(text) <= _LINE or node.children:
             return text
         return "\n".join(textwrap.wrap(text, max(_LINE, len(text) // 2 + 12)))
+
+    def best(self, path: int) -> str:
+        """The best value of a path as it is written."""
+        assert self.data is not None and self.data.best is not None
+        if not self.data.counts[path]:
+            return "–"
+        value = self.data.best[path]
+        return "none" if math.isinf(value) else format(value, self.value_format)
 
     def place(self) -> None:
         """Set left ends by depth, right ends by node, and the size of the figure."""
@@ -305,7 +344,11 @@ class Drawing:
         leaves = 1 + max(round(node.row) for node in self.nodes)
         self.table = 0.0
         if self.data is not None:
-            self.table = _BAR + 0.35 + (0.8 if self.data.best is not None else 0.0)
+            counts = [str(count) for count in self.data.counts]
+            self.table = _BAR + _PAD + max(map(text_width, counts))
+            if self.data.best is not None:
+                best = ["best", *map(self.best, range(len(counts)))]
+                self.table += _GAP + max(text_width(text, bold=True) for text in best)
         self.size = (
             self.tree_width + self.table + _MARGIN,
             (leaves + (0.9 if self.data else 0.0)) * _ROW + 0.1,
@@ -313,15 +356,15 @@ class Drawing:
 
     def box_width(self, node: Node) -> float:
         outcome = self.outcome(node)
-        return _text_width(outcome) + 2 * _PAD if outcome else 0.0
+        return text_width(outcome) + 2 * _PAD if outcome else 0.0
 
     def width_of(self, node: Node) -> float:
         parts = [self.box_width(node)]
         if node.decision is not None:
-            parts.append(_text_width(self.names[node.decision], bold=True) + _PAD)
+            parts.append(text_width(self.decision(node), bold=True) + _PAD)
         if node.columns and not node.children:
-            parts.append(_text_width(self.beside(node)) + _PAD)
-        below = _text_width(self.beside(node)) if node.children else 0.0
+            parts.append(text_width(self.beside(node)) + _PAD)
+        below = text_width(self.beside(node)) if node.children else 0.0
         return max(sum(parts) + _PAD * len(parts), self.box_width(node) + below + _PAD)
 
     def draw(self, ax: Axes | None) -> Axes:
@@ -397,7 +440,7 @@ class Drawing:
             self.text(x + _PAD, y, self.outcome(node), color=colour)
             x += width + _PAD
         if node.decision is not None:
-            self.text(x, y, self.names[node.decision], weight="bold", color=BLUE)
+            self.text(x, y, self.decision(node), weight="bold", color=BLUE)
             y += 0.17
         self.text(x, y, self.beside(node), color=GREY)
 
@@ -405,7 +448,7 @@ class Drawing:
         from matplotlib.patches import Rectangle
 
         x, most = self.tree_width, max(1, *data.counts)
-        right = x + _BAR + 1.1
+        right = x + self.table
         self.text(x, -0.85 * _ROW, "evaluations", color=GREY)
         if data.best is not None:
             self.text(right, -0.85 * _ROW, "best", color=GREY, ha="right")
@@ -418,14 +461,12 @@ class Drawing:
             self.ax.add_patch(
                 Rectangle((x, y - 0.08), length, 0.16, facecolor=colour, alpha=0.85)
             )
-            self.text(x + length + 0.06, y, str(data.counts[path]), color=INK)
+            self.text(x + length + _PAD, y, str(data.counts[path]), color=INK)
             if data.best is not None:
-                value = data.best[path]
-                text = format(value, self.value_format) if data.counts[path] else "–"
                 self.text(
                     right,
                     y,
-                    "none" if data.counts[path] and math.isinf(value) else text,
+                    self.best(path),
                     ha="right",
                     color=RED if path == data.winner else INK,
                     weight="bold" if path == data.winner else "normal",
@@ -436,7 +477,7 @@ class Drawing:
                 (1, 0),
                 xycoords="axes fraction",
                 ha="right",
-                fontsize=(_FONT - 1) * self.scale,
+                fontsize=max((_FONT - 1) * self.scale, _SMALLEST),
                 color=GREY,
             )
 
@@ -446,7 +487,7 @@ class Drawing:
                 x,
                 y,
                 text,
-                fontsize=_FONT * self.scale,
+                fontsize=max(_FONT * self.scale, _SMALLEST),
                 va="center" if "\n" in text else "center_baseline",
                 linespacing=1.1,
                 zorder=4,
@@ -455,7 +496,7 @@ class Drawing:
             )
 
 
-def _text_width(text: str, bold: bool = False) -> float:
+def text_width(text: str, bold: bool = False) -> float:
     """The width of the longest line, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from botorch_structured.plots import plot_traces, plot_tree
-from botorch_structured.plots.style import COLOURS, GREY, new_figure, tidy
+from botorch_structured.plots.style import COLOURS, GREY, new_figure, shortened, tidy
+from botorch_structured.plots.traces import best_so_far
+from botorch_structured.plots.tree import text_width, tree_size
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import Column
 from botorch_structured.study.trial import Trial
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 # Paths above which there are bars for the most frequent ones instead of a tree.
 _MANY_PATHS = 24
 _BARS = 15
+# Characters of a path beside its bar, and of an objective beside an axis.
+_PATH, _NAME = 60, 40
+# Inches: the curve, the least for a tree (and for bars), the most for it.
+_CURVE, _LEAST, _MOST = 5.7, 6.4, 20.0
+_HEIGHT = 4.0
+# So many times the range of the quartiles beyond them the first values are not shown,
+# if the others would then take less than this share of the axis.
+_FENCE, _FLAT = 3.0, 0.1
 
 
 def draw_study(
@@ -52,19 +62,26 @@ def draw_study(
         [t.values[name] if t.number in counted else math.nan for t in trials],
         dtype=torch.double,
     )
-    rows = min(space.tree.num_paths, _BARS if _many(space) else _MANY_PATHS)
-    figure = _shown_by_notebooks(new_figure(12.5, max(4.0, 1.0 + 0.3 * rows)))
-    left, right = figure.subplots(1, 2, width_ratios=[1, 1.2])
+    bars = _bars(space, X, values, minimize) if _many(space) else None
+    if bars is None:
+        wide, high = tree_size(space, X, values, minimize)
+        wide, beside = min(max(wide, _LEAST), _MOST), 0.0
+    else:
+        wide, high = _LEAST, 0.3 * len(bars)
+        beside = max(text_width(label) for label, _ in bars)
+    figure = new_figure(_CURVE + wide + beside + 0.4, max(_HEIGHT, 1.0 + high))
+    left, right = figure.subplots(1, 2, width_ratios=[_CURVE, wide])
     if good:
-        label = f"best {name}"
+        label = f"best {shortened(name, _NAME)}"
         plot_traces({"this study": values}, left, minimize=minimize, ylabel=label)
         left.get_legend().remove()  # one line
+        _leave_out_a_bad_beginning(left, values, minimize)
     else:
         left.set_axis_off()
-    if _many(space):
-        _draw_bars(right, space, X, values, minimize)
-    else:
+    if bars is None:
         plot_tree(space, ax=right, X=X, Y=values, minimize=minimize)
+    else:
+        _draw_bars(right, bars)
     title = "Best so far" if good else "Best so far: none yet"
     left.set_title(title, loc="left", fontsize="medium")
     title = "Evaluations, and the best value, of each path"
@@ -72,7 +89,7 @@ def draw_study(
     if _many(space) and paths > _BARS:
         title = f"Evaluations, and the best value: {_BARS} of the {paths} paths tried"
     right.set_title(title, loc="left", fontsize="medium")
-    return figure
+    return _shown_by_notebooks(figure)
 
 
 def _shown_by_notebooks(figure: Figure) -> Figure:
@@ -91,13 +108,47 @@ def _many(space: SearchSpace) -> bool:
     return space.tree.num_paths > _MANY_PATHS
 
 
-def _draw_bars(
-    ax: Axes, space: SearchSpace, X: Tensor, values: Tensor, minimize: bool
-) -> None:
-    """A bar for each of the paths with most evaluations, that of the best included."""
+def _leave_out_a_bad_beginning(ax: Axes, values: Tensor, minimize: bool) -> None:
+    """Show the range of the later values where the first ones are far outside of it.
+
+    These are then beyond the axis, which says so.
+    """
+    sign = 1.0 if minimize else -1.0
+    best = torch.from_numpy(best_so_far(sign * values))
+    told = sign * values[~values.isnan()]
+    low, high = told.quantile(torch.tensor([0.25, 0.75]).to(told))
+    outside = best > high + _FENCE * (high - low)
+    rest = best[~outside & ~best.isnan()]
+    if not outside.any() or not len(rest):
+        return
+    width = float(rest[0] - rest[-1])
+    if not 0.0 < width < _FLAT * float(best[outside].max() - rest[-1]):
+        return
+    places = (outside.nonzero().flatten() + 1).tolist()
+    which = f"evaluations {places[0]} to {places[-1]}"
+    numbers = dict.fromkeys(f"{sign * v:.4g}" for v in best[outside][[0, -1]].tolist())
+    if len(places) == 1:
+        which = f"evaluation {places[0]}"
+    ends = sorted(sign * float(end) for end in (rest[0], rest[-1]))
+    ax.set_ylim(ends[0] - 0.05 * width, ends[1] + 0.05 * width)
+    ax.annotate(
+        f"{'above' if minimize else 'below'}: {which}, best {' to '.join(numbers)}",
+        (0.99, 0.98 if minimize else 0.02),
+        xycoords="axes fraction",
+        ha="right",
+        va="top" if minimize else "bottom",
+        fontsize="small",
+        color=GREY,
+    )
+
+
+def _bars(
+    space: SearchSpace, X: Tensor, values: Tensor, minimize: bool
+) -> list[tuple[str, int]]:
+    """The paths with most evaluations, that of the best included, and how many."""
     keys = space.tree.path_key(X).tolist()
     sign = 1.0 if minimize else -1.0
-    labels, lengths = [], []
+    bars = []
     counts = Counter(keys)
     drawn = [key for key, _ in counts.most_common(_BARS)]
     if not values.isnan().all():
@@ -110,11 +161,15 @@ def _draw_bars(
         best = f"best {min(own, key=lambda v: sign * v):.4g}" if own else "no best"
         decisions = space.tree.path_of(X[here[0]]).decisions
         path = ", ".join(
-            f"{space.names[c]}={_shown(space.columns[c], v)}"
+            f"{shortened(space.names[c])}={shortened(_shown(space.columns[c], v))}"
             for c, v in decisions.items()
         )
-        labels.append(f"{path:.60}  ({best})")
-        lengths.append(counts[key])
+        bars.append((f"{shortened(path, _PATH)}  ({best})", counts[key]))
+    return bars
+
+
+def _draw_bars(ax: Axes, bars: Sequence[tuple[str, int]]) -> None:
+    labels, lengths = zip(*bars, strict=True)
     ax.barh(range(len(labels)), lengths, color=COLOURS[0])
     ax.set_yticks(range(len(labels)), labels, fontsize="small")
     ax.invert_yaxis()
@@ -159,8 +214,8 @@ def draw_front(
             if drawn:
                 x, y = ([t.values[k] for t in drawn] for k in (a, b))
                 ax.scatter(x, y, s=22, color=colour, marker=marker, label=label)
-        ax.set_xlabel(a)
-        ax.set_ylabel(b)
+        ax.set_xlabel(shortened(a, _NAME))
+        ax.set_ylabel(shortened(b, _NAME))
         tidy(ax)
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)

@@ -121,6 +121,32 @@ def test_nothing_overlaps(size: tuple[float, float] | None) -> None:
             assert inside.x0 <= box.x0 and box.x1 <= inside.x1
 
 
+def test_long_names_and_values_are_cut() -> None:
+    """In the middle: the end of a name often says which one it is."""
+    names = [f"the_columns_of_a_space_with_long_names_{c}" for c in range(42)]
+    names[1] = "a name with\n two $ and $ more"
+    tree = ParameterTree(42, {0: {0.0: list(range(1, 41)), 1.0: [1], 2.0: [41]}})
+    labels = {0: [f"HistGradientBoostingClassifier(max_depth={i})" for i in range(3)]}
+    X = torch.zeros(1234, 42, dtype=torch.double)
+    ax = plt.subplots(figsize=(6.0, 2.5), layout="constrained")[1]
+    plot_tree(tree, names, labels=labels, X=X, Y=-1.234567e-5 * torch.ones(1234), ax=ax)
+    written = texts(ax)
+    assert "HistGradient…ax_depth=2)" in written
+    assert "the_columns_…ong_names_0" in written
+    assert r"a name with … and \$ more" in written
+    (several,) = (text for text in written if "more" in text and "," in text)
+    assert several.count("\n") == 1 and several.endswith("36 more")
+    assert all(text.get_fontsize() >= 6.0 for text in ax.texts)
+    full = plot_tree(tree, names, labels=labels, X=X, Y=-1.234567e-5 * torch.ones(1234))
+    full.figure.draw_without_rendering()
+    assert overlaps(full) == []
+    count, best = (
+        next(t for t in full.texts if t.get_text() == text).get_window_extent()
+        for text in ("1234", "-1.235e-05")
+    )
+    assert best.x0 - count.x1 > 10
+
+
 def test_wrong_arguments() -> None:
     tree = ParameterTree(4, LEARNER)
     X = torch.zeros(2, 4, dtype=torch.double)

@@ -48,6 +48,51 @@ def test_many_paths_have_bars() -> None:
     assert [bar.get_width() for bar in bars.patches] == [2, 1]
 
 
+@pytest.mark.parametrize("paths", [3, 8, 24, 30])
+def test_long_names_are_read(paths: int) -> None:
+    """The figure is as large as they need; nothing shrinks, nothing is cut off."""
+    space = [
+        {
+            "which_learner_the_pipeline_ends_with": [f"gradient_boosting_of_{i} trees"],
+            f"the_learning_rate_of_the_learner_{i}": (1e-3, 1.0, "log"),
+            f"the_number_of_leaves_of_learner_{i}": (2, 100),
+        }
+        for i in range(paths)
+    ]
+    study = Study(space, seed=0)
+    configs = study.space.decode(study.space.starts(3 * paths, seed=0))
+    study.tell_many(configs, [-123456.0 * (i + 1) for i in range(len(configs))])
+    figure = study.plot()
+    figure.draw_without_rendering()
+    written = figure.axes[1].texts or figure.axes[1].get_yticklabels()
+    assert min(text.get_fontsize() for text in written) > 8.0
+    boxes = [text.get_window_extent() for text in written]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert any("gradient_boo…_of_0 trees" in text.get_text() for text in written)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_bad_beginning_does_not_flatten_the_curve(sign: float) -> None:
+    study = Study(SPACE, "minimize" if sign > 0 else "maximize", seed=0)
+    values = [None, 1e6, 2e5, *(1.0 - 0.05 * i for i in range(12))]
+    configs = SPACE.decode(SPACE.sample(len(values), seed=0))
+    study.tell_many(configs, [v if v is None else sign * v for v in values])
+    curve = study.plot().axes[0]
+    low, high = sorted(sign * end for end in curve.get_ylim())
+    assert 0.3 < low < 0.45 and 1.0 < high < 1.1
+    where = "above" if sign > 0 else "below"
+    numbers = "1e+06 to 2e+05" if sign > 0 else "-1e+06 to -2e+05"
+    assert texts(curve) == f"{where}: evaluations 2 to 3, best {numbers}"
+
+
+def test_a_beginning_that_is_no_worse_than_others_is_shown() -> None:
+    for values in ([5.0, 1.0, 4.0, 0.5, 3.0, 0.4], [9.0, 1.0, 1.0, 1.0, 1.0, 1.0]):
+        study = Study(SPACE, seed=0)
+        study.tell_many(SPACE.decode(SPACE.sample(6, seed=0)), values)
+        curve = study.plot().axes[0]
+        assert curve.get_ylim()[1] >= values[0] and not texts(curve)
+
+
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_the_best_of_many_paths_has_a_bar(direction: str) -> None:
     space = [{"a": [f"c{i}"], f"x{i}": [0]} for i in range(30)]
