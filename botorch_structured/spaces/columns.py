@@ -24,6 +24,9 @@ from botorch_structured.spaces.conditions import And, Condition
 # How far beyond its bounds a number may lie and still count as rounding, relative to
 # the range or the bounds themselves, whichever is larger. Fits float32.
 _SLACK = 1e-6
+# How far beyond them a value may lie, relative to the range on its scale: as numbers
+# that were written with ten digits.
+_PRINTED = 1e-9
 # Numbers that differ by less, relative to the largest choice, are one.
 _ROUNDING = 1e-12
 _MAX_FLOAT = sys.float_info.max
@@ -244,8 +247,10 @@ class FloatColumn:
 
     def encode(self, value: Any) -> float:
         number = float(_number(self, value))
-        room = 1e-12 * max(abs(self.lower), abs(self.upper))
-        if not self.lower - room <= number <= self.upper + room:
+        lo, hi = self.bounds
+        room = max(_PRINTED * (hi - lo), 4.0 * math.ulp(max(abs(lo), abs(hi))))
+        at = -math.inf if self.log and number <= 0.0 else self._forward(number)
+        if not lo - room <= at <= hi + room:
             _refuse(self, value)
         number = min(max(number, self.lower), self.upper)
         x = self._forward(number)

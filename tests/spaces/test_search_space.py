@@ -514,6 +514,30 @@ def test_the_rounding_of_an_integer_is_that_of_its_end() -> None:
             space.decode(torch.tensor([[x]], dtype=torch.double))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "scale"),
+    [((1e-3, 1.0), "log"), ((1e-10, 1e3), "log"), ((0.0, 1.0), ""), ((5e3, 6e3), "")],
+)
+def test_what_counts_as_rounding_at_a_bound(
+    bounds: tuple[float, float], scale: str
+) -> None:
+    """The same at both ends: 1e-9 of the range, in decades on a logarithmic scale."""
+    low, high = bounds
+    space = SearchSpace.from_dictionaries({"x": (low, high, *filter(None, [scale]))})
+
+    def beyond(share: float) -> list[float]:
+        if scale:
+            factor = (high / low) ** share
+            return [low / factor, high * factor]
+        return [low - share * (high - low), high + share * (high - low)]
+
+    for value, bound in zip(beyond(0.9e-9), bounds, strict=True):
+        assert space.decode(space.encode({"x": value})) == [{"x": bound}]
+    for value in (*beyond(1.1e-9), low - 0.1 * high, *([0.0] if scale else [])):
+        with pytest.raises(ValueError, match="'x': expected a number in"):
+            space.encode({"x": value})
+
+
 def test_decode_clamps_rounding_and_refuses_more() -> None:
     space = SearchSpace(["x", "n"], [[0.0, 1.0], [1.0, 5.0]], integer_features=[1])
     X = torch.tensor([[1 + 1e-9, 5.2], [-1e-9, 0.6]], dtype=torch.double)
