@@ -120,9 +120,9 @@ class _Reader:
                 self.columns[hp.name] = column = _column(hp)
                 column.default = column.encode(native(hp.default_value))
         if not self.columns:
+            only = f"only constants, {self.names}" if self.names else "none"
             raise ValueError(
-                "cs: expected at least one hyperparameter that is not constant, got "
-                f"{self.names}."
+                f"cs: expected at least one hyperparameter to search over, got {only}."
             )
         self.position = {name: i for i, name in enumerate(self.columns)}
         # ConfigSpace allows one condition (or conjunction) for each child.

@@ -297,9 +297,10 @@ def _assemble(
             columns.append(copy(parameter.column))
             columns[-1].name = names[p]
     if not columns:
+        only = f"only constants, {list(of_name)}" if of_name else "none"
         raise ValueError(
             "dictionaries: expected at least one parameter with several values, got "
-            f"{[list(d) for d in given]}."
+            f"{only}."
         )
 
     def condition(where: Sequence[Mapping[int, list[Any]]]) -> Condition:

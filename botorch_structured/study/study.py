@@ -475,7 +475,8 @@ class Study:
 
         Raises:
             ValueError: A row is not an evaluation in this space; the message names the
-                line, and nothing is recorded.
+                line, and nothing is recorded. Or a column could be two things, as a
+                parameter has the name of an outcome, or is called ``cost``.
         """
 
         def check(config: Mapping[str, str], value: Any, cost: Any) -> None:

@@ -32,10 +32,15 @@ def read_table(
         ValueError: A name is both a parameter and an outcome, a column is missing or
             there twice, a row has too many cells or too few, or ``check`` says so.
     """
-    if clash := set(parameters) & {*outcomes, _COST}:
+    if clash := set(parameters) & {*outcomes}:
         raise ValueError(
             "objectives: expected other names than those of parameters for a table, "
             f"got {sorted(clash)}."
+        )
+    if _COST in parameters:
+        raise ValueError(
+            f"space: expected no parameter {_COST!r} for a table, where that is what "
+            "an evaluation cost, got one: tell the evaluations instead."
         )
     configs: list[dict[str, str]] = []
     values: list[Any] = []

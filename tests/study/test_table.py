@@ -69,6 +69,13 @@ def test_tables_that_do_not_fit(tmp_path: Path, text: str, message: str) -> None
         Study(space, {"a": "minimize"}).read_csv(table(tmp_path, text))
 
 
+def test_a_parameter_that_is_called_cost(tmp_path: Path) -> None:
+    """It is no objective, whose name could be another one."""
+    study = Study({"cost": (0.0, 1.0)})
+    with pytest.raises(ValueError, match="^space: expected no parameter 'cost' for a"):
+        study.read_csv(table(tmp_path, "cost,value\n0.5,1\n"))
+
+
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     study = Study({"a": (0.0, 1.0)})
     study.read_csv(table(tmp_path, "a,value,,\n0.5,1,,\n"))
