@@ -119,7 +119,7 @@ def structured_generation_strategy(
             parents' values, so that it needs a name for each.
         starts: The first trials: ``"random"`` (the default), ``"spread"``,
             ``"middle"`` or ``"default"`` ones, on paths that have no trial; or
-            configurations, in Ax's names.
+            configurations, in Ax's names: paths that have none of these get no start.
         initialize_with_center: Whether the first trial of an experiment is the centre
             of the space, where it is feasible and no parameter is held. Default: if no
             ``starts`` are given.

@@ -90,7 +90,7 @@ class StructuredSearchCV(BaseSearchCV):
             with the values that its estimators have themselves (``SVC().C`` is 1.0),
             where the space has these, and spread ones for all else. Or ``"random"``,
             ``"spread"``, ``"middle"`` or ``"default"`` ones, configurations, or a
-            function, see `Study`.
+            function, see `Study`: paths that have none of these get no start.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or

@@ -547,21 +547,22 @@ class SearchSpace:
                 than paths, the first ones show as many values and active columns as
                 they can, values at the top of the tree first, and the others are on
                 random paths.
-            kind: What the active columns of a start hold, other than decisions that
-                the path fixes. ``"random"``: draws on the scale of the parameter, as in
+            kind: What the active columns of a start hold, other than decisions that the
+                path fixes. ``"random"``: draws on the scale of the parameter, as in
                 `sample`. ``"spread"``: draws that are spread over the starts in which
                 the parameter is active, a Latin hypercube: of k of them one lies in
                 each k-th of its range, and each choice comes up in proportion to its
-                weight, rounded up or down. ``"middle"``: the middle of the bounds, or
-                of the interval of the path, on that scale; rounded for integers, the
-                middle of the list for choices (the former of two). ``"default"``: the
-                declared default, see ``defaults`` and `from_configspace`; the middle
-                where there is none or it lies outside of the path's interval. The path
-                that the defaults are on comes first. After the first start on a path,
-                further ones are random for these two kinds. A start that is forbidden
-                is replaced by the nearest feasible one (by any, if it is ``"random"``)
-                of 100 random points on its path (of 1,000, then 10,000, where none of
-                these is feasible).
+                weight, rounded up or down; about so where forbidden starts are replaced
+                (see below). ``"middle"``: the middle of the bounds, or of the interval
+                of the path, on that scale; rounded for integers, the middle of the list
+                for choices (the former of two). ``"default"``: the declared default,
+                see ``defaults`` and `from_configspace`; the middle where there is none
+                or it lies outside of the path's interval. The path that the defaults
+                are on comes first. After the first start on a path, further ones are
+                random for these two kinds. A start that is forbidden is replaced by the
+                nearest feasible one (by any, if it is ``"random"``) of 100 random
+                points on its path (of 1,000, then 10,000, where none of these is
+                feasible).
             seed: The same seed gives the same points. Default: PyTorch's generator;
                 for ``"middle"`` and ``"default"`` 0.
             at_most: In place of ``n``: one start on each path, if there are no more

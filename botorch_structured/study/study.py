@@ -106,7 +106,8 @@ class Study:
         starts: Which start each path has: ``"random"`` (the default), ``"spread"``,
             ``"middle"`` or ``"default"``, see `SearchSpace.starts`. Or instead
             configurations to begin with, or a function ``(space, seed) -> n x d``
-            points: each is asked for, unless it is known itself.
+            points: each is asked for, unless it is known itself. Paths that have none
+            of these get no start: ``[mine, *Study(space).starts]`` has both.
         costs: Whether to maximise the improvement per expected cost, which is learnt
             from ``tell(..., cost=...)``. Costs are recorded in any case.
 
