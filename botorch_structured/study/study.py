@@ -369,10 +369,14 @@ class Study:
         columns: dict[str, Sequence[Any]] = {"values": values}
         columns |= {k: nothing if v is None else v for k, v in further.items()}
         for name, given in columns.items():
-            if len(given) != len(configs):
+            try:
+                got = str(len(given))
+            except TypeError:
+                got = f"{given!r:.60}"
+            if got != str(len(configs)):
                 raise ValueError(
                     f"{name}: expected {len(configs)}, one for each configuration, "
-                    f"got {len(given)}."
+                    f"got {got}."
                 )
         keys = self._encode(configs, "config")
         told = [self._read(*row) for row in zip(*columns.values(), strict=True)]

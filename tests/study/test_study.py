@@ -437,8 +437,13 @@ def test_bad_arguments() -> None:
         study.tell_many(study.ask()[0], [1.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="log: expected a path, got 3"):
         Study(SPACE, log=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="values: expected 1, one for each"):
-        study.tell_many(study.ask(), [])
+    for values, got in (([], "0"), (3.0, "3.0"), (torch.tensor(3.0), "tensor")):
+        with pytest.raises(ValueError, match=f"values: expected 1, one .*, got {got}"):
+            study.tell_many(study.ask(), values)
+    with pytest.raises(
+        ValueError, match=r"costs: expected 1, one for each.*, got 2\.0"
+    ):
+        study.tell_many(study.ask(), [1.0], costs=2.0)  # type: ignore[arg-type]
     assert not study.trials
 
 
