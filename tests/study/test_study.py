@@ -382,7 +382,7 @@ def test_an_exhausted_space_is_an_error(told: bool) -> None:
     with pytest.raises(CandidateGenerationError, match="^Expected 5 new .*s, got 3: "):
         study.ask(5)
     with pytest.raises(
-        CandidateGenerationError, match="4 .* or have other values than"
+        CandidateGenerationError, match="4 .* or cannot have the values"
     ):
         study.ask(4, fixed={"a": "x"})
     study.ask(3)
