@@ -34,8 +34,8 @@ _PATH, _NAME = 60, 40
 # Inches: the curve, the least for a tree (and for bars), the most for it.
 _CURVE, _LEAST, _MOST = 5.7, 6.4, 20.0
 _HEIGHT = 4.0
-# So many times the range of the quartiles beyond them the first values are not shown,
-# if the others would then take less than this share of the axis.
+# Values so many times the range of the quartiles beyond them are not shown, if the
+# others would take less than this share of the axis with them.
 _FENCE, _FLAT = 3.0, 0.1
 
 
@@ -115,9 +115,7 @@ def _leave_out_a_bad_beginning(ax: Axes, values: Tensor, minimize: bool) -> None
     """
     sign = 1.0 if minimize else -1.0
     best = torch.from_numpy(best_so_far(sign * values))
-    told = sign * values[~values.isnan()]
-    low, high = told.quantile(torch.tensor([0.25, 0.75]).to(told))
-    outside = best > high + _FENCE * (high - low)
+    outside = best > _usual(sign * values[~values.isnan()])[1]
     rest = best[~outside & ~best.isnan()]
     if not outside.any() or not len(rest):
         return
@@ -140,6 +138,41 @@ def _leave_out_a_bad_beginning(ax: Axes, values: Tensor, minimize: bool) -> None
         fontsize="small",
         color=GREY,
     )
+
+
+def _usual(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Between what values of ``n`` are not outliers."""
+    low, high = values.quantile(torch.tensor([0.25, 0.75]).to(values))
+    room = _FENCE * (high - low)
+    return low - room, high + room
+
+
+def _leave_out_outliers(ax: Axes, drawn: Tensor, front: Tensor) -> None:
+    """Limit the axes to the front and what is usual, where outliers hide the rest.
+
+    Args:
+        ax: The axes; they say how many points are outside.
+        drawn: ``n x 2`` points in them.
+        front: ``k x 2``, those of them that are always shown.
+    """
+    outside = torch.zeros(len(drawn), dtype=torch.bool)
+    for k, name in enumerate(("xlim", "ylim")):
+        x = drawn[:, k]
+        low, high = _usual(x)
+        kept = torch.cat([x[(x >= low) & (x <= high)], front[:, k]])
+        least, most = float(kept.min()), float(kept.max())
+        width = most - least
+        if 0.0 < width < _FLAT * float(x.max() - x.min()):
+            ax.set(**{name: (least - 0.05 * width, most + 0.05 * width)})
+            outside |= (x < least) | (x > most)
+    if outside.any():
+        text = f"{int(outside.sum())} outside"
+        ax.set_title(text, loc="right", fontsize="small", color=GREY)
+
+
+def _points(trials: Sequence[Trial], a: str, b: str) -> Tensor:
+    pairs = [[t.values[a], t.values[b]] for t in trials]
+    return torch.tensor(pairs, dtype=torch.double).reshape(-1, 2)
 
 
 def _bars(
@@ -219,6 +252,9 @@ def draw_front(
         tidy(ax)
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)
+            _leave_out_outliers(
+                ax, *(_points(some, a, b) for some in ([*others, *good], front))
+            )
         else:
             ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure

@@ -126,6 +126,20 @@ def test_a_pareto_front() -> None:
     assert front.get_offsets().tolist() == [[0, 1], [1, 2]]
 
 
+def test_outliers_do_not_hide_the_front() -> None:
+    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, seed=0)
+    rows = [(0.1 * i, 0.2 * i) for i in range(8)] + [(1e6, -3.0), (1.5, -1e5)]
+    configs = SPACE.decode(SPACE.sample(len(rows), seed=0))
+    study.tell_many(configs, [{"a": a, "b": b} for a, b in rows])
+    (panel,) = study.plot().axes
+    assert panel.get_xlim() == pytest.approx((-0.075, 1.575))
+    assert panel.get_ylim() == pytest.approx((-0.07, 1.47))
+    assert panel.get_title(loc="right") == "2 outside"
+    study = Study(SPACE, {"a": "minimize", "b": "maximize"}, seed=0)
+    study.tell_many(configs[:8], [{"a": a, "b": b} for a, b in rows[:8]])
+    assert not study.plot().axes[0].get_title(loc="right")
+
+
 @pytest.mark.parametrize("constraints", [None, ["value <= -1.0"]])
 def test_nothing_is_feasible_yet(constraints: list[str] | None) -> None:
     study = Study(SPACE, constraints=constraints, seed=0)
