@@ -580,3 +580,26 @@ def test_a_deep_chain_is_active_as_far_as_every_decision_above_is_one() -> None:
     above = torch.cat([torch.ones(60, 1), X[:, :-1].cumprod(-1)], dim=-1)
     assert torch.equal(tree.active_mask(X), above == 1.0)
     assert torch.equal(tree.locate(X)[1], above == 1.0)
+
+
+@pytest.mark.parametrize("held", [{}, {0: 0.0}, {0: 1.0}, {1: 0.25}, {1: 0.75}, {2: 1}])
+def test_conditions_that_can_hold_with_columns_held(held: dict[int, float]) -> None:
+    """Of columns that decide something (0), and of others (1 and 2)."""
+    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
+    points = itertools.product((0.0, 1.0), (0.25, 0.75), (1.0, 2.0))
+    X = torch.tensor(list(points), dtype=torch.double)
+    active = tree.active_mask(X)
+    possible = torch.ones(len(X), dtype=torch.bool)
+    for column, value in held.items():
+        possible &= ~active[:, column] | (X[:, column] == value)
+    for condition in (
+        Equals(0, 1.0),
+        Between(1, 0.5, 1.0),
+        In(2, [2.0]),
+        Inactive(2),
+        Inactive(1) & Equals(2, 1.0),
+        Equals(0, 0.0) & In(2, [1.0, 2.0]),
+        Between(1, 0.0, 0.5) | Equals(2, 2.0),
+    ):
+        expected = bool((condition.holds(X, active) & possible).any())
+        assert tree.can_hold(condition, held) == expected
