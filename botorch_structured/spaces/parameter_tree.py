@@ -362,7 +362,9 @@ class ParameterTree:
         return self._is_possible(self._exprs[column], held)
 
     def can_hold(self, condition: Condition, held: Mapping[int, float]) -> bool:
-        """Whether a condition holds at some point with columns held.
+        """Whether a condition can hold at some point with columns held.
+
+        Conditions on parts of one interval of a decision are taken for compatible.
 
         Args:
             condition: The condition; of any columns, decisions or not.
@@ -376,14 +378,23 @@ class ParameterTree:
             combine = all_of if isinstance(condition, And) else any_of
             return combine(self._possible(part, held) for part in condition.parts)
         assert isinstance(condition, Atom)
-        if condition.col in self._position:
-            return self._expression(condition)
         is_active = self._exprs[condition.col]
         if isinstance(condition, Inactive):
             return negated(is_active)
-        value = held.get(condition.col)
-        is_there = value is None or bool(condition._test(torch.tensor(value).double()))
-        return all_of([is_active, is_there])
+        if (value := held.get(condition.col)) is not None:
+            is_there = bool(condition._test(torch.tensor(value).double()))
+            return all_of([is_active, is_there])
+        if condition.col not in self._position:
+            return is_active
+        # it may hold in a part of an interval, other than the conditions of the tree
+        k, spans = self._position[condition.col], condition.intervals
+        ends = zip(*self._outcomes[k].limits, strict=True)
+        bits = (
+            2 << c
+            for c, (lo, hi) in enumerate(ends)
+            if any(a <= hi and lo <= b for a, b in spans)
+        )
+        return atom(k, sum(bits))
 
     def _is_possible(self, expr: Expr, held: Mapping[int, float]) -> bool:
         goals = [expr]

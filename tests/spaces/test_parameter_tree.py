@@ -583,9 +583,17 @@ def test_a_deep_chain_is_active_as_far_as_every_decision_above_is_one() -> None:
 
 
 @pytest.mark.parametrize("held", [{}, {0: 0.0}, {0: 1.0}, {1: 0.25}, {1: 0.75}, {2: 1}])
-def test_conditions_that_can_hold_with_columns_held(held: dict[int, float]) -> None:
+@pytest.mark.parametrize(
+    "tree",
+    [
+        ParameterTree(3, {0: {0.0: [1], 1.0: [2]}}),
+        ParameterTree(3, conditions={1: Between(0, 0, 0.9), 2: Between(0, 0.9, 1)}),
+    ],
+)
+def test_conditions_that_can_hold_with_columns_held(
+    tree: ParameterTree, held: dict[int, float]
+) -> None:
     """Of columns that decide something (0), and of others (1 and 2)."""
-    tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
     points = itertools.product((0.0, 1.0), (0.25, 0.75), (1.0, 2.0))
     X = torch.tensor(list(points), dtype=torch.double)
     active = tree.active_mask(X)
@@ -594,6 +602,7 @@ def test_conditions_that_can_hold_with_columns_held(held: dict[int, float]) -> N
         possible &= ~active[:, column] | (X[:, column] == value)
     for condition in (
         Equals(0, 1.0),
+        Between(0, 0.0, 0.5),  # a part of an interval
         Between(1, 0.5, 1.0),
         In(2, [2.0]),
         Inactive(2),
