@@ -569,7 +569,11 @@ def _climb(
     known: Tensor,
     patience: float = _PATIENCE,
 ) -> tuple[Tensor, Tensor]:
-    """By gradient: together in the unit box, or one by one under linear constraints."""
+    """By gradient: together in the unit box, or one by one under linear constraints.
+
+    Returns:
+        ``S x d`` points and their values, none worse than where its climb began.
+    """
     together = moving.any(-1)
     if not here.problem.constraints and bool(together.all()):
         return _climb_together(evaluator, X, values, here, moving, known, patience)

@@ -626,7 +626,8 @@ class LeafObjective:
             and has_methods_of(FastSingleTaskGP, model, *_WAY_OF_AN_OBJECTIVE)
             and not any(True for _ in model.added_loss_terms())
             and (transform is None or not any(True for _ in transform.parameters()))
-            and all(t.dtype == torch.float64 and not t.is_cuda for t in tensors)
+            and all(t.dtype == torch.float64 for t in tensors)
+            and all(t.device.type == "cpu" for t in tensors)
         )
         if not known:
             return None
