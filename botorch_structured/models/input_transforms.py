@@ -60,6 +60,8 @@ def protect_decisions(
     safe = _protect(input_transform, tree, train_X, columns)
     if safe is None:
         return None
+    if type(safe) is Normalize and int(safe.indices.max()) < train_X.shape[-1]:
+        return safe  # it has no other columns than these
     before, after = in_evaluation(safe, train_X, train_X.shape[-1])
     # columns that the transform appends are not in its input
     if not leaves_alone([c for c in columns if c < before.shape[-1]], before, after):

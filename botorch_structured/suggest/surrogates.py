@@ -99,11 +99,15 @@ def fit_models(
     classes: list[type[LeafModel]] = [TreeStructuredGP]
     if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
         classes.append(ConditionalGP)
-    kwargs.setdefault("outcome_transform", _compressed_tail())
-    return [
-        _fitted(kind, space, train_X, train_Y, earlier.get(kind), **kwargs)
-        for kind in classes
-    ]
+    models: list[LeafModel] = []
+    for kind in classes:
+        # a transform learns from the data: each model has its own
+        options = {k: deepcopy(v) for k, v in kwargs.items()}
+        if "outcome_transform" not in options:
+            options["outcome_transform"] = _compressed_tail()
+        start = earlier.get(kind)
+        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
+    return models
 
 
 def fit_surrogates(
@@ -325,9 +329,7 @@ def _fitted(
     earlier: LeafModel | None,
     **kwargs: Any,
 ) -> LeafModel:
-    # a transform learns from the data: each model has its own
-    options = {k: deepcopy(v) for k, v in kwargs.items()}
-    model: LeafModel = kind(train_X, train_Y, space, **options)
+    model: LeafModel = kind(train_X, train_Y, space, **kwargs)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     # variances of the noise may be known now that were not, or the other way round
     alike = earlier is not None and type(earlier.likelihood) is type(model.likelihood)

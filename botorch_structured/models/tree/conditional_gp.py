@@ -19,6 +19,7 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
@@ -51,6 +52,7 @@ from botorch_structured.models.tree.noise import (
     register_amplitude_prior,
     set_noise_floor,
 )
+from botorch_structured.models.tree.template import Template
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
@@ -148,17 +150,17 @@ class ConditionalGP(LeafModel):
         # one path: exactly a SingleTaskGP with its defaults
         if tree.decision_columns or categorical:
             self._warn_of_scales(train_X, tree, categorical, input_transform)
+            kernel, noise, mean = _default_modules(
+                tree, tuple(categorical), train_X, aug_batch_shape
+            )
             if covar_module is None:
-                covar_module = _base_kernel(tree, categorical, aug_batch_shape)
-                own_kernel = True
+                covar_module, own_kernel = kernel, True
             if not isinstance(covar_module, ConditionalKernel):
                 covar_module = ConditionalKernel(covar_module, tree)
             if mean_module is None:
-                mean_module = ConstantMean(
-                    constant_prior=NormalPrior(0.0, 1.0), batch_shape=aug_batch_shape
-                )
+                mean_module = mean
             if likelihood is None and train_Yvar is None:
-                likelihood, own_likelihood = horseshoe_likelihood(aug_batch_shape), True
+                likelihood, own_likelihood = noise, True
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
@@ -197,8 +199,50 @@ def _check_covar_module(
         )
 
 
+_Modules = tuple[ConditionalKernel, GaussianLikelihood, ConstantMean]
+
+
+def _default_modules(
+    tree: ParameterTree,
+    categorical: tuple[int, ...],
+    X: Tensor,
+    batch_shape: torch.Size,
+) -> _Modules:
+    """Kernel, likelihood and mean, of the dtype and on the device of ``X``."""
+    like, default = (X.dtype, X.device), torch.empty(0)
+    template = _template(
+        tree, categorical, batch_shape, like, (default.dtype, default.device)
+    )
+    return template.copy(tree)
+
+
+@lru_cache(maxsize=8)  # for one model after the other of the same tree
+def _template(
+    tree: ParameterTree,
+    categorical: tuple[int, ...],
+    batch_shape: torch.Size,
+    like: tuple[torch.dtype, torch.device],
+    default: tuple[torch.dtype, torch.device],
+) -> Template[_Modules]:
+    """These modules of a tree.
+
+    Args:
+        tree: The tree; equal ones may belong to different spaces.
+        categorical: Columns.
+        batch_shape: Of the hyperparameters.
+        like: Dtype and device.
+        default: Those that tensors have by default, and those of priors depend on.
+    """
+    base = _base_kernel(tree, categorical, batch_shape)
+    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0), batch_shape=batch_shape)
+    modules = ConditionalKernel(base, tree), horseshoe_likelihood(batch_shape), mean
+    for module in modules:
+        module.to(dtype=like[0], device=like[1])
+    return Template(modules, tree)
+
+
 def _base_kernel(
-    tree: ParameterTree, categorical: list[int], batch_shape: torch.Size
+    tree: ParameterTree, categorical: Sequence[int], batch_shape: torch.Size
 ) -> Kernel:
     """Matern-5/2 with a lengthscale per column, times a variance, the paper's priors.
 
@@ -207,7 +251,7 @@ def _base_kernel(
     constant = set(tree.decision_columns) - set(tree.numeric_decisions)
     numeric = [c for c in range(tree.dim) if c not in constant | set(categorical)]
 
-    def arguments(columns: list[int], start: float) -> dict[str, Any]:
+    def arguments(columns: Sequence[int], start: float) -> dict[str, Any]:
         return {
             "ard_num_dims": len(columns),
             "active_dims": columns,

@@ -398,6 +398,13 @@ class LeafModel(FastSingleTaskGP):
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
+    def solved(self) -> tuple[Tensor, Tensor] | None:
+        """K^-1 (y - m) and the diagonal of K^-1, ``n`` each, K with the noise.
+
+        Of training data in evaluation mode; None where there is no short way.
+        """
+        return self._predictor().solved() if self._use_predictor() else None
+
     def _forget_fantasies(self) -> None:
         super()._forget_fantasies()
         self._fantasies = None
