@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.models import SingleTaskGP
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import random_points, random_tree, seeds
 from torch.distributions import Normal
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
@@ -38,6 +41,31 @@ def test_equals_predictions_without_each_observation(kind: type) -> None:
             variance = K[i, i] - solved @ K[rest, i]
             expected = Normal(mean, variance.sqrt()).log_prob(y[i])
             torch.testing.assert_close(found[i], expected, rtol=1e-7, atol=1e-8)
+
+
+@settings(max_examples=40)
+@given(seeds, st.sampled_from([TreeStructuredGP, ConditionalGP]), st.booleans())
+def test_by_leaves_is_dense(seed: int, kind: type, known_noise: bool) -> None:
+    """Over random trees and hyperparameters, with leaves of several sizes."""
+    tree, g = random_tree(seed), torch.Generator().manual_seed(seed)
+    X = random_points(tree, 20, g).double()
+    Y = torch.randn(20, 1, generator=g, dtype=torch.double)
+    noise = {"train_Yvar": 0.1 * Y.square() + 0.01} if known_noise else {}
+    model = kind(X, Y, tree, **noise)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=g, dtype=torch.double))
+            if "raw_noise" in name:
+                p.fill_(-4.0)
+    model.eval()
+    with torch.no_grad():
+        prior = model.likelihood(model.forward(*model.train_inputs))
+        inverse = prior.covariance_matrix.inverse()
+        error = inverse @ (model.train_targets - prior.mean) / inverse.diagonal()
+        deviation = inverse.diagonal().rsqrt()
+        expected = Normal(0.0, deviation).log_prob(error)
+    found = leave_one_out_log_density(model)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
 
 
 def test_weights_prefer_the_model_that_predicts() -> None:
