@@ -66,6 +66,12 @@ def read_table(
                     f"{where}: expected {len(columns)} cells as in line 1, got more or "
                     "fewer."
                 )
+            if cell := row.get("", "").strip():
+                raise ValueError(
+                    f"{where}: expected a name in line 1 for each column, got none for "
+                    f"that of {cell!r}. Pandas writes its index so: use "
+                    "to_csv(..., index=False)."
+                )
             cells = [row.pop(name).strip() for name in outcomes]
             # so pandas can write it
             cells = ["" if cell.lower() == "nan" else cell for cell in cells]
