@@ -236,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--samplers",
         nargs="+",
-        default=[name for name in SAMPLERS if name != "gp_flat"],
         choices=SAMPLERS,
+        help="only these (default: all but gp_flat; all of which there are runs)",
     )
     parser.add_argument("--seeds", type=int, default=10, help="how many")
     parser.add_argument("--first-seed", type=int, default=100)
@@ -246,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--hub", type=Path, default=Path("../optunahub-registry"))
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--report", type=Path, help="only the tables, of these runs")
+    parser.add_argument("--at", type=int, nargs="+", default=[30, 60])
     options = parser.parse_args(arguments)
     if options.report is None:
         torch.set_num_threads(1)
@@ -256,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             RunKey(problem, sampler, seed)
             for seed in seeds
             for problem in options.problems
-            for sampler in options.samplers
+            for sampler in options.samplers or [s for s in SAMPLERS if s != "gp_flat"]
         ]
         for key in tqdm(keys, mininterval=30.0):
             path = key.path(options.out)
@@ -268,10 +269,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [json.dumps(record) + "\n" for record in records]
             path.write_text("".join(lines))
-    runs = load(options.report or options.out)
+    named = options.samplers or SAMPLERS
+    runs = [run for run in load(options.report or options.out) if run.method in named]
     for problem_name in sorted({run.problem for run in runs}):
         here = [run for run in runs if run.problem == problem_name]
-        print(f"# {problem_name}\n\n{report(here, [30, 60], 'structured')}\n")
+        print(f"# {problem_name}\n\n{report(here, options.at, 'structured')}\n")
 
 
 if __name__ == "__main__":
