@@ -181,22 +181,16 @@ def _improvement(
     space: SearchSpace, objective: Mixture, known: Tensor
 ) -> tuple[AcquisitionFunction, Tensor]:
     """Of one objective, over the best mean at known points that are feasible."""
-    means = torch.stack([_means(model, known) for model in objective.models])
+    with torch.no_grad():
+        means = torch.stack(
+            [m.posterior(known.unsqueeze(-2)).mean.flatten() for m in objective.models]
+        )
     # With noise the best outcome is not the best point; without, both are the same.
     best_f = means.amax(-1)
     return (
         AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
         _best_of_paths(space, known, objective.weights @ means),
     )
-
-
-def _means(model: LeafModel, X: Tensor) -> Tensor:
-    """Posterior means of ``n x d`` points, ``n``."""
-    moments = model.point_moments(X)
-    if moments is not None:  # what the search needs later on, too
-        return moments.mean
-    with torch.no_grad():
-        return model.posterior(X.unsqueeze(-2)).mean.flatten()
 
 
 def _hypervolume(
