@@ -22,8 +22,10 @@ __all__ = [
     "Factorisation",
     "LeafColumns",
     "LeafLayout",
+    "are_many",
     "factorise",
     "group_rows",
+    "in_all_columns",
     "pad_groups",
     "pad_rows",
     "positions",
@@ -41,8 +43,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-# Pairs of weights on the same leaf that are added up one by one, at most.
-_MANY_PAIRS = 1 << 22
+# Pairs of weights on the same leaf that are added up one by one: at most, and always.
+_MANY_PAIRS, _FEW_PAIRS = 1 << 22, 1 << 16
+# One of these takes as long as so many terms of a product of matrices.
+_TERMS = 32
 
 
 @dataclass(frozen=True)
@@ -339,19 +343,24 @@ def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
     return (weights.unsqueeze(-1) * width + weights.unsqueeze(-2)).reshape(-1)
 
 
-def _are_many(shape: torch.Size, size: int) -> bool:
-    """Whether the pairs of weights of all leaves are more than rows of all weights.
+def are_many(shape: torch.Size, size: int) -> bool:
+    """Whether pairs of the weights on leaves are more than rows of all weights.
+
+    That is where leaves have few rows and most of the weights: the product of the rows
+    is faster, or takes less memory, than the sum over pairs.
 
     Args:
         shape: ``B x N x (1 + D)``.
         size: V + 1.
     """
     leaves, num_rows, width = shape
-    pairs = leaves * width * width
-    return pairs > _MANY_PAIRS and pairs > leaves * num_rows * size
+    pairs, rows = leaves * width * width, leaves * num_rows
+    if pairs <= max(_FEW_PAIRS, rows * size):
+        return False
+    return pairs > _MANY_PAIRS or rows * size * size < _TERMS * pairs
 
 
-def _in_all_columns(features: Tensor, weights: Tensor, size: int) -> Tensor:
+def in_all_columns(features: Tensor, weights: Tensor, size: int) -> Tensor:
     """``B x N x D`` features of ``B x D`` weights as ``(B N) x (V + 1)`` rows."""
     rows = features.new_zeros(*features.shape[:-1], size)
     rows = rows.scatter_add(-1, weights.unsqueeze(1).expand_as(features), features)
@@ -409,10 +418,10 @@ def _factorise(
         half = torch.linalg.solve_triangular(
             chol, torch.cat([padded, block.features], dim=-1), upper=False
         )
-        many = _are_many(half.shape, size)
+        many = are_many(half.shape, size)
         gram = half[..., 1:].mT @ half[..., :1] if many else half[..., 1:].mT @ half
         if many:
-            rows = _in_all_columns(half[..., 1:], block.weights, size)
+            rows = in_all_columns(half[..., 1:], block.weights, size)
             precision = precision + (rows.mT @ rows).view(-1)
         else:
             precision.index_add_(

@@ -59,8 +59,10 @@ from botorch_structured.linalg.block_low_rank import (
     Bucket,
     Factorisation,
     LeafLayout,
+    are_many,
     factorise,
     group_rows,
+    in_all_columns,
     pad_groups,
     pad_rows,
 )
@@ -513,12 +515,16 @@ class LeafPredictor:
         """
         size = self.layout.num_rows + 1  # one more row, for padding
         solution, diagonal = self.weight_mean.new_zeros(2, size)
-        root = pad(self.weight_root, (0, 1))
+        root = pad(self.weight_root, (0, 1)).mT
         parts = zip(self.blocks, self.inverse_chol, self.half, strict=True)
         for block, inverse, half in parts:
             both = inverse.mT @ half
-            shrunk = both[..., 1:] @ root.mT[block.weights]
-            rows = block.bucket.index
+            features, rows = both[..., 1:], block.bucket.index
+            if are_many(both.shape, len(root)):
+                wide = in_all_columns(features, block.weights, len(root))
+                shrunk = (wide @ root).unflatten(0, rows.shape)
+            else:
+                shrunk = features @ root[block.weights]
             solution[rows] = both[..., 0]
             diagonal[rows] = inverse.square().sum(-2) - shrunk.square().sum(-1)
         return solution[:-1], diagonal[:-1]

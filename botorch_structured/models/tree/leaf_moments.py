@@ -58,6 +58,10 @@ _MAX_NUMBERS = 1 << 22
 # Numbers of the tables of all paths that a call looks at (512 MiB), which is divided
 # where they are more; as many are kept.
 _MAX_STACKED = 1 << 26
+# Numbers of a table of rows by weights that values at points are computed from at a
+# time, and the fewest rows. Larger tables get new memory each time, which takes longer
+# than what is computed.
+_MAX_VALUES, _MIN_ROWS = 1 << 18, 64
 # Above so many, values at points are not computed from tables, which cost a
 # factorisation for each path: a hundred times as long on a thousand paths of 14
 # decisions.
@@ -218,7 +222,7 @@ class LeafMoments:
         """Moments without tables, and without gradients."""
         predictor = self.predictor
         width = predictor.num_weights + predictor.layout.max_size
-        some = max(1, _MAX_STACKED // (4 * max(width, 1)))
+        some = max(_MIN_ROWS, _MAX_VALUES // max(width, 1))
         parts = (self.graph(part) for part in X.split(some))
         means, variances = zip(*parts, strict=True)
         return PointMoments(torch.cat(means, -1), torch.cat(variances, -1))
