@@ -128,6 +128,7 @@ def test_many_pairs_of_weights(leaves: int, monkeypatch: pytest.MonkeyPatch) -> 
 
     expected = found()
     monkeypatch.setattr(block_low_rank, "_MANY_PAIRS", 0)
+    monkeypatch.setattr(block_low_rank, "_FEW_PAIRS", 0)
     monkeypatch.setattr(block_low_rank, "weight_pairs", None)  # not called
     for a, b in zip(found(), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
