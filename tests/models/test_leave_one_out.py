@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.models import SingleTaskGP
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import random_points, random_tree, seeds
 from torch.distributions import Normal
@@ -48,6 +48,7 @@ def test_equals_predictions_without_each_observation(kind: type) -> None:
 def test_by_leaves_is_dense(seed: int, kind: type, known_noise: bool) -> None:
     """Over random trees and hyperparameters, with leaves of several sizes."""
     tree, g = random_tree(seed), torch.Generator().manual_seed(seed)
+    assume(tree.decision_columns)  # else its raw noise is no logarithm
     X = random_points(tree, 20, g).double()
     Y = torch.randn(20, 1, generator=g, dtype=torch.double)
     noise = {"train_Yvar": 0.1 * Y.square() + 0.01} if known_noise else {}
@@ -89,6 +90,20 @@ def test_the_model_predicts_as_before() -> None:
     before = model.posterior(Z).mean
     leave_one_out_log_density(model)
     torch.testing.assert_close(model.posterior(Z).mean, before)
+
+
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+def test_of_the_present_hyperparameters(kind: type) -> None:
+    """Also of those that were set in evaluation mode, after a prediction."""
+    problem, X, Y = data()
+    model = kind(X, Y, problem.space)
+    model.posterior(X)
+    leave_one_out_log_density(model)
+    model.likelihood.noise = 0.05
+    other = kind(X, Y, problem.space)
+    other.likelihood.noise = 0.05
+    found, expected = map(leave_one_out_log_density, (model, other))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_what_is_refused() -> None:

@@ -403,7 +403,11 @@ class LeafModel(FastSingleTaskGP):
 
         Of training data in evaluation mode; None where there is no short way.
         """
-        return self._predictor().solved() if self._use_predictor() else None
+        if not self._use_predictor():
+            return None
+        # they may have other hyperparameters, set in evaluation mode
+        self._clear_cache()
+        return self._predictor().solved()
 
     def _forget_fantasies(self) -> None:
         super()._forget_fantasies()
