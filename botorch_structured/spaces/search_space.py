@@ -456,7 +456,11 @@ class SearchSpace:
             argument: The name of the argument in the error.
         """
         points = self._snap(X.detach())
-        self._check_inside(argument, points, self.tree.active_mask(points))
+        try:
+            active = self.tree.active_mask(points)
+        except ValueError as error:  # of the tree, which calls them X
+            raise type(error)(f"{argument}{str(error).removeprefix('X')}") from None
+        self._check_inside(argument, points, active)
 
     @property
     def is_restricted(self) -> bool:

@@ -143,6 +143,14 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=f"{name}: expected numbers in .* got 9"):
             suggest(space, train_Y=Y, **points)
+    undeclared = X.clone()
+    undeclared[:, space.tree.decision_columns] = 7.0
+    for name, points in (
+        ("train_X", {"train_X": undeclared}),
+        ("X_pending", {"train_X": X, "X_pending": undeclared}),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: column .*declared values"):
+            suggest(space, train_Y=Y, **points)
     with pytest.raises(ValueError, match=r"fixed_features: expected"):
         suggest(space, X, Y, fixed_features={99: 1.0})
     with pytest.raises(ValueError, match="q: expected"):
