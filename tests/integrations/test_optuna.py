@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -294,11 +295,100 @@ def test_a_branch_that_shows_late_is_explored() -> None:
     assert sorted(new) == ["a", "b", "c"]
 
 
+def test_the_study_of_this_package() -> None:
+    sampler = StructuredSampler(seed=0)
+    study = make_study(sampler)
+    assert sampler.study_of(study) is None
+    ended(study, classifier, 10)
+    study.enqueue_trial({"learner": "svm"})
+    study.ask()
+    own = sampler.study_of(study)
+    assert own is not None and len(own.trials) == 10
+    assert own.best[1] == study.best_value
+    for trial, known in zip(study.trials, own.trials, strict=False):
+        config = {**trial.params}
+        if "share" in config:  # in steps
+            config["share"] = round((config["share"] - 0.1) / 0.1)
+        assert known.config == config
+        assert known.values == {"value": trial.value}
+    X = own.space.encode([trial.config for trial in own.trials])
+    assert own.space.feasible(X).all()
+    assert own.model is not None
+
+
+def _uniform(low: float, high: float, **kwargs: Any) -> Callable[..., Any]:
+    return lambda trial: trial.suggest_float("x", low, high, **kwargs)
+
+
+def _integer(low: int, high: int, **kwargs: Any) -> Callable[..., Any]:
+    return lambda trial: trial.suggest_int("x", low, high, **kwargs)
+
+
+def _choice(*values: Any) -> Callable[..., Any]:
+    return lambda trial: trial.suggest_categorical("x", values)
+
+
+@pytest.mark.parametrize(
+    ("declared", "ask", "lacking"),
+    [
+        ((1e-6, 1e6, "log"), _uniform(1e-3, 1e6, log=True), "1e-06"),
+        ((-1.0, 2.0), _uniform(0, 1, step=0.25), "-1.0 and 2.0"),
+        ((0.0, 1.0), _choice(0.0, 0.5), "1.0"),
+        ((1, 200), _integer(1, 50), "200"),
+        (["a", "b", "c"], _choice("a", "b"), "c"),
+        ([0, 1, 3], _integer(0, 2), "3"),
+    ],
+)
+@pytest.mark.parametrize("branch", [False, True])
+def test_declared_values_that_an_objective_does_not_take(
+    declared: Any, ask: Callable[..., Any], lacking: str, branch: bool
+) -> None:
+    # another value would be evaluated in their place, or the study would break off
+    space: Any = {"x": declared}
+    if branch:
+        space = [{"k": ["a"], "x": declared}, {"k": ["b"]}]
+
+    def objective(trial: optuna.Trial) -> float:
+        if branch and trial.suggest_categorical("k", ["a", "b"]) == "b":
+            return 1.0
+        return float(len(str(ask(trial))))
+
+    study = make_study(StructuredSampler(space, seed=0))
+    message = re.escape(f"which does not take {lacking}.")
+    with pytest.raises(ValueError, match=f"'x': expected an objective.*{message}"):
+        study.optimize(objective, n_trials=4)
+    assert {t.state for t in study.trials} <= {TrialState.COMPLETE, TrialState.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("declared", "ask"),
+    [
+        ((1e-2, 1e2, "log"), _uniform(1e-3, 1e3)),
+        ((1, 20), _integer(1, 50)),
+        ((1, 20), _uniform(0, 50)),
+        ((0.1, 0.9), _uniform(0.1, 0.9, step=0.1)),
+        ([0.0, 0.5], _uniform(0, 1, step=0.25)),
+        (["a", "b"], _choice("c", "b", "a")),
+    ],
+)
+def test_declared_values_are_some_of_those_of_the_objective(
+    declared: Any, ask: Callable[..., Any]
+) -> None:
+    sampler = Counting({"x": declared}, seed=0)
+    study = ended(make_study(sampler), lambda trial: float(str(ask(trial)) == "b"), 4)
+    column = sampler.space_of(study).columns[0]  # type: ignore[union-attr]
+    for trial in study.trials:
+        column.encode(trial.params["x"])
+    # what lies between two steps is rounded when it is asked for
+    if getattr(study.trials[0].distributions["x"], "step", None) != 0.1:
+        assert {number for number, _ in sampler.independent} == {0}
+
+
 @pytest.mark.parametrize(
     ("space", "hint"),
     [
         (None, "declare the space"),
-        ([{"x": (0.0, 1.0)}], "no parameter of this name, only ['x']"),
+        ([{"x": (0.0, 1.0)}], "does not have, only ['x']: its value is"),
         (
             [{"x": (0.0, 1.0), "k": [0]}, {"late": (0.0, 1.0), "k": [1]}],
             "on other paths",
@@ -326,6 +416,8 @@ def test_unexpected_parameters_are_said(
                 ended(make_study(sampler), objective, 8)
             said = [r for r in caplog.records if "'late'" in r.getMessage()]
             assert bool(said) == warns
+            if space and len(space) == 1:  # once is enough
+                assert len({r.getMessage() for r in said}) == warns
             assert all(hint in r.getMessage() for r in said)
     finally:
         optuna.logging.disable_propagation()

@@ -132,11 +132,15 @@ class Parameter:
         """The value of the trial at a place on the axis of the column."""
         return self.value(self.column(self.name).decode(number))
 
-    def contains(self, value: Any) -> bool:
-        """Whether a value is in range; those of enqueued trials need not be."""
+    def spans(self, value: Any) -> bool:
+        """Whether a value is a choice, or in range, also between two steps."""
         if self.is_choice:
             return any(value is c or value == c for c in self.distribution.choices)
-        if not isinstance(value, Real) or not self._low <= value <= self._high:
+        return isinstance(value, Real) and self._low <= value <= self._high
+
+    def contains(self, value: Any) -> bool:
+        """Whether it is a value; those of enqueued trials need not be."""
+        if not self.spans(value):
             return False
         return self.step is None or isinstance(self._steps(value), int)
 

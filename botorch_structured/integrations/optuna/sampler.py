@@ -31,6 +31,7 @@ from botorch_structured.integrations.optuna.places import Kept, Places, Suggesti
 from botorch_structured.integrations.optuna.spaces import (
     DeclaredSpace,
     TrialSpace,
+    check_declared,
     configurations,
     possible,
 )
@@ -81,7 +82,8 @@ class StructuredSampler(BaseSampler):
     Args:
         space: Declared parameters and their conditions, under the names that the
             objective uses: a `SearchSpace`, a ConfigSpace ``ConfigurationSpace``, or
-            what `SearchSpace.from_dictionaries` takes. Default: learnt from the trials.
+            what `SearchSpace.from_dictionaries` takes. The objective has to take all
+            values that a declared parameter has. Default: learnt from the trials.
         seed: A study with ``n_jobs=1`` is then the same each time.
         constraints_func: Numbers of a trial, feasible where none is positive; called
             when it has ended. Optuna's own samplers have it, and deprecate it:
@@ -92,7 +94,8 @@ class StructuredSampler(BaseSampler):
             a suggested path, and is random therefore.
 
     Raises:
-        ValueError: An argument is not what it should be.
+        ValueError: An argument is not what it should be; or, when a trial asks for it,
+            a declared parameter has values that the objective does not take.
 
     Example:
         >>> def objective(trial):
@@ -150,6 +153,7 @@ class StructuredSampler(BaseSampler):
         self._constraints_func = constraints_func
         self._warns = warn_independent_sampling
         self._suggested: dict[tuple[str, int], Suggestion] = {}
+        self._unknown: set[tuple[str, str]] = set()  # of studies, warned of
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
@@ -157,7 +161,8 @@ class StructuredSampler(BaseSampler):
         Returns:
             The space; None if no trial has asked for a parameter. Where a name has
             several ranges, its columns are called ``name#1``, ``name#2`` .... Choices
-            that trials showed are texts, ``"4"`` for 4.
+            that trials showed are texts, ``"4"`` for 4, and numbers with a step are
+            counted in steps: 0.5 of ``suggest_float("x", 0, 1, step=0.25)`` is 2.
         """
         if self._declared is not None:
             return self._declared
@@ -165,6 +170,25 @@ class StructuredSampler(BaseSampler):
         asked = [Asked(_values(t), t.state == TrialState.COMPLETE) for t in trials]
         asked = [one for one in asked if one.values]
         return LearntSpace(asked).space if asked else None
+
+    def study_of(self, study: optuna.Study) -> Study | None:
+        """What a study has found, as a `Study` of this package.
+
+        Choose it for the pictures and the models: ``.plot()``, ``.model``, and
+        ``.space.encode([trial.config for trial in .trials])`` for points of the space.
+
+        Returns:
+            The trials that have ended, in the words of `space_of`, without those that
+            are outside of the space; None if no trial has asked for a parameter.
+        """
+        trials = study.get_trials(deepcopy=False)
+        paths = [_values(trial) for trial in trials]
+        asked = [
+            Asked(path, trial.state == TrialState.COMPLETE)
+            for path, trial in zip(paths, trials, strict=True)
+        ]
+        space = self._space(asked)
+        return None if space is None else self._told(study, trials, space, paths)[0]
 
     # -- Optuna's interface ------------------------------------------------------------
 
@@ -224,32 +248,44 @@ class StructuredSampler(BaseSampler):
         """A parameter of the path whose range is another one now, or a random value."""
         suggestion = self._suggestion(study, trial)
         parameter = Parameter(param_name, param_distribution)
+        if self._declared is not None:
+            check_declared(self._declared, parameter)
         if param_name in suggestion.values:
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
                 return parameter.nearest(value)
         if suggestion.whole and self._warns:
-            _logger.warning(
-                f"Trial {trial.number} asked for {param_name!r}, which is not on the "
-                "path that it was suggested: its value is random. The next suggestions "
-                f"know of it. {self._way_out(param_name)} This warning can be switched "
-                "off with warn_independent_sampling=False."
-            )
+            self._warn(study, trial.number, param_name)
         seed = self._seed % (1 << 64)  # NumPy takes no negative ones
         numbers = (seed, trial.number, zlib.crc32(param_name.encode()))
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
-    def _way_out(self, name: str) -> str:
-        """What to do about a parameter that was not expected."""
+    def _warn(self, study: optuna.Study, number: int, name: str) -> None:
+        """Say that a parameter was not expected, and what to do about it."""
+        asked = f"Trial {number} asked for {name!r}"
         if self._declared is None:
-            return (
-                "If this happens again and again, declare the space: "
-                "StructuredSampler(space=...)."
+            text = (
+                f"{asked}, which is not on the path that it was suggested: its value "
+                "is random. The next suggestions know of it. If this happens again and "
+                "again, declare the space: StructuredSampler(space=...)."
             )
-        if name in self._declared.names:
-            return "The declared space has it on other paths."
-        names = self._declared.names
-        return f"The declared space has no parameter of this name, only {names}."
+        elif name in self._declared.names:
+            text = (
+                f"{asked}, which the declared space has on other paths only: its value "
+                "is random."
+            )
+        elif (study.study_name, name) in self._unknown:
+            return
+        else:
+            self._unknown.add((study.study_name, name))
+            text = (
+                f"{asked}, which the declared space does not have, only "
+                f"{self._declared.names}: its value is random in all trials."
+            )
+        _logger.warning(
+            f"{text} This warning can be switched off with "
+            "warn_independent_sampling=False."
+        )
 
     def after_trial(
         self,
@@ -365,45 +401,61 @@ class StructuredSampler(BaseSampler):
         paths: Sequence[Values],
         held: Mapping[str, Any],
     ) -> Suggestion:
-        space: TrialSpace
-        if self._declared is not None:
-            space = DeclaredSpace(self._declared, asked)
-        else:
-            shown = [one for one in asked if one.values]
-            if not shown:
-                return Suggestion()
-            space = LearntSpace(shown)
-            if number < _EXPLORED or number % 2:
-                if untried := space.untried(space.held(held)):
-                    return Suggestion(untried)
-        outcomes = Outcomes(study, trials)
-        configs = configurations(
-            space.space,
-            [space.entries(path) for path in paths],
-            [one.complete for one in asked],
-        )
-        told, values, pending = [], [], []
-        for other, config in zip(trials, configs, strict=True):
-            if config is None:
-                continue
-            if other.state.is_finished():
-                told.append(config)
-                values.append(outcomes.value(other))
-            elif other.state == TrialState.RUNNING:
-                pending.append(config)
-        seed = later_seed(self._seed, number)
-        arguments = {**outcomes.arguments, **self._arguments}
-        if self._declared is None:
-            arguments["starts"] = []  # what nobody has tried has been tried above
-        inner = Study(space.space, seed=seed, **arguments)
-        inner.tell_many(told, values)
+        space = self._space(asked)
+        if space is None:
+            return Suggestion()
+        explores = number < _EXPLORED or number % 2
+        if isinstance(space, LearntSpace) and explores:
+            if untried := space.untried(space.held(held)):
+                return Suggestion(untried)
+        inner, pending = self._told(study, trials, space, paths, number)
         try:
             fixed = possible(space.space, space.held(held))
             (config,) = inner.ask(pending=pending, fixed=fixed)
         except CandidateGenerationError:
             _logger.info(f"Trial {number}: every point is known, one is repeated.")
+            seed = later_seed(self._seed, number)
             (config,) = space.space.decode(space.space.sample(1, seed=seed))
         return Suggestion(space.values(config), whole=True)
+
+    def _space(self, asked: Sequence[Asked]) -> DeclaredSpace | LearntSpace | None:
+        """None if nothing is declared, and no trial has asked for a parameter."""
+        if self._declared is not None:
+            return DeclaredSpace(self._declared, asked)
+        shown = [one for one in asked if one.values]
+        return LearntSpace(shown) if shown else None
+
+    def _told(
+        self,
+        study: optuna.Study,
+        trials: Sequence[FrozenTrial],
+        space: TrialSpace,
+        paths: Sequence[Values],
+        number: int = 0,
+    ) -> tuple[Study, list[dict[str, Any]]]:
+        """A `Study` that knows what trials were worth, and what is pending."""
+        outcomes = Outcomes(study, trials)
+        configs = configurations(
+            space.space,
+            [space.entries(path) for path in paths],
+            [trial.state == TrialState.COMPLETE for trial in trials],
+        )
+        told, values, pending = [], [], []
+        for trial, config in zip(trials, configs, strict=True):
+            if config is None:
+                continue
+            if trial.state.is_finished():
+                told.append(config)
+                values.append(outcomes.value(trial))
+            elif trial.state == TrialState.RUNNING:
+                pending.append(config)
+        arguments = {**outcomes.arguments, **self._arguments}
+        if self._declared is None:
+            arguments["starts"] = []  # `LearntSpace.untried` comes before
+        seed = later_seed(self._seed, number)
+        inner = Study(space.space, seed=seed, **arguments)
+        inner.tell_many(told, values)
+        return inner, pending
 
 
 def _values(trial: FrozenTrial) -> Values:

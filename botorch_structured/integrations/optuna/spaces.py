@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["DeclaredSpace", "TrialSpace", "configurations", "possible"]
+__all__ = [
+    "DeclaredSpace",
+    "TrialSpace",
+    "check_declared",
+    "configurations",
+    "possible",
+]
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from botorch_structured.integrations.optuna.learning import Asked
-from botorch_structured.integrations.optuna.parameter import Values
+from botorch_structured.integrations.optuna.parameter import Parameter, Values
 from botorch_structured.spaces import SearchSpace
 
 
@@ -63,8 +69,42 @@ class DeclaredSpace:
         return found
 
     def values(self, config: Mapping[str, Any]) -> Values:
-        """See `TrialSpace`."""
-        return {k: (self._distributions.get(k), v) for k, v in config.items()}
+        """See `TrialSpace`; where a distribution does not take its value it is None."""
+        found: Values = {}
+        for name, value in config.items():
+            distribution = self._distributions.get(name)
+            if distribution is not None:
+                if not Parameter(name, distribution).contains(value):
+                    distribution = None
+            found[name] = distribution, value
+        return found
+
+
+def check_declared(space: SearchSpace, parameter: Parameter) -> None:
+    """That an objective takes all values of a declared parameter.
+
+    Those that it does not take would be suggested again and again, as something else is
+    evaluated in their place. Numbers between two steps are no such values: rounded,
+    they are near enough.
+
+    Args:
+        space: The declared space.
+        parameter: What a trial asks for.
+
+    Raises:
+        ValueError: It takes some of them only.
+    """
+    if parameter.name not in space.names:
+        return
+    column = space.columns[space.names.index(parameter.name)]
+    values = getattr(column, "choices", None) or map(column.decode, column.bounds)
+    lacking = [str(value) for value in values if not parameter.spans(value)]
+    if lacking:
+        raise ValueError(
+            f"{parameter.name!r}: expected an objective that takes all values of the "
+            f"declared space, {column.expected()}, got {parameter.distribution}, which "
+            f"does not take {' and '.join(lacking)}."
+        )
 
 
 def possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
