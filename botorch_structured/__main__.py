@@ -200,6 +200,7 @@ def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:
             print(f"\nThe best model, to paste ({path}):\n\n{script}")
         report.picture([comparison], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
+        print("One seed says little about a method: the picture in README has twenty.")
     finally:
         comparison.problem.close()
 

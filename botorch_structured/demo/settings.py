@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from botorch_structured.spaces.arguments import brief
 from botorch_structured.test_functions.cash import DATASETS
 
 
@@ -59,7 +60,7 @@ class Settings:
         for name, (description, is_one) in _FIELDS.items():
             if not is_one(given[name]):
                 raise ValueError(
-                    f"{path}: {name}: expected {description}, got {given[name]!r:.60}."
+                    f"{path}: {name}: expected {description}, got {brief(given[name])}."
                 )
         return cls(**given)
 

@@ -29,7 +29,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_seed
+from botorch_structured.spaces.arguments import brief, check_seed
 from botorch_structured.spaces.ax_space import check_aligned
 from botorch_structured.spaces.columns import CategoricalColumn
 from botorch_structured.spaces.search_space import KINDS
@@ -166,7 +166,7 @@ class StructuredNode(ExternalGenerationNode):
         if not isinstance(starts, (list, tuple)) and starts not in (None, *KINDS):
             raise ValueError(
                 f"starts: expected one of {list(KINDS)} or a list of configurations, "
-                f"got {starts!r:.60}."
+                f"got {brief(starts)}."
             )
         aligned = check_aligned(aligned)
         # No point is proposed twice. What Ax does about those that are, random points
@@ -181,7 +181,7 @@ class StructuredNode(ExternalGenerationNode):
         if not isinstance(initialize_with_center, bool):
             raise ValueError(
                 "initialize_with_center: expected True, False or None, got "
-                f"{initialize_with_center!r:.60}."
+                f"{brief(initialize_with_center)}."
             )
         self.initialize_with_center = initialize_with_center
         self._fixed: _Config = {}

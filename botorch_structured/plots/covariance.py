@@ -23,6 +23,7 @@ from botorch_structured.plots.style import (
 )
 from botorch_structured.plots.tree import column_names, outcome_labels
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,9 +79,9 @@ def plot_covariance(
     known = getattr(kernel, "tree", None) if tree is None else tree
     known = known.tree if isinstance(known, SearchSpace) else known
     if not isinstance(kernel, Kernel | Tensor):
-        raise ValueError(f"kernel: expected a kernel or a tensor, got {kernel!r:.60}.")
+        raise ValueError(f"kernel: expected a kernel or a tensor, got {brief(kernel)}.")
     if not isinstance(known, ParameterTree | None):
-        raise ValueError(f"tree: expected a tree or a space, got {known!r:.60}.")
+        raise ValueError(f"tree: expected a tree or a space, got {brief(known)}.")
     check_points(X, None if known is None else known.dim)
     if known is None and not (names is None and labels is None):
         raise ValueError("names, labels: expected a tree with them, got none.")

@@ -33,6 +33,7 @@ import numpy as np
 from torch import Tensor
 
 from botorch_structured.models.checks import raw_inputs
+from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +166,7 @@ def legend_below(figure: Any, axes: Sequence[Axes], columns: int = 4) -> None:
 def check_points(X: Any, d: int | None) -> None:
     """Raise unless these are ``n x d`` points, with any ``d`` if None."""
     if not isinstance(X, Tensor) or X.dim() != 2 or d not in (None, X.shape[-1]):
-        got = f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else f"{X!r:.60}"
+        got = f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else brief(X)
         raise ValueError(f"X: expected n x {d or 'd'} points, got {got}.")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from botorch_structured.plots.style import COLOURS, GREY, new_axes, step_curve, tidy
+from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +69,7 @@ def plot_traces(
     """
     if not isinstance(traces, Mapping):
         raise ValueError(
-            f"traces: expected a mapping of methods to outcomes, got {traces!r:.60}."
+            f"traces: expected a mapping of methods to outcomes, got {brief(traces)}."
         )
     curves = {name: _runs(name, values) for name, values in traces.items()}
     if not curves:
@@ -142,7 +143,7 @@ def _array(values: Any, name: str = "values") -> np.ndarray:
         return np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{name}: expected n or runs x n outcomes, got {values!r:.60}."
+            f"{name}: expected n or runs x n outcomes, got {brief(values)}."
         ) from None
 
 

@@ -37,6 +37,7 @@ from botorch_structured.plots.style import (
     shortened,
 )
 from botorch_structured.spaces import ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -270,7 +271,7 @@ class PathData:
         if Y is None:
             return
         if not isinstance(Y, Tensor) or Y.numel() != len(X):
-            got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else f"{Y!r:.60}"
+            got = f"shape {tuple(Y.shape)}" if isinstance(Y, Tensor) else brief(Y)
             raise ValueError(
                 f"Y: expected one outcome for each of the {len(X)} points, got {got}."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "as_integer",
+    "brief",
     "check_booleans",
     "check_by_column",
     "check_column",
@@ -38,6 +39,12 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
+def brief(value: Any, most: int = 60) -> str:
+    """What an error shows of a value: its text, cut off after ``most`` characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:
     """``verdict``, what a function returned, if it is that many booleans."""
     if (
@@ -45,7 +52,7 @@ def check_booleans(name: str, verdict: Any, shape: torch.Size) -> Tensor:
         or verdict.dtype != torch.bool
         or verdict.shape != shape
     ):
-        got: Any = f"{verdict!r:.60}"
+        got: Any = brief(verdict)
         if isinstance(verdict, Tensor):
             got = f"shape {tuple(verdict.shape)} of {verdict.dtype}"
         raise ValueError(

@@ -100,9 +100,11 @@ class Column(Protocol):
 
 
 def described(column: Column) -> str:
-    """What a column takes, and on which scale, in words."""
-    scale = ", on a logarithmic scale" if getattr(column, "log", False) else ""
-    return f"{column.expected()}{scale}"
+    """What a column takes, on which scale or in which order, in words."""
+    more = ", on a logarithmic scale" if getattr(column, "log", False) else ""
+    if column.ordered and hasattr(column, "choices"):
+        more = ", in this order"
+    return f"{column.expected()}{more}"
 
 
 def is_blank(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import (
     CategoricalColumn,
     Column,
@@ -446,4 +447,4 @@ def _distribution(name: str, frozen: Any) -> Column:
 
 
 def _refused(name: str, values: Any, wanted: str) -> ValueError:
-    return ValueError(f"{name!r}: expected {wanted}, got {values!r:.200}.")
+    return ValueError(f"{name!r}: expected {wanted}, got {brief(values, 200)}.")

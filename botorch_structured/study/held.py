@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import Constant
 from botorch_structured.suggest.held import hold as hold_columns
 
@@ -30,7 +31,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
     """
     fixed = {} if fixed is None else fixed
     if not isinstance(fixed, Mapping):
-        raise ValueError(f"fixed: expected {{name: value}}, got {fixed!r:.60}.")
+        raise ValueError(f"fixed: expected {{name: value}}, got {brief(fixed)}.")
     places = _places(space)
     held: dict[int, float] = {}
     refused: list[tuple[int | Constant, str]] = []

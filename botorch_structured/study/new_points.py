@@ -58,7 +58,7 @@ def used_up(q: int, found: int, held: Mapping[int, float]) -> CandidateGeneratio
     """
     reasons = ["are equal to these", "were evaluated", "are pending"]
     if held:
-        reasons.append("cannot have the values to be held")
+        reasons.append("cannot have the values to be held, or are forbidden with them")
     return CandidateGenerationError(
         f"Expected {q} new configuration{'s' * (q > 1)}, got {found}: the others that "
         f"were tried {', '.join(reasons[:-1])} or {reasons[-1]}."

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from botorch_structured.spaces.arguments import check_number
+from botorch_structured.spaces.arguments import brief, check_number
 from botorch_structured.study.trial import Trial
 
 _SIGNS = {"minimize": -1.0, "maximize": 1.0}
@@ -104,7 +104,7 @@ class Outcomes:
             if len(self.names) > 1:
                 raise ValueError(
                     f"{name}: expected {{name: number}} with the names {self.names}, "
-                    f"or {failure} for a failure, got {value!r:.60}."
+                    f"or {failure} for a failure, got {brief(value)}."
                 )
             return {self.names[0]: _number(name, value, failure)}
         if value.keys() != set(self.names):
@@ -128,12 +128,12 @@ class Outcomes:
         given = sem if isinstance(sem, Mapping) else {names[0]: sem}
         if not worked or given.keys() != set(names):
             wanted = f"one for each of {names}" if worked else "None for a failure"
-            raise ValueError(f"sem: expected {wanted}, got {sem!r:.60}.")
+            raise ValueError(f"sem: expected {wanted}, got {brief(sem)}.")
         found = {k: check_number("sem", given[k]) for k in names}
         if not all(k > 0.0 and 0.0 < k * k < math.inf for k in found.values()):
             raise ValueError(
                 "sem: expected positive numbers, the squares of which are positive and "
-                f"finite, got {sem!r:.60}."
+                f"finite, got {brief(sem)}."
             )
         return found
 
@@ -195,7 +195,7 @@ def read_metadata(metadata: Any) -> dict[str, Any]:
             return found
     raise ValueError(
         "metadata: expected {name: number, text, or list or dictionary of these}, got "
-        f"{metadata!r:.60}."
+        f"{brief(metadata)}."
     )
 
 
@@ -208,5 +208,5 @@ def _number(name: str, value: Any, failure: str) -> float:
             pass
     raise ValueError(
         f"{name}: expected a finite number, or {failure} for a failure, got "
-        f"{value!r:.60}."
+        f"{brief(value)}."
     )

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import (
+    brief,
     check_count,
     check_number,
     check_seed,
@@ -140,7 +141,7 @@ class Study:
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
-                raise ValueError(f"{name}: expected a function, got {made!r:.60}.")
+                raise ValueError(f"{name}: expected a function, got {brief(made)}.")
         if (model is None) != (acquisition is None) and not self._is_simple:
             raise ValueError(
                 "model, acquisition: expected both or none with several objectives or "
@@ -181,7 +182,7 @@ class Study:
         self.seed: int = drawn
         self._log: StudyLog | None = None
         if not isinstance(log, (str, os.PathLike, type(None))):
-            raise ValueError(f"log: expected a path, got {log!r:.60}.")
+            raise ValueError(f"log: expected a path, got {brief(log)}.")
         if log is not None:
             settings = {
                 "space": describe(self.space),
@@ -335,7 +336,7 @@ class Study:
         if isinstance(config, (list, tuple)):
             raise ValueError(
                 "config: expected one configuration, got several, as ask returns them: "
-                f"{config!r:.60}. Tell them one by one, or use tell_many."
+                f"{brief(config)}. Tell them one by one, or use tell_many."
             )
         self.tell_many([config], [value], [cost], [error], [sem], [metadata])
 
@@ -363,7 +364,7 @@ class Study:
             ValueError: As in `tell`; then none of them is recorded.
         """
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
-            raise ValueError(f"configs: expected a list, got {configs!r:.60}.")
+            raise ValueError(f"configs: expected a list, got {brief(configs)}.")
         further = {"costs": costs, "errors": errors, "sems": sems, "metadata": metadata}
         nothing = [None] * len(configs)
         columns: dict[str, Sequence[Any]] = {"values": values}
@@ -372,7 +373,7 @@ class Study:
             try:
                 got = str(len(given))
             except TypeError:
-                got = f"{given!r:.60}"
+                got = brief(given)
             if got != str(len(configs)):
                 raise ValueError(
                     f"{name}: expected {len(configs)}, one for each configuration, "
@@ -420,7 +421,7 @@ class Study:
                 should be.
         """
         if not callable(evaluate):
-            raise ValueError(f"evaluate: expected a function, got {evaluate!r:.60}.")
+            raise ValueError(f"evaluate: expected a function, got {brief(evaluate)}.")
         total = check_count("num_evaluations", num_evaluations, least=0)
         kinds = catch if isinstance(catch, tuple) else (catch,)
         if not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
@@ -580,7 +581,7 @@ class Study:
             raise ValueError(f"cost: expected a positive number, got {cost!r}.")
         if error is not None and (values or not isinstance(error, str)):
             raise ValueError(
-                f"error: expected a text beside the value None, got {error!r:.60}."
+                f"error: expected a text beside the value None, got {brief(error)}."
             )
         return {
             "values": values,
@@ -615,7 +616,7 @@ class Study:
     def _encode(self, configs: Any, name: str) -> list[Point]:
         """Configurations as points of the space."""
         if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
-            raise ValueError(f"{name}: expected configurations, got {configs!r:.60}.")
+            raise ValueError(f"{name}: expected configurations, got {brief(configs)}.")
         if not (configs := list(configs)):
             return []
         try:

@@ -56,6 +56,11 @@ class Suggestion(NamedTuple):
     weights: Tensor
     surrogates: Surrogates
 
+    def __repr__(self) -> str:
+        parts = zip(self.models, self.weights.tolist(), strict=True)
+        models = ", ".join(f"{weight:.3g} {type(m).__name__}" for m, weight in parts)
+        return f"Suggestion(X={self.X}, models: {models})"
+
 
 def suggest(
     space: SearchSpace,

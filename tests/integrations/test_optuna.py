@@ -313,7 +313,6 @@ def test_the_study_of_this_package() -> None:
         assert known.values == {"value": trial.value}
     X = own.space.encode([trial.config for trial in own.trials])
     assert own.space.feasible(X).all()
-    assert own.model is not None
 
 
 def _uniform(low: float, high: float, **kwargs: Any) -> Callable[..., Any]:

@@ -174,8 +174,8 @@ class StructuredSampler(BaseSampler):
     def study_of(self, study: optuna.Study) -> Study | None:
         """What a study has found, as a `Study` of this package.
 
-        Choose it for the pictures and the models: ``.plot()``, ``.model``, and
-        ``.space.encode([trial.config for trial in .trials])`` for points of the space.
+        Choose it for the pictures (``.plot()``), and for points of the space:
+        ``.space.encode([trial.config for trial in .trials])``.
 
         Returns:
             The trials that have ended, in the words of `space_of`, without those that
