@@ -164,12 +164,8 @@ class StructuredSampler(BaseSampler):
             that trials showed are texts, ``"4"`` for 4, and numbers with a step are
             counted in steps: 0.5 of ``suggest_float("x", 0, 1, step=0.25)`` is 2.
         """
-        if self._declared is not None:
-            return self._declared
-        trials = study.get_trials(deepcopy=False)
-        asked = [Asked(_values(t), t.state == TrialState.COMPLETE) for t in trials]
-        asked = [one for one in asked if one.values]
-        return LearntSpace(asked).space if asked else None
+        space = self._space(_asked(study.get_trials(deepcopy=False)))
+        return None if space is None else space.space
 
     def study_of(self, study: optuna.Study) -> Study | None:
         """What a study has found, as a `Study` of this package.
@@ -182,13 +178,11 @@ class StructuredSampler(BaseSampler):
             are outside of the space; None if no trial has asked for a parameter.
         """
         trials = study.get_trials(deepcopy=False)
-        paths = [_values(trial) for trial in trials]
-        asked = [
-            Asked(path, trial.state == TrialState.COMPLETE)
-            for path, trial in zip(paths, trials, strict=True)
-        ]
+        asked = _asked(trials)
         space = self._space(asked)
-        return None if space is None else self._told(study, trials, space, paths)[0]
+        if space is None:
+            return None
+        return self._told(study, trials, space, [one.values for one in asked])[0]
 
     # -- Optuna's interface ------------------------------------------------------------
 
@@ -466,6 +460,10 @@ def _values(trial: FrozenTrial) -> Values:
         for name, value in trial.params.items()
         if not distributions[name].single()
     }
+
+
+def _asked(trials: Sequence[FrozenTrial]) -> list[Asked]:
+    return [Asked(_values(t), t.state == TrialState.COMPLETE) for t in trials]
 
 
 def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
