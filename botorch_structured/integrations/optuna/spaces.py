@@ -18,6 +18,7 @@ import torch
 from botorch_structured.integrations.optuna.learning import Asked
 from botorch_structured.integrations.optuna.parameter import Parameter, Values
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.spaces.arguments import brief
 
 
 class TrialSpace(Protocol):
@@ -98,7 +99,7 @@ def check_declared(space: SearchSpace, parameter: Parameter) -> None:
         return
     column = space.columns[space.names.index(parameter.name)]
     values = getattr(column, "choices", None) or map(column.decode, column.bounds)
-    lacking = [str(value) for value in values if not parameter.spans(value)]
+    lacking = [brief(value) for value in values if not parameter.spans(value)]
     if lacking:
         raise ValueError(
             f"{parameter.name!r}: expected an objective that takes all values of the "
