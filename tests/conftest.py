@@ -46,11 +46,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True)
-def reproducible() -> None:
-    """One thread and the same seeds, whatever ran before."""
+def reproducible() -> Iterator[None]:
+    """One thread, the same seeds; PyTorch's default dtype is restored."""
+    default = torch.get_default_dtype()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
+    yield
+    torch.set_default_dtype(default)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,13 +57,15 @@ def fitted(X: Tensor, y: Tensor, **kwargs: Any) -> TreeStructuredGP:
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[tuple[TreeStructuredGP, TreeStructuredGP]]:
+def models() -> tuple[TreeStructuredGP, TreeStructuredGP]:
+    default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     X = points(24)
     noise = 0.01 * torch.randn(24, generator=torch.Generator().manual_seed(1))
     model = fitted(X, -errors(X) + noise, context_features=[3])
-    yield model, fitted(X, log_cost(X))
-    torch.set_default_dtype(torch.float32)
+    pair = model, fitted(X, log_cost(X))
+    torch.set_default_dtype(default)
+    return pair
 
 
 def with_context(X: Tensor, value: float) -> Tensor:

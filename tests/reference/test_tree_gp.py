@@ -140,7 +140,6 @@ def problem(
     with torch.device("cpu"):
         torch.set_default_dtype(torch.float64)
         yield Problem(case)
-        torch.set_default_dtype(torch.float32)
 
 
 def assert_close(actual: Tensor, expected: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,13 +23,7 @@ from botorch_structured.models import (
 )
 from botorch_structured.spaces import ParameterTree
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # column 0 chooses between columns 1 and 2, column 3 is shared

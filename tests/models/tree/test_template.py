@@ -81,11 +81,8 @@ def test_other_default_dtypes_are_not_mixed():
         return prior.base_dist.loc
 
     assert loc().dtype == torch.float32
-    try:
-        torch.set_default_dtype(torch.float64)
-        assert loc().dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
+    torch.set_default_dtype(torch.float64)
+    assert loc().dtype == torch.float64
 
 
 @pytest.mark.parametrize(
