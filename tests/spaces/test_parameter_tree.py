@@ -612,3 +612,19 @@ def test_conditions_that_can_hold_with_columns_held(
     ):
         expected = bool((condition.holds(X, active) & possible).any())
         assert tree.can_hold(condition, held) == expected
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 0.9 + 1e-16, 2.0**24 + 1])
+def test_conditions_on_held_columns_in_double_precision(value: float) -> None:
+    """Values that single precision rounds."""
+    tree = ParameterTree(2, {0: {value: [1], 0.0: []}})
+    below, above = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
+    for column in (0, 1):
+        for lo, hi, is_held in (
+            (value, math.inf, True),
+            (-math.inf, value, True),
+            (above, math.inf, False),
+            (-math.inf, below, False),
+        ):
+            held = {0: value, column: value}
+            assert tree.can_hold(Between(column, lo, hi), held) == is_held
