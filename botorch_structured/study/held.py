@@ -40,19 +40,21 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             raise ValueError(
                 f"fixed: expected names among {list(places)}, got {name!r}."
             )
-        wrong = []
+        wrong: list[int | Constant] = []
         for place in places[name]:
             try:
                 if isinstance(place, Constant):
                     place.check(value)
                 else:
                     held[place] = space.columns[place].encode(value)
-            except ValueError as error:
-                wrong.append((place, f"fixed: {error}"))
+            except ValueError:
+                wrong.append(place)
+        expected = " or ".join(dict.fromkeys(_expected(space, p) for p in wrong))
+        message = f"fixed: {name!r}: expected {expected}, got {brief(value)}."
         if len(wrong) == len(places[name]):
-            raise ValueError(wrong[0][1])
-        hint = " Others take it: hold what tells them apart, too."
-        refused += [(place, message + hint) for place, message in wrong]
+            raise ValueError(message)
+        message += " Others take it: hold what tells them apart, too."
+        refused += [(place, message) for place in wrong]
 
     def is_left(place: int | Constant) -> bool:
         """Whether some configuration with the other values has the parameter."""
@@ -71,6 +73,13 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
                 f"none has with {others}."
             )
     return held
+
+
+def _expected(space: SearchSpace, place: int | Constant) -> str:
+    """What a parameter takes, in words."""
+    if isinstance(place, Constant):
+        return f"its constant {place.value!r}"
+    return space.columns[place].expected()
 
 
 def _places(space: SearchSpace) -> dict[str, list[int | Constant]]:

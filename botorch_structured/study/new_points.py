@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["draw_new", "used_up"]
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
@@ -48,18 +49,25 @@ def draw_new(
     return new_ones()[:q]
 
 
-def used_up(q: int, found: int, held: Mapping[int, float]) -> CandidateGenerationError:
-    """The error where fewer than ``q`` new configurations are left.
+def used_up(
+    space: SearchSpace, q: int, fixed: Mapping[str, Any] | None
+) -> CandidateGenerationError:
+    """The error where fewer than ``q`` new configurations are found.
+
+    It does not say how many are left: random points may miss rare ones.
 
     Args:
+        space: The space.
         q: How many were asked for.
-        found: How many of them were found.
-        held: What is held.
+        fixed: What is held, by name.
     """
-    reasons = ["are equal to these", "were evaluated", "are pending"]
+    held = f" with {dict(fixed)}" if fixed else ""
+    reasons = ["were evaluated", "are pending"]
+    if space.is_restricted:
+        reasons.append("are forbidden")
     if held:
-        reasons.append("cannot have the values to be held, or are forbidden with them")
+        reasons.append("cannot have these values")
     return CandidateGenerationError(
-        f"Expected {q} new configuration{'s' * (q > 1)}, got {found}: the others that "
-        f"were tried {', '.join(reasons[:-1])} or {reasons[-1]}."
+        f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: the others "
+        f"{', '.join(reasons[:-1])} or {reasons[-1]}."
     )

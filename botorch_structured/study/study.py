@@ -294,7 +294,10 @@ class Study:
         held = read_fixed(self.space, fixed)
         again = [k for k in self._again if hold(self.space, [k], held) == [k]][:q]
         chosen = [self._asked[key] for key in again]
-        if len(new := self._next(q - len(chosen), elsewhere, held)):
+        new = self._next(q - len(chosen), elsewhere, held)
+        if len(chosen) + len(new) < q:
+            raise used_up(self.space, q, fixed)
+        if new:
             configs = self._decode(new)
             asked = [writable(config) for config in configs]
             fitted = len(self._trials) in self._fitted
@@ -644,7 +647,7 @@ class Study:
     def _next(
         self, q: int, elsewhere: Sequence[Point], held: dict[int, float]
     ) -> list[Point]:
-        """New points: starts, then suggestions."""
+        """New points: starts, then suggestions; fewer where the space is used up."""
         if not q:
             return []
         others = (key for key in elsewhere if key not in self._asked)
@@ -661,7 +664,7 @@ class Study:
                     raise
             chosen, avoided = self._once([*chosen, *found], elsewhere), avoided + found
             if len(found) < missing:
-                raise used_up(q, len(chosen), held)
+                break
         return chosen
 
     def _draw(

@@ -27,8 +27,15 @@ GROUPS = [
     ("fixed", "message"),
     [
         ({"epochs": 21}, "'epochs': expected its constant 20, got 21"),
-        ({"kind": "w"}, "expected its constant 'u', got 'w'"),
+        (
+            {"kind": "w"},
+            "'kind': expected its constant 'u' or its constant 'v', got 'w'",
+        ),
         ({"kind": "u"}, "expected its constant 'v', got 'u'. Others take it: hold"),
+        (
+            {"size": 0},
+            r"'size': expected its constant 5 or an integer in \[1, 9\], got 0",
+        ),
         ({"size": 6}, "expected its constant 5, got 6. Others take it: hold what"),
         ({"a": "z", "kind": "u"}, "got 'kind', which none has with {'a': 'z'}"),
         ({"a": "y", "kind": "u"}, "expected its constant 'v', got 'u'"),

@@ -199,8 +199,13 @@ def test_a_fixed_parameter_of_several_dictionaries() -> None:
         study.tell(config, 1.0)
     assert {trial.config["a"] for trial in study.trials} == {"x", "y", "z"}
     assert study.ask(fixed={"a": "x", "b": 7.0}) == [{"a": "x", "b": 7.0}]
-    for fixed in ({"b": 7.0}, {"b": 7.0, "a": "y"}, {"b": 10.0}):
-        with pytest.raises(ValueError, match=r"'b@\d': expected a number in"):
+    ranges = [r"a number in \[0.0, 9.0\]", r"a number in \[0.0, 1.0\]"]
+    for fixed, expected in (
+        ({"b": 7.0}, ranges[1]),
+        ({"b": 7.0, "a": "y"}, ranges[1]),
+        ({"b": 10.0}, " or ".join(ranges)),
+    ):
+        with pytest.raises(ValueError, match=f"^fixed: 'b': expected {expected}, got"):
             study.ask(fixed=fixed)
     with pytest.raises(ValueError, match=r"fixed: .* \['a', 'b', 'c'\], got 'd'"):
         study.ask(fixed={"d": 1})
@@ -374,20 +379,45 @@ def test_a_configspace_will_do() -> None:
 
 @pytest.mark.parametrize("told", [False, True])
 def test_an_exhausted_space_is_an_error(told: bool) -> None:
-    """It says how many were asked for, and how many of them are left."""
+    """It says how many were asked for, and with what."""
     study = Study({"a": ["x", "y"], "b": [1, 2, 3]}, seed=0)
     for config in study.ask(3):
         if told:
             study.tell(config, config["b"])
-    with pytest.raises(CandidateGenerationError, match="^Expected 5 new .*s, got 3: "):
+    why = ", found fewer: the others were evaluated"
+    with pytest.raises(
+        CandidateGenerationError,
+        match=f"^Expected 5 new configurations{why} or are pending.$",
+    ):
         study.ask(5)
     with pytest.raises(
-        CandidateGenerationError, match="4 .* or cannot have the values"
+        CandidateGenerationError,
+        match=rf"^Expected 4 .*ns with {{'a': 'x'}}{why}, .* or cannot have these val",
     ):
         study.ask(4, fixed={"a": "x"})
     study.ask(3)
-    with pytest.raises(CandidateGenerationError, match="^Expected 1 new .*n, got 0: "):
+    with pytest.raises(CandidateGenerationError, match=f"^Expected 1 .*ion{why}"):
         study.ask()
+
+
+def test_the_error_of_an_exhausted_space_counts_what_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "study.jsonl"
+    Study({"a": ["x", "y"]}, seed=0, log=log).ask(1)
+    study = Study({"a": ["x", "y"]}, seed=0, log=log)  # its configuration is lost
+    with pytest.raises(CandidateGenerationError, match="^Expected 3 new"):
+        study.ask(3)
+    assert len(study.ask(2)) == 2
+
+
+def test_the_error_of_an_exhausted_space_with_forbidden_configurations() -> None:
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double)
+    space = SearchSpace(
+        ["a"], bounds, integer_features=[0], feasible=lambda X: X[..., 0] < 0.5
+    )
+    with pytest.raises(CandidateGenerationError, match="pending or are forbidden.$"):
+        Study(space).ask(2)
 
 
 @pytest.mark.parametrize(
