@@ -200,6 +200,55 @@ def test_failures_are_bad_outcomes() -> None:
     assert "bad" in kinds[:3] and kinds.count("bad") < 5
 
 
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("stop", [MemoryError, optuna.TrialPruned])
+def test_trials_that_stop_early_are_bad_outcomes(
+    declared: bool, stop: type[Exception]
+) -> None:
+    """Before they have asked for everything: what is missing did not matter."""
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        if x > 0.5:
+            raise stop
+        return 1.0 - x + trial.suggest_float("y", 0.0, 1.0)
+
+    space = {"x": (0.0, 1.0), "y": (0.0, 1.0)} if declared else None
+    study = make_study(StructuredSampler(space, seed=0))
+    study.optimize(objective, n_trials=20, catch=(MemoryError,))
+    early = [t for t in study.trials if t.state != TrialState.COMPLETE]
+    assert 0 < len(early) < 12
+    own = study.sampler.study_of(study)  # type: ignore[attr-defined]
+    assert len(own.trials) == 20
+    told = {(trial.config["x"], trial.value) for trial in own.trials}
+    assert {(t.params["x"], None) for t in early} < told
+
+
+def test_trials_that_stop_early_on_a_branch() -> None:
+    """What is missing is drawn on the path that they asked for."""
+    space = [
+        {"kind": ["a"], "x": (0.0, 1.0)},
+        {"kind": ["b"], "depth": (1, 9), "solver": ["c"], "z": (0.0, 1.0)},
+        {"kind": ["b"], "depth": (1, 9), "solver": ["d"]},
+    ]
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.suggest_categorical("kind", ["a", "b"]) == "b":
+            trial.suggest_int("depth", 1, 9)
+            raise MemoryError
+        return trial.suggest_float("x", 0.0, 1.0) ** 2 + 0.1
+
+    study = make_study(StructuredSampler(space, seed=0))
+    study.optimize(objective, n_trials=16, catch=(MemoryError,))
+    own = study.sampler.study_of(study)  # type: ignore[attr-defined]
+    failed = [trial.config for trial in own.trials if trial.value is None]
+    assert [t.params for t in study.trials if t.state == TrialState.FAIL] == [
+        {name: config[name] for name in ("kind", "depth")} for config in failed
+    ]
+    assert 1 < len(failed) < 10
+    assert len({str(config) for config in failed}) > 1
+
+
 def test_pruned_trials_count() -> None:
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0, 1)
@@ -327,16 +376,30 @@ def _choice(*values: Any) -> Callable[..., Any]:
     return lambda trial: trial.suggest_categorical("x", values)
 
 
+BETWEEN = "what is between its values (declare a list of them)"
+
+
 @pytest.mark.parametrize(
     ("declared", "ask", "lacking"),
     [
         ((1e-6, 1e6, "log"), _uniform(1e-3, 1e6, log=True), "1e-06"),
-        ((-1.0, 2.0), _uniform(0, 1, step=0.25), "-1.0 and 2.0"),
-        ((0.0, 1.0), _choice(0.0, 0.5), "1.0"),
+        ((-1.0, 2.0), _uniform(0, 1), "-1.0 and 2.0"),
+        ((0.0, 1.0), _uniform(0, 1, step=0.25), BETWEEN),
+        ((0.0, 1.0), _choice(0.0, 1.0), BETWEEN),
+        ((0.0, 9.0), _integer(0, 9), BETWEEN),
         ((1, 200), _integer(1, 50), "200"),
+        ((1, 10), _integer(1, 10, step=2), "2 and 10"),
+        ((1, 4), _choice(1, 4), "2 and 3"),
         (["a", "b", "c"], _choice("a", "b"), "'c'"),
         (["1", "2"], _choice(1, 2), "'1' and '2'"),
         ([0, 1, 3], _integer(0, 2), "3"),
+        # Optuna asks no sampler for these
+        ((1, 5), _integer(5, 5), "1 and 2"),
+        (["a", "b"], _choice("b"), "'a'"),
+        # constants
+        ([3], _integer(4, 9), "3"),
+        (["a"], _choice("b", "c"), "'a'"),
+        (["a"], _choice("b"), "'a'"),
     ],
 )
 @pytest.mark.parametrize("branch", [False, True])
@@ -344,13 +407,13 @@ def test_declared_values_that_an_objective_does_not_take(
     declared: Any, ask: Callable[..., Any], lacking: str, branch: bool
 ) -> None:
     # another value would be evaluated in their place, or the study would break off
-    space: Any = {"x": declared}
+    space: Any = {"x": declared, "y": (0.0, 1.0)}
     if branch:
-        space = [{"k": ["a"], "x": declared}, {"k": ["b"]}]
+        space = [{"k": ["a"], "x": declared}, {"k": ["b"], "y": (0.0, 1.0)}]
 
     def objective(trial: optuna.Trial) -> float:
         if branch and trial.suggest_categorical("k", ["a", "b"]) == "b":
-            return 1.0
+            return trial.suggest_float("y", 0.0, 1.0)
         return float(len(str(ask(trial))))
 
     study = make_study(StructuredSampler(space, seed=0))
@@ -366,9 +429,13 @@ def test_declared_values_that_an_objective_does_not_take(
         ((1e-2, 1e2, "log"), _uniform(1e-3, 1e3)),
         ((1, 20), _integer(1, 50)),
         ((1, 20), _uniform(0, 50)),
-        ((0.1, 0.9), _uniform(0.1, 0.9, step=0.1)),
+        ((0.0, 3 * 0.1), _uniform(0.0, 0.3)),
         ([0.0, 0.5], _uniform(0, 1, step=0.25)),
+        (list(range(1, 10, 2)), _integer(1, 10, step=2)),
+        ((1, 4), _uniform(0, 5, step=0.5)),
+        ((1, 4), _choice(1, 2, 3, 4)),
         (["a", "b"], _choice("c", "b", "a")),
+        ([math.nan, "a"], lambda t: t.suggest_categorical("x", [float("nan"), "a"])),
     ],
 )
 def test_declared_values_are_some_of_those_of_the_objective(
@@ -379,9 +446,7 @@ def test_declared_values_are_some_of_those_of_the_objective(
     column = sampler.space_of(study).columns[0]  # type: ignore[union-attr]
     for trial in study.trials:
         column.encode(trial.params["x"])
-    # what lies between two steps is rounded when it is asked for
-    if getattr(study.trials[0].distributions["x"], "step", None) != 0.1:
-        assert {number for number, _ in sampler.independent} == {0}
+    assert {number for number, _ in sampler.independent} == {0}
 
 
 @pytest.mark.parametrize(
@@ -511,9 +576,10 @@ def partial(fixed: dict[str, Any], inner: StructuredSampler) -> Any:
         return optuna.samplers.PartialFixedSampler(fixed, inner)
 
 
+TENTHS = [k / 10 for k in range(1, 10)]
 LEARNERS = [
     {"learner": ["svm"], "C": (1e-3, 1e3, "log")},
-    {"learner": ["forest"], "depth": (2, 10), "share": (0.1, 0.9)},
+    {"learner": ["forest"], "depth": (2, 10), "share": TENTHS},
     {"learner": ["neighbours"], "k": (1, 50)},
 ]
 

@@ -25,6 +25,10 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
 )
 
+# Ends of ranges that differ by less than this share, of the number or, unless it is
+# logarithmic, the range, are the same but for rounding.
+_ROUNDING = 1e-9
+
 Values = dict[str, tuple[BaseDistribution | None, Any]]
 """``{name: (distribution, value)}``; the distribution is None where it is not known."""
 
@@ -135,7 +139,11 @@ class Parameter:
     def spans(self, value: Any) -> bool:
         """Whether a value is a choice, or in range, also between two steps."""
         if self.is_choice:
-            return any(value is c or value == c for c in self.distribution.choices)
+            try:
+                self.distribution.to_internal_repr(value)
+            except ValueError:
+                return False
+            return True
         return isinstance(value, Real) and self._low <= value <= self._high
 
     def contains(self, value: Any) -> bool:
@@ -143,6 +151,17 @@ class Parameter:
         if not self.spans(value):
             return False
         return self.step is None or isinstance(self._steps(value), int)
+
+    def takes(self, value: Any) -> bool:
+        """Whether it is a value but for rounding at the ends of a range."""
+        if not self.is_choice and isinstance(value, Real):
+            room = 0.0 if self.distribution.log else self._high - self._low
+            for end in (self._low, self._high):
+                if math.isclose(
+                    value, end, rel_tol=_ROUNDING, abs_tol=_ROUNDING * room
+                ):
+                    return True
+        return self.contains(value)
 
     def _steps(self, value: Any) -> float:
         """How many steps lead to a number: an integer, unless it is between two."""

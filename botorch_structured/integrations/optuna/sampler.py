@@ -72,7 +72,7 @@ class StructuredSampler(BaseSampler):
       were suggested is a user attribute ``structured:...`` of the study.
     - A failed trial counts as a bad outcome. So does a pruned one, unless its last
       intermediate value is worse than the best value of a complete trial: then this is
-      its value.
+      its value. What either had not asked for yet is drawn at random, on its path.
     - Several objectives are searched for their Pareto front; constraints, those of
       ``Trial.set_constraint``, for feasible trials.
     - What is fixed, by ``Study.enqueue_trial`` or Optuna's ``PartialFixedSampler``
@@ -164,7 +164,7 @@ class StructuredSampler(BaseSampler):
             that trials showed are texts, ``"4"`` for 4, and numbers with a step are
             counted in steps: 0.5 of ``suggest_float("x", 0, 1, step=0.25)`` is 2.
         """
-        space = self._space(_asked(study.get_trials(deepcopy=False)))
+        space = self._space(self._asked(study.get_trials(deepcopy=False)))
         return None if space is None else space.space
 
     def study_of(self, study: optuna.Study) -> Study | None:
@@ -178,7 +178,7 @@ class StructuredSampler(BaseSampler):
             are outside of the space; None if no trial has asked for a parameter.
         """
         trials = study.get_trials(deepcopy=False)
-        asked = _asked(trials)
+        asked = self._asked(trials)
         space = self._space(asked)
         if space is None:
             return None
@@ -288,8 +288,12 @@ class StructuredSampler(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Forget the suggestion, and call ``constraints_func``."""
+        """Forget the suggestion, check parameters, and call ``constraints_func``."""
         self._suggested.pop((study.study_name, trial.number), None)
+        if self._declared is not None and state != TrialState.FAIL:
+            # Optuna asks no sampler for those of a single value
+            for name, distribution in trial.distributions.items():
+                check_declared(self._declared, Parameter(name, distribution))
         if self._constraints_func is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
@@ -300,6 +304,22 @@ class StructuredSampler(BaseSampler):
             store.after_trial(study, trial, state, values)
 
     # -- suggestions -------------------------------------------------------------------
+
+    def _values(self, trial: FrozenTrial) -> Values:
+        """What a trial has asked for: ``{name: (distribution, value)}``.
+
+        A distribution of a single value teaches nothing, unless the space was declared
+        with more.
+        """
+        distributions = trial.distributions
+        return {
+            name: (distributions[name], value)
+            for name, value in trial.params.items()
+            if self._declared is not None or not distributions[name].single()
+        }
+
+    def _asked(self, trials: Sequence[FrozenTrial]) -> list[Asked]:
+        return [Asked(self._values(t), t.state == TrialState.COMPLETE) for t in trials]
 
     def _suggestion(self, study: optuna.Study, trial: FrozenTrial) -> Suggestion:
         key = (study.study_name, trial.number)
@@ -313,7 +333,7 @@ class StructuredSampler(BaseSampler):
         wrapper = getattr(study, "sampler", None)
         if isinstance(wrapper, PartialFixedSampler):
             # it does not say what it holds, but hands on everything else
-            seen = {k: v for other in trials for k, v in _values(other).items()}
+            seen = {k: v for other in trials for k, v in self._values(other).items()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said again when the trial asks for it
                 if self._declared is not None:
@@ -373,7 +393,7 @@ class StructuredSampler(BaseSampler):
         asked, paths = [], []
         others = [t for t in trials if t.number != trial.number]
         for other in others:
-            path = values = _values(other)
+            path = values = self._values(other)
             if other.state == TrialState.RUNNING:
                 suggestion = self._suggestion(study, other)
                 if other.number in kept:
@@ -433,6 +453,12 @@ class StructuredSampler(BaseSampler):
             space.space,
             [space.entries(path) for path in paths],
             [trial.state == TrialState.COMPLETE for trial in trials],
+            # Another trial that ended may have stopped before it asked for all: what
+            # is missing did not matter, and may have been anything.
+            [
+                trial.number if trial.state.is_finished() and path else None
+                for trial, path in zip(trials, paths, strict=True)
+            ],
         )
         told, values, pending = [], [], []
         for trial, config in zip(trials, configs, strict=True):
@@ -450,20 +476,6 @@ class StructuredSampler(BaseSampler):
         inner = Study(space.space, seed=seed, **arguments)
         inner.tell_many(told, values)
         return inner, pending
-
-
-def _values(trial: FrozenTrial) -> Values:
-    """What a trial has asked for: ``{name: (distribution, value)}``."""
-    distributions = trial.distributions
-    return {
-        name: (distributions[name], value)
-        for name, value in trial.params.items()
-        if not distributions[name].single()
-    }
-
-
-def _asked(trials: Sequence[FrozenTrial]) -> list[Asked]:
-    return [Asked(_values(t), t.state == TrialState.COMPLETE) for t in trials]
 
 
 def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:

@@ -11,14 +11,25 @@ __all__ = [
 ]
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import filterfalse, islice
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from botorch_structured.integrations.optuna.learning import Asked
 from botorch_structured.integrations.optuna.parameter import Parameter, Values
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
+from botorch_structured.spaces.columns import (
+    Column,
+    Constant,
+    FloatColumn,
+    IntegerColumn,
+)
+
+# Random points among which one is looked for that has what a trial asked for.
+_DRAWS = 64
 
 
 class TrialSpace(Protocol):
@@ -51,7 +62,7 @@ class DeclaredSpace:
             for trial in trials
             for name, (distribution, _) in trial.values.items()
         }
-        self._names = set(space.names)
+        self._names = {*space.names, *(space._shown(c.name) for c in space.constants)}
 
     def entries(self, values: Values) -> dict[str, Any]:
         """See `TrialSpace`; other parameters are left out."""
@@ -85,27 +96,41 @@ def check_declared(space: SearchSpace, parameter: Parameter) -> None:
     """That an objective takes all values of a declared parameter.
 
     Those that it does not take would be suggested again and again, as something else is
-    evaluated in their place. Numbers between two steps are no such values: rounded,
-    they are near enough.
+    evaluated in their place.
 
     Args:
         space: The declared space.
         parameter: What a trial asks for.
 
     Raises:
-        ValueError: It takes some of them only.
+        ValueError: It takes some of them only, or none of the constants of its name.
     """
-    if parameter.name not in space.names:
-        return
-    column = space.columns[space.names.index(parameter.name)]
-    values = getattr(column, "choices", None) or map(column.decode, column.bounds)
-    lacking = [brief(value) for value in values if not parameter.spans(value)]
+    columns = [c for c in space.columns if c.name == parameter.name]
+    lacking = [text for column in columns for text in _not_taken(column, parameter)]
+    expected = [column.expected() for column in columns]
+    own = [c.value for c in space.constants if space._shown(c.name) == parameter.name]
+    if own and not any(map(parameter.takes, own)):
+        lacking, expected = [brief(value) for value in own], [f"one of {own}"]
     if lacking:
         raise ValueError(
             f"{parameter.name!r}: expected an objective that takes all values of the "
-            f"declared space, {column.expected()}, got {parameter.distribution}, which "
-            f"does not take {' and '.join(lacking)}."
+            f"declared space, {' or '.join(expected)}, got {parameter.distribution}, "
+            f"which does not take {' and '.join(lacking)}."
         )
+
+
+def _not_taken(column: Column, parameter: Parameter) -> list[str]:
+    """Values of a column that a parameter does not take, as text; two at most."""
+    values: Sequence[Any] = getattr(column, "choices", ())
+    if isinstance(column, FloatColumn):
+        if parameter.is_choice or parameter.is_whole:
+            return ["what is between its values (declare a list of them)"]
+        values = (column.lower, column.upper)
+    elif isinstance(column, IntegerColumn):
+        values = range(column.lower, column.upper + 1)
+        if not parameter.is_choice:  # steps are alike everywhere
+            values = sorted({values[0], values[1 % len(values)], values[-1]})
+    return [brief(v) for v in islice(filterfalse(parameter.takes, values), 2)]
 
 
 def possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,15 +147,19 @@ def possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def configurations(
-    space: SearchSpace, entries: Sequence[Mapping[str, Any]], whole: Sequence[bool]
+    space: SearchSpace,
+    entries: Sequence[Mapping[str, Any]],
+    whole: Sequence[bool],
+    seeds: Sequence[int | None],
 ) -> list[dict[str, Any] | None]:
     """Configurations of a space from what is known of them.
 
     Args:
         space: The space.
-        entries: Of each, names of columns and what they hold.
+        entries: Of each, names of columns and constants and what they hold.
         whole: Of each, whether active columns that are missing are not part of it:
             then they hold the middle of their range.
+        seeds: Of each, what draws those that are missing otherwise; None: not drawn.
 
     Returns:
         Of each, the configuration; None where values are outside of the space, or
@@ -138,25 +167,55 @@ def configurations(
     """
     columns = {name: c for c, name in enumerate(space.names)}
     numbers = [space.fill.tolist() for _ in entries]
+    known = [{columns[k]: v for k, v in e.items() if k in columns} for e in entries]
     usable = []
-    for x, entry in zip(numbers, entries, strict=True):
+    for x, held in zip(numbers, known, strict=True):
         try:
-            for name, value in entry.items():
-                x[columns[name]] = space.columns[columns[name]].encode(value)
+            for c, value in held.items():
+                x[c] = space.columns[c].encode(value)
             usable.append(True)
         except ValueError:
             usable.append(False)
     X = torch.tensor(numbers, dtype=torch.double).reshape(-1, space.dim)
     active = space.tree.active_mask(X)
-    good = space.feasible(X).tolist()
-    found: list[dict[str, Any] | None] = []
-    for i, (entry, on) in enumerate(zip(entries, active.tolist(), strict=True)):
-        names = [name for name, is_on in zip(space.names, on, strict=True) if is_on]
-        complete = all(name in entry for name in names)
-        if not usable[i] or not good[i] or not (complete or whole[i]):
-            found.append(None)
-        elif complete and not space.constants:
-            found.append({name: entry[name] for name in names})
+    for i, seed in enumerate(seeds):
+        lacks = not set(active[i].nonzero().flatten().tolist()) <= known[i].keys()
+        if not lacks or not usable[i] or whole[i]:
+            continue
+        drawn = None if seed is None else _draw(space, X[i], list(known[i]), seed)
+        if drawn is None:
+            usable[i] = False
         else:
-            found.append(space.decode(space.impute(X[i]))[0])
+            X[i] = drawn
+    good = space.feasible(X) & torch.tensor(usable, dtype=torch.bool)
+    rows = good.nonzero().flatten()
+    configs = space.decode(space.impute(X[rows]))
+    found: list[dict[str, Any] | None] = [None] * len(entries)
+    for i, config in zip(rows.tolist(), configs, strict=True):
+        entry = entries[i]
+        constants = config.keys() & entry.keys() - columns.keys()
+        if all(_is_own(config[name], entry[name]) for name in constants):
+            # as the trial has it, not as it is after a way through tensors
+            found[i] = {name: entry.get(name, value) for name, value in config.items()}
     return found
+
+
+def _is_own(constant: Any, value: Any) -> bool:
+    """Whether a trial has the value of a constant."""
+    try:
+        Constant("", constant).check(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _draw(
+    space: SearchSpace, x: Tensor, columns: list[int], seed: int
+) -> Tensor | None:
+    """A random point that has, and has active, what a point holds in some columns."""
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.stack([c.draw(_DRAWS, generator) for c in space.columns], -1)
+    X[:, columns] = x[columns]
+    active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)
+    rows = (active & space.feasible(X)).nonzero().flatten()
+    return X[rows[0]] if len(rows) else None
