@@ -34,13 +34,12 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         raise ValueError(f"fixed: expected {{name: value}}, got {brief(fixed)}.")
     places = _places(space)
     held: dict[int, float] = {}
-    refused: list[tuple[int | Constant, str]] = []
+    refused: dict[str, list[int | Constant]] = {}
     for name, value in fixed.items():
         if name not in places:
             raise ValueError(
                 f"fixed: expected names among {list(places)}, got {name!r}."
             )
-        wrong: list[int | Constant] = []
         for place in places[name]:
             try:
                 if isinstance(place, Constant):
@@ -48,13 +47,7 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
                 else:
                     held[place] = space.columns[place].encode(value)
             except ValueError:
-                wrong.append(place)
-        expected = " or ".join(dict.fromkeys(_expected(space, p) for p in wrong))
-        message = f"fixed: {name!r}: expected {expected}, got {brief(value)}."
-        if len(wrong) == len(places[name]):
-            raise ValueError(message)
-        message += " Others take it: hold what tells them apart, too."
-        refused += [(place, message) for place in wrong]
+                refused.setdefault(name, []).append(place)
 
     def is_left(place: int | Constant) -> bool:
         """Whether some configuration with the other values has the parameter."""
@@ -62,9 +55,17 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             return space.tree.can_hold(place.condition, held)
         return space.tree.can_be_active(place, held)
 
-    for place, message in refused:
-        if is_left(place):
-            raise ValueError(message)
+    for name, wrong in refused.items():
+        left = list(filter(is_left, wrong))
+        rest = [place for place in places[name] if place not in wrong]
+        if not left and rest:
+            continue
+        expected = dict.fromkeys(_expected(space, place) for place in left or wrong)
+        hint = " Others take it: hold what tells them apart, too."
+        raise ValueError(
+            f"fixed: {name!r}: expected {' or '.join(expected)}, got "
+            f"{brief(fixed[name])}.{hint if any(map(is_left, rest)) else ''}"
+        )
     for name in fixed:
         if not any(map(is_left, places[name])):
             others = {k: v for k, v in fixed.items() if k != name}

@@ -62,12 +62,12 @@ def used_up(
         fixed: What is held, by name.
     """
     held = f" with {dict(fixed)}" if fixed else ""
-    reasons = ["were evaluated", "are pending"]
+    reasons = ["are equal to these", "were evaluated", "are pending"]
     if space.is_restricted:
         reasons.append("are forbidden")
     if held:
         reasons.append("cannot have these values")
     return CandidateGenerationError(
-        f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: the others "
+        f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: others "
         f"{', '.join(reasons[:-1])} or {reasons[-1]}."
     )

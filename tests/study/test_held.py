@@ -36,6 +36,8 @@ GROUPS = [
             {"size": 0},
             r"'size': expected its constant 5 or an integer in \[1, 9\], got 0",
         ),
+        ({"a": "x", "size": 0}, r"'size': expected its constant 5, got 0\.$"),
+        ({"a": "y", "size": 0}, r"'size': expected an integer in \[1, 9\], got 0\.$"),
         ({"size": 6}, "expected its constant 5, got 6. Others take it: hold what"),
         ({"a": "z", "kind": "u"}, "got 'kind', which none has with {'a': 'z'}"),
         ({"a": "y", "kind": "u"}, "expected its constant 'v', got 'u'"),

@@ -384,7 +384,7 @@ def test_an_exhausted_space_is_an_error(told: bool) -> None:
     for config in study.ask(3):
         if told:
             study.tell(config, config["b"])
-    why = ", found fewer: the others were evaluated"
+    why = ", found fewer: others are equal to these, were evaluated"
     with pytest.raises(
         CandidateGenerationError,
         match=f"^Expected 5 new configurations{why} or are pending.$",
