@@ -192,6 +192,13 @@ def is_equal(a: Any, b: Any) -> bool:
         return False
 
 
+def is_alike(a: Any, b: Any) -> bool:
+    """Whether two values are equal, or both are NaN."""
+    if is_equal(a, b):
+        return True
+    return isinstance(a, float) and isinstance(b, float) and a != a and b != b
+
+
 def _closest(choices: Sequence[Any], value: float) -> list[int]:
     """The positions of numbers that differ by rounding only."""
     numbers = {i: c for i, c in enumerate(choices) if isinstance(c, float)}
@@ -201,8 +208,7 @@ def _closest(choices: Sequence[Any], value: float) -> list[int]:
 
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values are equal and of one type; NaN is itself."""
-    both_blank = a != a and b != b if isinstance(a, float) else False
-    return type(a) is type(b) and (is_equal(a, b) or both_blank)
+    return type(a) is type(b) and is_alike(a, b)
 
 
 def _check_limits(
@@ -407,7 +413,7 @@ class CategoricalColumn:
         rounding.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if is_equal(c, value)]
+        equal = [i for i, c in enumerate(self.choices) if is_alike(c, value)]
         same = [i for i in equal if type(self.choices[i]) is type(value)]
         if equal:
             return (same or equal)[0]

@@ -25,9 +25,9 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
 )
 
-# Ends of ranges that differ by less than this share, of the number or, unless it is
+# Ends of ranges that differ by no more than this share, of the number or, unless it is
 # logarithmic, the range, are the same but for rounding.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-12
 
 Values = dict[str, tuple[BaseDistribution | None, Any]]
 """``{name: (distribution, value)}``; the distribution is None where it is not known."""
@@ -152,14 +152,18 @@ class Parameter:
             return False
         return self.step is None or isinstance(self._steps(value), int)
 
-    def takes(self, value: Any) -> bool:
-        """Whether it is a value but for rounding at the ends of a range."""
-        if not self.is_choice and isinstance(value, Real):
-            room = 0.0 if self.distribution.log else self._high - self._low
-            for end in (self._low, self._high):
-                if math.isclose(
-                    value, end, rel_tol=_ROUNDING, abs_tol=_ROUNDING * room
-                ):
+    def takes(self, value: Any, log: bool = False) -> bool:
+        """Whether it is a value, but for rounding at the ends of a range of floats.
+
+        Args:
+            value: The value.
+            log: Whether it is one of a range on a logarithmic scale.
+        """
+        if isinstance(self.distribution, FloatDistribution) and isinstance(value, Real):
+            ends = (self._low, self._high)
+            room = 0.0 if log or self.distribution.log else ends[1] - ends[0]
+            for end in ends:
+                if abs(value - end) <= _ROUNDING * max(abs(end), room):
                     return True
         return self.contains(value)
 

@@ -34,10 +34,16 @@ from botorch_structured.integrations.optuna.spaces import (
     check_declared,
     configurations,
     possible,
+    starts_left,
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
-from botorch_structured.spaces.columns import CategoricalColumn, Column, is_equal
+from botorch_structured.spaces.columns import (
+    CategoricalColumn,
+    Column,
+    is_alike,
+    is_equal,
+)
 from botorch_structured.study import Study
 
 _logger = optuna.logging.get_logger("optuna.structured")
@@ -153,7 +159,7 @@ class StructuredSampler(BaseSampler):
         self._constraints_func = constraints_func
         self._warns = warn_independent_sampling
         self._suggested: dict[tuple[str, int], Suggestion] = {}
-        self._unknown: set[tuple[str, str]] = set()  # of studies, warned of
+        self._unknown: set[tuple[str, str | None]] = set()  # of studies, warned of
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
@@ -243,7 +249,7 @@ class StructuredSampler(BaseSampler):
         suggestion = self._suggestion(study, trial)
         parameter = Parameter(param_name, param_distribution)
         if self._declared is not None:
-            check_declared(self._declared, parameter)
+            check_declared(self._declared, parameter, self._values(trial))
         if param_name in suggestion.values:
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
@@ -281,6 +287,19 @@ class StructuredSampler(BaseSampler):
             "warn_independent_sampling=False."
         )
 
+    def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Say once that a trial is not in the declared space."""
+        key = (study.study_name, None)
+        if self._declared is None or key in self._unknown:
+            return
+        if trial.state == TrialState.COMPLETE and self._warns:
+            self._unknown.add(key)
+            _logger.warning(
+                f"Trial {trial.number} is left out, as others like it are: the "
+                f"declared space does not have {trial.params}. This warning can be "
+                "switched off with warn_independent_sampling=False."
+            )
+
     def after_trial(
         self,
         study: optuna.Study,
@@ -292,8 +311,9 @@ class StructuredSampler(BaseSampler):
         self._suggested.pop((study.study_name, trial.number), None)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
+            asked = self._values(trial)
             for name, distribution in trial.distributions.items():
-                check_declared(self._declared, Parameter(name, distribution))
+                check_declared(self._declared, Parameter(name, distribution), asked)
         if self._constraints_func is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
@@ -449,22 +469,21 @@ class StructuredSampler(BaseSampler):
     ) -> tuple[Study, list[dict[str, Any]]]:
         """A `Study` that knows what trials were worth, and what is pending."""
         outcomes = Outcomes(study, trials)
+        entries = [space.entries(path) for path in paths]
+        whole = [trial.state == TrialState.COMPLETE for trial in trials]
         configs = configurations(
             space.space,
-            [space.entries(path) for path in paths],
-            [trial.state == TrialState.COMPLETE for trial in trials],
+            entries,
+            whole,
             # Another trial that ended may have stopped before it asked for all: what
             # is missing did not matter, and may have been anything.
-            [
-                trial.number if trial.state.is_finished() and path else None
-                for trial, path in zip(trials, paths, strict=True)
-            ],
+            [t.number if t.state.is_finished() else None for t in trials],
         )
         told, values, pending = [], [], []
         for trial, config in zip(trials, configs, strict=True):
             if config is None:
-                continue
-            if trial.state.is_finished():
+                self._say_left_out(study, trial)
+            elif trial.state.is_finished():
                 told.append(config)
                 values.append(outcomes.value(trial))
             elif trial.state == TrialState.RUNNING:
@@ -474,6 +493,10 @@ class StructuredSampler(BaseSampler):
             arguments["starts"] = []  # `LearntSpace.untried` comes before
         seed = later_seed(self._seed, number)
         inner = Study(space.space, seed=seed, **arguments)
+        if self._declared is not None:
+            starts = starts_left(space.space, inner.starts, configs, entries, whole)
+            if starts is not None:
+                inner = Study(space.space, seed=seed, starts=starts, **arguments)
         inner.tell_many(told, values)
         return inner, pending
 
@@ -492,7 +515,7 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
 def _agree(suggestion: Suggestion, values: Values) -> bool:
     """Whether a trial does what it was suggested; an enqueued one need not."""
     return all(
-        name not in values or values[name][1] == value
+        name not in values or is_alike(values[name][1], value)
         for name, (_, value) in suggestion.values.items()
     )
 

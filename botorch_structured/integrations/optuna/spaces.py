@@ -8,10 +8,13 @@ __all__ = [
     "check_declared",
     "configurations",
     "possible",
+    "starts_left",
 ]
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import filterfalse, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -28,8 +31,9 @@ from botorch_structured.spaces.columns import (
     IntegerColumn,
 )
 
-# Random points among which one is looked for that has what a trial asked for.
-_DRAWS = 64
+# Random points among which one is looked for that can have what a trial asked for,
+# where a first one cannot.
+_DRAWS = 2_000
 
 
 class TrialSpace(Protocol):
@@ -92,30 +96,44 @@ class DeclaredSpace:
         return found
 
 
-def check_declared(space: SearchSpace, parameter: Parameter) -> None:
+def check_declared(space: SearchSpace, parameter: Parameter, values: Values) -> None:
     """That an objective takes all values of a declared parameter.
 
     Those that it does not take would be suggested again and again, as something else is
-    evaluated in their place.
+    evaluated in their place. What the space has on other paths only does not matter.
 
     Args:
         space: The declared space.
         parameter: What a trial asks for.
+        values: What it has asked for before.
 
     Raises:
-        ValueError: It takes some of them only, or none of the constants of its name.
+        ValueError: It takes some of them only.
     """
-    columns = [c for c in space.columns if c.name == parameter.name]
+    name, held = parameter.name, {}
+    for c, column in enumerate(space.columns):
+        if column.name in values and column.name != name:
+            with suppress(ValueError):
+                held[c] = column.encode(values[column.name][1])
+    columns = [
+        column
+        for c, column in enumerate(space.columns)
+        if column.name == name and space.tree.can_be_active(c, held)
+    ]
     lacking = [text for column in columns for text in _not_taken(column, parameter)]
     expected = [column.expected() for column in columns]
-    own = [c.value for c in space.constants if space._shown(c.name) == parameter.name]
-    if own and not any(map(parameter.takes, own)):
-        lacking, expected = [brief(value) for value in own], [f"one of {own}"]
+    for constant in space.constants:
+        if space._shown(constant.name) != name:
+            continue
+        if space.tree.can_hold(constant.condition, held):
+            expected.append(f"its constant {constant.value!r}")
+            if not parameter.takes(constant.value):
+                lacking.append(brief(constant.value))
     if lacking:
         raise ValueError(
-            f"{parameter.name!r}: expected an objective that takes all values of the "
-            f"declared space, {' or '.join(expected)}, got {parameter.distribution}, "
-            f"which does not take {' and '.join(lacking)}."
+            f"{name!r}: expected an objective that takes all values of the declared "
+            f"space, {' or '.join(expected)}, got {parameter.distribution}, which does "
+            f"not take {' and '.join(lacking)}."
         )
 
 
@@ -130,7 +148,9 @@ def _not_taken(column: Column, parameter: Parameter) -> list[str]:
         values = range(column.lower, column.upper + 1)
         if not parameter.is_choice:  # steps are alike everywhere
             values = sorted({values[0], values[1 % len(values)], values[-1]})
-    return [brief(v) for v in islice(filterfalse(parameter.takes, values), 2)]
+    is_log = getattr(column, "log", False)
+    lacking = (v for v in values if not parameter.takes(v, is_log))
+    return [brief(v) for v in islice(lacking, 2)]
 
 
 def possible(space: SearchSpace, held: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,11 +198,14 @@ def configurations(
             usable.append(False)
     X = torch.tensor(numbers, dtype=torch.double).reshape(-1, space.dim)
     active = space.tree.active_mask(X)
+    others = _RandomPoints(space)
     for i, seed in enumerate(seeds):
         lacks = not set(active[i].nonzero().flatten().tolist()) <= known[i].keys()
         if not lacks or not usable[i] or whole[i]:
             continue
-        drawn = None if seed is None else _draw(space, X[i], list(known[i]), seed)
+        drawn = None
+        if seed is not None and known[i]:
+            drawn = others.draw(X[i], list(known[i]), seed)
         if drawn is None:
             usable[i] = False
         else:
@@ -209,13 +232,84 @@ def _is_own(constant: Any, value: Any) -> bool:
     return True
 
 
-def _draw(
-    space: SearchSpace, x: Tensor, columns: list[int], seed: int
-) -> Tensor | None:
-    """A random point that has, and has active, what a point holds in some columns."""
-    generator = torch.Generator().manual_seed(seed)
-    X = torch.stack([c.draw(_DRAWS, generator) for c in space.columns], -1)
-    X[:, columns] = x[columns]
-    active = space.tree.active_mask(X, strict=False)[:, columns].all(-1)
-    rows = (active & space.feasible(X)).nonzero().flatten()
-    return X[rows[0]] if len(rows) else None
+def starts_left(
+    space: SearchSpace,
+    starts: Sequence[Mapping[str, Any]],
+    configs: Sequence[Mapping[str, Any] | None],
+    entries: Sequence[Mapping[str, Any]],
+    whole: Sequence[bool],
+) -> list[Mapping[str, Any]] | None:
+    """Starts on paths that no trial has asked for.
+
+    A configuration with drawn decisions says nothing about its path, unless there are
+    twice as many of them as starts: then they may fail for what they ask for first.
+
+    Args:
+        space: The space.
+        starts: A start on each path, or on some.
+        configs: Those of trials, see `configurations`.
+        entries: Of each, what the trial has asked for.
+        whole: Of each, whether it has asked for all.
+
+    Returns:
+        The starts; None where a study finds them itself, as no configuration that
+        counts has drawn decisions.
+    """
+    deciding = {space.names[c] for c in space.tree.decision_values}
+    asked, drawn = [], 0
+    for config, entry, is_whole in zip(configs, entries, whole, strict=True):
+        if config is not None:
+            if is_whole or not config.keys() & deciding - entry.keys():
+                asked.append(config)
+            else:
+                drawn += 1
+    if not 0 < drawn < 2 * len(starts):
+        return None
+    known = set(space.tree.path_key(space.encode(asked)).tolist()) if asked else set()
+    keys = space.tree.path_key(space.encode(starts)).tolist()
+    left = [start for start, key in zip(starts, keys, strict=True) if key not in known]
+    return left[: max(len(starts) - len(known), 0)]
+
+
+class _RandomPoints:
+    """Random points that hold what others do in some columns.
+
+    Args:
+        space: The space.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+
+    def draw(self, x: Tensor, columns: list[int], seed: int) -> Tensor | None:
+        """A point that has, and has active, what ``x`` has in some columns.
+
+        Returns:
+            The point, feasible; None if none is found.
+        """
+        for X in self._points(seed):
+            X = X.clone()
+            X[:, columns] = x[columns]
+            active = self._space.tree.active_mask(X, strict=False)[:, columns].all(-1)
+            rows = (active & self._space.feasible(X)).nonzero().flatten()
+            if len(rows):
+                return X[rows[0]]
+        return None
+
+    def _points(self, seed: int) -> Iterator[Tensor]:
+        """One, then the same many for all seeds from another one on."""
+        yield self._sample(1, seed)
+        for X in (self._many, self._starts):
+            yield X.roll(-seed, 0)
+
+    def _sample(self, n: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.stack([c.draw(n, generator) for c in self._space.columns], -1)
+
+    @cached_property
+    def _many(self) -> Tensor:
+        return self._sample(_DRAWS, seed=0)
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        return self._space.starts(seed=0)  # rare paths, too

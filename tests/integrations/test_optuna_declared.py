@@ -1,0 +1,233 @@
+"""`StructuredSampler` with a declared space: what trials ask for, and what not."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optuna
+import pytest
+from ConfigSpace import ConfigurationSpace, Float, ForbiddenLessThanRelation, Integer
+from optuna.trial import TrialState
+
+from botorch_structured.integrations.optuna import StructuredSampler
+from botorch_structured.integrations.optuna.spaces import configurations
+from botorch_structured.spaces import SearchSpace
+
+KINDS = [f"k{i}" for i in range(6)]
+LEARNERS = [{"lr": (0.0, 1.0), "kind": [k], k: (0.0, 1.0)} for k in KINDS]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+
+
+def run(
+    space: Any, objective: Callable[[optuna.Trial], float], n: int = 8, **more: Any
+) -> optuna.Study:
+    study = optuna.create_study(sampler=StructuredSampler(space, seed=0), **more)
+    study.optimize(objective, n_trials=n, catch=(MemoryError,))
+    return study
+
+
+def told(study: optuna.Study) -> list[Any]:
+    return study.sampler.study_of(study).trials  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("branches", "ranges", "lacking"),
+    [
+        # constants
+        (({"n": [10]}, {"n": [20]}), ((10, 10), (20, 20)), None),
+        (({"n": [10]}, {"n": [20]}), ((1, 99), (1, 99)), None),
+        (({"n": [10]}, {"n": [20]}), ((15, 30), (15, 30)), "10"),
+        (({"n": [10]}, {"n": [20]}), ((20, 20), (10, 10)), "10"),
+        (({"n": [10]}, {}), ((10, 10), (20, 20)), None),
+        # ranges
+        (({"n": (1, 9)}, {}), ((1, 9), (1, 1)), None),
+        (({"n": (1, 9)}, {}), ((1, 9), (5, 7)), None),
+        (({"n": (1, 9)}, {}), ((1, 1), (1, 9)), "2 and 9"),
+    ],
+)
+def test_what_other_branches_have_does_not_matter(
+    branches: tuple[dict[str, Any], ...],
+    ranges: tuple[tuple[int, int], ...],
+    lacking: str | None,
+) -> None:
+    space = [
+        {"k": [k], "x": (0.0, 1.0), **branch}
+        for k, branch in zip("ab", branches, strict=True)
+    ]
+
+    def objective(trial: optuna.Trial) -> float:
+        k = trial.suggest_categorical("k", ["a", "b"])
+        trial.suggest_int("n", *ranges["ab".index(k)])
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    if lacking is None:
+        assert len(told(run(space, objective))) == 8
+    else:
+        with pytest.raises(ValueError, match=rf"'n': .*does not take {lacking}\."):
+            run(space, objective)
+
+
+def test_a_trial_that_fails_fails_as_it_did() -> None:
+    """With a single value that is not all that is declared; pruned ones are checked."""
+    stop: list[type[Exception]] = [MemoryError]
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.suggest_int("n", 3, 3)
+        raise stop[0]
+
+    space = {"n": (1, 9), "x": (0.0, 1.0)}
+    states = [trial.state for trial in run(space, objective, 3).trials]
+    assert states == [TrialState.FAIL] * 3
+    stop = [optuna.TrialPruned]
+    with pytest.raises(ValueError, match="'n': expected an objective that takes all"):
+        run(space, objective, 3)
+
+
+@pytest.mark.parametrize(
+    ("declared", "ask"),
+    [
+        ((1e-12, 1.0, "log"), lambda trial: trial.suggest_float("x", 1e-9, 1.0)),
+        ((0, 10**10), lambda trial: trial.suggest_int("x", 5, 10**10)),
+        ((0.0, 1.0), lambda trial: trial.suggest_float("x", 1e-9, 1.0)),
+    ],
+)
+def test_ends_differ_by_rounding_only(
+    declared: Any, ask: Callable[[optuna.Trial], float]
+) -> None:
+    with pytest.raises(ValueError, match="'x': expected an objective that takes all"):
+        run({"x": declared}, ask)
+
+
+def test_trials_outside_of_the_space_are_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here it holds the constant 20."""
+    space = {"epochs": [20], "x": (0.0, 1.0)}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.enable_propagation()
+    try:
+        study = optuna.create_study(sampler=StructuredSampler(space, seed=0))
+        for n in (50, 50, 20, 20):
+            study.enqueue_trial({"epochs": n})
+        with caplog.at_level(logging.WARNING):
+            study.optimize(
+                lambda t: t.suggest_int("epochs", 1, 99) * t.suggest_float("x", 0, 1),
+                n_trials=5,
+            )
+    finally:
+        optuna.logging.disable_propagation()
+    (said,) = {r.getMessage() for r in caplog.records if "left out" in r.getMessage()}
+    assert said.startswith("Trial 0 is left out") and "'epochs': 50" in said
+    assert len(told(study)) == 3
+
+
+def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> None:
+    """Rare ones: a parameter below a choice that comes up in one of 40 draws; two that
+    forbid most values of each other."""
+    rare = [{"kind": [f"k{i}"], f"p{i}": (0.0, 1.0), "q": [1, 2]} for i in range(40)]
+    space = SearchSpace.from_dictionaries(rare)
+    found = configurations(
+        space, [{f"p{i}": 0.3} for i in range(40)], [False] * 40, list(range(40))
+    )
+    for i, config in enumerate(found):
+        assert config is not None
+        assert config["kind"] == f"k{i}" and config[f"p{i}"] == 0.3
+    assert {config["q"] for config in found if config is not None} == {1, 2}
+    cs = ConfigurationSpace()
+    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
+    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
+    space = SearchSpace.from_configspace(cs)
+    values = (5, 10, 20, 50, 100)
+    found = configurations(
+        space, [{"a": v} for v in values], [False] * 5, list(range(5))
+    )
+    for v, config in zip(values, found, strict=True):
+        assert config is not None and config["a"] == v and config["b"] <= v
+
+
+def test_a_trial_that_asked_for_nothing_declared_says_nothing() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        trial.suggest_int("fold", 0, 3)
+        trial.suggest_int("epochs", 1, 99)
+        if trial.number % 2:
+            raise MemoryError
+        return trial.suggest_float("x", 0.0, 1.0)
+
+    study = run({"epochs": [20], "x": (0.0, 1.0)}, objective)
+    assert [trial.value is None for trial in told(study)] == [False] * 4
+
+
+@pytest.mark.parametrize("failing", [0, 4, 6])
+def test_drawn_paths_do_not_count_as_tried(failing: int) -> None:
+    """At first each kind gets its start, however the trials before have failed."""
+
+    def objective(trial: optuna.Trial) -> float:
+        lr = trial.suggest_float("lr", 0.0, 1.0)
+        if trial.number < failing:
+            raise MemoryError
+        kind = trial.suggest_categorical("kind", KINDS)
+        return 1.0 + lr + trial.suggest_float(kind, 0.0, 1.0)
+
+    study = run(LEARNERS, objective, failing + len(KINDS))
+    complete = study.get_trials(states=[TrialState.COMPLETE])
+    assert {trial.params["kind"] for trial in complete} == set(KINDS)
+    assert len(told(study)) == len(study.trials)
+
+
+def test_trials_that_fail_for_what_they_ask_for_first() -> None:
+    """Starts do not go on for ever: of random trials a fifth would be complete."""
+
+    def objective(trial: optuna.Trial) -> float:
+        lr = trial.suggest_float("lr", 0.0, 1.0)
+        if lr > 0.2:
+            raise MemoryError
+        kind = trial.suggest_categorical("kind", KINDS)
+        return 1.0 + lr + trial.suggest_float(kind, 0.0, 1.0)
+
+    trials = run(LEARNERS, objective, 30).trials
+    assert sum(trial.state == TrialState.COMPLETE for trial in trials[-12:]) > 4
+
+
+def test_parallel_trials_with_nan_as_a_choice() -> None:
+    """What a running trial was suggested is pending, also where it is NaN."""
+
+    def ask(trial: optuna.Trial) -> float:
+        x = trial.suggest_categorical("x", [math.nan, "a", None])
+        return 10.0 * (x in ("a", None))
+
+    def objective(trial: optuna.Trial) -> float:
+        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3])
+
+    study = run({"x": [math.nan, "a", None], "z": [0, 1, 2, 3]}, objective, 5)
+    trials = [study.ask() for _ in range(4)]
+    for trial in trials:
+        ask(trial)
+    for trial in trials:
+        trial.suggest_categorical("z", [0, 1, 2, 3])
+    asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
+    assert len(set(asked)) == len(asked) and str(math.nan) in dict(asked[5:])
+    assert len(told(study)) == 5
+
+
+def test_nan_and_none_come_back_from_a_storage(tmp_path: Any) -> None:
+    choices = [None, math.nan, "a"]
+    study = run(
+        {"x": choices, "z": (0.0, 1.0)},
+        lambda t: (
+            len(str(t.suggest_categorical("x", choices)))
+            + t.suggest_float("z", 0.0, 1.0)
+        ),
+        storage=f"sqlite:///{tmp_path / 'study.db'}",
+    )
+    expected = [str(trial.params["x"]) for trial in study.trials]
+    assert [str(trial.config["x"]) for trial in told(study)] == expected
+    assert {"None", "nan", "a"} == set(expected)
