@@ -18,7 +18,7 @@ from torch import Tensor
 
 from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count
+from botorch_structured.spaces.arguments import check_count, later_seed
 from botorch_structured.study import Study
 from botorch_structured.study.space import read_space
 from botorch_structured.study.study import MOST_STARTS, Starts
@@ -44,6 +44,9 @@ _Params = dict[str, Any]
 # Of two or three paths each has two starts: what was compared is in docs/default.md,
 # "Starts of a pipeline".
 _FEW_PATHS = 3
+# After the starts, each so many-th candidate is a random one on the path that has the
+# fewest: what was compared is in docs/default.md, "A learner that begins badly".
+_EXPLORES = 4
 # Random points for each start among which one is looked for in place of a repeated one.
 _DRAWS = 20
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
@@ -56,8 +59,8 @@ class StructuredSearchCV(BaseSearchCV):
     """Search for hyperparameters with cross-validation, in a conditional space.
 
     Choose it in place of ``RandomizedSearchCV`` or ``GridSearchCV`` where a fit takes
-    longer than the 0.1 seconds of a suggestion: each candidate is chosen by `Study`
-    from the scores of those before. It has the arguments, methods and attributes of
+    longer than the 0.1 seconds of a suggestion: candidates are chosen by `Study` from
+    the scores of those before. It has the arguments, methods and attributes of
     ``RandomizedSearchCV``.
 
     The space says what belongs to what: which classifier, and *its* parameters. One
@@ -65,8 +68,10 @@ class StructuredSearchCV(BaseSearchCV):
     of two or three paths; of more than ten, five to ten that show every choice, if ten
     can); then as many at a time as it takes to keep ``n_jobs`` processes busy with
     their folds (one, if there are at least as many folds as processes), so that results
-    depend on that number too. All candidates are compared on the same folds, also where
-    ``cv`` would shuffle anew each time.
+    depend on that number too. Of those, every fourth is a random one on the path that
+    has the fewest for its number of parameters (if there are several paths): a learner
+    whose first settings were bad is not left alone. All candidates are compared on the
+    same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
     failed: the search goes on and avoids its kind. The mean score is maximised; of
@@ -177,10 +182,12 @@ class StructuredSearchCV(BaseSearchCV):
     def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
         starts = self._own_starts if self.starts is None else self.starts
         study = Study(_read_space(self.space), "maximize", seed=seed, starts=starts)
-        q = max(1, len(study.starts))
+        q, begun = max(1, len(study.starts)), 0
         while (missing := n_iter - len(study.trials)) > 0:
+            q = min(q, missing)
+            random = _least_tried(study, q, begun) if begun else []
             try:
-                configs = study.ask(min(q, missing))
+                configs = study.ask(q - len(random), random) if q > len(random) else []
             except CandidateGenerationError:
                 if q > 1:  # fewer candidates are left than were asked for
                     q = jobs = 1
@@ -191,6 +198,8 @@ class StructuredSearchCV(BaseSearchCV):
                     stacklevel=2,
                 )
                 break
+            configs += random
+            begun = begun or len(configs)
             scores = self._history.evaluate(configs)
             q = -(-jobs // self._history.num_folds)
             metrics = dict.fromkeys(self._history.metrics, "maximize")
@@ -252,6 +261,36 @@ def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:
                 starts[i] = starts.new_tensor(new[0])
         seen.add(tuple(starts[i].tolist()))
     return starts
+
+
+def _least_tried(study: Study, q: int, begun: int) -> list[_Params]:
+    """The random ones of the next ``q`` candidates.
+
+    Each is on the path that has the fewest candidates for its number of parameters: one
+    that begins badly would be left alone otherwise.
+
+    Args:
+        study: The study.
+        q: How many candidates are next.
+        begun: How many were evaluated first.
+    """
+    space, n = study.space, len(study.trials)
+    count = sum(k % _EXPLORES == _EXPLORES - 1 for k in range(n - begun, n - begun + q))
+    found: list[_Params] = []
+    if space.tree.num_paths == 1:
+        return found
+    for k in range(count):
+        known = space.encode([*(t.config for t in study.trials), *found])
+        seed = later_seed(study.seed, n + k)
+        starts = space.starts(seed=seed)
+        keys = space.tree.path_key(starts).unsqueeze(-1)
+        tried = (keys == space.tree.path_key(known)).sum(-1)
+        share = (tried + 0.5) / space.tree.active_mask(starts).sum(-1)
+        least = (share == share.min()).nonzero().flatten().tolist()
+        config = space.decode(starts[least[seed % len(least)]].unsqueeze(0))[0]
+        if not (space.encode([config]) == known).all(-1).any():
+            found.append(config)
+    return found
 
 
 def _read_space(space: Any) -> SearchSpace:

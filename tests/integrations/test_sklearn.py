@@ -507,3 +507,47 @@ def test_a_clone_has_the_same_space() -> None:
     assert copied.space[0]["m"][0] is copied.space[1]["m"][0] is not svc
     scores = [s.fit(X, y).cv_results_["mean_test_score"] for s in (search, copied)]
     np.testing.assert_array_equal(*scores)
+
+
+class Needle(Peak):
+    """The right side is bad nearly everywhere, and best in a tenth of its range."""
+
+    def __init__(
+        self, kind: str = "left", k: int = 1, c: float = 0.0, z: float = 0.0
+    ) -> None:
+        self.kind, self.k, self.c, self.z, self.fail = kind, k, c, z, ""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        if self.kind == "left":
+            return 0.62 + 0.05 / self.k + 0.004 * np.sin(9.0 * self.c)
+        return 1.0 if 0.5 < self.z < 0.6 else 0.5
+
+
+NEEDLE = [
+    {"kind": ["left"], "k": (1, 50), "c": (0.0, 1.0)},
+    {"kind": ["right"], "z": (0.0, 1.0), "c": (0.0, 1.0)},
+]
+
+
+@pytest.mark.parametrize("jobs", [1, 9])
+@pytest.mark.parametrize("n_iter", [12, 24])
+def test_a_path_that_begins_badly_is_not_left(jobs: int, n_iter: int) -> None:
+    """Every fourth candidate is on the path with the fewest for its parameters."""
+    import joblib
+
+    with joblib.parallel_backend("threading"):
+        fitted = search(Needle(), NEEDLE, n_iter, n_jobs=jobs).fit(X, y)
+    params = fitted.cv_results_["params"]
+    assert len(params) == n_iter == len({str(p) for p in params})
+    kinds = [p["kind"] for p in params]
+    assert kinds.count("right") >= 2 + (n_iter - 4) // 4
+    assert kinds.count("left") > n_iter // 2
+    assert [trial.config for trial in fitted.study_.trials] == params
+
+
+def test_random_candidates_are_not_repeated() -> None:
+    """Of a few configurations each is evaluated once."""
+    space = [{"kind": ["left"]}, {"kind": ["right"], "z": [0.0, 0.1, 0.2, 0.55, 0.7]}]
+    fitted = search(Needle(), space, 6).fit(X, y)
+    assert len({str(p) for p in fitted.cv_results_["params"]}) == 6
+    assert fitted.best_params_["z"] == 0.55
