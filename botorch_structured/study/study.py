@@ -480,7 +480,7 @@ class Study:
         Args:
             path: A file whose first line has the names of parameters, objectives,
                 constrained outcomes, and ``cost`` if there is one. Cells of inactive
-                parameters are empty; outcomes of failed evaluations are empty or NaN.
+                parameters and outcomes of failed evaluations are empty, NaN or NA.
 
         Raises:
             ValueError: A row is not an evaluation in this space; the message names the

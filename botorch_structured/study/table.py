@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 _COST = "cost"
+# What pandas, R and NumPy write in cells that are empty.
+_MISSING = ("nan", "na")
 
 
 def read_table(
@@ -24,7 +26,8 @@ def read_table(
         path: The file; its first line has the names of the columns.
         parameters: Names of parameters.
         outcomes: Names of outcomes, all of which are columns. A row without any of them
-            (empty, or NaN) is an evaluation that failed.
+            (empty, NaN or NA) is an evaluation that failed. Cells of inactive
+            parameters are as empty.
         check: Called with the configuration, the value and the cost of each row; raises
             a ``ValueError`` for what is wrong, which is raised with the line.
 
@@ -72,21 +75,29 @@ def read_table(
                     f"that of {cell!r}. Pandas writes its index so: use "
                     "to_csv(..., index=False)."
                 )
-            cells = [row.pop(name).strip() for name in outcomes]
-            # so pandas can write it
-            cells = ["" if cell.lower() == "nan" else cell for cell in cells]
+            cells = [_cell(row.pop(name)) for name in outcomes]
             pairs = zip(outcomes, map(_number_or_text, cells), strict=True)
             value = dict(pairs) if any(cells) else None
-            cell = row.pop(_COST, "").strip()
+            cell = _cell(row.pop(_COST, ""))
             cost = _number_or_text(cell) if cell else None
             try:
                 check(row, value, cost)
             except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
+                row = {name: _cell(cell) for name, cell in row.items()}
+                try:
+                    check(row, value, cost)
+                except ValueError:
+                    raise ValueError(f"{where}: {error}") from None
             configs.append(row)
             values.append(value)
             costs.append(cost)
     return configs, values, costs
+
+
+def _cell(text: str) -> str:
+    """A cell without spaces around it; empty where nothing was written."""
+    text = text.strip()
+    return "" if text.lower() in _MISSING else text
 
 
 def _number_or_text(cell: str) -> float | str:

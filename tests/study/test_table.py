@@ -21,16 +21,16 @@ def table(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("missing", ["", "NaN"])
+@pytest.mark.parametrize("missing", ["", "NaN", "NA"])
 def test_a_table_is_told_row_by_row(missing: str, tmp_path: Path) -> None:
     names = [*SPACE.names, "loss", "memory", "cost"]
     configs = SPACE.decode(SPACE.starts(seed=0))
-    outcomes = [(0.5, 3.0, 10.0), (missing, missing, 2.0), (0.25, 9.0, "")]
+    outcomes = [(0.5, 3.0, 10.0), (missing, missing, 2.0), (0.25, 9.0, missing)]
     rows = [
         {**c, **dict(zip(names[-3:], o, strict=True))}
         for c, o in zip(configs, outcomes, strict=False)
     ]
-    lines = [",".join(str(row.get(name, "")) for name in names) for row in rows]
+    lines = [",".join(str(row.get(name, missing)) for name in names) for row in rows]
     path = table(tmp_path, "\n".join([",".join(names), *lines]) + "\n")
     study = Study(SPACE, {"loss": "minimize"}, ["memory <= 8"], seed=0)
     study.read_csv(path)
@@ -128,3 +128,12 @@ def test_other_texts_are_no_booleans(tmp_path: Path) -> None:
         study = Study({"a": choices, "x": (0.0, 1.0)})
         with pytest.raises(ValueError, match="line 2: .*'a': expected one of"):
             study.read_csv(table(tmp_path, f"a,x,value\n{cell},0.5,1\n"))
+
+
+def test_missing_cells_of_active_parameters(tmp_path: Path) -> None:
+    """NA is a text where it is a choice, and an error where nothing is."""
+    study = Study([{"m": ["NA", "b"], "x": (0.0, 1.0)}, {"m": ["c"]}])
+    study.read_csv(table(tmp_path, "m,x,value\nNA,0.5,1\nc,NA,2\n"))
+    assert [t.config for t in study.trials] == [{"m": "NA", "x": 0.5}, {"m": "c"}]
+    with pytest.raises(ValueError, match="line 2: .*'x': expected .*, got 'NA'"):
+        study.read_csv(table(tmp_path, "m,x,value\nb,NA,1\n"))
