@@ -9,7 +9,7 @@ the rest for the test, and 3 or 5 folds, the same for all. ``StructuredSearchCV`
 ``HalvingRandomSearchCV`` has as many rows in sum over its candidates: 120 of them on a
 ninth of the rows, the best 40 on a third, the best 14 on all. (60 candidates on a third
 and 20 on all were no better.) ``--develop`` takes other data sets: with them, searches
-and spaces were developed, on seeds from 0 on.
+and spaces were developed, on seeds from 0 on. ``--out`` may end in ``.gz``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = ["PROBLEMS", "main"]
 
 import argparse
 import csv
+import gzip
 import json
 import time
 import warnings
@@ -303,8 +304,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
+    opened: Any = gzip.open if options.out.suffix == ".gz" else open
     if options.out.exists():
-        rows = [json.loads(line) for line in options.out.read_text().splitlines()]
+        with opened(options.out, "rt") as file:
+            rows = [json.loads(line) for line in file]
     done = {(row["problem"], row["method"], row["seed"]) for row in rows}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name in options.problems:
@@ -317,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 row = {"problem": name, "method": method, "seed": seed}
                 row |= evaluate(method, problem, seed, X, y, options.budget)
                 rows.append(row)
-                with options.out.open("a") as file:
+                with opened(options.out, "at") as file:
                     file.write(json.dumps(row) + "\n")
     print(report(rows))
 
