@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["StructuredSearchCV"]
 
 import copy
+import math
 import re
 import time
 import warnings
@@ -185,7 +186,7 @@ class StructuredSearchCV(BaseSearchCV):
         q, begun = max(1, len(study.starts)), 0
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
-            random = _least_tried(study, q, begun) if begun else []
+            random = _least_tried(study, q, begun, n_iter) if begun else []
             try:
                 configs = study.ask(q - len(random), random) if q > len(random) else []
             except CandidateGenerationError:
@@ -263,34 +264,61 @@ def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:
     return starts
 
 
-def _least_tried(study: Study, q: int, begun: int) -> list[_Params]:
+def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]:
     """The random ones of the next ``q`` candidates.
 
     Each is on the path that has the fewest candidates for its number of parameters: one
-    that begins badly would be left alone otherwise.
+    that begins badly would be left alone otherwise. Of more paths than there will be
+    random candidates, each has as many as the rarest of its choices.
 
     Args:
         study: The study.
         q: How many candidates are next.
         begun: How many were evaluated first.
+        n_iter: How many are evaluated in all.
     """
     space, n = study.space, len(study.trials)
     count = sum(k % _EXPLORES == _EXPLORES - 1 for k in range(n - begun, n - begun + q))
     found: list[_Params] = []
     if space.tree.num_paths == 1:
         return found
+    by_path = space.tree.num_paths <= n_iter // _EXPLORES
     for k in range(count):
         known = space.encode([*(t.config for t in study.trials), *found])
         seed = later_seed(study.seed, n + k)
-        starts = space.starts(seed=seed)
-        keys = space.tree.path_key(starts).unsqueeze(-1)
-        tried = (keys == space.tree.path_key(known)).sum(-1)
+        configs = space.decode(space.starts(seed=seed))
+        starts = space.encode(configs)
+        is_new = ~(starts.unsqueeze(1) == known).all(-1).any(-1)
+        if not is_new.any():
+            continue
+        tried = (_on_path if by_path else _of_rarest_choice)(space, starts, known)
         share = (tried + 0.5) / space.tree.active_mask(starts).sum(-1)
+        share = share.where(is_new, math.inf)
         least = (share == share.min()).nonzero().flatten().tolist()
-        config = space.decode(starts[least[seed % len(least)]].unsqueeze(0))[0]
-        if not (space.encode([config]) == known).all(-1).any():
-            found.append(config)
+        found.append(configs[least[seed % len(least)]])
     return found
+
+
+def _on_path(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
+    """How many known points are on the path of each row."""
+    keys = space.tree.path_key(X).unsqueeze(-1)
+    return (keys == space.tree.path_key(known)).sum(-1)
+
+
+def _of_rarest_choice(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
+    """How many known points have the outcome of a decision that the fewest have, among
+    those of each row."""
+    tree, least = space.tree, X.new_full((len(X),), math.inf)
+    active, others = tree.active_mask(X), tree.active_mask(known)
+    for c, outcomes in tree.decision_values.items():
+        for outcome in outcomes:
+            lo, hi = outcome if isinstance(outcome, tuple) else (outcome, outcome)
+            has, have = (
+                is_active[:, c] & (points[:, c] >= lo) & (points[:, c] <= hi)
+                for points, is_active in ((X, active), (known, others))
+            )
+            least = least.where(~has, least.clamp_max(have.sum()))
+    return least
 
 
 def _read_space(space: Any) -> SearchSpace:

@@ -62,6 +62,8 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             continue
         expected = dict.fromkeys(_expected(space, place) for place in left or wrong)
         hint = " Others take it: hold what tells them apart, too."
+        if None in space.shown_names:
+            hint = " Others take it, but no parameter tells them apart."
         raise ValueError(
             f"fixed: {name!r}: expected {' or '.join(expected)}, got "
             f"{brief(fixed[name])}.{hint if any(map(is_left, rest)) else ''}"

@@ -492,8 +492,14 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        names = [*self.space.names, *(c.name for c in self.space.constants)]
-        parameters = {shown for name in names if (shown := self.space._shown(name))}
+        parameters: dict[str, set[str]] = {}
+        for name, choices in (
+            *((c.name, getattr(c, "choices", ())) for c in self.space.columns),
+            *((c.name, (c.value,)) for c in self.space.constants),
+        ):
+            if (shown := self.space._shown(name)) is not None:
+                texts = {choice for choice in choices if isinstance(choice, str)}
+                parameters.setdefault(shown, set()).update(texts)
         self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
 
     def plot(self) -> Figure:

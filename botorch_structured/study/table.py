@@ -16,7 +16,7 @@ _MISSING = ("nan", "na")
 
 def read_table(
     path: str | os.PathLike[str],
-    parameters: Collection[str],
+    parameters: Mapping[str, Collection[str]],
     outcomes: Sequence[str],
     check: Callable[[Mapping[str, str], Any, Any], None],
 ) -> tuple[list[dict[str, str]], list[Any], list[Any]]:
@@ -24,7 +24,7 @@ def read_table(
 
     Args:
         path: The file; its first line has the names of the columns.
-        parameters: Names of parameters.
+        parameters: Names of parameters, and the texts among their choices.
         outcomes: Names of outcomes, all of which are columns. A row without any of them
             (empty, NaN or NA) is an evaluation that failed. Cells of inactive
             parameters are as empty.
@@ -80,10 +80,14 @@ def read_table(
             value = dict(pairs) if any(cells) else None
             cell = _cell(row.pop(_COST, ""))
             cost = _number_or_text(cell) if cell else None
+            empty = {name: _cell(cell) for name, cell in row.items()}
+            for name, cell in row.items():
+                if cell.strip() not in parameters.get(name, ()):
+                    row[name] = empty[name]
             try:
                 check(row, value, cost)
             except ValueError as error:
-                row = {name: _cell(cell) for name, cell in row.items()}
+                row = empty  # "NA" is a choice elsewhere, and here it is none
                 try:
                     check(row, value, cost)
                 except ValueError:

@@ -154,6 +154,43 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
         assert config is not None and config["a"] == v and config["b"] <= v
 
 
+def test_what_was_not_asked_for_differs_from_trial_to_trial() -> None:
+    cs = ConfigurationSpace()
+    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
+    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
+    space = SearchSpace.from_configspace(cs)
+    found = configurations(space, [{"a": 3}] * 20, [False] * 20, list(range(20)))
+    assert len({config["c"] for config in found if config is not None}) == 20
+    assert {config["b"] for config in found if config is not None} == {0, 1, 2, 3}
+
+
+def test_a_parameter_that_is_declared_on_other_paths_only() -> None:
+    """An objective may ask for it anyway; what fails there is told as it would be."""
+    space = [
+        {"opt": ["sgd"], "lr": (0.0, 1.0), "wd": (0.0, 1.0), "momentum": (0.0, 1.0)},
+        {"opt": ["adam"], "lr": (0.0, 1.0), "wd": (0.0, 1.0)},
+    ]
+
+    def study(always: bool) -> optuna.Study:
+        def objective(trial: optuna.Trial) -> float:
+            opt = trial.suggest_categorical("opt", ["sgd", "adam"])
+            if always or opt == "sgd":
+                trial.suggest_float("momentum", 0.0, 1.0)
+            lr = trial.suggest_float("lr", 0.0, 1.0)
+            if opt == "adam" and lr > 0.3:
+                raise MemoryError
+            return lr + trial.suggest_float("wd", 0.0, 1.0) - (opt == "adam")
+
+        return run(space, objective, 16)
+
+    ours, theirs = study(True), study(False)
+    assert [t.params["lr"] for t in ours.trials] == [
+        t.params["lr"] for t in theirs.trials
+    ]
+    assert len(told(ours)) == 16
+    assert any(t.state == TrialState.FAIL for t in ours.trials)
+
+
 def test_a_trial_that_asked_for_nothing_declared_says_nothing() -> None:
     def objective(trial: optuna.Trial) -> float:
         trial.suggest_int("fold", 0, 3)
@@ -197,25 +234,29 @@ def test_trials_that_fail_for_what_they_ask_for_first() -> None:
     assert sum(trial.state == TrialState.COMPLETE for trial in trials[-12:]) > 4
 
 
-def test_parallel_trials_with_nan_as_a_choice() -> None:
-    """What a running trial was suggested is pending, also where it is NaN."""
+@pytest.mark.parametrize("declared", [False, True])
+def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
+    """Another object each time; pending where a running trial was suggested it."""
 
     def ask(trial: optuna.Trial) -> float:
-        x = trial.suggest_categorical("x", [math.nan, "a", None])
-        return 10.0 * (x in ("a", None))
+        x = trial.suggest_categorical("x", [float("nan"), "a"])
+        return 10.0 * (x == "a")
 
     def objective(trial: optuna.Trial) -> float:
-        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3])
+        return ask(trial) + trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
 
-    study = run({"x": [math.nan, "a", None], "z": [0, 1, 2, 3]}, objective, 5)
-    trials = [study.ask() for _ in range(4)]
+    space = {"x": [math.nan, "a"], "z": [0, 1, 2, 3, 4, 5]} if declared else None
+    study = run(space, objective, 6)
+    trials = []
+    for _ in range(4):
+        trials.append(study.ask())
+        ask(trials[-1])
     for trial in trials:
-        ask(trial)
-    for trial in trials:
-        trial.suggest_categorical("z", [0, 1, 2, 3])
+        trial.suggest_categorical("z", [0, 1, 2, 3, 4, 5])
     asked = [(str(t.params["x"]), t.params["z"]) for t in study.trials]
-    assert len(set(asked)) == len(asked) and str(math.nan) in dict(asked[5:])
-    assert len(told(study)) == 5
+    assert len(set(asked)) == len(asked)
+    assert sum(x == "nan" for x, _ in asked[6:]) > 1
+    assert len(told(study)) == 6
 
 
 def test_nan_and_none_come_back_from_a_storage(tmp_path: Any) -> None:

@@ -545,9 +545,48 @@ def test_a_path_that_begins_badly_is_not_left(jobs: int, n_iter: int) -> None:
     assert [trial.config for trial in fitted.study_.trials] == params
 
 
+def test_a_path_that_is_used_up_takes_no_turns() -> None:
+    """Of a single configuration, as that of a baseline."""
+    space = [{"kind": ["none"]}, *NEEDLE]
+    params = search(Needle(), space, 27).fit(X, y).cv_results_["params"]
+    assert len({str(p) for p in params}) == 27
+    assert [p["kind"] for p in params].count("right") >= 1 + 24 // 4
+
+
 def test_random_candidates_are_not_repeated() -> None:
     """Of a few configurations each is evaluated once."""
-    space = [{"kind": ["left"]}, {"kind": ["right"], "z": [0.0, 0.1, 0.2, 0.55, 0.7]}]
-    fitted = search(Needle(), space, 6).fit(X, y)
-    assert len({str(p) for p in fitted.cv_results_["params"]}) == 6
-    assert fitted.best_params_["z"] == 0.55
+    space = [{"kind": ["left"]}, {"kind": ["right"], "k": (1, 11)}]
+    fitted = search(Needle(), space, 12).fit(X, y)
+    assert len({str(p) for p in fitted.cv_results_["params"]}) == 12
+
+
+class Wide(Peak):
+    """Learners with one to five parameters."""
+
+    def __init__(
+        self,
+        reduce: int = 0,
+        learn: int = 0,
+        p0: float = 0.0,
+        p1: float = 0.0,
+        p2: float = 0.0,
+        p3: float = 0.0,
+        p4: float = 0.0,
+    ) -> None:
+        self.reduce, self.learn, self.p0 = reduce, learn, p0
+        self.p1, self.p2, self.p3, self.p4 = p1, p2, p3, p4
+        self.fail, self.kind = "", "left"
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        return float(self.learn == 3) - 0.01 * self.reduce - 0.01 * self.p0
+
+
+def test_random_candidates_of_many_paths_show_all_choices() -> None:
+    """Of more than there are random candidates, those of few parameters, too."""
+    own = [{f"p{j}": (0.0, 1.0) for j in range(i + 1)} for i in range(5)]
+    space = [
+        {"reduce": [r], "learn": [i], **own[i]} for r in range(7) for i in range(5)
+    ]
+    fitted = search(Wide(), space, 50).fit(X, y)
+    learners = [p["learn"] for p in fitted.cv_results_["params"]]
+    assert min(learners.count(i) for i in range(5)) > 1

@@ -94,3 +94,10 @@ def test_constants_below_parameters_that_decide_nothing_else() -> None:
         {"three": 3},
     ):
         assert study.ask(fixed=fixed)
+
+
+def test_dictionaries_that_no_parameter_tells_apart() -> None:
+    """The hint is not to hold what there is not."""
+    study = Study([{"k": ["b"], "y": [6]}, {"k": ["a", "b"]}], seed=0)
+    with pytest.raises(ValueError, match="got 'a'. .* but no parameter tells them apa"):
+        study.ask(fixed={"k": "a"})

@@ -130,10 +130,28 @@ def test_other_texts_are_no_booleans(tmp_path: Path) -> None:
             study.read_csv(table(tmp_path, f"a,x,value\n{cell},0.5,1\n"))
 
 
-def test_missing_cells_of_active_parameters(tmp_path: Path) -> None:
+def test_missing_cells_of_parameters(tmp_path: Path) -> None:
     """NA is a text where it is a choice, and an error where nothing is."""
-    study = Study([{"m": ["NA", "b"], "x": (0.0, 1.0)}, {"m": ["c"]}])
-    study.read_csv(table(tmp_path, "m,x,value\nNA,0.5,1\nc,NA,2\n"))
-    assert [t.config for t in study.trials] == [{"m": "NA", "x": 0.5}, {"m": "c"}]
-    with pytest.raises(ValueError, match="line 2: .*'x': expected .*, got 'NA'"):
-        study.read_csv(table(tmp_path, "m,x,value\nb,NA,1\n"))
+    space = [{"m": ["NA", "b"], "x": (0.0, 1.0)}, {"m": ["c"], "k": (1, 9)}]
+    study = Study(space)
+    study.read_csv(table(tmp_path, "m,x,k,value\nNA,0.5,NA,1\nc,NA,3,2\n"))
+    assert [t.config for t in study.trials] == [
+        {"m": "NA", "x": 0.5},
+        {"m": "c", "k": 3},
+    ]
+    for row, name in (("b,NA,NA,1", "x"), ("c,NA,30,1", "k")):
+        with pytest.raises(
+            ValueError, match=rf"line 2: .*('{name}'|\['m', '{name}'\])"
+        ):
+            study.read_csv(table(tmp_path, f"m,x,k,value\n{row}\n"))
+
+
+def test_a_choice_called_na_of_another_path(tmp_path: Path) -> None:
+    """R writes what is missing as it writes the text, but for quotes."""
+    space = [{"m": ["a"], "land": ["NA", "DE"]}, {"m": ["b"], "k": (1, 9)}]
+    study = Study(space)
+    study.read_csv(table(tmp_path, 'm,land,k,value\n"a","NA",NA,1\n"b",NA,3,2\n'))
+    assert [t.config for t in study.trials] == [
+        {"m": "a", "land": "NA"},
+        {"m": "b", "k": 3},
+    ]

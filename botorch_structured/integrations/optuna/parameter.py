@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Parameter", "Values"]
+__all__ = ["Parameter", "Values", "with_one_nan"]
 
 import math
 import sys
@@ -33,6 +33,15 @@ Values = dict[str, tuple[BaseDistribution | None, Any]]
 """``{name: (distribution, value)}``; the distribution is None where it is not known."""
 
 
+def with_one_nan(distribution: BaseDistribution) -> BaseDistribution:
+    """A distribution that is equal to those that have another NaN among choices."""
+    if isinstance(distribution, CategoricalDistribution):
+        choices = [math.nan if c != c else c for c in distribution.choices]
+        if math.nan in choices:  # the very object
+            return CategoricalDistribution(choices)
+    return distribution
+
+
 class Parameter:
     """A name under one distribution.
 
@@ -49,6 +58,7 @@ class Parameter:
 
     def __init__(self, name: str, distribution: BaseDistribution) -> None:
         self.name = name
+        distribution = with_one_nan(distribution)
         self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
         self.is_integer = isinstance(distribution, IntDistribution)

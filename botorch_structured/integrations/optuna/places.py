@@ -26,7 +26,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
-from botorch_structured.integrations.optuna.parameter import Values
+from botorch_structured.integrations.optuna.parameter import Values, with_one_nan
 from botorch_structured.spaces import SearchSpace
 
 _NUM_PLACES = 256
@@ -165,7 +165,7 @@ class Places:
         known = self._distributions
         # several ranges that were taken as one are that of no trial
         distribution = known.get((name, kind), known[name, ""])
-        return distribution, distribution.to_external_repr(internal)
+        return with_one_nan(distribution), distribution.to_external_repr(internal)
 
 
 def _place(number: int) -> str:

@@ -26,13 +26,18 @@ from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
 from botorch_structured.integrations.optuna.outcomes import Outcomes
-from botorch_structured.integrations.optuna.parameter import Parameter, Values
+from botorch_structured.integrations.optuna.parameter import (
+    Parameter,
+    Values,
+    with_one_nan,
+)
 from botorch_structured.integrations.optuna.places import Kept, Places, Suggestion
 from botorch_structured.integrations.optuna.spaces import (
     DeclaredSpace,
     TrialSpace,
     check_declared,
     configurations,
+    encoded,
     possible,
     starts_left,
 )
@@ -249,7 +254,8 @@ class StructuredSampler(BaseSampler):
         suggestion = self._suggestion(study, trial)
         parameter = Parameter(param_name, param_distribution)
         if self._declared is not None:
-            check_declared(self._declared, parameter, self._values(trial))
+            held = encoded(self._declared, self._values(trial))
+            check_declared(self._declared, parameter, held)
         if param_name in suggestion.values:
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
@@ -311,9 +317,9 @@ class StructuredSampler(BaseSampler):
         self._suggested.pop((study.study_name, trial.number), None)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
-            asked = self._values(trial)
+            held = encoded(self._declared, self._values(trial))
             for name, distribution in trial.distributions.items():
-                check_declared(self._declared, Parameter(name, distribution), asked)
+                check_declared(self._declared, Parameter(name, distribution), held)
         if self._constraints_func is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
@@ -333,7 +339,7 @@ class StructuredSampler(BaseSampler):
         """
         distributions = trial.distributions
         return {
-            name: (distributions[name], value)
+            name: (with_one_nan(distributions[name]), value)
             for name, value in trial.params.items()
             if self._declared is not None or not distributions[name].single()
         }

@@ -7,11 +7,12 @@ __all__ = [
     "TrialSpace",
     "check_declared",
     "configurations",
+    "encoded",
     "possible",
     "starts_left",
 ]
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
@@ -96,7 +97,19 @@ class DeclaredSpace:
         return found
 
 
-def check_declared(space: SearchSpace, parameter: Parameter, values: Values) -> None:
+def encoded(space: SearchSpace, values: Values) -> dict[int, float]:
+    """Columns and what a trial has in them; what they do not take is left out."""
+    found = {}
+    for c, column in enumerate(space.columns):
+        if column.name in values:
+            with suppress(ValueError):
+                found[c] = column.encode(values[column.name][1])
+    return found
+
+
+def check_declared(
+    space: SearchSpace, parameter: Parameter, held: Mapping[int, float]
+) -> None:
     """That an objective takes all values of a declared parameter.
 
     Those that it does not take would be suggested again and again, as something else is
@@ -105,30 +118,23 @@ def check_declared(space: SearchSpace, parameter: Parameter, values: Values) -> 
     Args:
         space: The declared space.
         parameter: What a trial asks for.
-        values: What it has asked for before.
+        held: What it has asked for before, see `encoded`.
 
     Raises:
         ValueError: It takes some of them only.
     """
-    name, held = parameter.name, {}
+    name, lacking, expected = parameter.name, [], []
+    others = {c: x for c, x in held.items() if space.columns[c].name != name}
     for c, column in enumerate(space.columns):
-        if column.name in values and column.name != name:
-            with suppress(ValueError):
-                held[c] = column.encode(values[column.name][1])
-    columns = [
-        column
-        for c, column in enumerate(space.columns)
-        if column.name == name and space.tree.can_be_active(c, held)
-    ]
-    lacking = [text for column in columns for text in _not_taken(column, parameter)]
-    expected = [column.expected() for column in columns]
+        if column.name == name and (missing := _not_taken(column, parameter)):
+            if space.tree.can_be_active(c, others):
+                lacking += missing
+                expected.append(column.expected())
     for constant in space.constants:
-        if space._shown(constant.name) != name:
-            continue
-        if space.tree.can_hold(constant.condition, held):
-            expected.append(f"its constant {constant.value!r}")
-            if not parameter.takes(constant.value):
+        if space._shown(constant.name) == name and not parameter.takes(constant.value):
+            if space.tree.can_hold(constant.condition, others):
                 lacking.append(brief(constant.value))
+                expected.append(f"its constant {constant.value!r}")
     if lacking:
         raise ValueError(
             f"{name!r}: expected an objective that takes all values of the declared "
@@ -284,23 +290,43 @@ class _RandomPoints:
     def draw(self, x: Tensor, columns: list[int], seed: int) -> Tensor | None:
         """A point that has, and has active, what ``x`` has in some columns.
 
+        Those of them that no path has active together with the others do not matter.
+
         Returns:
             The point, feasible; None if none is found.
         """
-        for X in self._points(seed):
-            X = X.clone()
-            X[:, columns] = x[columns]
-            active = self._space.tree.active_mask(X, strict=False)[:, columns].all(-1)
-            rows = (active & self._space.feasible(X)).nonzero().flatten()
-            if len(rows):
-                return X[rows[0]]
+        tree = self._space.tree
+        held = {c: x[c].item() for c in columns}
+        columns = [c for c in columns if tree.can_be_active(c, held)]
+
+        def possible(X: Tensor) -> Tensor:
+            active = tree.active_mask(X, strict=False)[:, columns].all(-1)
+            return active & self._space.feasible(X)
+
+        own = self._with(x, columns, self._sample(1, seed))
+        if possible(own).all():
+            return own[0]
+        for X in (self._many, self._starts):
+            X = self._with(x, columns, X)
+            if len(rows := possible(X).nonzero().flatten()):
+                found = X[rows[seed % len(rows)]].unsqueeze(0)
+                # The rest of it as in its own draw: all at once, or what can be.
+                rest = [c for c in range(len(x)) if c not in tree.decision_values]
+                for group in (rest, *([c] for c in rest)):
+                    other = found.clone()
+                    other[:, group] = own[:, group]
+                    if possible(other).all():
+                        found = other
+                        if group is rest:
+                            break
+                return found[0]
         return None
 
-    def _points(self, seed: int) -> Iterator[Tensor]:
-        """One, then the same many for all seeds from another one on."""
-        yield self._sample(1, seed)
-        for X in (self._many, self._starts):
-            yield X.roll(-seed, 0)
+    @staticmethod
+    def _with(x: Tensor, columns: list[int], X: Tensor) -> Tensor:
+        X = X.clone()
+        X[:, columns] = x[columns]
+        return X
 
     def _sample(self, n: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
