@@ -69,9 +69,10 @@ class StructuredSearchCV(BaseSearchCV):
     of two or three paths; of more than ten, five to ten that show every choice, if ten
     can); then as many at a time as it takes to keep ``n_jobs`` processes busy with
     their folds (one, if there are at least as many folds as processes), so that results
-    depend on that number too. Of those, every fourth is a random one on the path that
-    has the fewest for its number of parameters (if there are several paths): a learner
-    whose first settings were bad is not left alone. All candidates are compared on the
+    depend on that number too. Of those, every fourth is random, on the path that has
+    the fewest for its number of parameters (if there are several paths; of more than a
+    quarter of ``n_iter``, on one whose rarest choice has the fewest): a learner whose
+    first settings were bad is not left alone. All candidates are compared on the
     same folds, also where ``cv`` would shuffle anew each time.
 
     A candidate whose score is NaN, since it could not be fitted or scored, counts as
