@@ -138,6 +138,14 @@ class Study:
     ) -> None:
         self.space = read_space(space)
         self._outcomes = Outcomes(objectives, constraints)
+        parameters = {*self.space.shown_names, *(c.name for c in self.space.constants)}
+        for constraint in self._outcomes.constraints:
+            if constraint.name in parameters:
+                raise ValueError(
+                    "constraints: expected bounds on outcomes, got "
+                    f"{str(constraint)!r}, of a parameter. What configurations may be "
+                    "is part of the space: forbidden clauses, or feasible=."
+                )
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
