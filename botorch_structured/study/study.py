@@ -137,15 +137,8 @@ class Study:
         costs: bool = False,
     ) -> None:
         self.space = read_space(space)
-        self._outcomes = Outcomes(objectives, constraints)
-        parameters = {*self.space.shown_names, *(c.name for c in self.space.constants)}
-        for constraint in self._outcomes.constraints:
-            if constraint.name in parameters:
-                raise ValueError(
-                    "constraints: expected bounds on outcomes, got "
-                    f"{str(constraint)!r}, of a parameter. What configurations may be "
-                    "is part of the space: forbidden clauses, or feasible=."
-                )
+        names = {*self.space.shown_names, *(c.name for c in self.space.constants)}
+        self._outcomes = Outcomes(objectives, constraints, parameters=names)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
@@ -500,15 +493,7 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        parameters: dict[str, set[str]] = {}
-        for name, choices in (
-            *((c.name, getattr(c, "choices", ())) for c in self.space.columns),
-            *((c.name, (c.value,)) for c in self.space.constants),
-        ):
-            if (shown := self.space._shown(name)) is not None:
-                texts = {choice for choice in choices if isinstance(choice, str)}
-                parameters.setdefault(shown, set()).update(texts)
-        self.tell_many(*read_table(path, parameters, self._outcomes.names, check))
+        self.tell_many(*read_table(path, self.space, self._outcomes.names, check))
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.

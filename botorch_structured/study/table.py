@@ -6,8 +6,10 @@ __all__ = ["read_table"]
 
 import csv
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from botorch_structured.spaces import SearchSpace
 
 _COST = "cost"
 # What pandas, R and NumPy write in cells that are empty.
@@ -16,7 +18,7 @@ _MISSING = ("nan", "na")
 
 def read_table(
     path: str | os.PathLike[str],
-    parameters: Mapping[str, Collection[str]],
+    space: SearchSpace,
     outcomes: Sequence[str],
     check: Callable[[Mapping[str, str], Any, Any], None],
 ) -> tuple[list[dict[str, str]], list[Any], list[Any]]:
@@ -24,7 +26,7 @@ def read_table(
 
     Args:
         path: The file; its first line has the names of the columns.
-        parameters: Names of parameters, and the texts among their choices.
+        space: The space.
         outcomes: Names of outcomes, all of which are columns. A row without any of them
             (empty, NaN or NA) is an evaluation that failed. Cells of inactive
             parameters are as empty.
@@ -35,7 +37,8 @@ def read_table(
         ValueError: A name is both a parameter and an outcome, a column is missing or
             there twice, a row has too many cells or too few, or ``check`` says so.
     """
-    if clash := set(parameters) & {*outcomes}:
+    parameters = _texts(space)
+    if clash := parameters.keys() & {*outcomes}:
         raise ValueError(
             "objectives: expected other names than those of parameters for a table, "
             f"got {sorted(clash)}."
@@ -96,6 +99,19 @@ def read_table(
             values.append(value)
             costs.append(cost)
     return configs, values, costs
+
+
+def _texts(space: SearchSpace) -> dict[str, set[str]]:
+    """Names of parameters, and the texts among their choices."""
+    found: dict[str, set[str]] = {}
+    for name, choices in (
+        *((column.name, getattr(column, "choices", ())) for column in space.columns),
+        *((constant.name, (constant.value,)) for constant in space.constants),
+    ):
+        if (shown := space._shown(name)) is not None:
+            texts = {choice for choice in choices if isinstance(choice, str)}
+            found.setdefault(shown, set()).update(texts)
+    return found
 
 
 def _cell(text: str) -> str:
