@@ -7,7 +7,7 @@ __all__ = ["Constraint", "Outcomes", "read_metadata"]
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,18 +58,12 @@ class Outcomes:
     Args:
         objectives: A direction, or ``{name: direction}``.
         constraints: Texts, see `Constraint.parse`.
-        parameters: What has no constraints here.
 
     Raises:
         ValueError: An argument is not what it should be.
     """
 
-    def __init__(
-        self,
-        objectives: Any,
-        constraints: Any = None,
-        parameters: Collection[str | None] = (),
-    ) -> None:
+    def __init__(self, objectives: Any, constraints: Any = None) -> None:
         named = {"value": objectives} if isinstance(objectives, str) else objectives
         if (
             not isinstance(named, Mapping)
@@ -86,13 +80,6 @@ class Outcomes:
             raise ValueError(f"constraints: expected a list, got {constraints!r}.")
         self.objectives: dict[str, str] = dict(named)
         self.constraints = [Constraint.parse(text) for text in several]
-        for constraint in self.constraints:
-            if constraint.name in parameters:
-                raise ValueError(
-                    "constraints: expected bounds on outcomes, got "
-                    f"{str(constraint)!r}, of a parameter. What configurations may be "
-                    "is part of the space: forbidden clauses, or feasible=."
-                )
         #: What an evaluation has to give.
         self.names = list(
             dict.fromkeys([*self.objectives, *(c.name for c in self.constraints)])

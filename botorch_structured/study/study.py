@@ -137,8 +137,7 @@ class Study:
         costs: bool = False,
     ) -> None:
         self.space = read_space(space)
-        names = {*self.space.shown_names, *(c.name for c in self.space.constants)}
-        self._outcomes = Outcomes(objectives, constraints, parameters=names)
+        self._outcomes = Outcomes(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):

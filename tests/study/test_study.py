@@ -448,8 +448,6 @@ def test_bad_arguments() -> None:
     for objectives in ("min", {}, {"a": "down"}, ["minimize"], {1: "minimize"}):
         with pytest.raises(ValueError, match="objectives: expected 'minimize'"):
             Study(SPACE, objectives)
-    with pytest.raises(ValueError, match="constraints: .*'n <= 3.0', of a parameter"):
-        Study({"n": (1, 9)}, constraints=["n <= 3"])
     with pytest.raises(ValueError, match="seed: expected"):
         Study(SPACE, seed="one")  # type: ignore[arg-type]
     study = Study(SPACE, seed=0)
