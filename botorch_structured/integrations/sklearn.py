@@ -269,8 +269,8 @@ def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]
     """The random ones of the next ``q`` candidates.
 
     Each is on the path that has the fewest candidates for its number of parameters: one
-    that begins badly would be left alone otherwise. Of more paths than there will be
-    random candidates, each has as many as the rarest of its choices.
+    that begins badly would be left alone otherwise. Where paths outnumber the random
+    candidates of the search, what counts is not the path but its least tried choice.
 
     Args:
         study: The study.
@@ -307,8 +307,16 @@ def _on_path(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
 
 
 def _of_rarest_choice(space: SearchSpace, X: Tensor, known: Tensor) -> Tensor:
-    """How many known points have the outcome of a decision that the fewest have, among
-    those of each row."""
+    """How many known points have the rarest of the outcomes of decisions of each row.
+
+    Args:
+        space: The space.
+        X: ``n x d`` points.
+        known: ``m x d`` points.
+
+    Returns:
+        ``n`` counts.
+    """
     tree, least = space.tree, X.new_full((len(X),), math.inf)
     active, others = tree.active_mask(X), tree.active_mask(known)
     for c, outcomes in tree.decision_values.items():

@@ -70,6 +70,14 @@ def make_study(sampler: Any, **arguments: Any) -> optuna.Study:
     return optuna.create_study(sampler=sampler, **arguments)
 
 
+def told(study: optuna.Study) -> list[Any]:
+    """What the sampler knows of the trials."""
+    assert isinstance(study.sampler, StructuredSampler)
+    own = study.sampler.study_of(study)
+    assert own is not None
+    return own.trials
+
+
 def ended(study: optuna.Study, objective: Objective, n: int) -> optuna.Study:
     study.optimize(objective, n_trials=n, catch=(ZeroDivisionError,))
     return study
@@ -218,10 +226,10 @@ def test_trials_that_stop_early_are_bad_outcomes(
     study.optimize(objective, n_trials=20, catch=(MemoryError,))
     early = [t for t in study.trials if t.state != TrialState.COMPLETE]
     assert 0 < len(early) < 12
-    own = study.sampler.study_of(study)  # type: ignore[attr-defined]
-    assert len(own.trials) == 20
-    told = {(trial.config["x"], trial.value) for trial in own.trials}
-    assert {(t.params["x"], None) for t in early} < told
+    trials = told(study)
+    assert len(trials) == 20
+    known = {(trial.config["x"], trial.value) for trial in trials}
+    assert {(t.params["x"], None) for t in early} < known
 
 
 def test_trials_that_stop_early_on_a_branch() -> None:
@@ -240,8 +248,7 @@ def test_trials_that_stop_early_on_a_branch() -> None:
 
     study = make_study(StructuredSampler(space, seed=0))
     study.optimize(objective, n_trials=16, catch=(MemoryError,))
-    own = study.sampler.study_of(study)  # type: ignore[attr-defined]
-    failed = [trial.config for trial in own.trials if trial.value is None]
+    failed = [trial.config for trial in told(study) if trial.value is None]
     assert [t.params for t in study.trials if t.state == TrialState.FAIL] == [
         {name: config[name] for name in ("kind", "depth")} for config in failed
     ]

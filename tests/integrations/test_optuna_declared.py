@@ -36,7 +36,10 @@ def run(
 
 
 def told(study: optuna.Study) -> list[Any]:
-    return study.sampler.study_of(study).trials  # type: ignore[attr-defined]
+    assert isinstance(study.sampler, StructuredSampler)
+    own = study.sampler.study_of(study)
+    assert own is not None
+    return own.trials
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ class Parameter:
 
     def __init__(self, name: str, distribution: BaseDistribution) -> None:
         self.name = name
-        distribution = with_one_nan(distribution)
         self.distribution: Any = distribution  # each kind has attributes of its own
         self.is_choice = isinstance(distribution, CategoricalDistribution)
         self.is_integer = isinstance(distribution, IntDistribution)

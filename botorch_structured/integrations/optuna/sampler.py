@@ -164,7 +164,8 @@ class StructuredSampler(BaseSampler):
         self._constraints_func = constraints_func
         self._warns = warn_independent_sampling
         self._suggested: dict[tuple[str, int], Suggestion] = {}
-        self._unknown: set[tuple[str, str | None]] = set()  # of studies, warned of
+        # Of studies, parameters that were warned of; None: trials that are left out.
+        self._unknown: set[tuple[str, str | None]] = set()
 
     def space_of(self, study: optuna.Study) -> SearchSpace | None:
         """The space of a study as its trials show it, or as it was declared.
