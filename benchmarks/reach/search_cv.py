@@ -52,12 +52,20 @@ from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, QuantileTransformer, StandardScaler
 from sklearn.svm import SVC, SVR
+from tqdm import tqdm
 
+from benchmarks.reach.many_tables import (
+    DEVELOP_CLASSES,
+    DEVELOP_NUMBERS,
+    MANY_CLASSES,
+    MANY_NUMBERS,
+)
 from botorch_structured.integrations.sklearn import StructuredSearchCV
 
 DATA = Path("../shared/data")
 _CANDIDATES = 40
 _METHODS = ("structured", "random", "halving")
+_MOST_TESTED = 2500  # rows, of many tables
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -200,7 +208,7 @@ PROBLEMS = {
 }
 
 
-def _search(method: str, problem: Problem, seed: int, budget: int) -> Any:
+def _search(method: str, problem: Problem, seed: int, budget: int, rows: int) -> Any:
     kind = StratifiedKFold if problem.classes else KFold
     common: dict[str, Any] = {
         "scoring": problem.scoring,
@@ -217,26 +225,47 @@ def _search(method: str, problem: Problem, seed: int, budget: int) -> Any:
         space,
         n_candidates=3 * budget,
         factor=3,
-        min_resources=problem.rows // 9,
+        min_resources=rows // 9,
         **common,
     )
 
 
+def tables(name: str, options: argparse.Namespace) -> dict[str, Callable[[], Arrays]]:
+    """The data sets of a problem."""
+    problem = PROBLEMS[name]
+    if not options.many:
+        load = problem.load_other if options.develop else problem.load
+        return {"": lambda: load(options.data)}
+    if options.develop:
+        return DEVELOP_CLASSES if problem.classes else DEVELOP_NUMBERS
+    return MANY_CLASSES if problem.classes else MANY_NUMBERS
+
+
 def evaluate(
-    method: str, problem: Problem, seed: int, X: np.ndarray, y: np.ndarray, budget: int
+    method: str,
+    problem: Problem,
+    seed: int,
+    X: np.ndarray,
+    y: np.ndarray,
+    budget: int,
+    most_tested: int | None = None,
 ) -> dict[str, Any]:
     """One search: scores by cross-validation and on the rest of the data."""
+    rows = min(problem.rows, 3 * len(X) // 5)
+    if most_tested is not None:
+        chosen = np.random.default_rng(seed).permutation(len(X))[: rows + most_tested]
+        X, y = X[chosen], y[chosen]
     X_train, X_test, y_train, y_test = train_test_split(
         X,
         y,
-        train_size=problem.rows,
+        train_size=rows,
         random_state=seed,
         stratify=y if problem.classes else None,
     )
     begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of fits that do not converge
-        search = _search(method, problem, seed, budget).fit(X_train, y_train)
+        search = _search(method, problem, seed, budget, rows).fit(X_train, y_train)
         test = search.score(X_test, y_test)
     return {
         "cv": float(search.best_score_),
@@ -255,30 +284,40 @@ def _paired(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
-    """A table of mean scores, with paired tests of the first method against others."""
+    """A table of mean scores, with paired tests of the first method against others.
+
+    Pairs are splits of one data set, or means over the splits of several ones.
+    """
     lines = [
         "| pipeline | search | CPU time | cross-validation | structured wins, ties, "
         "loses | p | test | structured wins, ties, loses | p |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for problem in dict.fromkeys(row["problem"] for row in rows):
-        by_seed: dict[str, dict[int, dict[str, Any]]] = {m: {} for m in _METHODS}
+        runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {
+            m: {} for m in _METHODS
+        }
         for row in rows:
             if row["problem"] == problem:
-                by_seed[row["method"]][row["seed"]] = row
-        seeds = sorted(set.intersection(*(set(runs) for runs in by_seed.values())))
-        for method, runs in by_seed.items() if seeds else ():
-            cells = [f"{np.mean([runs[seed]['cpu_s'] for seed in seeds]):.1f} s"]
+                runs[row["method"]][row.get("data", ""), row["seed"]] = row
+        splits = sorted(set.intersection(*(set(some) for some in runs.values())))
+        names = sorted({data for data, _ in splits})
+        units = [[s for s in splits if s[0] == data] for data in names]
+        what = f"{problem}, {len(splits)} splits"
+        if len(units) == 1:
+            units = [[split] for split in splits]
+        else:
+            what += f" of {len(units)} data sets"
+        for method in _METHODS if splits else ():
+            cells = [f"{np.mean([runs[method][s]['cpu_s'] for s in splits]):.1f} s"]
             for key in ("cv", "test"):
                 ours, theirs = (
-                    [some[seed][key] for seed in seeds]
-                    for some in (by_seed[_METHODS[0]], runs)
+                    [float(np.mean([runs[m][s][key] for s in unit])) for unit in units]
+                    for m in (_METHODS[0], method)
                 )
                 cells.append(f"{np.mean(theirs):.4f}")
                 cells += ["", ""] if method == _METHODS[0] else _paired(ours, theirs)
-            lines.append(
-                f"| {problem}, {len(seeds)} seeds | {method} | {' | '.join(cells)} |"
-            )
+            lines.append(f"| {what} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -296,6 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=int, default=_CANDIDATES)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--develop", action="store_true", help="other data sets")
+    parser.add_argument("--many", action="store_true", help="many data sets")
     parser.add_argument(
         "--out", type=Path, default=Path("results/reach/search_cv.jsonl")
     )
@@ -308,20 +348,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out.exists():
         with opened(options.out, "rt") as file:
             rows = [json.loads(line) for line in file]
-    done = {(row["problem"], row["method"], row["seed"]) for row in rows}
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for name in options.problems:
-            problem = PROBLEMS[name]
-            load = problem.load_other if options.develop else problem.load
-            for method in options.methods:
-                if options.report or (name, method, seed) in done:
-                    continue
-                X, y = load(options.data)
-                row = {"problem": name, "method": method, "seed": seed}
-                row |= evaluate(method, problem, seed, X, y, options.budget)
-                rows.append(row)
-                with opened(options.out, "at") as file:
-                    file.write(json.dumps(row) + "\n")
+    done = {(r["problem"], r.get("data", ""), r["method"], r["seed"]) for r in rows}
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    todo = [
+        (name, data, load, method, seed)
+        for seed in seeds
+        for name in options.problems
+        for data, load in tables(name, options).items()
+        for method in options.methods
+        if not options.report and (name, data, method, seed) not in done
+    ]
+    for name, data, load, method, seed in tqdm(todo, unit="search", disable=None):
+        row = {"problem": name, "method": method, "seed": seed}
+        row |= {"data": data} if data else {}
+        most_tested = _MOST_TESTED if options.many else None
+        row |= evaluate(
+            method, PROBLEMS[name], seed, *load(), options.budget, most_tested
+        )
+        rows.append(row)
+        with opened(options.out, "at") as file:
+            file.write(json.dumps(row) + "\n")
     print(report(rows))
 
 

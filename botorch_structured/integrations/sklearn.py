@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from botorch.exceptions.errors import CandidateGenerationError
+from scipy.sparse import issparse
 from torch import Tensor
 
 from botorch_structured.optim.problem import first_of_each
@@ -94,8 +95,9 @@ class StructuredSearchCV(BaseSearchCV):
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
         starts: The first candidates. Default: those named above, the first of each path
-            with the values that its estimators have themselves (``SVC().C`` is 1.0),
-            where the space has these, and spread ones for all else. Or ``"random"``,
+            with the values that its estimators have themselves (``SVC().C`` is 1.0, and
+            ``gamma`` what ``"scale"`` is on the data), where the space has these, and
+            spread ones for all else. Or ``"random"``,
             ``"spread"``, ``"middle"`` or ``"default"`` ones, configurations, or a
             function, see `Study`: paths that have none of these get no start.
         verbose: 1 and more: print what is evaluated.
@@ -158,6 +160,15 @@ class StructuredSearchCV(BaseSearchCV):
         self.random_state = random_state
         self.starts = starts
 
+    def fit(self, X: Any, y: Any = None, **params: Any) -> StructuredSearchCV:
+        """Search, then fit the best candidate: see ``RandomizedSearchCV.fit``."""
+        self._data = X, y  # the first candidates depend on it
+        try:
+            fitted: StructuredSearchCV = super().fit(X, y, **params)
+        finally:
+            del self._data
+        return fitted
+
     def __sklearn_clone__(self) -> StructuredSearchCV:
         # scikit-learn copies dictionaries of a list one by one: an estimator that is in
         # several of them would be several estimators
@@ -179,11 +190,13 @@ class StructuredSearchCV(BaseSearchCV):
     def __getstate__(self) -> dict[str, Any]:
         # Processes that fit get the search, too; what it has found is not for them.
         state = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_history"}
+        return {k: v for k, v in state.items() if k not in ("_data", "_history")}
 
     def _search(self, n_iter: int, seed: int, jobs: int) -> Study:
-        starts = self._own_starts if self.starts is None else self.starts
-        study = Study(_read_space(self.space), "maximize", seed=seed, starts=starts)
+        space, starts = _read_space(self.space), self.starts
+        if starts is None:
+            starts = space.decode(self._own_starts(space, seed))
+        study = Study(space, "maximize", seed=seed, starts=starts)
         q, begun = max(1, len(study.starts)), 0
         while (missing := n_iter - len(study.trials)) > 0:
             q = min(q, missing)
@@ -226,17 +239,25 @@ class StructuredSearchCV(BaseSearchCV):
                 for k, v in config.items()
                 if hasattr(v, "get_params") and not isinstance(v, type)
             }
-            own = clone(self.estimator).set_params(**chosen).get_params()
-            for name in sorted((config.keys() & own.keys()) - chosen.keys()):
-                if hasattr(own[name], "get_params"):
-                    continue  # which step to take is what the search is to find out
+            estimator = clone(self.estimator).set_params(**chosen)
+            own = estimator.get_params()
+            # which step to take is what the search is to find out
+            names = {k for k in config.keys() & own.keys() - chosen.keys()}
+            names -= {k for k in names if hasattr(own[k], "get_params")}
+            # what gamma="scale" is depends on the steps before, and so on the others
+            for name in sorted(names, key=lambda k: (_is_gamma(k, own[k]), k)):
+                value = own[name]
+                if _is_gamma(name, value):
+                    steps = {k: v for k, v in config.items() if k not in chosen}
+                    steps |= {name: value}
+                    value = _gamma(estimator.set_params(**steps), name, *self._data)
                 try:
-                    x = space.encode([{**config, name: own[name]}])
-                except ValueError:  # such as gamma="scale", where gamma is a number
+                    x = space.encode([{**config, name: value}])
+                except ValueError:  # such as max_features="sqrt", where it is a number
                     continue
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
-                    starts[i], config[name] = x[0], own[name]
+                    starts[i], config[name] = x[0], value
         return _without_repeats(space, starts, seed)
 
     def _format_results(
@@ -245,6 +266,40 @@ class StructuredSearchCV(BaseSearchCV):
         """What scikit-learn calls to make ``cv_results_``."""
         params, rows = self._history.merge(candidate_params, n_splits, out)
         return super()._format_results(params, n_splits, rows, more_results)
+
+
+def _is_gamma(name: str, value: Any) -> bool:
+    """Whether a parameter is the scale of a kernel, left to scikit-learn."""
+    is_word = isinstance(value, str) and value in ("scale", "auto")
+    return is_word and name.rpartition("__")[-1] == "gamma"
+
+
+def _gamma(estimator: Any, name: str, X: Any, y: Any) -> float | str:
+    """What ``gamma="scale"`` or ``gamma="auto"`` of a support vector machine is.
+
+    ``1 / (d var X)`` and ``1 / d``, where ``X`` (``n x d``) is what the steps of a
+    pipeline before it make of the data, says scikit-learn.
+
+    Returns:
+        The number, or the word if it cannot be computed.
+    """
+    word: str = estimator.get_params()[name]
+    step = name.rpartition("__")[0]
+    try:
+        if step:
+            k = [own for own, _ in estimator.steps].index(step)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # fits in the folds say it, too
+                X = clone(estimator[:k]).fit_transform(X, y) if k else X
+        if not issparse(X):
+            X = np.asarray(X, dtype=float)
+        columns = X.shape[1]
+        if word == "auto":
+            return 1.0 / columns
+        variance = (X.multiply(X)).mean() - X.mean() ** 2 if issparse(X) else X.var()
+    except Exception:  # of whatever a step is: a random start will do, and show it
+        return word
+    return float(1.0 / (columns * variance)) if variance > 0.0 else 1.0
 
 
 def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:

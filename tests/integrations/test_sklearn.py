@@ -11,10 +11,12 @@ import torch
 
 pytest.importorskip("sklearn")
 import sklearn
+from scipy.sparse import csr_array
 from scipy.stats import loguniform, randint
 from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_regressor
 from sklearn.datasets import load_iris
 from sklearn.exceptions import FitFailedWarning
+from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import (
@@ -24,9 +26,10 @@ from sklearn.model_selection import (
     ShuffleSplit,
     cross_val_score,
 )
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -239,14 +242,90 @@ def test_where_to_begin() -> None:
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
 def test_searches_begin_with_what_estimators_are_set_to() -> None:
-    # gamma is "scale", which is no number; 5 neighbours are too few here
+    # five neighbours are too few here
     space = [SPACE[0] | {"model": [SVC(C=3.0)]}, SPACE[1]]
     space[1] |= {"model__n_neighbors": randint(6, 50)}
     fitted = StructuredSearchCV(PIPELINE, space, 2, random_state=0).fit(X, y)
     first, second = fitted.cv_results_["params"]
     assert first["model"] is space[0]["model"][0]
-    assert first["model__C"] == 3.0 and 1e-4 <= first["model__gamma"] <= 10.0
+    assert first["model__C"] == 3.0
     assert second["model__weights"] == "uniform" and second["model__n_neighbors"] > 5
+
+
+GAMMA = {"model__gamma": (1e-4, 1e1, "log")}
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+@pytest.mark.parametrize("kind", [np.asarray, csr_array, np.ndarray.tolist])
+@pytest.mark.parametrize(
+    ("word", "scaler", "expected"),
+    [
+        ("scale", None, 1.0 / (4 * X.var())),
+        ("scale", MaxAbsScaler(), 1.0 / (4 * (X / X.max(0)).var())),
+        ("scale", SelectKBest(k=3), 1.0 / (3 * X[:, [0, 2, 3]].var())),
+        ("auto", MaxAbsScaler(), 0.25),
+    ],
+)
+def test_the_scale_of_a_kernel_is_what_it_is_on_the_data(
+    kind: Any, word: str, scaler: Any, expected: float
+) -> None:
+    svc = SVC(gamma=word)
+    model = Pipeline([("scale", scaler or "passthrough"), ("model", svc)])
+    spaces: list[tuple[Any, Any]] = [(model, GAMMA), (model, {"model": svc} | GAMMA)]
+    if scaler is None:
+        spaces += [(svc, {"gamma": GAMMA["model__gamma"]})]
+        spaces += [(Pipeline([("model", svc)]), GAMMA)]
+    for estimator, space in spaces:
+        fitted = search(estimator, space, 1).fit(kind(X), y)
+        (first,) = fitted.cv_results_["params"]
+        gamma = first.get("model__gamma", first.get("gamma"))
+        assert gamma == pytest.approx(expected, rel=1e-12)
+        # as scikit-learn has it
+        words = clone(estimator).fit(kind(X), y).decision_function(kind(X))
+        same = fitted.best_estimator_.decision_function(kind(X))
+        np.testing.assert_allclose(same, words, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_the_scale_of_a_kernel_depends_on_the_steps_of_the_candidate() -> None:
+    scalers = [StandardScaler(), "passthrough"]
+    svc = SVC()
+    space = [{"scale": [s], "model": [svc]} | GAMMA for s in scalers]
+    fitted = search(PIPELINE, space, 2).fit(X, y)
+    gammas = {str(p["scale"]): p["model__gamma"] for p in fitted.cv_results_["params"]}
+    assert gammas["StandardScaler()"] == pytest.approx(0.25)
+    assert gammas["passthrough"] == pytest.approx(1.0 / (4 * X.var()))
+    # of a selection the number that it is set to, which is found out first
+    chosen = Pipeline([("select", SelectKBest(k=2)), ("model", SVC(gamma="auto"))])
+    space = [GAMMA | {"select__k": (1, 4)}]
+    fitted = search(chosen, space, 1).fit(X, y)
+    (first,) = fitted.cv_results_["params"]
+    assert first == {"select__k": 2, "model__gamma": pytest.approx(0.5)}
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+@pytest.mark.parametrize(
+    ("estimator", "space"),
+    [
+        (SVC(), {"gamma": (1.0, 10.0, "log")}),  # it is 0.06
+        (OneVsRestClassifier(SVC()), {"estimator__gamma": (1e-4, 1e1, "log")}),
+    ],
+)
+def test_where_the_scale_of_a_kernel_is_not_found_it_is_drawn(
+    estimator: Any, space: Any
+) -> None:
+    (low, high, _) = next(iter(space.values()))
+    found = set()
+    for seed in range(3):
+        fitted = search(estimator, space, 1, random_state=seed).fit(X, y)
+        found |= set(fitted.best_params_.values())
+    assert len(found) == 3 and low < min(found) and max(found) < high
+
+
+def test_a_step_that_cannot_be_fitted_is_the_error_of_the_fits() -> None:
+    model = Pipeline([("select", SelectKBest(k=-1)), ("model", SVC())])
+    with pytest.raises(ValueError, match="All the 6 fits failed"):
+        search(model, GAMMA, 2).fit(X, y)
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
