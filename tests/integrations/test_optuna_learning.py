@@ -150,6 +150,32 @@ def test_decisions_that_are_confounded_are_told_apart() -> None:
         assert is_right(LearntSpace(explored(objective, seed)), objective)
 
 
+def test_what_is_expected_of_trials_is_not_learnt_but_not_tried_again() -> None:
+    kinds, number = CategoricalDistribution(["a", "b", "c"]), FloatDistribution(0, 1)
+    found = [Asked({"kind": (kinds, "a"), "x": (number, 0.5)})]
+    alone = LearntSpace(found)
+    assert alone.untried() == {"kind": (kinds, "b")}
+    # that all have "x" is not so
+    found.append(Asked({"kind": (kinds, "b"), "x": (number, 0.5)}, False, True))
+    expected = LearntSpace(found)
+    assert expected.untried() == {"kind": (kinds, "c")}
+    assert repr(expected.space) == repr(alone.space)
+    found.append(Asked({"kind": (kinds, "c")}))
+    without = LearntSpace([found[0], found[2]])
+    assert repr(LearntSpace(found).space) == repr(without.space)
+    assert without.untried() == {"kind": (kinds, "b")}
+    assert LearntSpace(found).untried() is None
+    # which of two decisions it is that explains "x" is under way
+    one, other = (CategoricalDistribution([0, 1]) for _ in range(2))
+    both = [
+        Asked({"one": (one, 0), "other": (other, 0)}),
+        Asked({"one": (one, 1), "other": (other, 1), "x": (number, 0.5)}),
+    ]
+    untried = LearntSpace(both).untried()
+    assert untried is not None
+    assert LearntSpace([*both, Asked(untried, False, True)]).untried() is None
+
+
 def test_a_value_that_always_fails_is_tried_once() -> None:
     def objective(trial: optuna.Trial) -> float:
         kind = trial.suggest_categorical("kind", ["a", "b", "bad"])

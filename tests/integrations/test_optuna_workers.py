@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
 
 from benchmarks.reach import kill_test
+from botorch_structured.integrations.optuna import StructuredSampler
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -19,3 +23,48 @@ def test_nothing_is_lost_nor_double_when_workers_are_killed(
     assert report.complete >= 20
     assert report.killed > 0
     assert report.is_good, report
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trial_that_asked_for_nothing_teaches_nothing(seed: int) -> None:
+    # it was suggested, before anything was known, what no trial asks for
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=StructuredSampler(seed=seed))
+    study.optimize(kill_test.objective, 1)
+    study.ask()  # killed
+    study.optimize(kill_test.objective, 30)
+    assert study.best_value < 0.11
+    points = [tuple(sorted(trial.params.items())) for trial in study.trials]
+    assert len(set(points)) == len(points) == 32
+    kept = [study.user_attrs[f"structured:{n}"] for n in range(20, 32)]
+    # eight paths of four parameters
+    assert all(text.count("Distribution(") <= 4 for text in kept)
+
+
+def test_a_worker_may_learn_of_a_parameter_between_two_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    mine, its = (kill_test.open_study(tmp_path, "sqlite", 0) for _ in range(2))
+    its.sampler = optuna.samplers.RandomSampler(seed=0)
+    mine.optimize(kill_test.objective, 2)
+    get_trials = optuna.Study.get_trials
+    new = optuna.distributions.CategoricalDistribution(["a", "b"])
+    number = its.ask().number
+    left = [True]
+
+    def in_between(study: optuna.Study, *args: Any, **kwargs: Any) -> Any:
+        found = get_trials(study, *args, **kwargs)
+        if study is mine and left:
+            left.clear()
+            # a trial has a new parameter, which the one before it is suggested
+            its.tell(its.ask({"new": new}), 1.0)
+            kept: dict[str, Any] = {"trial": number, "whole": False, "final": True}
+            kept |= {"values": [["new", repr(new), 0]], "knows": {}}
+            its.set_user_attr(f"structured:{number}", json.dumps(kept))
+        return found
+
+    monkeypatch.setattr(optuna.Study, "get_trials", in_between)
+    mine.optimize(kill_test.objective, 1)
+    assert not left
+    assert mine.trials[-1].state == optuna.trial.TrialState.COMPLETE

@@ -56,10 +56,13 @@ class Asked:
     Args:
         values: ``{name: (distribution, value)}``, all distributions known.
         complete: Whether the trial came to its end, so that there is nothing else.
+        expected: Whether it is only what the trial was suggested. Nothing is learnt
+            from it, as the trial may ask for something else, but it is not tried twice.
     """
 
     values: Values
     complete: bool = True
+    expected: bool = False
 
 
 class _Split(NamedTuple):
@@ -74,7 +77,8 @@ class LearntSpace:
     """The space of a study, as far as its trials show it.
 
     Args:
-        trials: What they asked for; at least one asked for something.
+        trials: What they asked for; at least one asked for something. What others are
+            expected to ask for was asked for by one.
 
     Attributes:
         parameters: One for each column.
@@ -143,6 +147,8 @@ class LearntSpace:
     def _read(self, trials: Sequence[Asked]) -> None:
         """Parameters in an order that storages share; sets of trials are bits."""
         found: dict[tuple[str, Any], Parameter] = {}
+        expected = [trial.values for trial in trials if trial.expected]
+        trials = [trial for trial in trials if not trial.expected]
         for trial in trials:
             for name, (distribution, _) in trial.values.items():
                 if name in self._united:
@@ -170,6 +176,7 @@ class LearntSpace:
                 self._at[i][number] = self._at[i].get(number, 0) | 1 << t
             self._rows.append(row)
             self._complete |= trial.complete << t
+        self._expected = [self._numbers(values) for values in expected]
         ended = self._complete
         for t, row in enumerate(self._rows):
             # where all trials ended early, they are all there is to learn from
@@ -178,6 +185,14 @@ class LearntSpace:
                 for i, number in row.items()
             ):
                 self._complete |= 1 << t
+
+    def _numbers(self, values: Values) -> dict[int, float]:
+        """Of parameters that a trial has asked for."""
+        found = {}
+        for name, (distribution, value) in values.items():
+            if (i := self.index(name, distribution)) is not None:
+                found[i] = self.parameters[i].number(value)
+        return found
 
     def _many_ranges(self) -> set[str]:
         """Names of which most trials have a range of their own."""
@@ -436,6 +451,8 @@ class LearntSpace:
             chosen = self._separating()
             if any(fixed.get(i, v) != v for i, v in chosen.items()):
                 return None
+            if any(chosen.items() <= row.items() for row in self._expected):
+                return None
         found: Values = {}
         for i, number in chosen.items():
             p = self.parameters[i]
@@ -465,13 +482,14 @@ class LearntSpace:
         they are worth a trial."""
         matter = {c for above in self._parents.values() for c in above}
         for i, parameter in enumerate(self.parameters):
-            tried, worth_it = self._at[i], True
+            expected = {row[i] for row in self._expected if i in row}
+            tried, worth_it = self._at[i].keys() | expected, True
             untried: Iterable[float]
             if parameter.is_choice and (i in matter or self._is_few(i)):
                 numbers = range(int(parameter.size))
                 untried = (float(v) for v in numbers if v not in tried)
             elif i in matter and parameter.is_whole:
-                untried = self._between_unlike(i)
+                untried = (v for v in self._between_unlike(i) if v not in expected)
             elif self._is_few(i) and parameter.is_whole:
                 untried = (v for v in parameter.ends if v not in tried)
                 worth_it = parameter.size <= _VERY_FEW

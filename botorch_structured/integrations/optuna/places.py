@@ -76,26 +76,23 @@ class Places:
 
     Args:
         study: The study.
-        trials: Its trials.
         declared: The space, if it was declared.
 
     Attributes:
+        trials: The trials of the study. They are read after the suggestions, so that
+            what these hold was asked for by one of them.
         exist: Whether there are any: a bracket of `optuna.pruners.HyperbandPruner` has
             no user attributes.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        trials: Sequence[FrozenTrial],
-        declared: SearchSpace | None,
-    ) -> None:
-        self._study, self._trials, self._declared = study, trials, declared
+    def __init__(self, study: optuna.Study, declared: SearchSpace | None) -> None:
+        self._study, self._declared = study, declared
         self._distributions: dict[Any, BaseDistribution] | None = None
         self._texts: dict[str, str] = {}
         self.exist = hasattr(study, "user_attrs")
         if self.exist:
             self._texts = study.user_attrs
+        self.trials: Sequence[FrozenTrial] = study.get_trials(deepcopy=False)
 
     def read(self, number: int) -> Kept | None:
         """What is kept for a trial; None if nothing is."""
@@ -116,7 +113,7 @@ class Places:
 
     def others(self, without: Collection[int]) -> Iterator[tuple[int, Kept]]:
         """What is kept for the trials but some."""
-        for trial in self._trials:
+        for trial in self.trials:
             if trial.number not in without:
                 if (kept := self.read(trial.number)) is not None:
                     yield trial.number, kept
@@ -158,7 +155,7 @@ class Places:
             return None, self._column(name).decode(internal)
         if self._distributions is None:
             self._distributions = {}
-            for trial in self._trials:
+            for trial in self.trials:
                 for key, distribution in trial.distributions.items():
                     self._distributions[key, ""] = distribution
                     self._distributions[key, repr(distribution)] = distribution

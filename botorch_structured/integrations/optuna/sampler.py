@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,8 @@ _ROUNDS = 20
 
 # From here on only every second trial may try what nobody has tried.
 _EXPLORED = 20
+# A trial that has asked for nothing when so many later ones have ended was killed.
+_OVERTAKEN = 5
 
 
 class StructuredSampler(BaseSampler):
@@ -207,8 +209,8 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                trials = study.get_trials(deepcopy=False)
-                places = Places(study, trials, self._declared)
+                places = Places(study, self._declared)
+                trials = places.trials
                 if (known := places.read(trial.number)) and key not in self._suggested:
                     # the trial is taken up in another process
                     self._suggested[key] = known.suggestion
@@ -391,7 +393,7 @@ class StructuredSampler(BaseSampler):
         ended in the meantime, too."""
         began = time.monotonic()
         while True:
-            places = Places(study, study.get_trials(deepcopy=False), self._declared)
+            places = Places(study, self._declared)
             own = places.read(number)
             waits = False
             for other, kept in places.others(settled):
@@ -428,8 +430,15 @@ class StructuredSampler(BaseSampler):
                 if _agree(suggestion, values):
                     path = suggestion.values | values
             # What depends on what is learnt from what a trial asked for. A suggestion
-            # may have more; of a trial that was killed it would stay for ever.
-            asked.append(Asked(values or path, other.state == TrialState.COMPLETE))
+            # may be wrong, and that of a trial that was killed would stay for ever.
+            expected = not values and not _is_overtaken(other, others)
+            asked.append(
+                Asked(
+                    path if expected else values,
+                    other.state == TrialState.COMPLETE,
+                    expected,
+                )
+            )
             paths.append(path)
         return self._suggest(study, trial.number, others, asked, paths, held)
 
@@ -464,7 +473,7 @@ class StructuredSampler(BaseSampler):
         if self._declared is not None:
             return DeclaredSpace(self._declared, asked)
         shown = [one for one in asked if one.values]
-        return LearntSpace(shown) if shown else None
+        return None if all(one.expected for one in shown) else LearntSpace(shown)
 
     def _told(
         self,
@@ -525,6 +534,12 @@ def _agree(suggestion: Suggestion, values: Values) -> bool:
         name not in values or is_alike(values[name][1], value)
         for name, (_, value) in suggestion.values.items()
     )
+
+
+def _is_overtaken(trial: FrozenTrial, others: Sequence[FrozenTrial]) -> bool:
+    """Whether so many later trials have ended that it will not ask for anything."""
+    later = (t for t in others if t.number > trial.number and t.state.is_finished())
+    return len(list(islice(later, _OVERTAKEN))) == _OVERTAKEN
 
 
 def _new_seed() -> int:
