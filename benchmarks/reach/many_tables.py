@@ -8,9 +8,9 @@ They come with two packages of PyPI, which need pandas and no network once insta
 Those to classify are the tables of KEEL's "balanced" collection and of R's
 ``modeldata`` with 800 rows and more, but for those that the search was developed on,
 those of the comparison on single tables (segment, spambase), ``grants_other`` with its
-1,503 columns and ``hpc_cv``, which are predictions. Those to regress were chosen from
-R's packages by their names, before any search. ``DEVELOP_`` are tables to try changes
-on.
+1,503 columns and ``hpc_cv``, which are predictions. (titanic had been looked at in
+development, too.) Those to regress were chosen from R's packages by their names, before
+any search. ``DEVELOP_`` are tables to try changes on.
 """
 
 from __future__ import annotations
