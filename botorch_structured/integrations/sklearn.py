@@ -247,7 +247,7 @@ class StructuredSearchCV(BaseSearchCV):
             estimator = clone(self.estimator).set_params(**chosen)
             own = estimator.get_params()
             # which step to take is what the search is to find out
-            names = {k for k in config.keys() & own.keys() - chosen.keys()}
+            names = (config.keys() & own.keys()) - chosen.keys()
             names -= {k for k in names if hasattr(own[k], "get_params")}
             order = [step for step, _ in getattr(estimator, "steps", ())]
             place = {k: _place(k, order) for k in names}
@@ -314,33 +314,37 @@ def _gamma(
     Returns:
         The number, or the word if there is none.
     """
-    step = name.rpartition("__")[0]
+    before, owner = None, estimator
+    if step := name.rpartition("__")[0]:
+        steps = [own for own, _ in getattr(estimator, "steps", ())]
+        if step not in steps:
+            return word
+        k = steps.index(step)
+        before, owner = clone(estimator[:k]) if k else None, estimator[k]
+    if not isinstance(owner, _KERNELS):
+        return word
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fits in the folds say it, too
-            if step:
-                k = [own for own, _ in estimator.steps].index(step)
-                before, estimator = clone(estimator[:k]), estimator[k]
-                if k:
-                    random = {
-                        key: seed
-                        for key, state in before.get_params().items()
-                        if key.rpartition("__")[-1] == "random_state" and state is None
-                    }
-                    X = before.set_params(**random).fit_transform(X, y)
-            if not isinstance(estimator, _KERNELS):
-                return word
-            X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
-            columns = X.shape[1]
-            if issparse(X):
-                variance = X.multiply(X).mean() - X.mean() ** 2
-            else:
-                variance = X.var()
-    except Exception:  # of whatever a step is: a random start will do, and show it
+        if before is not None:
+            random = {
+                key: seed
+                for key, state in before.get_params().items()
+                if key.rpartition("__")[-1] == "random_state" and state is None
+            }
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # fits in the folds say it, too
+                X = before.set_params(**random).fit_transform(X, y)
+        X = X.astype(float) if issparse(X) else np.asarray(X, dtype=float)
+    except Exception:
+        # A step of the user may raise anything. Nothing is hidden: the candidates are
+        # fitted next, with the same steps, and theirs is the error that the user sees.
+        return word
+    if X.ndim != 2:
         return word
     if word == "auto":
-        return 1.0 / columns
-    return float(1.0 / (columns * variance)) if variance > 0.0 else word
+        return 1.0 / X.shape[1]
+    with np.errstate(invalid="ignore"):  # infinite data are the folds' error
+        variance = X.multiply(X).mean() - X.mean() ** 2 if issparse(X) else X.var()
+    return float(1.0 / (X.shape[1] * variance)) if 0.0 < variance < math.inf else word
 
 
 def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:
