@@ -18,9 +18,6 @@ __all__ = [
     "ei_helper",
     "fit_fallback",
     "functorch_is_active",
-    "lbfgsb",
-    "lbfgsb_states",
-    "lbfgsb_tasks",
     "log_ei_helper",
     "scaled_improvement",
 ]
@@ -41,16 +38,9 @@ from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 
 _LATER = {
     "fit_fallback": ("botorch.fit", "_fit_fallback"),
-    "lbfgsb": ("scipy.optimize._lbfgsb_py", "_lbfgsb"),
-    # with the solver of before SciPy 1.15 there are none
-    "lbfgsb_states": ("scipy.optimize._lbfgsb_py", "status_messages"),
-    "lbfgsb_tasks": ("scipy.optimize._lbfgsb_py", "task_messages"),
 }
 if TYPE_CHECKING:
     fit_fallback: Any
-    lbfgsb: Any
-    lbfgsb_states: Any
-    lbfgsb_tasks: Any
 
 
 def __getattr__(name: str) -> Any:

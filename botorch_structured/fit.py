@@ -38,6 +38,12 @@ from gpytorch.mlls import (
 from gpytorch.models import ExactGP
 from numpy.typing import NDArray
 
+from botorch_structured.models.contexts import (
+    few_threads,
+    progress_bar,
+    quiet,
+    seeded,
+)
 from botorch_structured.models.monotone.decomposed_gp import DecomposedGP
 from botorch_structured.models.sampled.chains import (
     Chains,
@@ -49,12 +55,6 @@ from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 from botorch_structured.models.sampled.sampled_gp import SampledGP
 from botorch_structured.models.sampled.slice_sampling import Target
-from botorch_structured.models.surroundings import (
-    few_threads,
-    progress_bar,
-    quiet,
-    seeded,
-)
 from botorch_structured.spaces.arguments import check_count
 
 Vector = NDArray[np.float64]

@@ -70,8 +70,7 @@ def test_is_there(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", _botorch_names.__all__)
 def test_is_imported(name: str) -> None:
-    if not name.startswith("lbfgsb"):  # which not every SciPy has
-        assert getattr(_botorch_names, name) is not None
+    assert getattr(_botorch_names, name) is not None
 
 
 def test_no_other_name_is_imported() -> None:

@@ -26,17 +26,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from linear_operator import settings
-from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
-from torch import float64
+
+from botorch_structured.linalg.factor import cholesky, inverse_factors
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Blocks up to this size are factorised by one call of NumPy, larger ones one by one.
-_SMALL = 24
 # Of blocks up to this size the inverse factor is computed, of larger ones the inverse.
 _MEDIUM = 100
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -125,7 +122,7 @@ def evidence_by_block(
         precision = _summed(pairs, grams, width * width)
         precision[:: width + 1] += 1.0
         precision = precision.reshape(width, width)[:-1, :-1]
-        root, log_diagonal = _inverse_factors(precision[None])
+        root, log_diagonal = inverse_factors(precision[None])
         logdet += log_diagonal
         covariance[:-1, :-1] = root[0].T @ root[0]
         total = _summed(places, sums, width)
@@ -180,7 +177,7 @@ def evidence_as_one(
         whole[rows[:, :, None], rows[:, None, :]] = block.covariance
     F = features[:n, :num_weights]
     covariance = whole[:n, :n] + F @ F.T
-    inverse, logdet = _inverse_factors(covariance[None])
+    inverse, logdet = inverse_factors(covariance[None])
     half = inverse[0] @ residual[:n]
     alpha = inverse[0].T @ half
     g = whole
@@ -214,31 +211,31 @@ class _Factors:
     """Cholesky factors L of covariances, ``B x N x N``."""
 
     def __init__(self, covariance: Array) -> None:
-        self._upper: list[Array] = []
+        self._lower: list[Array] = []
         if covariance.shape[-1] <= _MEDIUM:
-            self._inverse, self.logdet = _inverse_factors(covariance)
+            self._inverse, self.logdet = inverse_factors(covariance)
             return
         self.logdet = 0.0
         for one in covariance:
-            upper = _factor(one)
-            self._upper.append(upper)
-            self.logdet += 2.0 * float(np.log(upper.diagonal()).sum())
+            factor = cholesky(one)
+            self._lower.append(factor)
+            self.logdet += 2.0 * float(np.log(factor.diagonal()).sum())
 
     def half(self, right: Array) -> Array:
         """L^-1 b, ``B x N x k``."""
-        if not self._upper:
+        if not self._lower:
             return self._inverse @ right
-        return self._solve(right, trans=1)
+        return self._solve(right, trans=0)
 
     def back(self, half: Array) -> Array:
         """L^-T b, ``B x N x k``."""
-        if not self._upper:
+        if not self._lower:
             return self._inverse.swapaxes(1, 2) @ half
-        return self._solve(half, trans=0)
+        return self._solve(half, trans=1)
 
     def _solve(self, right: Array, trans: int) -> Array:
-        pairs = zip(self._upper, right, strict=True)
-        solved = [lapack.dtrtrs(u, b, lower=0, trans=trans)[0] for u, b in pairs]
+        pairs = zip(self._lower, right, strict=True)
+        solved = [lapack.dtrtrs(L, b, lower=1, trans=trans)[0] for L, b in pairs]
         return np.stack(solved)
 
     def subtract_half_inverses(self, g: Array) -> None:
@@ -246,51 +243,12 @@ class _Factors:
 
         ``half`` and ``back`` cannot be called afterwards.
         """
-        if not self._upper:
+        if not self._lower:
             half = 0.5 * self._inverse
             g -= half.swapaxes(1, 2) @ self._inverse
             return
-        for one, upper in zip(g, self._upper, strict=True):
+        for one, factor in zip(g, self._lower, strict=True):
             # one triangle: once that, and half of the diagonal
-            inverse = lapack.dpotri(upper, lower=0, overwrite_c=1)[0]
+            inverse = lapack.dpotri(factor, lower=1, overwrite_c=1)[0]
             one -= inverse.T
             one.flat[:: len(one) + 1] += 0.5 * inverse.diagonal()
-
-
-def _inverse_factors(covariance: Array) -> tuple[Array, float]:
-    """L^-1 of each A = L L', ``B x N x N``, and the sum of log |A|."""
-    size = covariance.shape[-1]
-    if size <= _SMALL and len(covariance) > 1:
-        try:
-            factor = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            factor = None  # one of them needs jitter
-        if factor is not None:
-            diagonal = factor.reshape(len(factor), -1)[:, :: size + 1]
-            total = 2.0 * float(np.add.reduce(np.log(diagonal), None))
-            return np.linalg.inv(factor), total
-    inverse, total = np.empty_like(covariance), 0.0
-    for one, out in zip(covariance, inverse, strict=True):
-        factor = _factor(one)
-        total += 2.0 * float(np.add.reduce(np.log(factor.diagonal())))
-        out[:] = lapack.dtrtri(factor, lower=0, overwrite_c=1)[0].T
-    return inverse, total
-
-
-def _factor(covariance: Array) -> Array:
-    """Upper Cholesky factor, with jitter as in ``psd_safe_cholesky``."""
-    factor, info = lapack.dpotrf(covariance.T, lower=0, clean=1)
-    if info == 0:
-        return factor
-    if np.isnan(covariance).any():
-        return np.full_like(covariance, math.nan)
-    jitter = settings.cholesky_jitter.value(float64)
-    for i in range(settings.cholesky_max_tries.value()):
-        shifted = covariance + jitter * 10.0**i * np.eye(len(covariance))
-        factor, info = lapack.dpotrf(shifted.T, lower=0, clean=1, overwrite_a=1)
-        if info == 0:
-            return factor
-    raise NotPSDError(
-        "Matrix not positive definite after repeatedly adding jitter up to "
-        f"{jitter * 10.0**i:.1e}."
-    )

@@ -14,17 +14,21 @@ __all__ = [
     "QuickLogNormalPrior",
     "log_gaussian_prior",
     "read_value",
+    "reads",
 ]
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
+
+Closure = TypeVar("Closure", bound=Callable[..., Tensor])
 
 
 class LogInterval(Interval):
@@ -152,6 +156,24 @@ class Hyperparameter(Module):
         self.initialize(raw_value=clamped.log().expand_as(self.raw_value))
 
 
+def reads(name: str, power: float = 1.0) -> Callable[[Closure], Closure]:
+    """Mark the closure of a prior with the raw parameter that it reads.
+
+    Fits evaluate priors in closed form where they know it.
+
+    Args:
+        name: The name of the raw parameter.
+        power: The p of ``value = parameter ** p``.
+    """
+
+    def mark(closure: Closure) -> Closure:
+        closure.reads = (name, power)  # type: ignore[attr-defined]
+        return closure
+
+    return mark
+
+
+@reads("raw_value")
 def read_value(module: Hyperparameter) -> Tensor:
     """What the prior of a ``Hyperparameter`` is on."""
     return module.value

@@ -92,7 +92,6 @@ from botorch_structured.models.outcome_scale import (
     some_outputs,
     with_least_variance,
 )
-from botorch_structured.models.parts import named_parts
 
 
 class PointMoments(NamedTuple):
@@ -369,7 +368,7 @@ def _all_in_mode(model: torch.nn.Module, mode: bool) -> bool:
 
 def _tensors(model: ExactGP) -> Iterator[Tensor]:
     """Training data, parameters, their gradients and buffers of a model."""
-    for _, module in named_parts(model):
+    for module in model.modules():
         if isinstance(module, ExactGP) and module.train_inputs is not None:
             yield from (*module.train_inputs, module.train_targets)
         for parameter in module._parameters.values():

@@ -6,9 +6,8 @@ __all__ = ["FIT_OPTIONS", "ArrayObjective", "accept_rounding", "fit_map"]
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 from warnings import WarningMessage
 
@@ -18,13 +17,10 @@ from botorch.fit import DEFAULT_WARNING_HANDLER
 from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
-from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
-from scipy import optimize
-from threadpoolctl import LibController, ThreadpoolController
 
 from botorch_structured._botorch_names import fit_fallback
-from botorch_structured.models.lbfgsb import minimize_lbfgsb
+from botorch_structured.models.contexts import few_threads
 
 #: Options of L-BFGS-B on the objective per data point. Smaller tolerances did not
 #: change predictions. Twice as many corrections as by default save a tenth of the
@@ -67,7 +63,6 @@ def fit_map(
     closure_kwargs: dict[str, Any] | None = None,
     optimizer_kwargs: dict[str, Any] | None = None,
     objective: ArrayObjective | None = None,
-    ends: bool = True,
     **kwargs: Any,
 ) -> MarginalLogLikelihood:
     """BoTorch's fit with its retries; a ``custom_fit`` calls it.
@@ -79,8 +74,6 @@ def fit_map(
         objective: The same objective in closed form. It is handed to SciPy unless the
             caller has an optimiser of their own, or arguments to one that need the
             objective itself.
-        ends: Whether the model has to be in evaluation mode afterwards. A caller that
-            goes on to fit it saves two changes of the mode.
         closure: See ``fit_gpytorch_mll``.
         closure_kwargs: See there.
         optimizer_kwargs: See there.
@@ -93,10 +86,6 @@ def fit_map(
         known = {"options", "method", "timeout_sec"}
         if objective and closure_kwargs is None and known.issuperset(optimizer_kwargs):
             kwargs["optimizer"] = partial(_minimise, objective)
-            rest = _first_attempt(objective, mll, optimizer_kwargs, **kwargs)
-            if rest is None:
-                return mll.eval() if ends else mll
-            kwargs["optimizer"] = rest
     return fit_fallback(
         mll,
         closure=closure,
@@ -104,49 +93,6 @@ def fit_map(
         optimizer_kwargs=optimizer_kwargs,
         **kwargs,
     )
-
-
-def _first_attempt(
-    objective: ArrayObjective,
-    mll: MarginalLogLikelihood,
-    given: dict[str, Any],
-    optimizer: Callable[..., Any],
-    max_attempts: int = 1,
-    pick_best_of_all_attempts: bool = False,
-    warning_handler: Callable[[WarningMessage], bool] = DEFAULT_WARNING_HANDLER,
-    caught_exception_types: tuple[type[BaseException], ...] = (NotPSDError,),
-    **kwargs: Any,
-) -> Callable[..., Any] | None:
-    """The first attempt of BoTorch's fit; None if it succeeds, else the optimiser.
-
-    BoTorch first copies all that a model has, which takes as long as a short fit. Where
-    the attempt fails nothing has changed, and the optimiser's first call fails alike.
-    """
-    if max_attempts < 1 or pick_best_of_all_attempts:
-        return optimizer
-    mll.train()  # as BoTorch does: models know by it that a fit begins
-    start, failure = objective.read(), None
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", category=OptimizationWarning)
-        try:
-            optimizer(mll, **given)
-        except caught_exception_types as error:
-            failure = error
-    if failure is None and all(map(warning_handler, caught)):
-        return None
-    if failure is None:
-        objective.write(start)
-    first = iter([True])
-
-    def fails_first(*args: Any, **options: Any) -> Any:
-        if not next(first, False):
-            return optimizer(*args, **options)
-        for w in caught:
-            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
-        if failure is not None:
-            raise failure
-
-    return fails_first
 
 
 def _minimise(
@@ -168,14 +114,15 @@ def _minimise(
     problem = scaled, objective.read() / units
     within = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
-    with _one_thread():
-        if method == "L-BFGS-B" and timeout_sec is None:
-            found = minimize_lbfgsb(*problem, within, options)
-        else:
-            timed = partial(minimize_with_timeout, timeout_sec=timeout_sec)
-            minimize = optimize.minimize if timeout_sec is None else timed
-            given: Any = {"jac": True, "bounds": within, "options": options}
-            found = minimize(*problem, method=method, **given)
+    with few_threads():
+        found = minimize_with_timeout(
+            *problem,
+            method=method,
+            jac=True,
+            bounds=within,
+            options=options,
+            timeout_sec=timeout_sec,
+        )
     objective.write(np.clip(found.x * units, *bounds.T))
     status = OptimizationStatus.SUCCESS
     if not found.success:
@@ -197,28 +144,6 @@ def _minimise(
         runtime=time.monotonic() - start,
         message=found.message,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """``ThreadpoolController.limit``, which asks libraries for all they know."""
-    libraries = _blas()
-    before = [library.num_threads for library in libraries]
-    try:
-        for library in libraries:
-            library.set_num_threads(1)
-        yield
-    finally:
-        for library, count in zip(libraries, before, strict=True):
-            library.set_num_threads(count)
-
-
-@cache
-def _blas() -> list[LibController]:
-    # looking for the libraries takes as long as ten evaluations of a small objective
-    libraries: list[LibController]
-    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
-    return libraries
 
 
 def accept_rounding(warning: WarningMessage) -> bool:

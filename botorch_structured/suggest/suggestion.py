@@ -17,7 +17,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from botorch_structured.models.surroundings import seeded
+from botorch_structured.models.contexts import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths

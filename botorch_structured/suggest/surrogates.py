@@ -24,9 +24,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.contexts import seeded
 from botorch_structured.models.leave_one_out import leave_one_out_weights
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.surroundings import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed

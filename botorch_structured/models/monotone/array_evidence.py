@@ -57,7 +57,7 @@ from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
     array_expectation_propagation,
 )
-from botorch_structured.models.tree.raw_parameters import (
+from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,

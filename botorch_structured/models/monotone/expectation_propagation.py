@@ -53,8 +53,8 @@ from scipy.linalg.lapack import dposv, dpotrf, dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
+from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.monotone.sites import GaussianSites
-from botorch_structured.models.surroundings import few_threads
 
 #: The largest residual of a fixed point, and the largest number of sweeps.
 TOLERANCE = 1e-10

@@ -60,7 +60,6 @@ from botorch_structured.models.fast_inference import (
 )
 from botorch_structured.models.input_transforms import dataset_task
 from botorch_structured.models.outcome_scale import ScaledNormal
-from botorch_structured.models.parts import named_parameters_of
 from botorch_structured.models.tree.elements import (
     EVENT_DIMENSIONS,
     evidence_of_elements,
@@ -180,7 +179,7 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     Args:
         model: A model whose parameters have the batch shape in front.
     """
-    ends = {name: name.rpartition(".")[2] for name in named_parameters_of(model)}
+    ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
     return {
         name: -1 - EVENT_DIMENSIONS[end]
         for name, end in ends.items()
@@ -603,7 +602,7 @@ class LeafModel(FastSingleTaskGP):
             ValueError: If ``start_from`` has another class or other options.
         """
         objectives = self._fit_objectives(mll, kwargs)
-        parameters = [*named_parameters_of(mll).values()]
+        parameters = [*mll.parameters()]
         cold = [p.detach().clone() for p in parameters]
         before = _Fit(math.inf, self._kernels(chosen=True)[0], cold)
         found: list[_Fit] = []
@@ -700,7 +699,7 @@ class LeafModel(FastSingleTaskGP):
             if fit_elements(self, mll, objectives, kwargs) is None:
                 fit_map(mll, **kwargs)
         else:
-            fit_map(mll, FIT_OPTIONS, objective=objective, ends=False, **kwargs)
+            fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]

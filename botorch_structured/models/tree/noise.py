@@ -37,7 +37,11 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.priors import HorseshoePrior, Prior
 from torch import Tensor
 
-from botorch_structured.linalg.hyperparameter import LogInterval, log_gaussian_prior
+from botorch_structured.linalg.hyperparameter import (
+    LogInterval,
+    log_gaussian_prior,
+    reads,
+)
 
 #: Mode, standard deviation of the logarithm, floor; in units of the outcomes' variance.
 _EXACT = (1e-6, 3.0, 1e-9)
@@ -154,6 +158,7 @@ def register_noise_std_prior(noise: HomoskedasticNoise, prior: Prior) -> None:
     noise.register_prior("noise_std_prior", prior, read_noise_std, _set_noise_std)
 
 
+@reads("raw_outputscale", power=0.5)
 def read_amplitude(module: ScaleKernel) -> Tensor:
     """What a prior of ``register_amplitude_prior`` is on."""
     return module.outputscale.sqrt()
@@ -163,6 +168,7 @@ def _set_amplitude(module: ScaleKernel, value: Tensor | float) -> None:
     module.outputscale = _inside(module, "raw_outputscale", value)
 
 
+@reads("raw_noise", power=0.5)
 def read_noise_std(module: HomoskedasticNoise) -> Tensor:
     """What a prior of ``register_noise_std_prior`` is on."""
     return module.noise.sqrt()

@@ -61,16 +61,16 @@ from botorch_structured.models.fast_inference import (
     has_methods_of,
     noise_is_known,
 )
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import Structure
-from botorch_structured.models.tree.old_studies import OldStudiesMean
-from botorch_structured.models.tree.path_mean import PathMean
-from botorch_structured.models.tree.raw_parameters import (
+from botorch_structured.models.parameters import (
     LogPriors,
     Quantities,
     RawParameters,
     UnknownFormError,
 )
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.leaf_inference import Structure
+from botorch_structured.models.tree.old_studies import OldStudiesMean
+from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
     one_hot_code,

@@ -40,6 +40,7 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from botorch_structured.linalg.correlations import MATERN52, squared_distance
+from botorch_structured.linalg.hyperparameter import reads
 from botorch_structured.models.checks import check_training_data
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count
@@ -277,6 +278,7 @@ class OldStudiesMean(Mean):
         return level + slope * self.basis(x)
 
 
+@reads("raw_slope")
 def read_slope(module: OldStudiesMean) -> Tensor:
     """What the prior of an ``OldStudiesMean`` is on."""
     return module.raw_slope

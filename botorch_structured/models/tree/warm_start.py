@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from botorch_structured.models.parts import named_parameters_of, named_parts
 from botorch_structured.models.tree.elements import EVENT_DIMENSIONS
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
@@ -54,12 +53,12 @@ def take_values(model: Any, earlier: Any) -> None:
                 "start_from: expected a model with the same options, got one with "
                 f"another {name} ({other} for {mine})."
             )
-    values = named_parameters_of(earlier)
+    values = dict(earlier.named_parameters())
     both = (model, earlier)
     to, of = ({}, {}) if _same_entries(*both) else map(_entries, both)
     alike = _columns(model) == _columns(earlier)
     taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
-    for name, parameter in named_parameters_of(model).items():
+    for name, parameter in model.named_parameters():
         if name not in values or not parameter.requires_grad:
             continue  # of branches that are new, or held
         value = values[name].detach()
@@ -118,7 +117,7 @@ def _classes(module: torch.nn.Module) -> list[type]:
     """The classes of a kernel and of what it is made of, of a likelihood or mean."""
     if isinstance(module, TreeStructuredKernel):
         return [type(module)]  # its parts depend on the branches
-    return [type(part) for _, part in named_parts(module)]
+    return [type(part) for part in module.modules()]
 
 
 def _columns(model: Any) -> tuple[object, object]:

@@ -51,6 +51,7 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import RBF
 from botorch_structured.linalg.hyperparameter import read_value
 from botorch_structured.models.checks import check_modules, check_training_data
+from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.fantasy_noise import joined_noise, noise_of_rows
 from botorch_structured.models.fast_inference import (
     FastInference,
@@ -67,7 +68,6 @@ from botorch_structured.models.input_transforms import (
     refuse_dependencies,
 )
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
-from botorch_structured.models.surroundings import few_threads
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.kernel import (
     TreedCopies,

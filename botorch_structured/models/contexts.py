@@ -16,7 +16,7 @@ from functools import cache
 
 import torch
 from linear_operator.utils.warnings import NumericalWarning
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 from tqdm import tqdm
 
 _ROWS_FOR_ONE_THREAD = 1000
@@ -54,7 +54,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def few_threads(rows: int) -> Iterator[None]:
+def few_threads(rows: int = 0) -> Iterator[None]:
     """Use one thread for factorisations of small matrices, where that is faster.
 
     At 200 rows two threads on busy cores took nine times as long as one. This sets the
@@ -66,14 +66,24 @@ def few_threads(rows: int) -> Iterator[None]:
     if rows > _ROWS_FOR_ONE_THREAD:
         yield
         return
-    with _threadpools().limit(limits=1, user_api="blas"):
+    # ``ThreadpoolController.limit`` asks the libraries for all they know
+    libraries = _blas()
+    before = [library.num_threads for library in libraries]
+    try:
+        for library in libraries:
+            library.set_num_threads(1)
         yield
+    finally:
+        for library, count in zip(libraries, before, strict=True):
+            library.set_num_threads(count)
 
 
 @cache
-def _threadpools() -> ThreadpoolController:
-    # cached: finding the libraries takes milliseconds, as long as some factorisations
-    return ThreadpoolController()
+def _blas() -> list[LibController]:
+    # looking for the libraries takes as long as ten evaluations of a small objective
+    libraries: list[LibController]
+    libraries = ThreadpoolController().select(user_api="blas").lib_controllers
+    return libraries
 
 
 @contextmanager

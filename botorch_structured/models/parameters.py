@@ -1,6 +1,6 @@
 """The parameters of a GP as one NumPy vector, with the log density of their priors.
 
-Fits in closed form (``objective``) evaluate priors as functions of the logarithms u of
+Fits in closed form evaluate priors as functions of the logarithms u of
 parameters. A log-normal prior is quadratic in u. ``Quantities`` are what a kernel makes
 of these logarithms.
 """
@@ -10,13 +10,11 @@ from __future__ import annotations
 __all__ = ["LogPriors", "Quantities", "RawParameters", "UnknownFormError"]
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from botorch.utils.constraints import LogTransformedInterval
-from gpytorch import Module
 from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
@@ -31,11 +29,7 @@ from torch.autograd.graph import increment_version
 from botorch_structured.linalg.hyperparameter import (
     LogInterval,
     QuickLogNormalPrior,
-    read_value,
 )
-from botorch_structured.models.parts import named_parts
-from botorch_structured.models.tree.noise import read_amplitude, read_noise_std
-from botorch_structured.models.tree.old_studies import read_slope
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -46,16 +40,12 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
 
 # Functions that read what a prior is on: the raw parameter, and the power p of
-# ``value = parameter ** p``.
+# ``value = parameter ** p``. Closures of this package say it (``reads``).
 _READERS: dict[Any, tuple[str, float]] = {
-    read_value: ("raw_value", 1.0),
-    read_amplitude: ("raw_outputscale", 0.5),
-    read_noise_std: ("raw_noise", 0.5),
     Kernel._lengthscale_param: ("raw_lengthscale", 1.0),
     ScaleKernel._outputscale_param: ("raw_outputscale", 1.0),
     HomoskedasticNoise._noise_param: ("raw_noise", 1.0),
     ConstantMean._constant_param: ("raw_constant", 1.0),
-    read_slope: ("raw_slope", 1.0),
 }
 
 
@@ -87,7 +77,7 @@ class RawParameters:
         self._softplus: list[tuple[Indices, float, float]] = []
         self.names: list[str] = []
         free, bounds, start = [], [], 0
-        for name, p, constraint in _constrained(mll):
+        for name, p, constraint in mll.named_parameters_and_constraints():
             if p.dtype != torch.float64 or p.device.type != "cpu":
                 raise UnknownFormError
             part = p.detach() if element is None else p.detach()[element]
@@ -187,22 +177,6 @@ class RawParameters:
         return u, slope
 
 
-def _constrained(
-    mll: MarginalLogLikelihood,
-) -> Iterator[tuple[str, torch.nn.Parameter, Interval | None]]:
-    """``named_parameters_and_constraints``, which walks to the module of each name."""
-    seen: set[int] = set()
-    for prefix, module in named_parts(mll):
-        for name, p in module._parameters.items():
-            if p is None or id(p) in seen:
-                continue
-            seen.add(id(p))
-            constraint = None
-            if isinstance(module, Module):
-                constraint = module.constraint_for_parameter_name(name)
-            yield f"{prefix}.{name}" if prefix else name, p, constraint
-
-
 class Quantities:
     """The map q = exp(A u + c) while its rows are collected."""
 
@@ -253,7 +227,8 @@ class LogPriors:
         constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
         for _, module, prior, closure, _ in model.named_priors():
-            reader = _READERS.get(getattr(closure, "__func__", closure))
+            closure = getattr(closure, "__func__", closure)
+            reader = getattr(closure, "reads", None) or _READERS.get(closure)
             if reader is None or getattr(prior, "_transform", None) is not None:
                 raise UnknownFormError
             name, power = reader
