@@ -447,12 +447,6 @@ def test_components_that_differ() -> None:
     assert DecomposedGP(gp(X, Y), wide).posterior(X).mean.isfinite().all()
 
 
-@pytest.mark.parametrize("groups", [[1, 2], 5, ["12"]])
-def test_aligned_columns_are_lists_in_a_list(groups: Any) -> None:
-    with pytest.raises(ValueError, match=r"^aligned_columns: expected a list of lists"):
-        TreeStructuredGP(X, Y, TREE, aligned_columns=groups)
-
-
 def test_values_of_a_category_that_data_have() -> None:
     with pytest.raises(
         ValueError,

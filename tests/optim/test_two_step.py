@@ -206,19 +206,15 @@ def test_the_first_step_searches_what_matters(monkeypatch: pytest.MonkeyPatch) -
     grid = torch.linspace(0.0, 1.0, 41, dtype=torch.double)
     dense = torch.full((3 * 41 * 41, 6), 0.3, dtype=torch.double)
     dense[:, [0, 4, 5]] = torch.cartesian_prod(bounds.new_tensor([0, 1, 2]), grid, grid)
-    expected = {None: [4, 5], ((1, 2, 3),): [1, 2, 3, 4, 5]}
-    for groups, columns in expected.items():
-        aligned = None if groups is None else [list(g) for g in groups]
-        model = TreeStructuredGP(X, Y, tree, aligned_columns=aligned)
-        first = PathLogExpectedImprovement(model, best_f=Y.max())
-        second = LogExpectedImprovement(model, best_f=Y.max())
-        moved.clear()
-        best: list[float] = []
-        # known points do not exclude a path from the first step
-        optimize_acqf_two_step(first, second, bounds, tree, seed=1, X_avoid=X)
-        assert moved[0] == columns and 4 in moved[1] and 5 in moved[1]
-        values = first(dense.unsqueeze(1))
-        assert best[0] >= values.max() - 1e-6
+    model = TreeStructuredGP(X, Y, tree)
+    first = PathLogExpectedImprovement(model, best_f=Y.max())
+    second = LogExpectedImprovement(model, best_f=Y.max())
+    best: list[float] = []
+    # known points do not exclude a path from the first step
+    optimize_acqf_two_step(first, second, bounds, tree, seed=1, X_avoid=X)
+    assert moved[0] == [4, 5] and 4 in moved[1] and 5 in moved[1]
+    values = first(dense.unsqueeze(1))
+    assert best[0] >= values.max() - 1e-6
     # where a restriction involves any column, all of them are searched
     moved.clear()
     optimize_acqf_two_step(

@@ -19,7 +19,6 @@ __all__ = [
 ]
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT
 from gpytorch.kernels import Kernel, MaternKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
@@ -52,7 +51,6 @@ from botorch_structured.models.tree.noise import (
     register_amplitude_prior,
     set_noise_floor,
 )
-from botorch_structured.models.tree.template import Template
 from botorch_structured.spaces import ParameterTree
 from botorch_structured.spaces.arguments import check_columns
 
@@ -150,17 +148,17 @@ class ConditionalGP(LeafModel):
         # one path: exactly a SingleTaskGP with its defaults
         if tree.decision_columns or categorical:
             self._warn_of_scales(train_X, tree, categorical, input_transform)
-            kernel, noise, mean = _default_modules(
-                tree, tuple(categorical), train_X, aug_batch_shape
-            )
             if covar_module is None:
-                covar_module, own_kernel = kernel, True
+                covar_module = _base_kernel(tree, categorical, aug_batch_shape)
+                own_kernel = True
             if not isinstance(covar_module, ConditionalKernel):
                 covar_module = ConditionalKernel(covar_module, tree)
             if mean_module is None:
-                mean_module = mean
+                prior = NormalPrior(0.0, 1.0)
+                mean_module = ConstantMean(prior, batch_shape=aug_batch_shape)
             if likelihood is None and train_Yvar is None:
-                likelihood, own_likelihood = noise, True
+                likelihood = horseshoe_likelihood(aug_batch_shape)
+                own_likelihood = True
         super().__init__(
             train_X=train_X,
             train_Y=train_Y,
@@ -197,48 +195,6 @@ def _check_covar_module(
             "covar_module: expected a ConditionalKernel of the same tree as "
             f"hierarchical_dependencies, got one of {covar_module.tree!r}."
         )
-
-
-_Modules = tuple[ConditionalKernel, GaussianLikelihood, ConstantMean]
-
-
-def _default_modules(
-    tree: ParameterTree,
-    categorical: tuple[int, ...],
-    X: Tensor,
-    batch_shape: torch.Size,
-) -> _Modules:
-    """Kernel, likelihood and mean, of the dtype and on the device of ``X``."""
-    like, default = (X.dtype, X.device), torch.empty(0)
-    template = _template(
-        tree, categorical, batch_shape, like, (default.dtype, default.device)
-    )
-    return template.copy(tree)
-
-
-@lru_cache(maxsize=8)  # for one model after the other of the same tree
-def _template(
-    tree: ParameterTree,
-    categorical: tuple[int, ...],
-    batch_shape: torch.Size,
-    like: tuple[torch.dtype, torch.device],
-    default: tuple[torch.dtype, torch.device],
-) -> Template[_Modules]:
-    """These modules of a tree.
-
-    Args:
-        tree: The tree; equal ones may belong to different spaces.
-        categorical: Columns.
-        batch_shape: Of the hyperparameters.
-        like: Dtype and device.
-        default: Those that tensors have by default, and those of priors depend on.
-    """
-    base = _base_kernel(tree, categorical, batch_shape)
-    mean = ConstantMean(constant_prior=NormalPrior(0.0, 1.0), batch_shape=batch_shape)
-    modules = ConditionalKernel(base, tree), horseshoe_likelihood(batch_shape), mean
-    for module in modules:
-        module.to(dtype=like[0], device=like[1])
-    return Template(modules, tree)
 
 
 def _base_kernel(

@@ -59,10 +59,8 @@ from botorch_structured.linalg.block_low_rank import (
     Bucket,
     Factorisation,
     LeafLayout,
-    are_many,
     factorise,
     group_rows,
-    in_all_columns,
     pad_groups,
     pad_rows,
 )
@@ -506,28 +504,6 @@ class LeafPredictor:
     def weight_covariance(self) -> Tensor:
         """M^-1 = J'J and a row and column of zeros, ``(V + 1) x (V + 1)``."""
         return pad(self.weight_root.mT @ self.weight_root, (0, 1, 0, 1))
-
-    def solved(self) -> tuple[Tensor, Tensor]:
-        """K^-1 r, and the diagonal of K^-1; ``n`` each.
-
-        With F = L^-1 W of a leaf, and J the root of the weights' covariance, its part
-        of K^-1 is L^-T (I - F J'J F') L^-1.
-        """
-        size = self.layout.num_rows + 1  # one more row, for padding
-        solution, diagonal = self.weight_mean.new_zeros(2, size)
-        root = pad(self.weight_root, (0, 1)).mT
-        parts = zip(self.blocks, self.inverse_chol, self.half, strict=True)
-        for block, inverse, half in parts:
-            both = inverse.mT @ half
-            features, rows = both[..., 1:], block.bucket.index
-            if are_many(both.shape, len(root)):
-                wide = in_all_columns(features, block.weights, len(root))
-                shrunk = (wide @ root).unflatten(0, rows.shape)
-            else:
-                shrunk = features @ root[block.weights]
-            solution[rows] = both[..., 0]
-            diagonal[rows] = inverse.square().sum(-2) - shrunk.square().sum(-1)
-        return solution[:-1], diagonal[:-1]
 
     def __call__(self, key: Tensor, points: Tensor, features: Tensor) -> Prediction:
         """Predict at rows.

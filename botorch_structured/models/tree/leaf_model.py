@@ -30,7 +30,6 @@ from botorch.models.transforms.input import (
     Normalize,
 )
 from botorch.models.utils import check_min_max_scaling
-from botorch.posteriors import GPyTorchPosterior
 from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
@@ -39,7 +38,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
-from linear_operator.operators import DenseLinearOperator
 from torch import Tensor
 
 from botorch_structured._botorch_names import functorch_is_active
@@ -86,7 +84,6 @@ from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
     MEANS_OF_PATHS,
     moments_near,
-    outcome_scaling,
     point_moments,
 )
 from botorch_structured.models.tree.tree_structured_kernel import (
@@ -112,7 +109,7 @@ _MANY_WEIGHTS = 8192
 # Numbers whose scales are checked at a time.
 _CHECKED_NUMBERS = 2**18
 # What moments come from.
-_WAY_OF_A_POSTERIOR = "posterior", "_point_posterior", "__call__", "_fast_posterior"
+_WAY_OF_A_POSTERIOR = "posterior", "__call__", "_fast_posterior"
 
 
 def read_arguments(
@@ -397,17 +394,6 @@ class LeafModel(FastSingleTaskGP):
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
-    def solved(self) -> tuple[Tensor, Tensor] | None:
-        """K^-1 (y - m) and the diagonal of K^-1, ``n`` each, K with the noise.
-
-        Of training data in evaluation mode; None where there is no short way.
-        """
-        if not self._use_predictor():
-            return None
-        # they may have other hyperparameters, set in evaluation mode
-        self._clear_cache()
-        return self._predictor().solved()
-
     def _forget_fantasies(self) -> None:
         super()._forget_fantasies()
         self._fantasies = None
@@ -478,31 +464,6 @@ class LeafModel(FastSingleTaskGP):
         variance = variance.clamp_min(floor).view(X.shape[:-1])
         return self.mean_module(X) + mean.view(X.shape[:-1]), variance
 
-    def _point_posterior(self, X: Tensor) -> GPyTorchPosterior | None:
-        """See ``FastSingleTaskGP._point_posterior``."""
-        outcome = getattr(self, "outcome_transform", None)
-        own = has_methods_of(LeafModel, self, "__call__", "_fast_posterior")
-        linear, outcome = outcome_scaling(outcome)
-        if propagate_grads.on() or not (own and linear):
-            return None
-        self.eval()
-        if not self._use_predictor():
-            return None
-        if hasattr(self, "input_transform"):
-            X = self.transform_inputs(X)
-        found = self._point_normal(X)
-        if found is None:
-            return None
-        mean, variance = found
-        least: Tensor | float = settings.min_variance.value(variance.dtype)
-        if outcome is not None:
-            square = outcome.stdvs[0].square()
-            mean = torch.addcmul(outcome.means[0], mean, outcome.stdvs[0])
-            variance, least = variance * square, square * least
-        normal = ScaledNormal(mean, DenseLinearOperator(variance.unsqueeze(-1)))
-        normal.least = least
-        return GPyTorchPosterior(normal)
-
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
@@ -541,8 +502,7 @@ class LeafModel(FastSingleTaskGP):
         )
         if not known:
             return list(range(tree.dim))
-        aligned = [c for group in kernel.weights.aligned_columns for c in group]
-        return sorted({*tree.shared_columns, *aligned})
+        return sorted(tree.shared_columns)
 
     def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
         """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""

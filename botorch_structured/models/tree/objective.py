@@ -360,7 +360,7 @@ class _Form:
             if kind == "offset":
                 self.offsets = q.add(len(raw))
                 q.depend(self.offsets, raw, 1.0)
-            if kind in ("smooth", "aligned"):
+            if kind == "smooth":
                 terms.append(
                     u.logarithm(getattr(weights, f"{kind}_lengthscale").raw_value)
                 )
@@ -379,7 +379,7 @@ class _Form:
         X, m = self.X, weights.num_frequencies
         active = places.active[bucket.leaves]
         nodes = places.nodes[bucket.leaves]
-        groups = [[c] for c in weights.smooth_columns] + weights.aligned_columns
+        groups = weights.smooth_columns
         count = fixed.shape[-1]
         present = [nodes[:, weights.node_columns], active[:, weights.linear_index]]
         for column, values in weights.onehot_columns.items():
@@ -391,9 +391,8 @@ class _Form:
         leaves.fixed = _padded(fixed)[at]
         if groups:
             shown = torch.where(places.active[self.layout.leaf_of_row], X, 0.0)
-            value = _numbers(torch.stack([shown[:, g].sum(-1) for g in groups], -1))
-            terms = torch.stack([active[:, g].any(-1) for g in groups], -1)
-            term = _numbers(positions(terms))
+            value = _numbers(shown[:, groups])
+            term = _numbers(positions(active[:, groups]))
             leaves.terms = self.terms[term]
             at = rows[:, :, None], term[:, None, :]
             leaves.waves = _padded(value)[at][..., None]

@@ -239,20 +239,13 @@ def _feature_tables(
         fixed += extended[column]
     still = len(fixed)  # so many have no wave
     fixed += [c for c in weights.smooth_columns for _ in range(waves)]
-    columns = [torch.tensor(fixed, dtype=torch.long).expand(m, -1)]
-    for group in weights.aligned_columns:
-        member = active[:, group].to(torch.uint8).argmax(-1)
-        columns.append(torch.tensor(group)[member].unsqueeze(-1).expand(-1, waves))
-    columns.append(torch.zeros(m, 1, dtype=torch.long))
-    kinds = [
-        kind for kind in ("smooth", "aligned") if getattr(weights, f"{kind}_columns")
-    ]
+    columns = torch.tensor([*fixed, 0], dtype=torch.long).expand(m, -1)
     frequency = getattr(weights, f"{correlation.name}_frequencies").to(scale)
-    parts = [scale.new_zeros(still)]
-    for kind in kinds:
-        lengthscale = getattr(weights, f"{kind}_lengthscale").value.mT  # groups x 1
-        parts.append((frequency / lengthscale).repeat(1, 2).flatten())
-    speed = torch.cat([*parts, scale.new_zeros(1)])
+    speed = scale.new_zeros(still + 1)
+    if weights.smooth_columns:
+        lengthscale = weights.smooth_lengthscale.value.mT  # terms x 1
+        waves_of = (frequency / lengthscale).repeat(1, 2).flatten()
+        speed = torch.cat([speed[:-1], waves_of, speed[-1:]])
     level, slope, wave, phase = scale.new_zeros(4, len(speed)).unbind(0)
     level[:constants], slope[constants:still], wave[still:-1] = scale.split(
         [constants, still - constants, len(scale) - still]
@@ -260,7 +253,7 @@ def _feature_tables(
     # the cosines of a column come before its sines
     turn = phase[still:-1].view(-1, 2, weights.num_frequencies)
     turn[:, 0] = 0.5 * math.pi
-    return torch.cat(columns, dim=-1), level, slope, wave, speed, phase
+    return columns, level, slope, wave, speed, phase
 
 
 def _conditional_tables(

@@ -21,7 +21,6 @@ __all__ = [
 ]
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Literal, Self
 
 import torch
@@ -31,7 +30,7 @@ from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.types import DEFAULT
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -64,7 +63,6 @@ from botorch_structured.models.tree.noise import (
     set_noise_prior,
 )
 from botorch_structured.models.tree.path_mean import PathMean
-from botorch_structured.models.tree.template import Template
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
     check_choices,
@@ -131,8 +129,6 @@ class TreeStructuredGP(LeafModel):
         leaf_hyperparameters: "hierarchical", "independent" (the paper) or "tied".
         leaf_offset: "random": a weight with a prior; "fixed": a free constant per path,
             the paper's b_p.
-        aligned_columns: Groups of leaf columns that mean the same thing on different
-            leaves; they get a smooth term that all leaves share.
         node_weights: False removes the weights of root and inner nodes.
         weight_variances: "tied" or "independent" prior variances of the weights.
         leaf_kernel: "evidence" (default: both are fitted, that with the larger
@@ -181,7 +177,6 @@ class TreeStructuredGP(LeafModel):
             "hierarchical", "independent", "tied"
         ] = "hierarchical",
         leaf_offset: Literal["random", "fixed"] = "random",
-        aligned_columns: list[list[int]] | None = None,
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
         leaf_kernel: Literal["evidence", "matern", "rbf"] = "evidence",
@@ -213,7 +208,6 @@ class TreeStructuredGP(LeafModel):
             "shared_features": shared_features != "additive",
             "leaf_inputs": leaf_inputs != "own",
             "leaf_hyperparameters": leaf_hyperparameters != "hierarchical",
-            "aligned_columns": aligned_columns is not None,
             "node_weights": not node_weights,
             "weight_variances": weight_variances != "tied",
             "leaf_kernel": leaf_kernel != "evidence",
@@ -236,26 +230,29 @@ class TreeStructuredGP(LeafModel):
         own_likelihood = False
         if structured:
             self._warn_of_scales(train_X, tree, known_values, input_transform)
-            default_kernel, noise, mean = _default_modules(
+            covar_module = TreeStructuredKernel(
                 tree,
-                known_values,
-                train_X,
-                aug_batch_shape,
-                mean_of_paths=mean_module is None and leaf_offset == "fixed",
-                shared_features=shared_features,
-                leaf_inputs=leaf_inputs,
-                leaf_hyperparameters=leaf_hyperparameters,
-                leaf_offset=leaf_offset == "random",
-                node_weights=bool(node_weights),
-                weight_variances=weight_variances,
-                aligned_columns=aligned_columns,
+                shared_features,
+                leaf_inputs,
+                leaf_hyperparameters,
+                leaf_offset == "random",
+                bool(node_weights),
+                weight_variances,
+                categorical_features=known_values,
                 correlation="matern" if leaf_kernel == "evidence" else leaf_kernel,
+                batch_shape=aug_batch_shape,
                 context_features=context_features,
             )
-            covar_module = default_kernel
             if likelihood is None and train_Yvar is None:
-                likelihood, own_likelihood = noise, True
-            mean_module = mean if mean_module is None else mean_module
+                likelihood = default_likelihood(aug_batch_shape)
+                own_likelihood = True
+            if mean_module is None:
+                fixed = leaf_offset == "fixed"
+                mean_module = (
+                    PathMean(tree, batch_shape=aug_batch_shape)
+                    if fixed
+                    else ConstantMean(batch_shape=aug_batch_shape)
+                )
         self._choose_kernel = structured and leaf_kernel == "evidence"
         super().__init__(
             train_X=train_X,
@@ -397,8 +394,7 @@ class TreeStructuredGP(LeafModel):
         r"""Posterior N(Lambda_c^-1 f_c, Lambda_c^-1) of the weights c (section 2.2).
 
         On the scale of the transformed outcomes. Order: root, inner nodes, leaf offsets
-        (edges of the tree, ascending), linear terms, one-hot codes, smooth terms, those
-        of ``aligned_columns``.
+        (edges of the tree, ascending), linear terms, one-hot codes, smooth terms.
 
         Returns:
             A distribution over ``batch_shape x V``.
@@ -443,72 +439,6 @@ class TreeStructuredGP(LeafModel):
             eye = torch.eye(features.shape[-1], dtype=X.dtype, device=X.device)
             root = psd_safe_cholesky(eye - half.mT @ half).mT
         return mean.squeeze(-1), root
-
-
-_Modules = tuple[TreeStructuredKernel, GaussianLikelihood, Mean]
-
-
-def _default_modules(
-    tree: ParameterTree,
-    known_values: Mapping[int, Sequence[float]],
-    X: Tensor,
-    batch_shape: torch.Size,
-    **options: Any,
-) -> _Modules:
-    """Kernel, likelihood and mean, of the dtype and on the device of ``X``."""
-    values = tuple((c, tuple(v)) for c, v in known_values.items())
-    lists = options["aligned_columns"], options["context_features"]
-    if lists != (None, None):  # which are no keys
-        return _new_modules(tree, values, batch_shape, **options)
-    like, default = (X.dtype, X.device), torch.empty(0)
-    template = _template(
-        tree, values, batch_shape, like, (default.dtype, default.device), **options
-    )
-    return template.copy(tree, *CORRELATIONS)
-
-
-@lru_cache(maxsize=8, typed=True)  # for one model after the other of the same tree
-def _template(
-    tree: ParameterTree,
-    values: tuple[tuple[int, tuple[float, ...]], ...],
-    batch_shape: torch.Size,
-    like: tuple[torch.dtype, torch.device],
-    default: tuple[torch.dtype, torch.device],
-    **options: Any,
-) -> Template[_Modules]:
-    """These modules of a tree.
-
-    Args:
-        tree: The tree; equal ones may belong to different spaces.
-        values: Of categorical columns.
-        batch_shape: Of the hyperparameters.
-        like: Dtype and device.
-        default: Those that tensors have by default, and those of priors depend on.
-        options: Of the kernel.
-    """
-    modules = _new_modules(tree, values, batch_shape, **options)
-    for module in modules:
-        module.to(dtype=like[0], device=like[1])
-    return Template(modules, tree, *CORRELATIONS)
-
-
-def _new_modules(
-    tree: ParameterTree,
-    values: tuple[tuple[int, tuple[float, ...]], ...],
-    batch_shape: torch.Size,
-    mean_of_paths: bool,
-    **options: Any,
-) -> _Modules:
-    kernel = TreeStructuredKernel(
-        tree,
-        categorical_features={c: list(v) for c, v in values},
-        batch_shape=batch_shape,
-        **options,
-    )
-    mean: Mean = ConstantMean(batch_shape=batch_shape)
-    if mean_of_paths:
-        mean = PathMean(tree, batch_shape=batch_shape)
-    return kernel, default_likelihood(batch_shape), mean
 
 
 def _known_values(

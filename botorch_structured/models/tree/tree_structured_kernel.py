@@ -344,7 +344,6 @@ class TreeStructuredKernel(LeafKernel):
             without offsets and with ``shared_features="none"`` leaves are independent.
         weight_variances: "tied" (one prior variance per kind of weight) or
             "independent" (one per weight).
-        aligned_columns: Groups of leaf columns declared comparable across leaves.
         categorical_features: Categorical columns and their known values.
         correlation: "matern" (5/2) or "rbf": that of K_p, of K_context and of the
             smooth terms.
@@ -363,7 +362,6 @@ class TreeStructuredKernel(LeafKernel):
         leaf_offset: bool = True,
         node_weights: bool = True,
         weight_variances: Literal["tied", "independent"] = "tied",
-        aligned_columns: list[list[int]] | None = None,
         categorical_features: Mapping[int, list[float]] | None = None,
         correlation: Literal["matern", "rbf"] = "matern",
         batch_shape: torch.Size = torch.Size(),  # noqa: B008 (immutable)
@@ -384,7 +382,6 @@ class TreeStructuredKernel(LeafKernel):
             for column, values in (categorical_features or {}).items()
             if column not in tree.decision_columns
         }
-        groups = _check_aligned_columns(tree, aligned_columns, categorical)
         context = _check_context(tree, context_features, categorical)
         self.context_columns = context
         shared = tree.shared_columns if shared_features != "none" else []
@@ -394,7 +391,6 @@ class TreeStructuredKernel(LeafKernel):
             linear_columns=numeric if shared_features != "fourier" else [],
             smooth_columns=numeric if shared_features != "linear" else [],
             onehot_columns={c: categorical[c] for c in shared if c in categorical},
-            aligned_columns=groups,
             node_weights=node_weights,
             leaf_offset=leaf_offset,
             tied_variances=weight_variances == "tied",
@@ -660,44 +656,6 @@ def _check_context(
             f"and decide nothing, got {bad}."
         )
     return columns
-
-
-def _check_aligned_columns(
-    tree: ParameterTree,
-    groups: list[list[int]] | None,
-    categorical: Mapping[int, list[float]],
-) -> list[list[int]]:
-    """Groups of numeric leaf columns, no two of which are on one path."""
-    if not groups:
-        return []
-    if not isinstance(groups, Sequence) or not all(
-        isinstance(group, Sequence) and not isinstance(group, str) for group in groups
-    ):
-        raise ValueError(
-            "aligned_columns: expected a list of lists of columns, one for each group "
-            f"(one group of columns 1 and 2 is [[1, 2]]), got {groups!r}."
-        )
-    if tree.num_paths > MAX_LISTED_PATHS:
-        raise ValueError(
-            "aligned_columns: expected None for a tree of more than "
-            f"{MAX_LISTED_PATHS} paths, got {groups!r} for {tree.num_paths} paths."
-        )
-    own = set(tree.own_columns)
-    for group in groups:
-        bad = [c for c in group if c not in own or c in categorical]
-        if bad:
-            raise ValueError(
-                f"aligned_columns: expected numeric leaf columns (of {sorted(own)}), "
-                f"got {bad} in group {list(group)}."
-            )
-        for path in tree.paths:
-            together = sorted(set(path.active.tolist()) & set(group))
-            if len(together) > 1:
-                raise ValueError(
-                    "aligned_columns: expected at most one column per path in a group, "
-                    f"got columns {together} of the same path."
-                )
-    return [sorted(group) for group in groups]
 
 
 @lru_cache(maxsize=32)  # for one model after the other of the same tree

@@ -132,7 +132,7 @@ def _same_entries(model: Any, earlier: Any) -> bool:
     a, b = model.covar_module, earlier.covar_module
     if model.tree is not earlier.tree or not isinstance(a, TreeStructuredKernel):
         return False
-    kinds = "linear", "onehot", "smooth", "aligned"
+    kinds = "linear", "onehot", "smooth"
     names = [f"{kind}_columns" for kind in kinds] + ["num_inner", "num_offsets"]
     weights = (getattr(a.weights, n) == getattr(b.weights, n) for n in names)
     return a.columns == b.columns and all(weights)
@@ -188,8 +188,6 @@ def _entries(model: Any) -> dict[str, Sequence[Hashable]]:
         ):
             out[names(f"{kind}_variance")] = [column(c) for c in columns]
         out[names("smooth_lengthscale")] = out[names("smooth_variance")]
-        groups = [tuple(map(column, group)) for group in weights.aligned_columns]
-        out[names("aligned_variance")] = out[names("aligned_lengthscale")] = groups
     else:
         for name, part in kernel.named_modules(prefix="covar_module"):
             count = getattr(part, "ard_num_dims", None)

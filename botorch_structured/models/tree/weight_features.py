@@ -112,8 +112,7 @@ class WeightFeatures(Module):
     * the value of every active numeric shared column ("linear");
     * a one-hot code of every active categorical shared column;
     * sqrt(v / m) [cos(w_i x / l), sin(w_i x / l)] of every active numeric shared column
-      ("smooth"): a stationary function in a finite Fourier basis;
-    * the same for groups of leaf columns that were declared comparable ("aligned").
+      ("smooth"): a stationary function in a finite Fourier basis.
 
     Args:
         tree: The parameter tree.
@@ -121,7 +120,6 @@ class WeightFeatures(Module):
         smooth_columns: Numeric shared columns with a smooth term.
         onehot_columns: Categorical shared columns and their known values; an unknown
             value has a feature of its own, common to all unknown values.
-        aligned_columns: Groups of leaf columns declared comparable.
         node_weights: Whether root and inner nodes carry weights.
         leaf_offset: Whether the last decision of a path carries one.
         tied_variances: Whether all weights of one kind share their prior variance.
@@ -135,7 +133,6 @@ class WeightFeatures(Module):
         linear_columns: list[int],
         smooth_columns: list[int],
         onehot_columns: dict[int, list[float]],
-        aligned_columns: list[list[int]],
         node_weights: bool = True,
         leaf_offset: bool = True,
         tied_variances: bool = True,
@@ -147,7 +144,6 @@ class WeightFeatures(Module):
         self.linear_columns = linear_columns
         self.smooth_columns = smooth_columns
         self.onehot_columns = onehot_columns
-        self.aligned_columns = aligned_columns
         self.num_frequencies = num_frequencies
         leaf_edges = tree.leaf_edges
         inner = (~leaf_edges).nonzero().flatten().tolist() if node_weights else []
@@ -166,7 +162,6 @@ class WeightFeatures(Module):
             "linear": [1] * len(linear_columns),
             "onehot": [len(values) + 1 for values in onehot_columns.values()],
             "smooth": [waves] * len(smooth_columns),
-            "aligned": [waves] * len(aligned_columns),
         }
         self.num_weights = sum(map(sum, self._counts.values()))
         for kind, counts in self._counts.items():
@@ -176,7 +171,7 @@ class WeightFeatures(Module):
             mode = 1.0 if kind == "linear" else 0.5
             variance = Hyperparameter(shape, mode, 1.0, _VARIANCES, batch_shape)
             self.add_module(f"{kind}_variance", variance)
-            if kind in ("smooth", "aligned"):
+            if kind == "smooth":
                 shape = (1, len(counts))
                 length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
                 self.add_module(f"{kind}_lengthscale", length)
@@ -190,8 +185,6 @@ class WeightFeatures(Module):
         }
         # a list as an index would be copied to the device at each call
         indices = {"linear_index": linear_columns, "smooth_index": smooth_columns}
-        for i, group in enumerate(aligned_columns):
-            indices[f"aligned_index_{i}"] = group
         for name, index in indices.items():
             tables[name] = torch.tensor(index, dtype=torch.long)
         for kind, counts in self._counts.items():
@@ -256,25 +249,15 @@ class WeightFeatures(Module):
         frequency = getattr(self, f"{correlation.name}_frequencies")
         if self.smooth_columns:
             value, present = _active_values(X, active, self.smooth_index)
-            parts.append(self._fourier("smooth", value, present, frequency))
-        if self.aligned_columns:
-            groups = [
-                _active_values(X, active, getattr(self, f"aligned_index_{i}"))
-                for i in range(len(self.aligned_columns))
-            ]
-            value = torch.stack([v.sum(-1) for v, _ in groups], dim=-1)
-            present = torch.stack([a.any(-1) for _, a in groups], dim=-1)
-            parts.append(self._fourier("aligned", value, present, frequency))
+            parts.append(self._fourier(value, present, frequency))
         if not parts:
             return X.new_zeros(*X.shape[:-1], 0)
         batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
         return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1)
 
-    def _fourier(
-        self, kind: str, value: Tensor, present: Tensor, frequency: Tensor
-    ) -> Tensor:
-        variance = getattr(self, f"{kind}_variance").value
-        lengthscale = getattr(self, f"{kind}_lengthscale").value
+    def _fourier(self, value: Tensor, present: Tensor, frequency: Tensor) -> Tensor:
+        variance = self.smooth_variance.value
+        lengthscale = self.smooth_lengthscale.value
         scale = (variance / self.num_frequencies).sqrt().expand_as(lengthscale)
         phase = (value / lengthscale).unsqueeze(-1) * frequency
         waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
@@ -294,15 +277,7 @@ class WeightFeatures(Module):
         """
         on_path, linear = nodes[:, self.node_columns], active[:, self.linear_index]
         onehot = active[:, self._onehot.columns]
-        groups = [[c] for c in self.smooth_columns] + self.aligned_columns
-        # at most one column of a group is active
-        present = [active[:, group] for group in groups]
-        empty = active[:, :0]
-        terms = torch.stack([p.any(-1) for p in present], -1) if groups else empty
-        columns = terms.long()
-        for t, (group, mine) in enumerate(zip(groups, present, strict=True)):
-            group_columns = torch.tensor(group, device=X.device)
-            columns[:, t] = group_columns[mine.long().argmax(-1)]
+        terms = active[:, self.smooth_index]
         first_linear = on_path.shape[-1]
         first_onehot = first_linear + linear.shape[-1]
         first_wave = first_onehot + onehot.shape[-1]
@@ -326,7 +301,6 @@ class WeightFeatures(Module):
                 waves = (first_wave + repeat * term).unsqueeze(-1) + wave
                 weights.append(waves.clamp_max(self.num_weights).flatten(-2))
             ones = torch.ones_like(bucket.index) if bucket.real is None else bucket.real
-            mine = columns[bucket.leaves]
             out.append(
                 BlockFeatures(
                     torch.cat(weights, dim=-1),
@@ -336,7 +310,9 @@ class WeightFeatures(Module):
                     if at[1].numel()
                     else None,
                     self._onehot.codes(X, bucket, at[2]) if at[2].numel() else None,
-                    LeafColumns.of(bucket, term, mine) if term.numel() else None,
+                    LeafColumns.of(bucket, term, self.smooth_index)
+                    if term.numel()
+                    else None,
                     term if term.numel() else None,
                 )
             )
@@ -360,13 +336,10 @@ class WeightFeatures(Module):
         """
         scale = pad(self.prior_scale(), (0, 1))
         lengthscale = None
-        if self.smooth_columns or self.aligned_columns:
-            lengths = [
-                getattr(self, f"{kind}_lengthscale").value.squeeze(-2)
-                for kind in ("smooth", "aligned")
-                if self._counts[kind]
-            ]
-            lengthscale = pad(torch.cat(lengths, dim=-1), (0, 1), value=1.0)
+        if self.smooth_columns:
+            lengthscale = pad(
+                self.smooth_lengthscale.value.squeeze(-2), (0, 1), value=1.0
+            )
         frequency = getattr(self, f"{correlation.name}_frequencies")
         out = []
         for block in structure:
@@ -395,12 +368,10 @@ class WeightFeatures(Module):
         Returns:
             Booleans, ``n x num_weights``, in the order of ``forward``.
         """
-        groups = [[c] for c in self.smooth_columns] + self.aligned_columns
         repeat = 2 * self.num_frequencies
         parts = [nodes[:, self.node_columns], active[:, self.linear_columns]]
         parts.append(active[:, self._onehot.columns])
-        for group in groups:
-            parts.append(active[:, group].any(-1, keepdim=True).expand(-1, repeat))
+        parts.append(active[:, self.smooth_columns].repeat_interleave(repeat, -1))
         return torch.cat(parts, dim=-1)
 
     def prior_scale(self) -> Tensor:
@@ -410,7 +381,7 @@ class WeightFeatures(Module):
             if not counts:
                 continue
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)
-            if kind in ("smooth", "aligned"):
+            if kind == "smooth":
                 variance = variance / self.num_frequencies
             if variance.shape[-1] == 1:  # tied
                 variance = variance.expand(*variance.shape[:-1], sum(counts))

@@ -109,9 +109,6 @@ def test_tree_kernel(seed: int) -> None:
         "leaf_kernel": rng.choice(["matern", "rbf"]),
         "categorical_features": named or None,
     }
-    own = [c for c in tree.own_columns if c not in named]
-    if own and rng.random() < 0.5:
-        options["aligned_columns"] = [[rng.choice(own)]]
     always = {*others} - {*tree.conditions, *named}
     if rng.random() < 0.5:
         options["context_features"] = sorted(always)[:2]

@@ -300,7 +300,6 @@ def test_predictions_by_leaf_are_the_dense_ones(
     X = points(6, seed=3)[0].unsqueeze(-2)
     fast = model.posterior(X)
     joint = model.posterior(X.squeeze(-2))
-    monkeypatch.setattr(make, "_point_posterior", lambda self, X: None)
     monkeypatch.setattr(make, "_fast_posterior", lambda self, X: None)
     model.train()
     dense = model.posterior(X)

@@ -168,7 +168,7 @@ def test_structured_is_dense(seed: int) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("leaf_inputs", ["own", "active"])
 def test_structured_is_dense_with_categories(leaf_inputs: str, learned: bool) -> None:
-    """Categories on leaves and shared, aligned columns, a transform that is fitted."""
+    """Categories on leaves and shared, a transform that is fitted."""
     g = torch.Generator().manual_seed(0)
     X = random_points(TREE, 40, g)
     categorical = {0: [0.0, 1.0, 2.0], 4: [0.0, 1.0], 6: [0.0, 1.0, 2.0]}
@@ -181,7 +181,6 @@ def test_structured_is_dense_with_categories(leaf_inputs: str, learned: bool) ->
         torch.randn(len(X), 1, generator=g),
         TREE,
         categorical_features=categorical,
-        aligned_columns=[[1, 3, 5]],
         leaf_inputs=leaf_inputs,
         input_transform=warp,
     )
@@ -418,28 +417,6 @@ def test_categorical_features() -> None:
     assert (model.posterior(unknown).variance > known).all()
 
 
-def test_aligned_columns_share_what_leaves_learn() -> None:
-    """A parabola well sampled on one leaf is known on leaves with two points each."""
-    tree = ParameterTree(5, {0: {float(p): [1 + p] for p in range(4)}})
-    rows = [(0, x) for x in torch.linspace(0.0, 1.0, 12).tolist()]
-    rows += [(p, x) for p in (1, 2, 3) for x in (0.1, 0.9)]
-    X = torch.full((len(rows), 5), 0.5)
-    for row, (p, x) in zip(X, rows, strict=True):
-        row[0], row[1 + p] = p, x
-    Y = torch.tensor([[(x - 0.6) ** 2 + 0.1 * p] for p, x in rows])
-    test, target = torch.full((3, 5), 0.5), torch.tensor([[0.1], [0.2], [0.3]])
-    for p in (1, 2, 3):
-        test[p - 1, 0], test[p - 1, 1 + p] = p, 0.6
-    errors = {}
-    for groups in (None, [[1, 2, 3, 4]]):
-        model = TreeStructuredGP(X, Y, tree, aligned_columns=groups)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        errors[groups is None] = (model.posterior(test).mean - target).abs().max()
-    # An eighth or a fifth, by which of two optima the fit ends in; what is left are the
-    # offsets of leaves with two points each.
-    assert errors[False] < 0.25 * errors[True]
-
-
 def test_normalize_leaves_decisions_alone() -> None:
     g = torch.Generator().manual_seed(0)
     X, Y = random_points(TREE, 20, g), torch.randn(20, 1, generator=g)
@@ -508,8 +485,6 @@ def test_retries_sample_every_prior() -> None:
         ({"leaf_offset": "none"}, "leaf_offset"),
         ({"leaf_kernel": "cubic"}, "leaf_kernel"),
         ({"weight_variances": "free"}, "weight_variances"),
-        ({"aligned_columns": [[0, 1]]}, "at most one column per path"),
-        ({"aligned_columns": [[0, 6]]}, "numeric leaf columns"),
         ({"categorical_features": [12]}, "categorical_features"),
         (
             {"covar_module": TreeStructuredKernel(TREE), "leaf_inputs": "active"},
