@@ -82,6 +82,10 @@ class StructuredModelTestCase:
     #: Keyword arguments of the model class besides the data.
     model_kwargs: dict[str, Any] = {}
 
+    def arguments_at(self, scale: Tensor) -> dict[str, Any]:
+        """Arguments in the units of inputs that are ``scale`` times as large."""
+        return {}
+
     def fitted(self, n: int = 24, **kwargs: Any) -> Any:
         model = self.make_model(*self.make_data(n), **kwargs)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
@@ -307,23 +311,38 @@ class StructuredModelTestCase:
                 torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
     def test_transforms(self) -> None:
+        """Units of inputs and outcomes do not matter under transforms."""
         X, Y = self.make_data(24)
         scale = torch.ones(self.dim)
         scale[self.free_columns] = 7.0
-        model = self.make_model(
-            X * scale,
-            3.0 * Y + 5.0,
-            input_transform=Normalize(self.dim, indices=self.free_columns),
-            outcome_transform=Standardize(m=1),
+
+        def make(X: Tensor, Y: Tensor, **kwargs: Any) -> Any:
+            torch.manual_seed(0)
+            return self.make_model(
+                X,
+                Y,
+                **kwargs,
+                input_transform=Normalize(self.dim, indices=self.free_columns),
+                outcome_transform=Standardize(m=1),
+            )
+
+        model = make(X * scale, 3.0 * Y + 5.0, **self.arguments_at(scale))
+        plain = make(X, Y)
+        found = model.posterior(X * scale)
+        expected = plain.posterior(X)
+        torch.testing.assert_close(
+            found.mean, 3.0 * expected.mean + 5.0, rtol=1e-6, atol=1e-6
         )
-        mll = ExactMarginalLogLikelihood(model.likelihood, model)
-        fit_gpytorch_mll(mll, optimizer_kwargs=QUICK)
-        posterior = model.posterior(X * scale)
-        assert (posterior.mean - 3.0 * Y - 5.0).abs().mean() < 3.0 * Y.std()
+        torch.testing.assert_close(
+            found.variance, 9.0 * expected.variance, rtol=1e-5, atol=1e-7
+        )
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(plain.likelihood, plain))
+        error = (plain.posterior(X).mean - Y).abs().mean()
+        assert error < 0.5 * (Y - Y.mean()).abs().mean()
         model.train()
         assert torch.equal(model.train_inputs[0], X * scale)
         model.eval()
-        torch.testing.assert_close(model.posterior(X * scale).mean, posterior.mean)
+        torch.testing.assert_close(model.posterior(X * scale).mean, found.mean)
 
     def test_fixed_noise(self) -> None:
         X, Y = self.make_data(24)

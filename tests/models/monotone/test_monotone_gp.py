@@ -83,6 +83,9 @@ class TestContract(StructuredModelTestCase):
     def make_model(self, X: Tensor, Y: Tensor, **kwargs: Any) -> MonotoneGP:
         return MonotoneGP(X, Y, **(self.model_kwargs | kwargs))
 
+    def arguments_at(self, scale: Tensor) -> dict[str, Any]:
+        return {"virtual_X": self.model_kwargs["virtual_X"] * scale}
+
     def load(self, model: MonotoneGP, fitted: MonotoneGP) -> None:
         model.load_state_dict(fitted.state_dict(), keep_sites=True)
 
