@@ -1,6 +1,6 @@
 """Thousands of runs in one file.
 
-    python -m benchmarks.packed results/quadratics quadratics.jsonl.gz
+    python -m benchmarks.packed results/quadratics quadratics.jsonl.xz
 
 The file has the lines of all runs, one run after the other. `benchmarks.summary.load`
 and the scripts' ``--report`` read it in place of the folder. To continue such runs,
@@ -12,8 +12,8 @@ from __future__ import annotations
 __all__ = ["groups", "main", "pack", "unpack"]
 
 import argparse
-import gzip
 import json
+import lzma
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def pack(out: str | Path, file: str | Path) -> int:
 
     Args:
         out: The folder.
-        file: Its name should end in ``.jsonl.gz``; the same runs give the same bytes.
+        file: Its name should end in ``.jsonl.xz``.
 
     Returns:
         How many runs.
@@ -37,18 +37,20 @@ def pack(out: str | Path, file: str | Path) -> int:
     paths = sorted(Path(out).glob("*/*/*.jsonl"))
     if not paths:
         raise ValueError(f"out: expected a folder with runs, got {out}.")
-    with open(file, "wb") as raw:
-        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-            for path in paths:
-                for record in read_records(path):
-                    packed.write(json.dumps(record).encode() + b"\n")
+    with lzma.open(file, "wt", encoding="utf-8") as packed:
+        for path in paths:
+            for record in read_records(path):
+                packed.write(json.dumps(record) + "\n")
     return len(paths)
 
 
-def groups(file: str | Path) -> Iterator[list[dict[str, Any]]]:
-    """The records of each run in a packed file."""
+def groups(out: str | Path) -> Iterator[list[dict[str, Any]]]:
+    """The records of each run in a packed file, or in a folder of the harness."""
+    if not Path(out).is_file():
+        yield from filter(None, map(read_records, Path(out).glob("*/*/*.jsonl")))
+        return
     records: list[dict[str, Any]] = []
-    with gzip.open(file, "rt") as lines:
+    with lzma.open(out, "rt", encoding="utf-8") as lines:
         for line in lines:
             record = json.loads(line)
             if record["step"] == 0 and records:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path, help="a folder of the harness")
-    parser.add_argument("file", type=Path, help="to write, .jsonl.gz")
+    parser.add_argument("file", type=Path, help="to write, .jsonl.xz")
     options = parser.parse_args(arguments)
     print(f"{pack(options.out, options.file)} runs in {options.file}")
 

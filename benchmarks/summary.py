@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata, wilcoxon
 
-from benchmarks.harness import read_records
 from benchmarks.packed import groups
 
 _SMALLEST_GAP = 1e-16
@@ -75,11 +74,8 @@ def load(out: str | Path) -> list[Run]:
     Args:
         out: The folder, or a file that `benchmarks.packed` wrote.
     """
-    runs, out = [], Path(out)
-    known = map(read_records, out.glob("*/*/*.jsonl"))
-    for records in groups(out) if out.is_file() else known:
-        if not records:
-            continue
+    runs = []
+    for records in groups(out):
         first = records[0]
         chosen = [r["suggest_s"] for r in records if not r.get("start")]
         runs.append(

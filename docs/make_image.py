@@ -3,9 +3,8 @@
     python docs/make_image.py
 
 ``demo.png``: the demonstration's problem, 20 seeds, and where the evaluations of one of
-them went (``benchmarks/results/cash``). ``ranks.png``: mean ranks of methods on the
-problems that no default was chosen by (``benchmarks/results/suite/report.jsonl.gz``).
-Runs nothing: seconds.
+them went (``benchmarks/results/cash.jsonl.xz``). ``ranks.png``: mean ranks of methods
+on held-out problems (``benchmarks/results/suite/report.jsonl.xz``). Runs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness import RunKey, read_records
+from benchmarks.packed import groups
 from benchmarks.suite.ranks import plot_ranks
 from benchmarks.summary import load
 from botorch_structured.demo import Comparison
@@ -37,8 +36,9 @@ def stored_comparison(seed: int) -> Comparison:
     """
     problem = ScikitLearnCASH(seed=seed)
     runs = {
-        name: read_records(RunKey("breast_cancer", method, seed).path(RESULTS / "cash"))
-        for method, name in _METHODS.items()
+        _METHODS[records[0]["method"]]: records
+        for records in groups(RESULTS / "cash.jsonl.xz")
+        if records[0]["seed"] == seed
     }
     starts = sum(bool(record.get("start")) for record in runs[MODEL])
     comparison = Comparison(problem, len(runs[MODEL]) - starts, seed)
@@ -58,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     picture([stored_comparison(s) for s in seeds], options.out / "demo.png")
-    runs = load(RESULTS / "suite" / "report.jsonl.gz")
+    runs = load(RESULTS / "suite" / "report.jsonl.xz")
     shown = [replace(r, method=_RANKED[r.method]) for r in runs if r.method in _RANKED]
     plot_ranks(shown, options.out / "ranks.png", order=[*_RANKED.values()])
 

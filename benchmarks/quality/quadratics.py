@@ -1,6 +1,6 @@
 """Warm starts on quadratic tasks: Perrone et al. (2017), section 3.1 and Figure 1.
 
-    python -m benchmarks.quality.quadratics --out results/quadratics --figures DIR
+    python -m benchmarks.quality.quadratics --out results/quadratics
 
 30 quadratic tasks (``QuadraticTasks``), each left out in turn with 10 observations of
 each of the other 29 as its history; ten seeds, each with two random starts, which count
@@ -14,8 +14,8 @@ means over the seeds of each of the 30 tasks, with Holm's correction. Contexts a
 points are those of ``QuadraticTasks(seed=1)``; ``seed=0``, and seeds below 100, were
 used during development.
 
-``--figures DIR`` writes ``ablr_quadratics.json`` and ``.png``. How time grows with the
-number of evaluations: ``python -m benchmarks.speed.ablr_against_gp``.
+How time grows with the number of evaluations:
+``python -m benchmarks.speed.ablr_against_gp``.
 """
 
 from __future__ import annotations
@@ -34,23 +34,12 @@ from torch import Tensor
 from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
 from benchmarks.summary import Run, holm, load, markdown_table
-from benchmarks.transfer_report import evaluations_to, one_sided, pair, write_figure
-from botorch_structured.plots.style import COLOURS, step_curve, tidy
+from benchmarks.transfer_report import evaluations_to, one_sided, pair
 from botorch_structured.test_functions import QuadraticTask, QuadraticTasks
 
 _GAP = 1e-2
 _NUM_TASKS = 30
 _OBSERVATIONS = 10
-_LABELS = {
-    "warm": "ABLR, warm start",
-    "warm_context": "ABLR, warm start, contexts",
-    "warm_fourier": "ABLR, warm start, Fourier",
-    "warm_fourier_context": "ABLR, warm start, Fourier, contexts",
-    "gp_stacked": "GP, rows of all functions, contexts",
-    "ablr": "ABLR without history",
-    "gp": "GP without history",
-    "random": "random search",
-}
 _WITHOUT_HISTORY = ("gp", "ablr", "random")
 
 
@@ -151,33 +140,6 @@ def tables(numbers: dict[str, Any]) -> str:
     return f"{title}\n\n" + markdown_table(header, rows)
 
 
-def draw(numbers: dict[str, Any], canvas: Any) -> None:
-    """Shares of runs that have reached the gap, and the mean numbers of evaluations."""
-    left, right = canvas.subplots(1, 2, width_ratios=[1.5, 1.0])
-    names = list(numbers["methods"])
-    for k, name in enumerate(names):
-        shares = numbers["methods"][name]["share_reached"]
-        style = "--" if name in _WITHOUT_HISTORY else "-"
-        steps, colour = np.arange(1, len(shares) + 1), COLOURS[k % len(COLOURS)]
-        step_curve(left, steps, np.array(shares), color=colour, linestyle=style)
-        mean = numbers["methods"][name]["mean"]
-        right.barh(k, mean, color=colour)
-        right.text(mean, k, f" {mean:.1f}", va="center")
-    left.set_xlabel("evaluations, two starts included")
-    left.set_ylabel(f"share of runs within {numbers['gap']:g} of the range")
-    left.set_xlim(1, numbers["budget"])
-    right.set_yticks(range(len(names)), [_LABELS.get(name, name) for name in names])
-    right.invert_yaxis()
-    right.margins(x=0.15)
-    right.set_xlabel("mean evaluations")
-    tidy(left)
-    tidy(right)
-    canvas.suptitle(
-        f"{numbers['tasks']} quadratic tasks, each with {_OBSERVATIONS} observations "
-        "of each of the others"
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -190,7 +152,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/quadratics"))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
     options = parser.parse_args(arguments)
     problems = {
         f"quadratic-{options.tasks_seed}-{task:02d}": partial(
@@ -215,10 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     numbers = figure(runs, options.methods, options.budget)
     print(tables(numbers))
-    if options.figures:
-        write_figure(
-            options.figures, "ablr_quadratics", numbers, partial(draw, numbers)
-        )
 
 
 if __name__ == "__main__":

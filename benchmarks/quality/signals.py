@@ -15,7 +15,6 @@ Printed: the mean distance to the best network of the table (of its interquartil
 of errors, as some networks learn nothing) after some budgets and on average over all;
 and paired Wilcoxon tests of that average, with and without side signals, one pair for
 each data set and seed; and the mean difference with its 95 % bootstrap interval.
-``--figures DIR`` writes ``ablr_signals.json`` and ``.png``.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from benchmarks import ablr_methods
 from benchmarks.harness import Method, run
 from benchmarks.network_tables import DATASETS, NetworkTable
 from benchmarks.summary import Run, load, markdown_table
-from benchmarks.transfer_report import mean_rank_curve, one_sided, pair, write_figure
-from botorch_structured.plots.style import COLOURS, legend_below, step_curve, tidy
+from benchmarks.transfer_report import mean_rank_curve, one_sided, pair
 
 METHODS: dict[str, Method] = {
     "ablr_side": partial(ablr_methods.ablr, signals=True, refit_every=5),
@@ -46,12 +44,6 @@ METHODS: dict[str, Method] = {
     "random": ablr_methods.random,
 }
 """All, by name."""
-_LABELS = {
-    "ablr_side": "ABLR with side signals",
-    "ablr": "ABLR without",
-    "gp": "GP",
-    "random": "random search",
-}
 
 
 @lru_cache(maxsize=16)
@@ -131,31 +123,6 @@ def tables(numbers: dict[str, Any], at: Sequence[int]) -> str:
     return text
 
 
-def draw(numbers: dict[str, Any], canvas: Any) -> None:
-    """Mean gaps at each budget, and on each data set."""
-    left, right = canvas.subplots(1, 2)
-    steps = np.arange(1, numbers["budget"] + 1)
-    names = list(numbers["methods"])
-    width = 0.8 / len(names)
-    places = np.arange(len(numbers["data_sets"]))
-    for k, name in enumerate(names):
-        of = numbers["methods"][name]
-        colour = COLOURS[k % len(COLOURS)]
-        gaps, label = np.array(of["gaps"]), _LABELS.get(name, name)
-        step_curve(left, steps, gaps, color=colour, label=label)
-        heights = [of["mean_gap_of_data_sets"][data] for data in numbers["data_sets"]]
-        middle = places + (k - (len(names) - 1) / 2) * width
-        right.bar(middle, heights, width, color=colour)
-    left.set_xlabel("evaluations, three starts included")
-    left.set_ylabel("mean distance to the best (IQR)")
-    left.set_yscale("log")
-    legend_below(canvas, [left])
-    right.set_xticks(places, numbers["data_sets"])
-    right.set_ylabel("mean over all budgets (IQR)")
-    tidy(left)
-    tidy(right)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -168,7 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/signals"))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--figures", type=Path, help="write JSON and PNG here")
     options = parser.parse_args(arguments)
     paths = {name: options.tables / f"{name}.jsonl" for name in options.datasets}
     for name, path in list(paths.items()):
@@ -191,8 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     scales = {name: _spread(make(0, path)) for name, path in paths.items()}
     numbers = figure(runs, options.methods, options.budget, scales)
     print(tables(numbers, at=(5, 10, 20, 30)))
-    if options.figures:
-        write_figure(options.figures, "ablr_signals", numbers, partial(draw, numbers))
 
 
 def _spread(problem: NetworkTable) -> float:

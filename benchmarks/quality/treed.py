@@ -37,7 +37,7 @@ from benchmarks.problems.tables import (
     structured_svm,
     walker_lake,
 )
-from benchmarks.quality.treed_figures import write_figures
+from benchmarks.quality.treed_figures import write_figure
 from benchmarks.summary import Run, holm, load, markdown_table
 from benchmarks.treed_methods import METHODS
 from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument(
-        "--figures", type=Path, help="write Figures 3 and 4 there, as JSON and PNG"
+        "--figures", type=Path, help="write Figure 4 there, as JSON and PNG"
     )
     options = parser.parse_args(arguments)
     names = []
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     print(report(runs, options.budget))
     if options.figures:
-        write_figures(options.figures, options.out, runs)
+        write_figure(options.figures, runs)
 
 
 if __name__ == "__main__":

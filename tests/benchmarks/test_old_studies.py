@@ -44,8 +44,8 @@ def test_runs_go_on_and_are_reported(
     old_studies.main(arguments)
     shown = capsys.readouterr().out
     assert "2 data sets" in shown and "| 3 | 5 |" in shown
-    pack(tmp_path / "develop", tmp_path / "all.jsonl.gz")
-    old_studies.main(["--tasks", "2", "--report", str(tmp_path / "all.jsonl.gz")])
+    pack(tmp_path / "develop", tmp_path / "all.jsonl.xz")
+    old_studies.main(["--tasks", "2", "--report", str(tmp_path / "all.jsonl.xz")])
     assert capsys.readouterr().out == shown
     # the first points of a study with old ones are near their optima
     row = next(line for line in shown.splitlines() if line.startswith("| `mean`"))

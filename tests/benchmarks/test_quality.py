@@ -137,15 +137,10 @@ def test_treed_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for method in methods:
         records = read_records(out / "rkhs" / method / "100.jsonl")
         assert len(records) == 10 and not any("error" in r for r in records)
-    figure = json.loads((figures / "figure3.json").read_text())
-    assert [p["method"] for p in figure["panels"]] == ["bo", "htbo"]
-    assert all(p["evaluations"] == 9 for p in figure["panels"])
-    assert len(figure["panels"][1]["borders"]) == 1
     curves = json.loads((figures / "figure4.json").read_text())
     assert set(curves["rkhs"]) == set(methods)
     assert len(curves["rkhs"]["htbo"]["mean_regret"]) == 10
-    for name in ("figure3.png", "figure4.png"):
-        assert (figures / name).stat().st_size > 10_000
+    assert (figures / "figure4.png").stat().st_size > 10_000
 
 
 def test_treed_tests_are_paired() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +52,9 @@ def test_the_papers_gps_revert_to_the_zero_of_the_outcomes() -> None:
         model.eval()
         mean = model.posterior(torch.ones(1, 1).double()).mean
         assert mean.item() == pytest.approx(far, abs=1e-6)
-        assert torch.allclose(model.posterior(X).mean, Y, atol=1.0)
+        known = model.posterior(X).mean
+        assert known[1].item() == pytest.approx(-11.0, abs=0.01)
+        assert (known.diff(dim=0) < (-0.8 if paper else -0.1)).all()
 
 
 def test_signs_are_tested_against_the_same_kind_of_gp() -> None:
@@ -66,7 +67,7 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments += ["--methods", "decomposed", "standard", "random", "--budget", "5"]
     arguments += ["--processes", "0", "--out", str(tmp_path / "out")]
     arguments += ["--reference", "monotone"]
-    wang.main([*arguments, "--figures", str(tmp_path / "figures")])
+    wang.main(arguments)
     shown = capsys.readouterr()
     assert "forest is left out" in shown.err
     for problem in ("mixture", "elastic_net"):
@@ -75,43 +76,10 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             records = read_records(tmp_path / "out" / problem / method / "101.jsonl")
             assert len(records) == 5 and not any("error" in r for r in records)
             assert sum("start" in r for r in records) == 4
-    made = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert made == ["figure_2.json", "figure_2.png", "figure_4.json", "figure_4.png"]
-    ranks = json.loads((tmp_path / "figures" / "figure_4.json").read_text())
-    trace = np.array(ranks["best_so_far"]["standard"])
-    assert trace.shape == (2, 5)
-    assert ((1 <= trace) & (trace <= 101)).all() and (np.diff(trace) <= 0).all()
-    assert ranks["mean_square"]["standard"][-1] == (trace[:, -1] ** 2).mean()
-    values = json.loads((tmp_path / "figures" / "figure_2.json").read_text())
-    trace = np.array(values["best_so_far"]["decomposed"])  # maximised, as published
-    assert (np.diff(trace) >= 0).all() and (trace <= 1.7178).all()
     before = sorted((tmp_path / "out").rglob("*"))
     wang.main([*arguments, "--seeds", "3", "--report"])  # of what is there
     assert capsys.readouterr().out.strip() == shown.out.split(str(tmp_path))[0].strip()
     assert sorted((tmp_path / "out").rglob("*")) == before
-
-
-def test_a_figure_shows_the_defaults_beside_the_papers_gps(tmp_path: Path) -> None:
-    runs = [
-        Run("forest", method, seed, np.full(6, 0.1 * k + 0.123456789), None, 0, 0.0)
-        for k, method in enumerate(
-            ["monotone_paper", "standard_paper", "decomposed_paper", "standard", "held"]
-        )
-        for seed in (101, 100)
-    ]
-    paths = wang.write_figure(runs, "forest", 6, tmp_path)
-    assert [path.name for path in paths] == ["figure_5.json", "figure_5.png"]
-    shown = json.loads(paths[0].read_text())
-    assert list(shown["mean"]) == [
-        "standard_paper",
-        "monotone_paper",
-        "decomposed_paper",
-        "standard",
-    ]
-    assert shown["mean"]["monotone_paper"] == [0.123457] * 6
-    assert paths[1].stat().st_size > 10_000
-    own = wang.write_figure(runs, "forest", 6, tmp_path, "held")
-    assert list(json.loads(own[0].read_text())["mean"]) == ["standard", "held"]
 
 
 def test_the_forest_finds_its_data(tmp_path: Path) -> None:

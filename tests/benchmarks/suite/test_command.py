@@ -35,10 +35,10 @@ def test_two_methods_from_run_to_report(
     assert len(records) == 9 and not any("error" in record for record in records)
     assert all(record["truth"] != record["value"] for record in records)
     assert all(record["middle"] > record["optimum"] for record in records)
-    pack(tmp_path / "out", tmp_path / "packed.jsonl.gz")
+    pack(tmp_path / "out", tmp_path / "packed.jsonl.xz")
     capsys.readouterr()
     shown = []
-    for source in ("out", "packed.jsonl.gz"):
+    for source in ("out", "packed.jsonl.xz"):
         arguments = ["report", str(tmp_path / source), "--reference", "default"]
         assert main([*arguments, "--at", "8", "9"]) == 0
         shown.append(capsys.readouterr().out)
