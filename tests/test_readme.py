@@ -43,14 +43,6 @@ def test_each_door_leads_to_the_optimum(door: str) -> None:
     assert _ERROR[door](names) < _REACHED.get(door, 1e-2)
 
 
-def test_the_readme_is_short() -> None:
-    """In words, without code, tags, links' targets and the table made by a command."""
-    text = re.sub(r"```.*?```", "", README, flags=re.S)
-    text = re.sub(r"^\| what .*?\n\n", "", text, flags=re.S | re.M)
-    text = re.sub(r"\]\([^)]*\)|</?\w+>", "]", text)
-    assert len(re.findall(r"[\w'.=%-]*\w", text)) <= 650
-
-
 def _sections(file: Path) -> set[str]:
     """What a page of GitHub calls its headings."""
     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
@@ -86,12 +78,12 @@ _BOTORCH = {
 
 @pytest.mark.parametrize("page", [README, MODELS], ids=["README", "models"])
 def test_what_it_offers_exists(page: str) -> None:
-    """Every name in the tables of models."""
+    """Every name in the lists and tables of models."""
     public = {"cite"}
     parts = ["acquisition", "fit", "kernels", "models", "optim", "spaces", "suggest"]
     for part in [*parts, "transforms"]:
         public |= set(importlib.import_module(f"botorch_structured.{part}").__all__)
-    table = "\n".join(t for t in page.splitlines() if t.startswith("| "))
+    table = "\n".join(t for t in page.splitlines() if t.startswith(("| ", "- ")))
     ours = set(re.findall(r"`(\w+)[`(]", table)) - _BOTORCH
     arguments = {name for name in ours if re.search(rf"`{name}=", table)}
     assert ours - arguments <= public

@@ -12,8 +12,8 @@ ratios of the repetitions. Each case runs in a process of its own and is one lin
 and the versions. The same command again does only the cases that the file has not.
 
 ``--quick`` checks on small data that the sides of each row agree, and measures nothing.
-``--report`` prints the table of a file's results: a line for each row and peer, with
-the medians of its cases and the quartiles between which the ratios' middle half is.
+``--report`` prints the table of a file's results: a line for each case and peer, with
+medians, and the quartiles between which the middle half of the ratios is.
 """
 
 from __future__ import annotations
@@ -159,61 +159,27 @@ def _times(ratio: float) -> str:
     return _number(ratio) if ratio >= 1.0 else f"1/{_number(1.0 / ratio)}"
 
 
-def _durations(seconds: Sequence[float]) -> str:
-    """In one unit: that of the shortest."""
-    shortest = min(seconds)
-    unit, size = ("s", 1.0) if shortest >= 1.0 else ("ms", 1e-3)
-    return " / ".join(_number(t / size) for t in seconds) + f" {unit}"
-
-
-def _distinct(names: Iterable[str]) -> str:
-    return " / ".join(dict.fromkeys(names))
-
-
-def _together(cases: Sequence[str]) -> str:
-    """Names of cases; what they share is said once if they differ in one word."""
-    words = [case.split(" ") for case in cases]
-    shortest = min(map(len, words)) - 1
-
-    def common(parts: Sequence[Sequence[str]]) -> int:
-        first = enumerate(zip(*parts, strict=False))
-        return next((i for i, column in first if len({*column}) > 1), shortest)
-
-    start = min(common(words), shortest)
-    end = min(common([w[start:][::-1] for w in words]), shortest - start)
-    middle = [w[start : len(w) - end] for w in words]
-    if any(len(w) != 1 for w in middle):
-        return " / ".join(cases)
-    joined = " / ".join(" ".join(w) for w in middle)
-    return " ".join([*words[0][:start], joined, *words[0][len(words[0]) - end :]])
+def _duration(seconds: float) -> str:
+    return f"{_number(seconds)} s" if seconds >= 1.0 else f"{_number(1e3 * seconds)} ms"
 
 
 def table_rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Lines of the table, one for each row and each of its peers.
+    """Lines of the table, one for each case and each of its peers.
 
     Args:
-        results: Of ``run_here``, cases of a row together.
+        results: Of ``run_here``.
     """
     lines = []
-    for name in dict.fromkeys(r["row"] for r in results):
-        mine = [r for r in results if r["row"] == name]
-        what = f"{ROWS[name].what}: {_together([r['case'] for r in mine])}"
-        ours = _durations([r["ours"] for r in mine])
-        for peers in zip(*(r["peers"] for r in mine), strict=True):
-            spread = [" to ".join(map(_times, p["quartiles"])) for p in peers]
-            lines.append(
-                [
-                    what,
-                    ours,
-                    _distinct(p["name"] for p in peers),
-                    " / ".join(_times(p["ratio"]) for p in peers),
-                    " / ".join(spread),
-                ]
-            )
+    for found in results:
+        what = f"{ROWS[found['row']].what}: {found['case']}"
+        ours = _duration(found["ours"])
+        for peer in found["peers"]:
+            low, high = map(_times, peer["quartiles"])
+            ratio = f"{_times(peer['ratio'])} ({low} to {high})"
+            lines.append([what, ours, peer["name"], ratio])
             what = ours = ""  # once for all peers
         if what:
-            spread = [_durations(r["quartiles"]).replace(" / ", " to ") for r in mine]
-            lines.append([what, ours, "", "", " / ".join(spread)])
+            lines.append([what, ours, "", ""])
     return lines
 
 
@@ -226,7 +192,7 @@ def report(path: Path) -> str:
     results = read_results(path)
     order = [(n, c) for n in ROWS for c in ROWS[n].cases]
     results.sort(key=lambda r: order.index((r["row"], r["case"])))
-    header = ["what", "time", "against", "times as fast", "middle half"]
+    header = ["what", "time", "against", "times as fast (middle half)"]
     return markdown_table(header, table_rows(results))
 
 
