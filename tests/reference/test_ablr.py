@@ -17,6 +17,10 @@ from botorch_structured.models.ablr.rows import TaskRows
 
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-8
+# Of a standard deviation: a QR factorisation solves a problem that is rounding away from
+# the one given, and columns 1e-7 apart leave eight digits of a mean, which is more than
+# data tell of it.
+OF_A_DEVIATION = 1e-6
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -104,18 +108,21 @@ def test_posterior(case: dict[str, Any], device: torch.device) -> None:
     mean, root = (p[0] for p in problem.regressions().weights())
     variance = (problem.test @ root).square().sum(-1)
     with_noise = variance + 1.0 / case["alpha"]
-    assert relative_error(mean, case["w_mean"]) < TOLERANCE
-    assert relative_error(problem.test @ mean, case["pred_mean"]) < TOLERANCE
+    for value, name, spread in (
+        (mean, "w_mean", root.norm(dim=-1)),
+        (problem.test @ mean, "pred_mean", variance.sqrt()),
+    ):
+        expected = torch.as_tensor(case[name], dtype=value.dtype, device=device)
+        if "collinear" in case["name"]:
+            assert float(((value - expected) / spread).abs().max()) < OF_A_DEVIATION
+        else:
+            assert relative_error(value, expected) < TOLERANCE
     assert relative_error(variance, case["pred_var_latent"]) < TOLERANCE
     assert relative_error(with_noise, case["pred_var_with_noise"]) < TOLERANCE
 
 
 def test_updates(case: dict[str, Any], device: torch.device) -> None:
-    """From the prior, one row after the other.
-
-    There is nothing to refine with once rows are gone: of columns 1e-7 apart, means
-    keep eight digits.
-    """
+    """From the prior, one row after the other: means keep eight digits, or seven."""
     problem = Problem(case, device)
     prior = WeightPosterior(*(p[0] for p in problem.regressions(num_rows=0).weights()))
     noise = torch.full_like(problem.y, 1.0 / case["alpha"])

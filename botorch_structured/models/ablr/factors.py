@@ -186,7 +186,7 @@ class TaskFactors:
             self.filled[task] = len(rows)
 
     def merge(self, processes: Processes) -> None:
-        """Take in what the other processes have; the same in each of them.
+        """Take in what other processes have, if any; the same in each of them.
 
         Args:
             processes: All of which call this, with the same ``counts``.
@@ -194,6 +194,8 @@ class TaskFactors:
         Raises:
             RuntimeError: If a process has ended or does not answer.
         """
+        if processes.alone:
+            return
         filled = torch.tensor(self.filled, device=self.rows.device)
         heights = torch.stack(processes.gather(filled)).T.tolist()
         everyone = processes.gather(self.rows)
@@ -321,8 +323,7 @@ class TaskData:
         factors = self.no_factors()
         for chunk in self.rows.chunks:
             factors.add(chunk, *self.observed(chunk, self.features_of(chunk)))
-        if not self.processes.alone:
-            factors.merge(self.processes)
+        factors.merge(self.processes)
         return factors
 
     def features_of(self, chunk: Chunk) -> Tensor:

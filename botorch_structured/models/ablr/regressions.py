@@ -42,13 +42,12 @@ __all__ = [
     "Solution",
     "Solutions",
     "WeightPosterior",
-    "refined_mean",
     "solve_large",
     "solve_small",
 ]
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,17 +56,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from botorch_structured.models.ablr.factors import TaskData, TaskFactors
-from botorch_structured.models.ablr.passes import Pass, passes_of
 from botorch_structured.models.ablr.rows import Chunk
-
-_MAX_STEPS = 8
-_ROUNDING = 2.0**-52
-_SPLIT = 2.0**27 + 1.0  # of 53 bits, halves of 26 multiply exactly
-# Condition numbers of the factor where rounding may cost more than four digits: nearly
-# collinear features, or (close to 1) data that the ridge outweighs.
-_REFINE_ABOVE = 100.0
-_REFINE_BELOW = 1.001
-
 
 class WeightPosterior(NamedTuple):
     """Normal distributions of weights.
@@ -188,7 +177,7 @@ class Regressions:
         data = self.data
         learnt = (self.log_alpha, self.log_beta, data.X, data.Y, *self.parameters)
         if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
-            return _LogEvidence.apply(self, *learnt)
+            return _SummedEvidence.apply(self, *learnt)
         with torch.no_grad():
             solutions = Solutions(data.factors(), self.log_alpha, self.log_beta)
             solutions.solve(range(data.rows.num_tasks))
@@ -204,9 +193,6 @@ class Regressions:
     @torch.no_grad()
     def weights(self) -> WeightPosterior:
         """Posteriors of the weights, (1) and (2); the prior where there are no data.
-
-        Means of ill-conditioned tasks are refined (``refined_mean``) where all rows of
-        the task are in one chunk, and in one process.
 
         Returns:
             Means ``T x D`` and roots ``T x D x D`` in float64, without gradients.
@@ -227,15 +213,8 @@ class Regressions:
         ratio = (alpha / beta).sqrt()[:, None, None]
         T = torch.linalg.qr(torch.cat([ratio * F, eye], dim=-2), mode="r").R
         inverse = torch.linalg.solve_triangular(T, eye, upper=True)
-        mean, root = solutions.mean, inverse / beta.sqrt()[:, None, None]
-        if not data.processes.alone:
-            return WeightPosterior(*data.processes.of_first([mean, root]))
-        spread = T.diagonal(dim1=-1, dim2=-2).abs()
-        spread = spread.amax(-1) / spread.amin(-1)
-        rough = (spread > _REFINE_ABOVE) | (spread < _REFINE_BELOW)
-        for t, phi, y in _whole_tasks(data, set(rough.nonzero()[:, 0].tolist())):
-            mean[t] = refined_mean(phi, y, mean[t], root[t], alpha[t], beta[t])
-        return WeightPosterior(mean, root)
+        root = inverse / beta.sqrt()[:, None, None]
+        return WeightPosterior(*data.processes.of_first([solutions.mean, root]))
 
 
 def _fingerprint(tensors: Sequence[Tensor]) -> float:
@@ -246,25 +225,7 @@ def _fingerprint(tensors: Sequence[Tensor]) -> float:
     return float(flat @ torch.arange(1.0, len(flat) + 1.0, dtype=flat.dtype).cos())
 
 
-def _whole_tasks(
-    data: TaskData, tasks: Collection[int]
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Features and outcomes of those tasks that are in one chunk."""
-    for chunk in data.rows.chunks:
-        pieces = [
-            piece
-            for piece in chunk.pieces
-            if piece.task in tasks
-            and piece.stop - piece.start == data.rows.counts[piece.task]
-        ]
-        if pieces:
-            phi, y = data.observed(chunk, data.features_of(chunk))
-            for piece in pieces:
-                here = slice(piece.start, piece.stop)
-                yield piece.task, phi[here], y[here]
-
-
-class _LogEvidence(torch.autograd.Function):
+class _SummedEvidence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, regressions: Regressions, *learnt: Tensor) -> Tensor:
         value, ctx.gradients = _value_and_gradients(regressions)
@@ -290,42 +251,53 @@ def _value_and_gradients(
         Derivatives with respect to log alpha, log beta, X, Y and the parameters.
     """
     data, parameters = regressions.data, regressions.parameters
-    d_x = torch.zeros_like(data.X) if data.X.requires_grad else None
+    of_inputs = data.X.requires_grad
+    d_x = torch.zeros_like(data.X) if of_inputs else None
     d_y = torch.zeros_like(data.Y) if data.Y.requires_grad else None
-    through = bool(parameters) or d_x is not None
-    passes = passes_of(data.features, parameters, d_x is not None)
+    d_parameters = [torch.zeros_like(p) for p in parameters]
+    through = bool(parameters) or of_inputs
+
+    def forward(chunk: Chunk) -> tuple[Tensor, Tensor]:
+        X = data.X.detach()[chunk.rows].requires_grad_(of_inputs)
+        with torch.set_grad_enabled(through):
+            return X, data.features(X)
+
     factors = data.no_factors()
     solutions = Solutions(factors, regressions.log_alpha, regressions.log_beta)
     for group in data.groups:
-        kept: list[Pass] = []
+        kept: list[tuple[Tensor, Tensor]] = []
         for chunk in group.chunks:
-            if through and len(kept) < data.rows.num_kept:
-                kept.append(passes.forward(data.X.detach()[chunk.rows]))
-                phi = passes.features_of(kept[-1])
-            else:
-                phi = data.features_of(chunk)
-            factors.add(chunk, *data.observed(chunk, phi))
-        if not data.processes.alone:
-            factors.merge(data.processes)
+            done = forward(chunk)
+            if len(kept) < data.rows.num_kept:
+                kept.append(done)
+            factors.add(chunk, *data.observed(chunk, done[1].detach()))
+        factors.merge(data.processes)
         solutions.solve(group.tasks)
         kept.reverse()  # the first is the next to be used, and to be given up
         for chunk in group.chunks if through or d_y is not None else []:
-            done = kept.pop() if kept else passes.forward(data.X.detach()[chunk.rows])
-            phi = passes.features_of(done)
-            d_phi, d_outcome = solutions.slopes(chunk, *data.observed(chunk, phi))
+            X, phi = kept.pop() if kept else forward(chunk)
+            seen = data.observed(chunk, phi.detach())
+            d_phi, d_outcome = solutions.slopes(chunk, *seen)
             scale = data.scale(chunk)
             if scale is not None:
                 d_phi, d_outcome = d_phi * scale[:, None], d_outcome * scale
             if d_y is not None:
                 d_y[chunk.entries] = d_outcome.to(d_y.dtype)
-            if not through:
+            if not phi.requires_grad:
                 continue
             d_phi = d_phi.to(phi.dtype)
             if chunk.local is not None:
                 d_phi = torch.zeros_like(phi).index_add_(0, chunk.local, d_phi)
-            d_rows = passes.backward(done, d_phi)
-            if d_x is not None and d_rows is not None:
-                d_x[chunk.rows] = d_rows
+            with torch.enable_grad():
+                # ``grad_outputs`` make torch load its symbolic shapes: 35 MiB
+                along = (phi * d_phi).sum()
+            wanted = [*parameters, X] if of_inputs else parameters
+            found = torch.autograd.grad(along, wanted, allow_unused=True)
+            if d_x is not None and found[-1] is not None:
+                d_x[chunk.rows] = found[-1]
+            for total, g in zip(d_parameters, found, strict=False):
+                if g is not None:
+                    total.add_(g)
     value = regressions._value(solutions)
     of_tasks = [solutions.d_log_alpha, solutions.d_log_beta]
     processes = data.processes
@@ -333,7 +305,7 @@ def _value_and_gradients(
         *processes.of_first(of_tasks),
         d_x,
         d_y,
-        *processes.sum(passes.sums()),
+        *processes.sum(d_parameters),
     ]
 
 
@@ -582,97 +554,3 @@ class Solutions:
             d_phi[here].addmm_(phi[here], batch.slope[i], alpha=-1.0)
             d_y[here] = d_outcome
         return d_phi, d_y
-
-
-class _Pair(NamedTuple):
-    """A number as the sum of what it rounds to and what is left."""
-
-    high: Tensor
-    low: Tensor
-
-
-def _add(a: Tensor, b: Tensor) -> _Pair:
-    total = a + b
-    part = total - a
-    return _Pair(total, (a - (total - part)) + (b - part))
-
-
-def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = _SPLIT * a
-    high = scaled - (scaled - a)
-    return high, a - high
-
-
-def _multiply(a: Tensor, b: Tensor) -> _Pair:
-    product = a * b
-    (ah, al), (bh, bl) = _halves(a), _halves(b)
-    low = ((ah * bh - product) + ah * bl + al * bh) + al * bl
-    return _Pair(product, low)
-
-
-def _sum(terms: _Pair) -> _Pair:
-    """Over the last dimension, half onto half."""
-    high, low = terms
-    while high.shape[-1] > 1:
-        if high.shape[-1] % 2:
-            high = torch.nn.functional.pad(high, (0, 1))
-            low = torch.nn.functional.pad(low, (0, 1))
-        half = high.shape[-1] // 2
-        total = _add(high[..., :half], high[..., half:])
-        rest = total.low + (low[..., :half] + low[..., half:])
-        high, low = _add(total.high, rest)
-    return _Pair(high[..., 0], low[..., 0])
-
-
-def _residual(phi: Tensor, y: Tensor, mean: Tensor, ridge: Tensor) -> Tensor:
-    """``phi' (y - phi mean) - ridge mean``, rounded once."""
-    fit = _multiply(phi, -mean)
-    both = _Pair(
-        torch.cat([y.unsqueeze(-1), fit.high], dim=-1),
-        torch.nn.functional.pad(fit.low, (1, 0)),
-    )
-    error = _sum(both)
-    product = _multiply(phi.T, error.high)
-    shrunk = (-ridge * mean).unsqueeze(-1)
-    terms = _Pair(
-        torch.cat([shrunk, product.high], dim=-1),
-        torch.nn.functional.pad(product.low + phi.T * error.low, (1, 0)),
-    )
-    return _sum(terms).high
-
-
-def refined_mean(
-    phi: Tensor, y: Tensor, mean: Tensor, root: Tensor, alpha: Tensor, beta: Tensor
-) -> Tensor:
-    r"""The posterior mean of the weights to rounding, where features are collinear.
-
-    A QR factorisation solves a problem that is rounding away from the one given; with
-    collinear features and little ridge, its mean may agree with the right one in eight
-    digits only. Iterative refinement recovers the others: the residual of the normal
-    equations,
-
-    .. math:: s = \Phi' (y - \Phi m) - m \beta / \alpha, \quad
-        m \leftarrow m + \alpha S s, \quad S = K^{-1} / \beta,
-
-    is computed with pairs of numbers (twice the digits; Dekker 1971), the correction
-    with the factors that there are.
-
-    Args:
-        phi: Features of a task's observations, ``N x D``.
-        y: Outcomes, ``N``.
-        mean: The mean as far as it is known, ``D``.
-        root: A root of the covariance, ``D x D``.
-        alpha: Noise precision.
-        beta: Weight precision.
-    """
-    last = float("inf")
-    for _ in range(_MAX_STEPS):
-        residual = _residual(phi, y, mean, beta / alpha)
-        step = alpha * (root @ (root.T @ residual))
-        size = float(step.abs().max())
-        if not size < 0.5 * last:  # rounding is reached
-            break
-        mean, last = mean + step, size
-        if size <= _ROUNDING * float(mean.abs().max()):
-            break
-    return mean

@@ -16,16 +16,15 @@ __all__ = [
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 # On a CPU 2,048 rows of a network with 50 units stay in the cache. A GPU needs more
-# rows at once to be busy. Up to 10,000 rows are one chunk, in which the means of whole
-# tasks can be refined.
+# rows at once to be busy.
 _CHUNK_ROWS_CPU = 2_048
 _CHUNK_ROWS_GPU = 32_768
-_ONE_CHUNK_ROWS = 10_000
 # Activations of so many rows are kept, which saves computing them twice: about 80 MiB
 # for three layers of 50 units.
 _KEPT_ROWS = 65_536
@@ -102,8 +101,7 @@ class TaskRows:
             a row (several outcomes of one evaluation). Default: observation i is of row
             i.
         num_rows: Number of rows of ``X``; with ``rows`` only.
-        chunk_rows: Rows of ``X`` in a chunk. Default: all in one chunk up to 10,000
-            rows, otherwise 2,048 (32,768 on a GPU).
+        chunk_rows: Rows of ``X`` in a chunk. Default: 2,048 (32,768 on a GPU).
         kept_rows: Of so many rows of a group, the first ones, activations may be kept
             between the two passes; of the others they are computed twice.
 
@@ -132,7 +130,8 @@ class TaskRows:
         self.num_tasks = num_tasks
         self.num_rows = len(task) if num_rows is None else num_rows
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
-        step = chunk_rows or _default_chunk_rows(self.num_rows, task.device)
+        on_cpu = task.device.type == "cpu"
+        step = chunk_rows or (_CHUNK_ROWS_CPU if on_cpu else _CHUNK_ROWS_GPU)
         self.groups = (
             self._by_task(task, step)
             if rows is None
@@ -148,15 +147,25 @@ class TaskRows:
             order = torch.argsort(task, stable=True)
         # in the cache of a CPU; a GPU takes many tasks at once
         size = min(step, _CHUNK_ROWS_CPU) if task.device.type == "cpu" else len(task)
-        groups, first = [], 0
+        first = [0, *accumulate(self.counts)]
+        groups = []
         for tasks in _neighbours(self.counts, size):
-            stop = first + sum(self.counts[tasks.start : tasks.stop])
-            chunks = []
-            for pieces in _cut(tasks, self.counts, step):
-                at = slice(first, min(first + step, stop))
+            chunks, end = [], first[tasks.stop]
+            for start in range(first[tasks.start], end, step):
+                stop = min(start + step, end)
+                pieces = [
+                    Piece(
+                        t,
+                        max(first[t], start) - start,
+                        min(first[t + 1], stop) - start,
+                        max(start - first[t], 0),
+                    )
+                    for t in tasks
+                    if max(first[t], start) < min(first[t + 1], stop)
+                ]
+                at = slice(start, stop)
                 which = at if order is None else order[at]
                 chunks.append(Chunk(which, which, None, pieces, task.device))
-                first = at.stop
             groups.append(Group(tasks, chunks))
         return groups
 
@@ -196,26 +205,3 @@ def _neighbours(counts: list[int], size: int) -> list[range]:
             first, total = t, 0
         total += count
     return [*groups, range(first, len(counts))]
-
-
-def _cut(tasks: range, counts: list[int], step: int) -> list[list[Piece]]:
-    """Pieces of each chunk, of observations sorted by task."""
-    total = sum(counts[tasks.start : tasks.stop])
-    chunks: list[list[Piece]] = [[] for _ in range(-(-total // step))]
-    first = 0
-    for t in tasks:
-        count, at = counts[t], first
-        while at < first + count:
-            chunk = at // step
-            stop = min(first + count, (chunk + 1) * step)
-            offset = chunk * step
-            chunks[chunk].append(Piece(t, at - offset, stop - offset, at - first))
-            at = stop
-        first += count
-    return chunks
-
-
-def _default_chunk_rows(num_rows: int, device: torch.device) -> int:
-    if num_rows <= _ONE_CHUNK_ROWS:
-        return _ONE_CHUNK_ROWS
-    return _CHUNK_ROWS_CPU if device.type == "cpu" else _CHUNK_ROWS_GPU

@@ -7,15 +7,9 @@ import torch
 from ablr_problems import Problem, make_problem
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from botorch_structured.models.ablr.factors import TaskData
-from botorch_structured.models.ablr.regressions import (
-    Regressions,
-    WeightPosterior,
-    refined_mean,
-)
-from botorch_structured.models.ablr.rows import TaskRows
+from botorch_structured.models.ablr.regressions import WeightPosterior
 
 RAGGED = [3, 0, 6, 7, 30, 1, 12]
 
@@ -105,48 +99,3 @@ def test_updates_in_batches_and_their_gradient() -> None:
 
     inputs = tuple(t.clone().requires_grad_() for t in (phi[:1], Y[:1], noise))
     assert torch.autograd.gradcheck(of, inputs)
-
-
-def test_refinement_recovers_the_digits_that_collinearity_costs() -> None:
-    """Of columns 1e-7 apart, whose weights are known in rationals: y = phi w exactly.
-
-    With the tiniest ridge the mean is w up to the ridge's pull, which is computed in
-    exact arithmetic.
-    """
-    from fractions import Fraction
-
-    first = [1.0, 2.0, -1.0, 0.5]
-    second = [1.0 + 2.0**-23, 2.0, -1.0, 0.5 - 2.0**-24]
-    y = [1.0, 1.0, 3.0, -2.0]
-    alpha, beta = 2.0**20, 2.0**-12
-    ridge = Fraction(beta) / Fraction(alpha)
-    a, b, o = ([Fraction(v) for v in column] for column in (first, second, y))
-
-    def dot(u: list[Fraction], v: list[Fraction]) -> Fraction:
-        return sum((p * q for p, q in zip(u, v, strict=True)), Fraction(0))
-
-    aa, bb, ab = dot(a, a) + ridge, dot(b, b) + ridge, dot(a, b)
-    det = aa * bb - ab * ab
-    exact = [
-        (bb * dot(a, o) - ab * dot(b, o)) / det,
-        (aa * dot(b, o) - ab * dot(a, o)) / det,
-    ]
-    expected = torch.tensor([float(w) for w in exact], dtype=torch.float64)
-    phi = torch.tensor([first, second], dtype=torch.float64).T
-    outcomes = torch.tensor(y, dtype=torch.float64)
-    task = torch.zeros(4, dtype=torch.long)
-    logs = torch.tensor([alpha, beta], dtype=torch.float64).log()
-
-    def weights(chunk_rows: int | None = None) -> WeightPosterior:
-        rows = TaskRows(task, 1, chunk_rows=chunk_rows)
-        data = TaskData(nn.Identity(), phi, outcomes, rows)
-        return Regressions(data, logs[:1], logs[1:]).weights()
-
-    (mean,) = weights().mean
-    torch.testing.assert_close(mean, expected, rtol=1e-13, atol=0.0)
-    # in chunks there is no refinement, and the digits are not there
-    rough, root = (p[0] for p in weights(chunk_rows=3))
-    assert float(((rough - expected) / expected).abs().max()) > 1e-12
-    precisions = logs.exp()
-    again = refined_mean(phi, outcomes, rough, root, *precisions)
-    torch.testing.assert_close(again, expected, rtol=1e-13, atol=0.0)

@@ -73,8 +73,3 @@ def test_several_observations_per_row(
     table = torch.tensor(entries, dtype=torch.long).reshape(-1, 2)
     chunks = TaskRows(table[:, 0], 4, rows=table[:, 1], num_rows=10, chunk_rows=step)
     check(chunks, table[:, 0], table[:, 1], step)
-
-
-def test_few_rows_are_one_chunk() -> None:
-    assert len(TaskRows(torch.zeros(10_000, dtype=torch.long), 1).chunks) == 1
-    assert len(TaskRows(torch.zeros(10_001, dtype=torch.long), 1).chunks) == 5
