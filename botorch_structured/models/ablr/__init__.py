@@ -23,8 +23,7 @@ its covariance, written out                 ``kernel.TaskFeatureKernel``
                                             minus rho, ``-N / 2 log(2 pi)`` included
 section 2.1, empirical Bayes                ``MultiTaskABLR.custom_fit``
 section 2.2, ``tanh`` network               ``feature_maps.TanhNetwork``;
-                                            ``feature_maps.published_network``;
-                                            ``passes``, its derivatives
+                                            ``feature_maps.published_network``
 section 2.2, L-BFGS over z, alpha, beta     ``fit.fit_jointly``
 section 2.3, random Fourier features        ``botorch_structured.kernels``
                                             ``.RandomFourierFeatures``

@@ -248,12 +248,18 @@ class KernelFeatures(Module):
 def as_feature_map(
     feature_map: nn.Module | Callable[[Tensor], Tensor] | None,
     covar_module: nn.Module | None,
+    X: Tensor,
+    seed: int,
+    processes: Processes,
 ) -> nn.Module:
     """The one feature map that a user means by two arguments.
 
     Args:
-        feature_map: A module, a bound method of one, or None.
+        feature_map: A module, a bound method of one, ``published_network``, or None.
         covar_module: A kernel with a method ``features``, or None.
+        X: Transformed inputs without the task column, ``n x d``.
+        seed: Of a network that is made here.
+        processes: The processes that share the rows.
 
     Raises:
         ValueError: For anything else, for both, or for layers that mix rows or draw
@@ -274,8 +280,12 @@ def as_feature_map(
                 "RBF kernel."
             )
         return KernelFeatures(covar_module)
+    if feature_map is published_network:
+        return published_network(X.shape[-1], seed)
+    if feature_map is None:
+        return default_network(X, seed, processes)
     owner = getattr(feature_map, "__self__", None)
-    if feature_map is not None and isinstance(owner, nn.Module):
+    if isinstance(owner, nn.Module):
         feature_map = KernelFeatures(owner, str(feature_map.__name__))
     if isinstance(feature_map, Kernel) or not isinstance(feature_map, nn.Module):
         raise ValueError(

@@ -49,7 +49,6 @@ from botorch_structured._botorch_names import DefaultType
 from botorch_structured.models.ablr.factors import TaskData
 from botorch_structured.models.ablr.feature_maps import (
     as_feature_map,
-    default_network,
     published_network,
     weight_level,
 )
@@ -108,7 +107,7 @@ _NOT_OBSERVED = 1e30
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TrainingRows:
     """The training rows, as long as hyperparameters change only.
 
     Attributes:
@@ -212,7 +211,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     _supports_cache_root = False
     _data_caches = ("_rows_cache", "_noise_cache")
     _fit_caches = ("_weights", "_known_population")
-    _rows_cache: _Rows | None = None
+    _rows_cache: _TrainingRows | None = None
     _noise_cache: Tensor | None = None
     _weights: list[WeightPosterior] | None = None
     _known_population: tuple[list[int], Population] | None = None
@@ -260,7 +259,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 "train_X: expected one data set, ``n x d``, since a batch of models "
                 f"would not share its features; got shape {tuple(train_X.shape)}."
             )
-        self._validate_tensor_args(X=train_X, Y=train_Y, Yvar=train_Yvar)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed: expected an integer, got {seed!r}.")
         with torch.no_grad():
@@ -283,11 +281,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             tasks.default = None if validate_task_values else outputs[0]
             count = len(tasks.values)
         plain = X if tasks is None else tasks.without(X)
-        if feature_map is published_network:
-            feature_map = published_network(plain.shape[-1], seed)
-        elif feature_map is None and covar_module is None:
-            feature_map = default_network(plain, seed, group)
-        made = as_feature_map(feature_map, covar_module).to(train_X)
+        made = as_feature_map(feature_map, covar_module, plain, seed, group).to(train_X)
         level = weight_level(made, plain, group)
         # ``UsualScale`` is a guess from other tasks: its targets may have any scale
         scaled = outcome_transform is DEFAULT or isinstance(
@@ -301,7 +295,8 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             train_Y, train_Yvar = outcome_transform(Y=train_Y, Yvar=train_Yvar, X=X)
         if not scaled:
             check_scale(given, train_Y)
-        targets = train_Y.mT if train_Y.shape[-1] > 1 else train_Y.squeeze(-1)
+        several = tasks is None and count > 1
+        targets = train_Y.mT if several else train_Y.squeeze(-1)
         likelihood = noise_model(likelihood, targets, train_Yvar, count, tasks, priors)
         ExactGP.__init__(self, train_X, targets, likelihood)
         self._num_columns = train_X.shape[-1]
@@ -459,7 +454,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """What features see of transformed inputs: all but the task column."""
         return X if self.tasks is None else self.tasks.without(X)
 
-    def _rows(self) -> _Rows:
+    def _rows(self) -> _TrainingRows:
         """Everything that does not change with the hyperparameters, made once."""
         if self._rows_cache is None:
             self._rows_cache = self._rows_of_batch(())
@@ -470,7 +465,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         return self.likelihood.noise if given else None
 
     @torch.no_grad()
-    def _rows_of_batch(self, place: tuple[int, ...]) -> _Rows:
+    def _rows_of_batch(self, place: tuple[int, ...]) -> _TrainingRows:
         """The same for one of the models that were conditioned on a batch of outcomes.
 
         Args:
@@ -493,7 +488,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         if not self._has_transformed_inputs:
             inputs = self.transform_inputs(inputs)
         several, noise = self._has_signals, self._given_noise()
-        # one line for each signal, or for the one outcome of each row
         Y = of_one(self.train_targets, 1 + several)
         Y = Y if several else Y.unsqueeze(0)
         observed = ~Y.isnan()
@@ -517,7 +511,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             processes=self._group,
         )
         total = self._group.total_int(len(inputs), inputs.device)
-        return _Rows(inputs, row, data, total)
+        return _TrainingRows(inputs, row, data, total)
 
     def _rows_of_tasks(self) -> Tensor:
         """The number of outcomes of each task on all processes, ``T``."""
@@ -532,8 +526,6 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         A ``MultitaskMean`` has one mean per task; of any other, rows with their task
         column have one value.
         """
-        if type(self.mean_module) is ZeroMean:
-            return X.new_zeros(1).expand(*X.shape[:-1], self.num_tasks)
         if isinstance(self.mean_module, MultitaskMean):
             return self.mean_module(self._plain(X))
         return self.mean_module(X).unsqueeze(-1).expand(*X.shape[:-1], self.num_tasks)
@@ -552,7 +544,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
                 f"{shape}."
             )
 
-    def _regressions(self, rows: _Rows, Y: Tensor | None = None) -> Regressions:
+    def _regressions(self, rows: _TrainingRows, Y: Tensor | None = None) -> Regressions:
         """The regressions with the present hyperparameters.
 
         Args:
@@ -568,8 +560,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             inputs = self.transform_inputs(self.train_inputs[0])
             X = self._plain(inputs)
             X = X if self._has_signals else X[rows.row]
-        if type(self.mean_module) is not ZeroMean:
-            Y = Y - self._prior_means(inputs)[rows.row, data.rows.task]
+        Y = Y - self._prior_means(inputs)[rows.row, data.rows.task]
         log_alpha = None
         if data.noise_variance is None:
             log_alpha = -self.likelihood.noise.log().expand(self.num_tasks)
@@ -694,17 +685,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """The posterior of the weights of some tasks, by index; computed once."""
         if self._weights is None:
             self._weights = self._all_weights()
-        found, batch = [self._weights[t] for t in which], self._conditioned_batch
-        if not batch:
-            return found
-        return [  # as many means as there are models, of tasks they have in common too
-            w._replace(
-                mean=w.mean.expand(
-                    *torch.broadcast_shapes(w.mean.shape[:-1], batch), -1
-                )
-            )
-            for w in found
-        ]
+        return [self._weights[t] for t in which]
 
     @torch.no_grad()
     def _all_weights(self) -> list[WeightPosterior]:
@@ -792,11 +773,11 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         """
         if self._num_outputs > 1 or output_indices is None or len(output_indices) != 1:
             return False
-        try:
-            asked = self._index_of(output_indices[0])
-        except ValueError:  # no task: the place in a ModelListGP
-            return True
-        if asked != self._index_of(self._output_tasks[0]):
+        (asked,), (own,) = output_indices, self._output_tasks
+        T = self.num_tasks
+        known = range(-T, T) if self.tasks is None else self.tasks.values.tolist()
+        # otherwise it is the place in a ModelListGP
+        if asked in known and self._index_of(asked) != self._index_of(own):
             raise ValueError(
                 f"output_indices: expected {[*self._output_tasks]}, the only output, "
                 "where observation_noise is a tensor, because a ModelListGP passes the "
@@ -920,9 +901,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             return prior + prior, phi, task
         return prior + mean, root, task
 
-    def _features_at(
-        self, X: Tensor, outputs: list[int]
-    ) -> tuple[Tensor, Tensor | float]:
+    def _features_at(self, X: Tensor, outputs: list[int]) -> tuple[Tensor, Tensor]:
         """Features and prior means of some outputs at inputs without a task column.
 
         Args:
@@ -933,22 +912,16 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
             ``... x m x q x D``, or ``... x 1 x q x D`` for all; ``... x m x q``.
         """
         which = [self._index_of(t) for t in outputs]
-        has_mean = type(self.mean_module) is not ZeroMean
         if self.tasks is None:
-            rows = plain = [self.transform_inputs(X)]
-        elif hasattr(self, "input_transform"):  # it may look at the task
-            rows = [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
-            plain = [self.tasks.without(x) for x in rows]
-        else:
-            rows = [self.tasks.insert(X, t) for t in outputs] if has_mean else []
-            plain = [X]
-        phi = torch.stack([self.feature_map(x) for x in plain], dim=-3)
-        if not has_mean:
-            return phi, 0.0
-        if self.tasks is None:
-            return phi, self._prior_means(rows[0])[..., which].mT
-        each = zip(rows, which, strict=True)
-        return phi, torch.stack([self._prior_means(x)[..., t] for x, t in each], dim=-2)
+            x = self.transform_inputs(X)
+            prior = self._prior_means(x)[..., which].mT
+            return self.feature_map(x).unsqueeze(-3), prior
+        rows = [self.transform_inputs(self.tasks.insert(X, t)) for t in outputs]
+        means = [self._prior_means(x)[..., t] for x, t in zip(rows, which, strict=True)]
+        if not hasattr(self, "input_transform"):  # which may look at the task
+            rows = rows[:1]
+        phi = [self.feature_map(self.tasks.without(x)) for x in rows]
+        return torch.stack(phi, dim=-3), torch.stack(means, dim=-2)
 
     def _noise_levels(self) -> Tensor:
         """The noise variance of a new outcome of each task, ``T``.
@@ -982,7 +955,7 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
     def _scales(self) -> tuple[Tensor, Tensor] | None:
         """Shift and scale of each task's outcomes; None under another transform."""
         transform = getattr(self, "outcome_transform", None)
-        if type(transform) is StandardizeTasks:
+        if isinstance(transform, StandardizeTasks):
             return transform.means, transform.stdvs
         return None
 
@@ -1196,17 +1169,18 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         self, X: Tensor, transformed: Tensor, targets: Tensor, noise: Tensor
     ) -> None:
         lead = targets.shape[: targets.ndim - (2 if self._has_signals else 1)]
-        self._conditioned_batch = torch.broadcast_shapes(
+        self._conditioned_batch = batch = torch.broadcast_shapes(
             self._conditioned_batch, lead, X.shape[:-2]
         )
+        assert self._weights is not None
+        # as many means as there are models, of tasks that they have in common too
+        self._weights = [
+            w._replace(mean=w.mean.expand(*batch, w.mean.shape[-1]))
+            for w in self._weights
+        ]
         # in the first process only: the sum over processes has them from there
         q = 0 if self._group.rank else X.shape[-2]
-        rows = (
-            X[..., :q, :],
-            transformed[..., :q, :],
-            targets[..., :q],
-            noise[..., :q],
-        )
+        rows = X[..., :q, :], transformed[..., :q, :], targets[..., :q], noise[..., :q]
         self._appended += (_Appended(*(p.detach() for p in rows)),)
         self._rows_cache = None
 
@@ -1343,39 +1317,24 @@ class MultiTaskABLR(FastInference, MultiTaskGPyTorchModel, FantasizeMixin):
         probe = self._train_inputs[0].new_empty(0)
         if fn(probe) is probe:
             return nn.Module._apply(self, fn)
-        kept = None
-        if self._conditioned_batch and self._weights is not None:
-            kept = [WeightPosterior(*map(fn, w)) for w in self._weights]
-        result = super()._apply(fn)
-        self._weights = kept
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if self._conditioned_batch and self._weights is not None:
-            # of a batch they are rebuilt one model after the other, which takes long
-            state["_weights"] = [
-                WeightPosterior(w.mean.detach(), w.root.detach()) for w in self._weights
-            ]
-        return state
+        return super()._apply(fn)
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         def columns(values: Tensor) -> Tensor:
             return values.mT if self._has_signals else values.unsqueeze(-1)
 
         noise = self._given_noise()
-        Y = columns(self.train_targets)
-        return Y, None if noise is None else columns(noise)
+        return columns(self.train_targets), None if noise is None else columns(noise)
 
     def _restore_targets_and_noise(
         self, Y: Tensor, Yvar: Tensor | None, strict: bool
     ) -> None:
-        def rows(values: Tensor) -> Tensor:
+        def lines(values: Tensor) -> Tensor:
             return values.mT if self._has_signals else values.squeeze(-1)
 
         if Yvar is not None:
-            self.likelihood.noise_covar.noise = rows(Yvar)
-        self.set_train_data(targets=rows(Y), strict=strict)
+            self.likelihood.noise_covar.noise = lines(Yvar)
+        self.set_train_data(targets=lines(Y), strict=strict)
 
     @property
     def _has_signals(self) -> bool:

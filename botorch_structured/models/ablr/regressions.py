@@ -58,6 +58,7 @@ from torch.autograd.function import once_differentiable
 from botorch_structured.models.ablr.factors import TaskData, TaskFactors
 from botorch_structured.models.ablr.rows import Chunk
 
+
 class WeightPosterior(NamedTuple):
     """Normal distributions of weights.
 
