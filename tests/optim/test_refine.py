@@ -106,6 +106,22 @@ def test_nan_is_worst(peak) -> None:
     assert gradient.tolist() == [[0.0], [0.25]]
 
 
+@pytest.mark.parametrize("needs", ["nothing", "a parameter"])
+def test_what_does_not_depend_on_a_point_has_no_slope(needs: str) -> None:
+    class Flat(AcquisitionFunction):
+        def __init__(self) -> None:
+            super().__init__(model=torch.nn.Module())
+            self.level = torch.nn.Parameter(torch.tensor(2.0).double())
+
+        def forward(self, X: Tensor) -> Tensor:
+            level = self.level if needs == "a parameter" else self.level.detach()
+            return level.expand(len(X))
+
+    value, gradient = Evaluator(Flat()).value_and_gradient(torch.rand(3, 2).double())
+    assert value.tolist() == [2.0] * 3 and not value.requires_grad
+    assert torch.equal(gradient, torch.zeros(3, 2).double())
+
+
 def test_parameters_are_frozen_for_a_while() -> None:
     acqf, X = make()
     raw = dict(acqf.model.named_parameters())

@@ -146,6 +146,60 @@ def test_a_pending_point_with_a_bad_mean_keeps_it() -> None:
     assert float(part.model.posterior(Z).variance) <= float(model.posterior(Z).variance)
 
 
+def test_at_a_pending_point_little_is_left_to_learn() -> None:
+    """Each model is conditioned on its mean there, and its weight stays."""
+    space, X, Y = jenatton(14)
+    surrogates = fit_surrogates(space, X, Y)
+    pending = space.sample(3, seed=9)
+    known = torch.cat([X, pending])
+    criterion, _ = make_criterion(space, surrogates, known, len(X))
+    averaged = criterion.acq_func
+    Z = pending.unsqueeze(-2)
+    for part, model in zip(
+        averaged.parts, surrogates.objectives[0].models, strict=True
+    ):
+        before, after = model.posterior(Z), part.model.posterior(Z)
+        assert (after.variance < 0.5 * before.variance).all()
+        torch.testing.assert_close(after.mean, before.mean, rtol=0.02, atol=0.02)
+    weights = surrogates.objectives[0].weights
+    torch.testing.assert_close(averaged.log_weights.exp(), weights)
+
+
+def test_a_batch_has_a_spread() -> None:
+    """Without what is pending, all three would be the same maximum."""
+    space, X, Y = jenatton(12)
+    for seed in range(3):
+        new = space.tree.impute(suggest(space, X, Y, q=3, seed=seed).X)
+        assert float(torch.pdist(new).min()) > 1e-2
+
+
+def test_a_point_counts_as_feasible_by_its_outcomes_and_its_probability() -> None:
+    """Above a half by probability alone; from 1 in 20 on if its outcomes were."""
+    space, X, Y = jenatton(16)
+    C = Y - Y.sort(dim=0).values[10]  # the best five are not feasible, one is open
+    surrogates = fit_surrogates(space, X, Y, train_C=C)
+    open_one = surrogates.constraints[0].models[0].posterior(X[C.flatten() == 0.0])
+    C = C + 0.7 * open_one.variance.sqrt().detach()
+    surrogates = fit_surrogates(space, X, Y, train_C=C)
+    mixture = surrogates.objectives[0]
+    means = torch.stack([m.posterior(X).mean.flatten() for m in mixture.models])
+
+    def best_f(outcomes: Tensor) -> Tensor:
+        criterion, _ = make_criterion(space, surrogates, X, 16, train_C=outcomes)
+        guided = criterion.acq_func
+        likely.append(guided.prior_module(X).exp())
+        return torch.stack([part.best_f for part in guided.acq_func.parts])
+
+    likely: list[Tensor] = []
+    # none of the outcomes is feasible, all of them are, whatever the models say
+    found = best_f(torch.full_like(C, 1.0)), best_f(torch.full_like(C, -1.0))
+    assert (likely[0] < 0.05).any() and (likely[0] > 0.5).any()
+    for value, least in zip(found, (0.5, 0.05), strict=True):
+        expected = means[:, likely[0] >= least].amax(-1)
+        torch.testing.assert_close(value, expected)
+    assert (found[0] < found[1]).all() and (found[1] < means.amax(-1)).all()
+
+
 @pytest.mark.parametrize("limit", ["count <= 4", "beyond <= 0"])
 def test_a_search_goes_on_beside_a_point_at_the_limit(limit: str) -> None:
     """A best point that seems infeasible leaves all of its neighbours to improve on."""
