@@ -92,7 +92,7 @@ class AveragedLogExpectedHypervolumeImprovement(MixtureAcquisition):
             self.register_buffer(f"bounds_{k}", bounds[bounds.isfinite()])
             self.register_buffer(f"index_{k}", index.view(2, -1))
 
-    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         sigma, sizes = variance.sqrt(), self.outcomes.sizes
         weights = self.outcomes.log_weights.to(mean).split(sizes)
         in_box: Tensor | None = None

@@ -77,7 +77,7 @@ class CostPrior(MixturePrior):
         super().__init__(Mixtures([[cost_model]]))
         self.left = left
 
-    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         mean, variance = mean.squeeze(-1), variance.squeeze(-1)
         value = -mean - 0.5 * variance
         if self.left is None:

@@ -78,7 +78,7 @@ class FeasibilityPrior(MixturePrior):
         sizes = torch.tensor(self.outcomes.sizes)
         self.register_buffer("limits", each.repeat_interleave(sizes))
 
-    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         z = (self.limits.to(mean) - mean) / variance.sqrt()
         logs = self.outcomes.mixed(torch.special.log_ndtr(z))
         return torch.stack(logs, dim=-1).sum(-1)
@@ -98,5 +98,5 @@ class AveragedLogProbabilityOfFeasibility(MixtureAcquisition):
         super().__init__(prior.outcomes)
         self.prior = prior
 
-    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        return self.prior._of_moments(mean, variance)
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        return self.prior.of_moments(mean, variance)

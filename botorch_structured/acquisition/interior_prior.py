@@ -12,18 +12,13 @@ from __future__ import annotations
 
 __all__ = ["InteriorPrior"]
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from botorch_structured.acquisition.mixtures import Array, Near
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_number
-
-Array = NDArray[Any]
 
 
 class InteriorPrior(nn.Module):
@@ -83,28 +78,16 @@ class InteriorPrior(nn.Module):
         density = (4.0 * place * (1.0 - place) + self.floor).log()
         return torch.where(self._counts(X), density, 0.0).sum(-1)
 
-    def value_and_gradient(
-        self, X: Tensor, gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
+    def at(self, X: Tensor, gradient: bool) -> tuple[Array, Array | None]:
         """``n`` log densities and ``n x d`` gradients, without autograd.
 
         Args:
             X: ``n x d``.
             gradient: Whether gradients are wanted; else None in their place.
         """
-        width = self.width.to(X)
-        place = ((X - self.lower.to(X)) / width).clamp(0.0, 1.0)
-        density = 4.0 * place * (1.0 - place) + self.floor
-        counts = self._counts(X)
-        value = torch.where(counts, density.log(), 0.0).sum(-1)
-        if not gradient:
-            return value, None
-        slope = (4.0 - 8.0 * place) / (density * width)
-        return value, torch.where(counts, slope, 0.0)
+        return self._of_columns(X.numpy(), self._counts(X).numpy(), gradient)
 
-    def near(
-        self, X: Tensor, columns: Array
-    ) -> Callable[[Array, Array], tuple[Array, Array]]:
+    def near(self, X: Tensor, columns: Array) -> Near:
         """The same of rows of which only some columns change, none of them a decision.
 
         Args:
@@ -117,28 +100,43 @@ class InteriorPrior(nn.Module):
             the ``n`` rows whose columns they are: log densities, ``n x w``, and
             gradients, ``n x w x k``.
         """
-        place = torch.from_numpy(columns)
-        counts = self._counts(X).gather(-1, place).numpy()[:, None]
+        counts, row = self._counts(X).numpy(), np.arange(len(X))[:, None]
+        others = counts.copy()
+        others[row, columns] = False
+        rest = self._of_columns(X.numpy(), others, False)[0][:, None]
+        counts = counts[row, columns][:, None]
         lower, width = (
-            part.to(X)[place].numpy()[:, None] for part in (self.lower, self.width)
+            part.to(X).numpy()[columns][:, None] for part in (self.lower, self.width)
         )
 
-        def of_columns(x: Array, rows: Array | slice) -> tuple[Array, Array]:
-            at, wide = counts[rows], width[rows]
-            u = np.clip((x - lower[rows]) / wide, 0.0, 1.0)
-            density = 4.0 * u * (1.0 - u) + self.floor
-            slope = np.where(at, (4.0 - 8.0 * u) / (density * wide), 0.0)
-            return np.where(at, np.log(density), 0.0).sum(-1), slope
-
-        # what the other columns contribute
-        here = X.gather(-1, place).numpy()[:, None]
-        rest = self(X).numpy()[:, None] - of_columns(here, slice(None))[0]
-
         def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
-            value, slope = of_columns(x, rows)
-            return value + rest[rows], slope
+            density, slope = self._density(x, lower[rows], width[rows])
+            value = np.where(counts[rows], np.log(density), 0.0).sum(-1)
+            return value + rest[rows], np.where(counts[rows], slope, 0.0)
 
         return evaluate
+
+    def _of_columns(
+        self, X: Array, counts: Array, gradient: bool
+    ) -> tuple[Array, Array | None]:
+        """Of the columns that count alone: most are inactive where paths are many."""
+        row, column = counts.nonzero()
+        lower, width = (
+            part.numpy().astype(X.dtype)[column] for part in (self.lower, self.width)
+        )
+        density, by_column = self._density(X[row, column], lower, width)
+        value = np.bincount(row, np.log(density), len(X)).astype(X.dtype)
+        if not gradient:
+            return value, None
+        slope = np.zeros_like(X)
+        slope[row, column] = by_column
+        return value, slope
+
+    def _density(self, x: Array, lower: Array, width: Array) -> tuple[Array, Array]:
+        """Densities of single columns, and the slopes of their logarithms."""
+        u = np.clip((x - lower) / width, 0.0, 1.0)
+        density = 4.0 * u * (1.0 - u) + self.floor
+        return density, (4.0 - 8.0 * u) / (density * width)
 
     def _counts(self, X: Tensor) -> Tensor:
         return self.tree.active_mask(X) & self.numeric

@@ -14,6 +14,7 @@ __all__ = [
     "MixturePrior",
     "Mixtures",
     "Near",
+    "differentiated",
     "read_weights",
     "refuse_pending",
 ]
@@ -128,100 +129,14 @@ class Mixtures(nn.Module):
         parts = (mean * self.log_weights.to(mean).exp()).split(self.sizes, dim=-1)
         return torch.stack([part.sum(-1) for part in parts], dim=-1)
 
-    def value_and_gradient(
-        self, X: Tensor, values: Values, gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Values at points and their gradients, without a graph of the posteriors.
-
-        Args:
-            X: ``n x d``, each a point of its own.
-            values: Maps means and variances, ``n x L`` each, to ``n`` values.
-            gradient: Whether gradients are wanted.
-
-        Returns:
-            ``n`` values and ``n x d`` gradients (or None); None where the models do not
-            know their moments' gradients.
-        """
-        if X.device.type != "cpu":
-            return None
-        found: list[Any] = []
-        for model in self.models:
-            moments_of = getattr(model, "point_moments", None)
-            moments = None if moments_of is None else moments_of(X, gradient)
-            if moments is None:
-                return None
-            found.append(moments)
-        mean = torch.stack([part.mean for part in found], dim=-1)
-        variance = torch.stack([part.variance for part in found], dim=-1)
-        if not gradient:
-            with torch.no_grad():
-                return values(mean, _positive(variance)), None
-        value, by_mean, by_variance = _differentiated(values, mean, variance)
-        slopes = torch.stack([part.mean_gradient for part in found], dim=-1)
-        slope = (slopes @ by_mean.unsqueeze(-1)).squeeze(-1)
-        slopes = torch.stack([part.variance_gradient for part in found], dim=-1)
-        slope = slope + (slopes @ by_variance.unsqueeze(-1)).squeeze(-1)
-        return value, slope
-
-    def near(self, X: Tensor, columns: Array, values: Values) -> Near | None:
-        """The same at rows of which only some columns change, none of them a decision.
-
-        Args:
-            X: ``S x d``.
-            columns: ``S x k`` columns of each row.
-            values: Maps means and variances, ``n x w x L`` each, to ``n x w`` values.
-
-        Returns:
-            A function of values of the columns, ``n x w x k``, and of the numbers of
-            the ``n`` rows whose columns they are: values, ``n x w``, and gradients,
-            ``n x w x k``. None where the models have no such moments.
-        """
-        parts: list[Any] = []
-        for model in self.models:
-            moments_near = getattr(model, "moments_near", None)
-            part = None if moments_near is None else moments_near(X, columns, False)
-            if part is None:
-                return None
-            parts.append(part)
-
-        def evaluate(x: Array, rows: Array) -> tuple[Array, Array]:
-            found = [part(x, rows) for part in parts]
-            both = [
-                torch.from_numpy(np.stack([moments[i] for moments in found], axis=-1))
-                for i in (0, 1)
-            ]
-            value, by_mean, by_variance = _differentiated(values, *both)
-            slope = np.zeros_like(x)
-            for k, (_, _, of_mean, of_variance) in enumerate(found):
-                slope += by_mean[..., k, None].numpy() * of_mean
-                slope += by_variance[..., k, None].numpy() * of_variance
-            return value.numpy(), slope
-
-        return evaluate
-
 
 class _MixtureFunction(ABC):
-    """What a function of the moments of mixtures has for those who search it."""
+    """A function of the moments of mixtures, which no graph of a posterior needs."""
 
     outcomes: Mixtures
 
-    def value_and_gradient(
-        self, X: Tensor, gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """``n`` values and ``n x d`` gradients; None where it cannot.
-
-        Args:
-            X: ``n x d``.
-            gradient: Whether gradients are wanted; else None in their place.
-        """
-        return self.outcomes.value_and_gradient(X, self._of_moments, gradient)
-
-    def near(self, X: Tensor, columns: Array) -> Near | None:
-        """See `Mixtures.near`."""
-        return self.outcomes.near(X, columns, self._of_moments)
-
     @abstractmethod
-    def _of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
         """``...`` values for ``... x L`` means and variances."""
 
 
@@ -239,7 +154,7 @@ class MixturePrior(_MixtureFunction, nn.Module):
     def forward(self, X: Tensor) -> Tensor:
         """Log weights, ``batch_shape x q x d`` -> ``batch_shape x q``."""
         # points are independent of each other: each is a batch of its own
-        return self._of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
+        return self.of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
 
 
 class MixtureAcquisition(_MixtureFunction, AcquisitionFunction):
@@ -265,7 +180,7 @@ class MixtureAcquisition(_MixtureFunction, AcquisitionFunction):
         Returns:
             ``b`` values.
         """
-        return self._of_moments(*self.outcomes.moments(X))
+        return self.of_moments(*self.outcomes.moments(X))
 
     def set_X_pending(self, X_pending: Tensor | None = None) -> None:
         """Raise for pending points, as BoTorch's analytic acquisition functions do.
@@ -295,12 +210,33 @@ def _positive(variance: Tensor) -> Tensor:
     return variance.clamp_min(torch.finfo(variance.dtype).tiny)
 
 
-def _differentiated(
-    values: Values, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, and their derivatives by means and by variances."""
+def differentiated(
+    values: Values, moments: Sequence[Sequence[Any]]
+) -> tuple[Array, Array | None]:
+    """A function of means and variances, and its gradient by the chain rule.
+
+    Args:
+        values: Maps means and variances, ``... x L`` each, to ``...`` values.
+        moments: For each of the ``L`` models the mean and the variance, ``...``, and
+            the gradients of both, ``... x k``, or None in their place.
+
+    Returns:
+        Values ``...`` and gradients ``... x k``; None if those of moments are.
+    """
+    mean, variance = (
+        torch.from_numpy(np.stack([part[i] for part in moments], axis=-1))
+        for i in (0, 1)
+    )
     variance = _positive(variance)
+    if moments[0][2] is None:
+        with torch.no_grad():
+            return values(mean, variance).numpy(), None
     with torch.enable_grad():
         value = values(mean.requires_grad_(), variance.requires_grad_())
         by_mean, by_variance = torch.autograd.grad(value.sum(), (mean, variance))
-    return value.detach(), by_mean, by_variance
+    slope = sum(
+        by_mean[..., k, None].numpy() * part[2]
+        + by_variance[..., k, None].numpy() * part[3]
+        for k, part in enumerate(moments)
+    )
+    return value.detach().numpy(), np.asarray(slope)

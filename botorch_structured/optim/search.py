@@ -15,13 +15,7 @@ from botorch.exceptions.errors import CandidateGenerationError
 from botorch.exceptions.warnings import OptimizationWarning
 from torch import Tensor
 
-from botorch_structured.optim.problem import (
-    check_acquisition,
-    first_of_each,
-    is_known,
-    make_problem,
-)
-from botorch_structured.optim.raw import (
+from botorch_structured.optim.boxes import (
     Boxes,
     Sample,
     all_candidates,
@@ -32,7 +26,13 @@ from botorch_structured.optim.raw import (
     uniform,
     whole_box,
 )
-from botorch_structured.optim.refine import Evaluator, best_of_each, refine
+from botorch_structured.optim.climb import Evaluator, best_of_each, refine
+from botorch_structured.optim.problem import (
+    check_acquisition,
+    first_of_each,
+    is_known,
+    make_problem,
+)
 from botorch_structured.spaces.arguments import check_count, check_seed
 
 # Candidates for each path by default, and for all of them together.

@@ -17,6 +17,8 @@ from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )
+from botorch_structured.optim.boxes import Boxes, boxes_at
+from botorch_structured.optim.climb import Evaluator
 from botorch_structured.optim.problem import (
     MAX_PATHS,
     Feasible,
@@ -24,8 +26,6 @@ from botorch_structured.optim.problem import (
     check_acquisition,
     first_of_each,
 )
-from botorch_structured.optim.raw import Boxes, boxes_at
-from botorch_structured.optim.refine import Evaluator
 from botorch_structured.optim.search import Search
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import check_count

@@ -47,7 +47,7 @@ def test_gradient_and_inactive_columns(seed: int) -> None:
     leaf = X.clone().requires_grad_()
     value = prior(leaf)
     (slope,) = grad(value.sum(), leaf) if value.requires_grad else (0 * X,)
-    found = prior.value_and_gradient(X)
+    found = [torch.from_numpy(part) for part in prior.at(X, gradient=True)]
     inside = (X > 0) & (X < 3)
     torch.testing.assert_close(found[0], value.detach())
     torch.testing.assert_close(found[1][inside], slope[inside])
@@ -87,7 +87,8 @@ def test_near_rows(seed: int) -> None:
     changing = active.gather(-1, place)
     new = torch.where(changing, 3.0 * torch.rand(X.shape).double(), X.gather(-1, place))
     value, slope = prior.near(X, place.numpy())(new.numpy()[:, None], np.arange(5))
-    expected, gradient = prior.value_and_gradient(X.scatter(-1, place, new))
+    moved = prior.at(X.scatter(-1, place, new), gradient=True)
+    expected, gradient = map(torch.from_numpy, moved)
     torch.testing.assert_close(torch.from_numpy(value)[:, 0], expected)
     torch.testing.assert_close(
         torch.from_numpy(slope)[:, 0][changing], gradient.gather(-1, place)[changing]

@@ -27,7 +27,7 @@ from botorch_structured.acquisition import (
     FeasibilityPrior,
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.optim.closed_form import closed_form, near
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.test_functions import JenattonTree
 
 SPACE = JenattonTree(shared=True).space
@@ -94,9 +94,9 @@ def test_the_closed_form_is_what_autograd_gives(
 ) -> None:
     """Of a dense evaluation of the same models, the gradient too."""
     acqf = make(models(kind))
-    found = closed_form(acqf, X, gradient=True)
+    found = closed_form(acqf).at(X, gradient=True)
     assert found is not None and found[1] is not None
-    values = closed_form(acqf, X, gradient=False)
+    values = closed_form(acqf).at(X, gradient=False)
     assert values is not None and values[1] is None
     torch.testing.assert_close(values[0], found[0])
     for part in acqf.modules():
@@ -119,8 +119,8 @@ def test_near_rows_of_which_some_columns_change(
     active[:, SPACE.tree.decision_columns] = False
     order = active.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
     columns = order[:, :1]
-    evaluate = near(acqf, X, columns.numpy())
-    found = closed_form(acqf, X, gradient=True)
+    evaluate = closed_form(acqf).near(X, columns.numpy())
+    found = closed_form(acqf).at(X, gradient=True)
     assert evaluate is not None and found is not None and found[1] is not None
     x = X.gather(-1, columns).numpy()[:, None]
     value, slope = evaluate(x, np.arange(len(X)))

@@ -27,7 +27,7 @@ from botorch_structured.acquisition import (
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.fast_inference import PointMoments
-from botorch_structured.optim.closed_form import closed_form, near
+from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.transforms import ClipTail
 
@@ -38,6 +38,18 @@ KINDS = [
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 ]
+
+
+def at(acqf: Any, X: Tensor, gradient: bool) -> Any:
+    """The closed form at points; None without."""
+    form = closed_form(acqf)
+    return None if form is None else form.at(X, gradient)
+
+
+def near(acqf: Any, X: Tensor, columns: np.ndarray) -> Any:
+    """The closed form near rows; None without."""
+    form = closed_form(acqf)
+    return None if form is None else form.near(X, columns)
 
 
 def points(n: int, seed: int) -> Tensor:
@@ -70,14 +82,14 @@ def test_values_and_gradients(kind: type, maximize: bool, best_f: float) -> None
     """In a dense evaluation of the same model, inputs transformed."""
     acqf = kind(make(), best_f=best_f, maximize=maximize)
     X = points(30, 1)
-    found = closed_form(acqf, X, gradient=True)
+    found = at(acqf, X, gradient=True)
     assert found is not None
     acqf.model._use_predictor = lambda: False
     expected = by_autograd(acqf, X)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
     del acqf.model._use_predictor
-    value, none = closed_form(acqf, X, gradient=False)
+    value, none = at(acqf, X, gradient=False)
     torch.testing.assert_close(value, expected[0], rtol=1e-8, atol=1e-10)
     assert none is None
 
@@ -109,7 +121,7 @@ def test_improvements_of_any_size(kind: type, dtype: torch.dtype) -> None:
     model = Known(torch.rand(3, 2).to(dtype), torch.rand(3, 1).to(dtype))
     acqf = kind(model, best_f=torch.zeros((), dtype=dtype))
     X = torch.stack([u * sigma, sigma], dim=-1)
-    value, gradient = closed_form(acqf, X, gradient=True)
+    value, gradient = at(acqf, X, gradient=True)
     expected, slope = by_autograd(acqf, X)
     # BoTorch's own derivatives lose digits in proportion to u^2
     close = u > -100
@@ -146,7 +158,7 @@ def check_near(acqf: Any) -> None:
     every = X.unsqueeze(1).repeat(1, 6, 1)
     index = torch.from_numpy(columns).unsqueeze(1).expand(4, 6, 2)
     every = every.scatter(-1, index, torch.from_numpy(values))
-    value, slope = closed_form(acqf, every.flatten(0, 1), gradient=True)
+    value, slope = at(acqf, every.flatten(0, 1), gradient=True)
     slope = slope.view(4, 6, -1).gather(-1, index)
     for rows in (np.arange(4), np.array([2, 0])):
         found = local(values[rows], rows)
@@ -172,10 +184,12 @@ def test_near_rows_of_a_mixture_with_a_prior() -> None:
 def test_without_a_form_near_rows() -> None:
     X, columns = points(2, 3), np.array([[1], [2]])
     plain = SingleTaskGP(points(8, 0), points(8, 0)[:, :1])
+    mixture = AveragedLogExpectedImprovement([make(), plain], 0.5)
+    assert at(mixture, X, False) is None
     for acqf in (
         LogExpectedImprovement(plain, best_f=0.0),
         ProbabilityOfImprovement(make(), best_f=0.0),
-        AveragedLogExpectedImprovement([make(), plain], 0.5),
+        mixture,
         PriorGuidedAcquisitionFunction(
             LogExpectedImprovement(make(), best_f=0.0), torch.nn.Identity(), log=True
         ),
@@ -214,27 +228,27 @@ def test_other_acquisition_functions_need_autograd() -> None:
         LogExpectedImprovement(model, torch.zeros(4)),
         LogExpectedImprovement(batch, best_f=0.0),
     ):
-        assert closed_form(acqf, X, gradient=True) is None
+        assert at(acqf, X, gradient=True) is None
     for mine in (OtherPosterior, OtherCall):
         acqf = LogExpectedImprovement(make(mine), best_f=0.0)
-        assert closed_form(acqf, X, gradient=True) is None
+        assert at(acqf, X, gradient=True) is None
     acqf = PathExpectedImprovement(make(OtherPath), best_f=0.0)
-    assert closed_form(acqf, X, gradient=True) is None
+    assert at(acqf, X, gradient=True) is None
     acqf = LogExpectedImprovement(make(OtherPath), best_f=0.0)
-    assert closed_form(acqf, X, gradient=True) is not None
+    assert at(acqf, X, gradient=True) is not None
     acqf = LogExpectedImprovement(model, best_f=0.0)
-    assert closed_form(acqf, X.float(), gradient=True) is None  # the model is converted
-    assert closed_form(acqf, X, gradient=True) is not None
+    assert at(acqf, X.float(), gradient=True) is None  # the model is converted
+    assert at(acqf, X, gradient=True) is not None
     published = LogExpectedImprovement(make(leaf_offset="fixed"), best_f=0.0)
-    assert closed_form(published, X, gradient=True) is not None
+    assert at(published, X, gradient=True) is not None
     with pytest.raises(ValueError, match="X: expected"):
-        closed_form(acqf, X.log(), gradient=True)
+        at(acqf, X.log(), gradient=True)
 
 
 def test_conditional_gp() -> None:
     acqf = LogExpectedImprovement(make(ConditionalGP), best_f=1.0)
     X = points(20, 2)
-    found = closed_form(acqf, X, gradient=True)
+    found = at(acqf, X, gradient=True)
     acqf.model._use_predictor = lambda: False
     for a, b in zip(found, by_autograd(acqf, X), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
@@ -248,7 +262,7 @@ def test_clipped_outcomes(tail: Any) -> None:
     )
     acqf = LogExpectedImprovement(make(outcome_transform=outcome), best_f=0.5)
     X = points(30, 1)
-    found = closed_form(acqf, X, gradient=True)
+    found = at(acqf, X, gradient=True)
     assert found is not None
     acqf.model._use_predictor = lambda: False
     for a, b in zip(found, by_autograd(acqf, X), strict=True):
@@ -263,7 +277,7 @@ def averaged(**kwargs: Any) -> AveragedLogExpectedImprovement:
 @pytest.mark.parametrize("maximize", [True, False])
 def test_mixtures(maximize: bool) -> None:
     acqf, X = averaged(maximize=maximize), points(30, 1)
-    found = closed_form(acqf, X, gradient=True)
+    found = at(acqf, X, gradient=True)
     assert found is not None
     for part in acqf.parts:
         part.model._use_predictor = lambda: False
@@ -278,24 +292,9 @@ def test_a_prior_of_the_optimum() -> None:
         averaged(), InteriorPrior(space), log=True, prior_exponent=0.3
     )
     X = points(30, 1)
-    found = closed_form(acqf, X, gradient=True)
+    found = at(acqf, X, gradient=True)
     assert found is not None
     for a, b in zip(found, by_autograd(acqf, X), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
     acqf.set_X_pending(X[:1])
-    assert closed_form(acqf, X, gradient=True) is None
-
-
-def test_a_mixture_with_a_part_that_has_no_closed_form() -> None:
-    """Only that part goes through autograd."""
-    X = points(20, 0)
-    other = SingleTaskGP(X, X[:, 1:].cos().sum(-1, keepdim=True))
-    acqf = AveragedLogExpectedImprovement([make(), other], 0.5, [0.6, 0.4])
-    Z = points(30, 1)
-    found = closed_form(acqf, Z, gradient=True)
-    assert found is not None
-    for a, b in zip(found, by_autograd(acqf, Z), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-    values, none = closed_form(acqf, Z, gradient=False)
-    torch.testing.assert_close(values, found[0])
-    assert none is None
+    assert at(acqf, X, gradient=True) is None

@@ -26,10 +26,10 @@ from botorch_structured.optim import (
     optimize_acqf_paths,
     optimize_acqf_random,
 )
+from botorch_structured.optim.boxes import whole_box
+from botorch_structured.optim.climb import Evaluator, Neighbourhood, walk
 from botorch_structured.optim.local_search import one_exchange
 from botorch_structured.optim.problem import is_known, make_problem
-from botorch_structured.optim.raw import whole_box
-from botorch_structured.optim.refine import Evaluator, Neighbourhood, walk
 from botorch_structured.spaces import Between, ParameterTree
 
 INTEGERS = [3]

@@ -10,7 +10,7 @@ from torch import Tensor
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
-from botorch_structured.optim.raw import Boxes
+from botorch_structured.optim.boxes import Boxes
 from botorch_structured.optim.search import Found, Search
 from botorch_structured.spaces import ParameterTree
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,15 @@ from strategies import random_tree, seeds
 from torch import Tensor
 
 from botorch_structured.acquisition import AveragedLogExpectedImprovement, InteriorPrior
-from botorch_structured.optim.local_search import one_exchange
-from botorch_structured.optim.problem import make_problem
-from botorch_structured.optim.raw import Boxes, whole_box
-from botorch_structured.optim.refine import (
+from botorch_structured.optim.boxes import Boxes, whole_box
+from botorch_structured.optim.climb import (
     Evaluator,
     best_of_each,
     maximize_in_unit_box,
     refine,
 )
+from botorch_structured.optim.local_search import one_exchange
+from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import Between, Equals, ParameterTree, SearchSpace
 
 Array = NDArray[Any]
@@ -137,126 +138,118 @@ def test_parameters_are_frozen_for_a_while() -> None:
     assert {name: p.requires_grad for name, p in raw.items()} == before
 
 
-def objective(function):  # noqa: ANN001, ANN201
-    """Value and gradient as `maximize_in_unit_box` wants them, calls counted."""
-    calls = []
+def objective(function: Callable[[Tensor, Tensor], Tensor]) -> tuple[Any, list[int]]:
+    """What `maximize_in_unit_box` evaluates, calls counted; -inf is not admissible."""
+    calls: list[int] = []
 
-    def value_and_gradient(U: Array, start: Array) -> tuple[Array, Array]:
+    def evaluate(U: Array, start: Array) -> tuple[Array, Array, Array]:
         calls.append(len(U))
-        leaf = torch.from_numpy(U.reshape(-1, U.shape[-1])).requires_grad_()
-        value = function(leaf, torch.from_numpy(start.repeat(U.shape[1])))
+        leaf = torch.from_numpy(U).requires_grad_()
+        value = function(leaf, torch.from_numpy(start))
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        value, gradient = value.detach().numpy(), gradient.numpy()
-        return value.reshape(U.shape[:2]), gradient.reshape(U.shape)
+        admissible = (value > -math.inf).numpy()
+        return value.detach().numpy(), gradient.nan_to_num(0.0).numpy(), admissible
 
-    return value_and_gradient, calls
+    return evaluate, calls
 
 
-def test_quadratics_with_interior_and_bounded_optima(device) -> None:
+def test_quadratics_with_interior_and_bounded_optima() -> None:
     generator = torch.Generator().manual_seed(0)
     n, k = 12, 4
     root = torch.randn(n, k, k, generator=generator, dtype=torch.double)
-    H = (root @ root.mT + 0.05 * torch.eye(k)).to(device)
+    H = root @ root.mT + 0.05 * torch.eye(k)
     centre = 2 * torch.rand(n, k, generator=generator, dtype=torch.double) - 0.5
-    centre = centre.to(device)
 
     def f(U: Tensor, start: Tensor) -> Tensor:
-        gap = U.to(device) - centre[start]
-        return -torch.einsum("ni,nij,nj->n", gap, H[start], gap).cpu()
+        gap = U - centre[start]
+        return -torch.einsum("ni,nij,nj->n", gap, H[start], gap)
 
-    vg, calls = objective(f)
-    U0 = torch.rand(n, k, generator=generator, dtype=torch.double).to(device)
-    valid = torch.ones(n, k, dtype=torch.bool, device=device)
-    U, value = maximize_in_unit_box(vg, U0, valid, tolerance=1e-14)
-    every = torch.arange(n, device=device)
-    assert torch.allclose(value.cpu(), f(U, every))
-    assert (value.cpu() >= f(U0, every)).all()
-    # The best one is exact: first-order conditions with bounds.
-    best = value.argmax().item()
-    _, gradient = vg(U.cpu().numpy()[:, None], every.cpu().numpy())
-    g, u = torch.from_numpy(gradient[best, 0]), U[best].cpu()
-    stuck = ((u == 0) & (g <= 0)) | ((u == 1) & (g >= 0))
-    assert (g.abs()[~stuck] < 1e-5).all()
+    evaluate, calls = objective(f)
+    U0 = torch.rand(n, k, generator=generator, dtype=torch.double).numpy()
+    U, value = maximize_in_unit_box(evaluate, U0, np.ones((n, k), dtype=bool))
     assert len(calls) < 42
-
-
-def test_a_curved_valley() -> None:
-    def f(U: Tensor, start: Tensor) -> Tensor:
-        x, y = 4 * U.unbind(-1)[0] - 2, 4 * U.unbind(-1)[1] - 1
-        return -((1 - x) ** 2 + 100 * (y - x**2) ** 2)
-
-    vg, _ = objective(f)
-    U0 = torch.tensor([[0.2, 0.5]], dtype=torch.double)
-    valid = torch.ones(1, 2, dtype=torch.bool)
-    U, value = maximize_in_unit_box(vg, U0, valid, max_iter=200)
-    assert float(value) > -1e-12
-    assert torch.allclose(U, torch.tensor([[0.75, 0.5]]).double(), atol=1e-6)
+    # First-order conditions with bounds, of each start.
+    again, slope, _ = evaluate(U, np.arange(n))
+    np.testing.assert_allclose(value, again)
+    stuck = ((U == 0) & (slope <= 0)) | ((U == 1) & (slope >= 0))
+    assert (np.abs(slope[~stuck]) < 2e-3).all() and stuck.any()
 
 
 @pytest.mark.parametrize("width", [1e-1, 1e-3, 1e-5])
 def test_widths(width: float) -> None:
-    vg, calls = objective(
+    evaluate, calls = objective(
         lambda U, start: -torch.log1p(((U[:, 0] - 0.4321) / width) ** 2)
     )
-    U0 = torch.tensor([[0.4321 + 3 * width]], dtype=torch.double)
-    U, _ = maximize_in_unit_box(vg, U0, torch.ones(1, 1, dtype=torch.bool))
-    assert abs(float(U) - 0.4321) < 1e-4 * width
-    assert len(calls) < 25
+    U0 = np.array([[0.4321 + 3 * width]])
+    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((1, 1), dtype=bool))
+    assert abs(U[0, 0] - 0.4321) < 1e-3 * width
+    assert len(calls) < 30
 
 
-def test_invalid_coordinates_and_points_stay() -> None:
+def test_invalid_coordinates_stay_and_the_best_admissible_point_counts() -> None:
     def f(U: Tensor, start: Tensor) -> Tensor:
-        value = -((U - 0.9) ** 2).sum(-1)
-        return torch.where(U[:, 0] > 0.6, value - math.inf, value)
+        return -((U - 0.9) ** 2).sum(-1)
 
-    vg, _ = objective(f)
-    U0 = torch.tensor([[0.2, 0.3], [0.5, 0.5]], dtype=torch.double)
-    valid = torch.tensor([[True, False], [True, True]])
-    U, value = maximize_in_unit_box(vg, U0, valid)
-    assert float(U[0, 1]) == 0.3
-    assert (U[:, 0] <= 0.6).all()
-    assert value.isfinite().all()
-    assert (value.numpy() >= vg(U0.numpy()[:, None], np.arange(2))[0][:, 0]).all()
-    # Up to the border of what is admissible, and then along it.
-    assert float(U[1, 0]) > 0.59
-    assert float(U[1, 1]) == pytest.approx(0.9, abs=1e-6)
+    inner, calls = objective(f)
 
+    def evaluate(U: Array, start: Array) -> tuple[Array, Array, Array]:
+        value, slope, _ = inner(U, start)
+        seen.append((value[start == 1], U[start == 1, 0]))
+        return value, slope, U[:, 0] <= 0.6
 
-def test_a_flat_function_takes_one_call() -> None:
-    vg, calls = objective(lambda U, start: 0 * U.sum(-1))
-    U0 = torch.rand(5, 3, dtype=torch.double)
-    U, _ = maximize_in_unit_box(vg, U0, torch.ones(5, 3, dtype=torch.bool))
-    assert torch.equal(U, U0)
-    assert len(calls) == 1
+    seen: list[tuple[Array, Array]] = []
+    U0 = np.array([[0.2, 0.3], [0.5, 0.5], [0.7, 0.7]])
+    valid = np.array([[True, False], [True, True], [False, True]])
+    U, value = maximize_in_unit_box(evaluate, U0, valid)
+    assert U[0, 1] == 0.3 and (U[:2, 0] <= 0.6).all()
+    values, places = (np.concatenate(part) for part in zip(*seen, strict=True))
+    assert value[1] == values[places <= 0.6].max() and values.max() > value[1]
+    assert value[2] == -np.inf and (U[2] == U0[2]).all()
 
 
-def test_starts_of_one_box_end_once_they_lead_to_the_best() -> None:
-    """Those of other boxes do not, and the best one is the same."""
-    centre = torch.tensor([0.3, 0.6, 0.5], dtype=torch.double)
+def test_a_flat_function_takes_one_call_and_no_number_ends_a_climb() -> None:
+    evaluate, calls = objective(lambda U, start: 0 * U.sum(-1))
+    U0 = np.random.default_rng(0).uniform(size=(5, 3))
+    U, _ = maximize_in_unit_box(evaluate, U0, np.ones((5, 3), dtype=bool))
+    assert (U == U0).all() and len(calls) == 1
 
-    def f(U: Tensor, start: Tensor) -> Tensor:
-        return -(U - centre).pow(4).sum(-1) - (U - centre).square().sum(-1)
+    def broken(U: Tensor, start: Tensor) -> Tensor:
+        gap = torch.where(U.detach()[:, 0] > 0.3, 0.0, torch.nan)
+        return gap - ((U - 0.5) ** 2).sum(-1)
 
-    U0 = torch.rand(
-        8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.double
-    )
-    valid, rows, best = torch.ones(8, 3, dtype=torch.bool), [], []
-    for apart in (None, np.zeros((8, 1))):
-        vg, _ = objective(f)
-        asked: list[int] = []
+    start = np.array([[0.9, 0.9], [0.1, 0.1]])
+    evaluate, _ = objective(broken)
+    U, value = maximize_in_unit_box(evaluate, start, np.ones((2, 2), dtype=bool))
+    np.testing.assert_allclose(U[0], 0.5, atol=1e-5)
+    assert not np.isnan(value).any()
 
-        def counted(
-            U: Array, start: Array, vg: Any = vg, asked: list[int] = asked
-        ) -> Any:
-            asked.append(len(start))
-            return vg(U, start)
 
-        U, value = maximize_in_unit_box(counted, U0, valid, apart)
-        rows.append(sum(asked))
-        best.append(float(value.max()))
-        assert torch.allclose(U[value.argmax()], centre, atol=1e-5)
-    assert rows[1] < rows[0]
-    assert best[1] == pytest.approx(best[0], abs=1e-10)
+class Linear(AcquisitionFunction):
+    """The sum of the columns."""
+
+    def __init__(self) -> None:
+        super().__init__(model=torch.nn.Module())
+
+    def forward(self, X: Tensor) -> Tensor:
+        return X.sum((-1, -2))
+
+
+def test_a_border_is_walked_along() -> None:
+    """To the corner of a box within the bounds that no gradient points to."""
+    bounds = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 5.0]]).double()
+
+    def feasible(X: Tensor) -> Tensor:
+        return (X[:, 0] < 0.7) & (X[:, 1] < 1.2)
+
+    box = whole(ParameterTree(3), bounds, feasible=feasible)
+    X = torch.tensor([[0.1, 0.3, 1.0], [0.6, 1.1, 4.0]]).double()
+    evaluator = Evaluator(Linear())
+    here = box.take(torch.zeros(2, dtype=torch.long))
+    found, value = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    assert feasible(found).all() and torch.equal(value, found.sum(-1))
+    expected = torch.tensor([[0.7, 1.2, 5.0]]).double().expand(2, 3)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=3e-4)
+    assert (found[:, 2] == 5.0).all()
 
 
 def random_space(seed: int) -> Boxes:

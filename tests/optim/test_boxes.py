@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_structured.optim.problem import make_problem
-from botorch_structured.optim.raw import (
+from botorch_structured.optim.boxes import (
     Boxes,
     boxes_at,
     path_boxes,
@@ -15,6 +14,7 @@ from botorch_structured.optim.raw import (
     raw_candidates,
     whole_box,
 )
+from botorch_structured.optim.problem import make_problem
 from botorch_structured.spaces import Between, ParameterTree, SearchSpace
 
 FILL = -7.0
