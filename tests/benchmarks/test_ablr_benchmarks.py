@@ -11,7 +11,6 @@ import torch
 
 from benchmarks import ablr_methods, network_tables
 from benchmarks.harness import read_records
-from benchmarks.problems.tables import support_vector_tables
 from benchmarks.quality import forests, quadratics, signals
 from benchmarks.speed import ablr_against_gp
 from benchmarks.summary import Run
@@ -23,7 +22,6 @@ from benchmarks.transfer_report import (
 )
 from botorch_structured.test_functions import (
     QuadraticTasks,
-    TransferTables,
     random_forest_tables,
 )
 
@@ -48,18 +46,6 @@ def forest_file(folder: Path, tasks: int = 4, rows: int = 12) -> Path:
     plain.write_text("\n".join(text))
     path.write_bytes(gzip.compress(plain.read_bytes()))
     return path
-
-
-def svm_tables(folder: Path) -> TransferTables:
-    path = folder / "svm.csv"
-    lines = ["dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled"]
-    for k, name in enumerate("abc"):
-        for c in (-1.0, 0.0, 1.0):
-            lines += [f"{name},{0.5 + 0.1 * c + 0.01 * k},linear,{c},,"]
-            lines += [f"{name},{0.6 - 0.1 * c},rbf,{c},{c / 2},"]
-            lines += [f"{name},{0.7 - 0.1 * c * c},poly,{c},,{0.3 + c / 10}"]
-    path.write_text("\n".join(lines))
-    return support_vector_tables(path)
 
 
 METHODS = {
@@ -93,38 +79,6 @@ def test_methods_are_functions_of_the_rows(
     assert not (points[0] == X).all(-1).any()
 
 
-def test_refits_go_on_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
-    fits: list[tuple[int, int, bool]] = []
-    fit = ablr_methods._fit
-
-    def spy(model, steps, **how):
-        learnt = any(p.requires_grad for p in model.feature_map.parameters())
-        fits.append((len(model.train_targets), steps, learnt))
-        fit(model, steps, **how)
-
-    monkeypatch.setattr(ablr_methods, "_fit", spy)
-    problem = QuadraticTasks(3).leave_out(1, 5, seed=7)
-    X = problem.starts(0, 7)
-    Y = -problem(X).unsqueeze(-1)
-    for n in (2, 3, 4, 7):
-        ablr_methods.warm(problem, X[:n], Y[:n], 0, refit_every=3)
-    assert [f for f in fits if f[2]] == [(10, 10, True), (13, 5, True), (16, 5, True)]
-    assert [f[0] for f in fits if not f[2]] == [2, 3, 4, 7]
-
-
-def test_columns_of_a_conditional_table(tmp_path: Path) -> None:
-    problem = svm_tables(tmp_path).leave_out("b")
-    rows = ablr_methods.columns(problem, problem.candidates)
-    assert rows.shape == (9, 6)  # three kernels, C, gamma, degree
-    assert rows.min() == 0.0 and rows.max() == 1.0
-    assert torch.equal(rows[:, :3].sum(-1), torch.ones(9, dtype=torch.double))
-    X = problem.starts(0)
-    x = ablr_methods.warm(problem, X, -problem(X)[:, None], 0)
-    assert problem.space.feasible(x.unsqueeze(0)).all()
-    assert not (x == X).all(-1).any()
-
-
 def test_quadratics_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--tasks", "2", "--seeds", "1", "--budget", "5", "--processes", "0"]
     arguments += ["--methods", "warm", "gp", "random", "--out", str(tmp_path)]
@@ -138,21 +92,6 @@ def test_quadratics_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for path in tmp_path.glob("quadratic-*/*/*.jsonl"):
         records = read_records(path)
         assert len(records) == 5 and not any("error" in r for r in records)
-
-
-def test_a_run_stops_where_the_gap_is_reached() -> None:
-    problem = QuadraticTasks(3).leave_out(0)
-    best = problem.optimizers
-    X = torch.cat([problem.starts(0), best])
-    Y = -problem(X).unsqueeze(-1)
-
-    def never(*_):
-        raise AssertionError("asked for a point")
-
-    x = quadratics.until(problem, X, Y, 0, never)
-    assert torch.equal(x, best[0])
-    with pytest.raises(AssertionError, match="asked for a point"):
-        quadratics.until(problem, X[:2], Y[:2], 0, never)
 
 
 def test_forests_script(

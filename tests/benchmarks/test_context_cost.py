@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -99,42 +98,3 @@ def test_only_full_evaluations_count() -> None:
     assert cells[:2] == ["context", "1"]
     assert cells[4:7] == ["0.2000"] * 3
     assert cells[7:12] == ["0.100", "1 of 1", "0.100", "1 of 1", "0 / 0"]
-
-
-def test_what_a_part_of_the_data_tells(tmp_path: Path, capsys: Any) -> None:
-    """The stand-in's errors keep their order, its seconds are the share."""
-    main(["--tasks", "3", "--worth", "--out", str(tmp_path / "none")])
-    rows = capsys.readouterr().out.splitlines()[2:]
-    cells = [[c.strip() for c in row.split("|")[1:-1]] for row in rows if row]
-    assert [row[:2] for row in cells] == [
-        ["0.037", "0.04"],
-        ["0.100", "0.10"],
-        ["0.333", "0.33"],
-        ["1.000", "1.00"],
-    ]
-    assert all(row[2:] == ["1.00", "1.00"] for row in cells)
-    assert not (tmp_path / "none").exists()
-
-
-def test_full_evaluations_from_runs_of_the_suite(tmp_path: Path) -> None:
-    problem = context_cost.ContextProblem("3", tmp_path)
-    X = problem.full.space.sample(5, seed=0)
-    file = tmp_path / "yahpo-3" / "default" / "0.jsonl"
-    file.parent.mkdir(parents=True)
-    lines = [
-        json.dumps({"step": i, "x": x.tolist(), "value": 0.0}) for i, x in enumerate(X)
-    ]
-    file.write_text("\n".join(lines) + "\n")
-    errors, seconds, shares = context_cost.read_full(problem, 0, 4, tmp_path)
-    found = problem.full.evaluate(X[:4])
-    assert torch.equal(errors, 1.0 - found["acc"])
-    assert torch.equal(seconds, found["timetrain"])
-    assert torch.equal(shares, torch.ones(4))
-    with pytest.raises(ValueError, match="expected 6 evaluations, got 5"):
-        context_cost.read_full(problem, 0, 6, tmp_path)
-
-
-def test_refuses_tasks_of_the_other_half(tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        main(["--tasks", "15", "--out", str(tmp_path)])
-    assert "expected some of" in capsys.readouterr().err

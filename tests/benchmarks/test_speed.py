@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import expectation_propagation, report
 from benchmarks.speed.contest import Contest, Row, Seconds, check_equal, measure
 
 
@@ -21,13 +19,6 @@ def test_both_sides_of_a_row_agree(
 ) -> None:
     command.main(["--quick", "--rows", name])
     assert capsys.readouterr().out.startswith(f"{name}: ")
-
-
-def test_the_cases_of_a_row_are_what_it_takes() -> None:
-    for row in command.ROWS.values():
-        assert row.cases
-        for arguments in row.cases.values():
-            assert {*row.quick} >= {*arguments} - {"counted", "largest", "n", "size"}
 
 
 def contest(**changes: Any) -> Contest:
@@ -175,32 +166,3 @@ def test_arguments_and_files_that_are_not_right(
     other.write_text('{"row": "elsewhere"}\n')
     with pytest.raises(ValueError, match="elsewhere"):
         command.main(["--report", str(other)])
-
-
-def test_a_case_runs_in_a_process_of_its_own() -> None:
-    """With one thread also where the libraries would take more."""
-    case = ("one-posterior", "8 paths, 60 points")
-    result = command._run_apart(case, 1, "cpu")
-    assert (result["row"], result["case"], result["device"]) == (*case, "cpu")
-    assert result["samples"]["ours"][0] > 0.0
-
-
-def test_a_figure_of_speed_has_its_machine_beside_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "speed.jsonl"
-    for ratio in (81.0, 180.0):
-        report({"ratio": ratio}, str(out))
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["ratio"] for line in lines] == [81.0, 180.0]
-    assert lines[0]["machine"]["cpu"] and lines[0]["machine"]["cores"] >= 1
-    assert lines[0]["machine"]["versions"]["torch"] == torch.__version__
-    report({"ratio": 1.0}, None)
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[-1] == '{"ratio": 1.0}' and len(out.read_text().splitlines()) == 2
-
-
-def test_the_derivatives_that_expectation_propagation_gets() -> None:
-    mean, covariance = expectation_propagation.problem(seed=0, rows=5, sites=4)
-    assert mean.shape == (4,) and not covariance.requires_grad
-    assert torch.linalg.eigvalsh(covariance).min() > -1e-10

@@ -5,24 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pytest
-import torch
-
 from benchmarks.problems.tables import (
     clark_copper,
     online_lda,
     structured_svm,
-    support_vector_tables,
     walker_lake,
 )
-
-SVM = """dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled
-b,0.9,rbf,-0.5,-1.0,
-b,0.8,poly,1.0,,0.3
-a,0.7,linear,0.0,,
-a,0.6,rbf,0.0,0.75,
-a,0.5,poly,0.0,,1.0
-"""
 
 
 def test_published_tables(tmp_path: Path) -> None:
@@ -44,27 +32,3 @@ def test_published_tables(tmp_path: Path) -> None:
     lake = walker_lake(path)
     assert lake.optimizers.tolist() == [[8.0, 30.0]]
     assert lake.optimal_value == -7.5
-
-
-def test_support_vector_machines(tmp_path: Path) -> None:
-    path, meta = tmp_path / "svm.csv", tmp_path / "meta.csv"
-    path.write_text(SVM)
-    meta.write_text("dataset,meta00,meta01\na,1,2\nc,3,4\nb,5,6\n")
-    machines = support_vector_tables(path, meta)
-    assert machines.names == ["b", "a"]
-    assert machines.contexts.tolist() == [[5.0, 6.0], [1.0, 2.0]]
-    problem = machines.leave_out("a")
-    assert problem.tree.num_paths == 3
-    nan = math.nan
-    X = torch.tensor([[0, 0, nan, nan], [1, 0, nan, 1], [2, 0, 0.75, nan]])
-    torch.testing.assert_close(problem(X), torch.tensor([-0.7, -0.5, -0.6]))
-    assert problem.space.decode(problem.optimizers) == [{"kernel": "linear", "C": 0.0}]
-    # inactive columns of the history are filled, never NaN
-    assert problem.history.X.isfinite().all()
-    assert support_vector_tables(path).contexts is None
-    meta.write_text("dataset,meta00,meta01\na,1,2\n")
-    with pytest.raises(ValueError, match=r"data sets \['b'\]"):
-        support_vector_tables(path, meta)
-    path.write_text(SVM.replace("rbf,-0.5,-1.0", "sigmoid,-0.5,-1.0"))
-    with pytest.raises(ValueError, match="kernel in"):
-        support_vector_tables(path)

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decomposed_problems import check_what_the_harness_needs
-from sklearn.metrics import log_loss
 
 from benchmarks.problems.trainings import (
-    DigitsNetwork,
     ForestTuning,
     NetworkTuning,
     read_adult,
@@ -41,12 +38,6 @@ class TestForest:
         labels = problem._data[1][1]  # a leaf as large as the data: one class for all
         rates = (labels.mean(), 1 - labels.mean())
         assert min(abs(everyone.item() - rate) for rate in rates) < 1e-12
-
-    def test_split(self) -> None:
-        problem = small_forest(seed=4)
-        assert [len(y) for _, y in problem._data] == [210, 90]
-        x = torch.tensor([[0.5, 0.2, 0.5]]).double()
-        assert not torch.equal(problem(x), small_forest(seed=5)(x))
 
     def test_adult(self, tmp_path: Path) -> None:
         rows = (
@@ -85,23 +76,6 @@ class TestNetwork:
         again = problem.components(X[:1] + torch.tensor([0.0, 0.0, 0.3]).double())
         assert torch.equal(again, parts[:1])
 
-    def test_split_and_state(self) -> None:
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        state = torch.get_rng_state()
-        network = DigitsNetwork(images, labels, seed=1)
-        with torch.no_grad():  # as benchmarks may call it
-            first = network.cross_entropies(1e-4, 1e-4, 4)
-        assert network.cross_entropies(1e-4, 1e-4, 4) == first
-        assert torch.equal(state, torch.get_rng_state())
-        other = DigitsNetwork(images, labels, seed=2).cross_entropies(1e-4, 1e-4, 4)
-        assert other != first
-        # no information: the cross-entropy of what guesses at random
-        assert network.cross_entropies(1.0, 1.0, 4)[1] == pytest.approx(
-            log_loss(labels, np.full((len(labels), 10), 0.1)), abs=0.1
-        )
-
 
 @pytest.mark.parametrize("make", [small_forest])
 @pytest.mark.parametrize("negate", [False, True])
@@ -116,17 +90,3 @@ def test_parts_add_up(make: Any, negate: bool) -> None:
     for signs, mirrored in zip(problem.monotone, opposite.monotone, strict=True):
         assert signs == {column: -sign for column, sign in mirrored.items()}
         assert set(signs) == set(range(problem.dim))
-
-
-@pytest.mark.parametrize("make", [small_forest, NetworkTuning])
-def test_what_the_harness_needs(make: Any) -> None:
-    check_what_the_harness_needs(make, evaluate=make is small_forest)
-
-
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
-        small_forest(negate=3)
-    with pytest.raises(ValueError, match="n at least 10"):
-        ForestTuning(np.zeros((5, 2)), np.zeros(5))
-    with pytest.raises(ValueError, match="n labels"):
-        ForestTuning(np.zeros((20, 2)), np.zeros(19))

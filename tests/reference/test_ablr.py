@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,24 +13,13 @@ from botorch_structured.models.ablr.factors import TaskData
 from botorch_structured.models.ablr.regressions import Regressions, WeightPosterior
 from botorch_structured.models.ablr.rows import TaskRows
 
+FILES = "ablr_*.json"
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-8
 # Of a standard deviation: a QR factorisation solves a problem that is rounding away from
 # the one given, and columns 1e-7 apart leave eight digits of a mean, which is more than
 # data tell of it.
 OF_A_DEVIATION = 1e-6
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per case of every file found."""
-    directory = Path(metafunc.config.getoption("--reference"))
-    cases = []
-    for file in sorted(directory.glob("ablr_*.json")):
-        for case in json.loads(file.read_text())["cases"]:
-            cases.append(pytest.param(case, id=f"{file.stem}-{case['name']}"))
-    if not cases:
-        raise ValueError(f"--reference: expected ablr_*.json in {directory}.")
-    metafunc.parametrize("case", cases)
 
 
 class Problem:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,19 +18,8 @@ from botorch_structured.kernels import ConditionalKernel, LaplaceKernel
 from botorch_structured.models import ConditionalGP
 from botorch_structured.spaces import Equals, In, ParameterTree
 
+FILES = "conditional_*.json"
 TOLERANCE = 1e-9
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per case of every file found."""
-    directory = Path(metafunc.config.getoption("--reference"))
-    cases = []
-    for file in sorted(directory.glob("conditional_*.json")):
-        for case in json.loads(file.read_text())["cases"]:
-            cases.append(pytest.param(case, id=f"{file.stem}-{case['name']}"))
-    if not cases:
-        raise ValueError(f"--reference: expected conditional_*.json in {directory}.")
-    metafunc.parametrize("case", cases)
 
 
 class Problem:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,23 +17,11 @@ from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
 
+FILES = "monotone_*.json"
+NEEDS = {"test_optimised": "optimised"}
 TOLERANCE = 1e-7
 GRADIENT_TOLERANCE = 1e-6
 HYPERPARAMETER_TOLERANCE = 1e-4
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per case of every file found, and per optimised one."""
-    optimised = metafunc.function is test_optimised
-    directory = Path(metafunc.config.getoption("--reference"))
-    cases = []
-    for file in sorted(directory.glob("monotone_*.json")):
-        for case in json.loads(file.read_text())["cases"]:
-            if "optimised" in case or not optimised:
-                cases.append(pytest.param(case, id=f"{file.stem}-{case['name']}"))
-    if not cases:
-        raise ValueError(f"--reference: expected monotone_*.json in {directory}.")
-    metafunc.parametrize("case", cases)
 
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -1,9 +1,7 @@
-"""The tree GP against 60-digit numbers: structured and dense inference alike."""
+"""The tree GP against 60-digit numbers."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from botorch_structured.acquisition import (
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.spaces import ParameterTree
 
+FILES = "treegp_*.json"
 TOLERANCE = 1e-9
 
 # the tree of the reference problems: node 0 -> node 1 {A, B} | node 2 {C | node 3 {D,
@@ -31,19 +30,6 @@ PATH_DECISIONS: dict[str, dict[int, float]] = {
     "E": {0: 1.0, 2: 1.0, 3: 1.0},
 }
 NODE_DECISION = {0: {}, 1: {0: 0.0}, 2: {0: 1.0}, 3: {2: 1.0}}
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per case of every file found."""
-    directory = Path(metafunc.config.getoption("--reference"))
-    cases = []
-    for file in sorted(directory.glob("treegp_*.json")):
-        for i, case in enumerate(json.loads(file.read_text())["cases"]):
-            name = f"{file.stem}-{i}-{case['problem']['mode']}"
-            cases.append(pytest.param(case, id=name))
-    if not cases:
-        raise ValueError(f"--reference: expected treegp_*.json in {directory}.")
-    metafunc.parametrize("case", cases)
 
 
 class Problem:
@@ -128,18 +114,13 @@ class Problem:
         ]
 
 
-@pytest.fixture(params=["structured", "dense"])
-def problem(
-    request: pytest.FixtureRequest, case: dict[str, Any], monkeypatch: Any
-) -> Problem:
-    if request.param == "dense":
-        for check in ("_is_structured", "_use_predictor"):
-            monkeypatch.setattr(TreeStructuredGP, check, lambda self: False)
-    else:
-        monkeypatch.setattr(TreeStructuredGP, "_evidence_pays", lambda *_: True)
-    with torch.device("cpu"):
-        torch.set_default_dtype(torch.float64)
-        yield Problem(case)
+pytestmark = pytest.mark.usefixtures("double")
+
+
+@pytest.fixture
+def problem(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Problem:
+    monkeypatch.setattr(TreeStructuredGP, "_evidence_pays", lambda *_: True)
+    return Problem(case)
 
 
 def assert_close(actual: Tensor, expected: Any) -> None:

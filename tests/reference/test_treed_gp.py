@@ -6,9 +6,7 @@ with different seeds.
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,37 +15,18 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms import Normalize
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from botorch_structured.models.treed.treed_gp import TreedGP
+from botorch_structured.models import TreedGP
 
-PUBLISHED: dict[str, Any] = {
-    "split_criterion": "variance",
-    "path_sharing": "all",
-    "condition_on": "all",
-    "leaf_noise": False,
-}
+FILES = "treed_gp_tgp_*.json"
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per problem of every file found."""
-    directory = Path(metafunc.config.getoption("--reference"))
-    problems = []
-    for file in sorted(directory.glob("treed_gp_tgp_*.json")):
-        for problem in json.loads(file.read_text())["problems"]:
-            problems.append(pytest.param(problem, id=f"{file.stem}-{problem['name']}"))
-    if not problems:
-        raise ValueError(f"--reference: expected treed_gp_tgp_*.json in {directory}.")
-    metafunc.parametrize("problem", problems)
-
-
-def scores(problem: dict[str, Any], **kwargs: Any) -> tuple[float, float]:
+def scores(case: dict[str, Any], make: Any = TreedGP) -> tuple[float, float]:
     """RMSE of the mean, mean log predictive density with noise."""
     X, Z, XX, f, Z_XX = (
-        torch.tensor(problem[k], dtype=torch.float64)
+        torch.tensor(case[k], dtype=torch.float64)
         for k in ("X", "Z", "XX", "f_XX", "Z_XX")
     )
-    model = TreedGP(
-        X, Z.unsqueeze(-1), input_transform=Normalize(X.shape[-1]), **kwargs
-    )
+    model = make(X, Z.unsqueeze(-1), input_transform=Normalize(X.shape[-1]))
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     with torch.no_grad():
         posterior = model.posterior(XX.unsqueeze(-2), observation_noise=True)
@@ -58,17 +37,17 @@ def scores(problem: dict[str, Any], **kwargs: Any) -> tuple[float, float]:
     return float(rmse), float(density.mean())
 
 
-def test_default(problem: dict[str, Any]) -> None:
-    runs = problem["btgp_restart_spread"]
-    rmse, density = scores(problem)
+def test_default(case: dict[str, Any]) -> None:
+    runs = case["btgp_restart_spread"]
+    rmse, density = scores(case)
     assert density >= min(run["mlpd_gaussian"] for run in runs)
-    if problem["name"].startswith("exp2d"):
+    if case["name"].startswith("exp2d"):
         assert rmse <= max(run["rmse_f"] for run in runs)
 
 
-def test_published(problem: dict[str, Any]) -> None:
-    if not problem["name"].startswith("exp2d"):
+def test_published(case: dict[str, Any]) -> None:
+    if not case["name"].startswith("exp2d"):
         pytest.skip("as a density, it is no better than one GP")
-    rmse, density = scores(problem, **PUBLISHED)
+    rmse, density = scores(case, TreedGP.as_published)
     assert rmse <= 0.0065
     assert density >= 2.6

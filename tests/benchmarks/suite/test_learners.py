@@ -1,32 +1,20 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.suite import learners
 from benchmarks.suite.learners import (
     DATA,
     DEVELOP,
     FILES,
-    REPORT,
-    LearnerProblem,
     read_dataset,
 )
-from benchmarks.suite.optima import read_scale
 
 pytest.importorskip("sklearn")
-
-
-def test_the_halves_alternate() -> None:
-    assert len(DEVELOP) == len(REPORT) == 8
-    names = sorted(name.removeprefix("cash-") for name in [*DEVELOP, *REPORT])
-    assert names[::2] == [name.removeprefix("cash-") for name in DEVELOP]
-    assert pickle.loads(pickle.dumps(DEVELOP["cash-pima"])).keywords["data"] == DATA
 
 
 def test_columns_of_text(tmp_path: Path) -> None:
@@ -42,13 +30,6 @@ def test_columns_of_text(tmp_path: Path) -> None:
     )
     X, y = read_dataset("titanic", tmp_path)
     assert X.tolist() == [[1, 2], [3, 4]] and y.tolist() == [0, 1]
-
-
-def test_libsvm_s_format(tmp_path: Path) -> None:
-    (tmp_path / "libsvm").mkdir()
-    (tmp_path / "libsvm/heart").write_text("1 1:70 3:4\n0 2:1.5\n")
-    X, y = read_dataset("heart", tmp_path)
-    assert X.tolist() == [[70, 0, 4], [0, 1.5, 0]] and y.tolist() == [1, 0]
 
 
 def test_large_data_sets_are_stratified() -> None:
@@ -74,31 +55,6 @@ def test_a_configuration_has_one_value() -> None:
     assert [problem(x) for x in X] == [problem.truth(x) for x in X] == values.tolist()
     assert len(problem.cash.evaluations) == 3  # each was run once
     assert torch.equal(DEVELOP["cash-wine"](1).truths(X), values)
-
-
-def test_starts() -> None:
-    problem = LearnerProblem("wine")
-    starts = problem.space.decode(problem.starts(0))
-    assert len({config["learner"] for config in starts}) == 8
-    assert torch.equal(problem.starts(0), problem.starts(0))
-    assert not torch.equal(problem.starts(0), problem.starts(1))
-
-
-def test_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dataset: expected one of"):
-        LearnerProblem("moons")
-    with pytest.raises(FileNotFoundError, match="data set 'pima' of UCI or LIBSVM"):
-        LearnerProblem("pima", tmp_path)
-
-
-def test_the_table_has_all_data_sets() -> None:
-    for name in learners.DEVELOP_DATASETS + learners.REPORT_DATASETS:
-        scale = read_scale("cash", name)
-        assert scale is not None and 0.0 <= scale.optimal < scale.middle < 1.0
-    problem = LearnerProblem("wine")
-    assert (
-        problem.optimal_value <= problem.truths(problem.space.sample(5, seed=0)).min()
-    )
 
 
 @pytest.mark.skipif(not (DATA / "uci").exists(), reason=f"needs {DATA / 'uci'}")

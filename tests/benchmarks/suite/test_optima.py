@@ -9,7 +9,6 @@ from torch import Tensor
 
 from benchmarks.suite.optima import (
     Scale,
-    ScaledProblem,
     improve,
     read_scale,
     write_scales,
@@ -79,14 +78,3 @@ def test_the_table(tmp_path: Path) -> None:
         "two": {"command 2": {"p": [0.5, 1.0]}},
     }
     assert read_scale("one", "q", path) == (0.25, 2.0)
-
-
-def test_a_problem_without_a_scale_has_no_optimum() -> None:
-    class Bowl(ScaledProblem):
-        def truths(self, X: Tensor) -> Tensor:
-            return bowl(X)
-
-    problem = Bowl(SPACE, "bowls", "one")
-    for name in ("optimal_value", "middle_value"):
-        with pytest.raises(AttributeError, match="optimum is known of bowls 'one'"):
-            getattr(problem, name)

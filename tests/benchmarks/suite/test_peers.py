@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,25 +10,20 @@ import ConfigSpace as cfg
 import pytest
 import torch
 from botorch.models import SingleTaskGP
-from botorch.models.hierarchical import HierarchicalConditionalKernelGP
-from botorch.models.transforms.input import Normalize
 from botorch.optim.closures import get_loss_closure
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-import benchmarks.suite.peers as peers
-from benchmarks.suite.peers import PEERS, SLOW, versions
+from benchmarks.suite.peers import PEERS
 from benchmarks.suite.peers import gaussian_processes as gps
 from benchmarks.suite.peers.common import (
     finite,
-    first_feasible,
     from_native,
     native,
     walk,
 )
 from benchmarks.suite.peers.gaussian_processes import Encoding
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.test_functions import JenattonTree
 
 # A name that a library provides, and the library.
 _OPTIONAL = {
@@ -142,39 +134,6 @@ def test_own_starts(name: str) -> None:
     assert not hasattr(peer(f"{name}_starts"), "starts")
 
 
-def test_all_can_be_sent_to_processes() -> None:
-    assert pickle.loads(pickle.dumps(PEERS)).keys() == PEERS.keys()
-    assert SLOW <= {*PEERS, *_OPTIONAL}
-
-
-def test_missing_libraries_leave_out_their_peers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = importlib.util.find_spec
-
-    def without_optuna(name: str, package: str | None = None) -> Any:
-        return None if name == "optuna" else found(name, package)
-
-    before = set(PEERS)
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib.util, "find_spec", without_optuna)
-        left = set(importlib.reload(peers).PEERS)
-    importlib.reload(peers)
-    assert left == {n for n in before if _OPTIONAL.get(n) != "optuna"}
-    assert "imputed" in left
-
-
-def test_versions() -> None:
-    assert versions()["torch"] == torch.__version__
-    assert ("optuna" in versions()) == ("tpe" in PEERS)
-
-
-def test_finite() -> None:
-    Y = torch.tensor([[1.0], [math.nan], [-2.0], [math.inf]]).double()
-    assert finite(Y).flatten().tolist() == [1.0, -2.0, -2.0, -2.0]
-    assert finite(Y[1:2]).item() == 0.0
-
-
 def test_walk_asks_for_active_columns() -> None:
     space = mixed()
     for x in space.sample(40, seed=1):
@@ -189,15 +148,6 @@ def test_walk_asks_for_active_columns() -> None:
         assert sorted(asked) == active
     column = space.columns[space.names.index("size")]
     assert [from_native(column, i) for i in (0, 2)] == [0.0, 2.0]
-
-
-def test_forbidden_points_end_in_a_random_one() -> None:
-    space = mixed()
-    bad = space.encode({"learner": "none", "drop": 0.2, "size": "m"})[0]
-    good, bad = bad.clone(), bad.clone()
-    bad[space.names.index("size")] = 2.0
-    assert torch.equal(first_feasible(space, iter([bad, good]), 0), good)
-    assert space.feasible(first_feasible(space, iter([bad] * 99), 0)[None]).all()
 
 
 class TestOptuna:
@@ -224,36 +174,6 @@ class TestOptuna:
         values = [t.value for t in study.study.trials[:30]]
         assert values[1] == values[2] == values[3] == 1e6 == max(values)
 
-    def test_the_flat_study_has_all_parameters(self) -> None:
-        pytest.importorskip("optuna")
-        from optuna.samplers import RandomSampler
-
-        from benchmarks.suite.peers.optuna_samplers import _Study
-
-        space = mixed()
-        study = _Study(space, RandomSampler(seed=0), flat=True)
-        study.add(*told(space, 5))
-        assert all(t.params.keys() == set(space.names) for t in study.study.trials)
-        x = next(study.suggestions())
-        assert torch.equal(space.impute(x), x)
-        assert study.study.trials[-1].params.keys() == set(space.names)
-
-
-class TestSMAC:
-    def test_the_configuration_space_has_the_same_active_parameters(self) -> None:
-        from benchmarks.suite.peers.smac import configuration_space
-
-        space = mixed()
-        cs = configuration_space(space, 0)
-        for config in cs.sample_configuration(200):
-            x = space.fill.clone()
-            for name, value in dict(config).items():
-                c = space.names.index(name)
-                x[c] = from_native(space.columns[c], value)
-            active = space.tree.active_mask(x[None])[0].tolist()
-            names = {n for n, on in zip(space.names, active, strict=True) if on}
-            assert names == set(config.keys())
-
 
 class TestCMAES:
     def test_the_state_repeats_the_search(self) -> None:
@@ -271,17 +191,6 @@ class TestCMAES:
             X, Y = torch.cat([X, x[None]]), torch.cat([Y, Y.new_tensor([[y]])])
         assert state == {"seed": 100, "starts": 5}
         assert len(X.unique(dim=0)) > 25
-
-    def test_it_improves(self) -> None:
-        method, problem = peer("cmaes"), JenattonTree(num_leaves=4)
-        X = problem.starts(0)
-        Y = -problem(X).unsqueeze(-1)
-        state = None
-        for _ in range(80):
-            x, state = method(problem, X, Y, 1, state)
-            X, Y = torch.cat([X, x[None]]), torch.cat([Y, -problem(x).reshape(1, 1)])
-        assert Y.max() > -0.25  # the next best leaf has 0.2 at its best
-        assert Y[-20:].mean() > Y[4:24].mean()
 
 
 class TestGaussianProcesses:
@@ -329,22 +238,6 @@ class TestGaussianProcesses:
         for other in losses[1:]:
             assert torch.allclose(other, losses[0], rtol=1e-6, atol=1e-8)
 
-    def test_the_hierarchical_kernel_is_botorchs(self) -> None:
-        """Its dependencies are those a user of BoTorch would write."""
-        problem = JenattonTree(num_leaves=4, shared=True)
-        space = problem.space
-        X = space.sample(9, seed=0)
-        written = {0: {0: [1, 7], 1: [2, 8]}, 1: {0: [3], 1: [4]}, 2: {0: [5], 1: [6]}}
-        model = HierarchicalConditionalKernelGP(
-            X,
-            X[:, :1],
-            hierarchical_dependencies=written,
-            input_transform=Normalize(9, bounds=space.bounds),
-        )
-        encoding, kernel = gps._hierarchical_kernel(space)
-        expected = model.covar_module(model.transform_inputs(X)).to_dense()
-        assert torch.allclose(kernel(encoding(X)).to_dense(), expected)
-
     @pytest.mark.parametrize("space", [mixed(), plain_tree()])
     def test_the_hierarchical_kernel_knows_what_is_active(
         self, space: SearchSpace
@@ -363,14 +256,3 @@ class TestGaussianProcesses:
                     assert torch.equal(on, active[:, column])
                     seen.add(column)
         assert seen == set(range(space.dim))
-
-    def test_arc_does_not_see_inactive_columns(self) -> None:
-        space = plain_tree()
-        X, Y = told(space, 8)
-        Z = Encoding(space, inactive="marked")(X)
-        other = torch.where(space.tree.active_mask(X), X, 0.123)
-        assert torch.equal(Encoding(space, inactive="marked")(other), Z)
-        kernel = gps._arc_kernel(Z.shape[-1])
-        away = Z.clone()
-        away[Z < 0.0] = -0.5  # any other mark
-        assert torch.allclose(kernel(Z).to_dense(), kernel(away).to_dense())

@@ -57,13 +57,6 @@ def test_the_regret_is_that_of_the_best_observed_point() -> None:
     assert scaled_regrets([scaled])["p"]["a"][0].tolist() == [1.0, 0.5, 0.5, 0.0]
 
 
-def test_runs_share_the_least_optimum() -> None:
-    runs = [one("p", "a", 0, 0.5, optimum=0.5), one("p", "b", 0, 0.5, optimum=0.0)]
-    traces = scaled_regrets(runs)["p"]
-    assert traces["a"][0] == traces["b"][0] == 0.5
-    assert scaled_regrets([one("p", "a", 0, 1.0, middle=None)]) == {}
-
-
 def test_seeds_are_averaged_where_all_methods_have_them() -> None:
     runs = [one("p", "a", s, 0.2 * s) for s in range(3)] + [one("p", "b", 1, 0.5)]
     runs.append(one("q", "a", 0, 1.0))

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import gzip
 import math
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.suite import svm_tables
-from benchmarks.suite.svm_tables import DATA, DEVELOP, REPORT, SVMTable
+from benchmarks.suite.svm_tables import DATA, DEVELOP, SVMTable
 
 FILE = Path("hpo_conditional", "tst_svm_50datasets_288configs.csv.gz")
 C = [2.0**k for k in range(-5, 7)]
@@ -44,13 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_halves_alternate() -> None:
-    assert len(DEVELOP) == len(REPORT) == 25
-    names = sorted(name.removeprefix("svm-") for name in [*DEVELOP, *REPORT])
-    assert names[::2] == [name.removeprefix("svm-") for name in DEVELOP]
-    assert pickle.loads(pickle.dumps(DEVELOP["svm-A9A"])).keywords["data"] == DATA
-
-
 @pytest.mark.parametrize(
     ("config", "row"),
     [
@@ -81,45 +73,6 @@ def test_the_optimum_is_exact(folder: Path) -> None:
     values = problem.truths(X)
     assert len(values.unique()) > 200 and values.min() >= problem.optimal_value
     assert problem.middle_value == float(values.median())
-
-
-def test_starts_are_on_all_kernels(folder: Path) -> None:
-    problem = SVMTable("A9A", folder)
-    starts = problem.space.decode(problem.starts(0))
-    assert {config["kernel"] for config in starts} == {"linear", "poly", "rbf"}
-    assert not torch.equal(problem.starts(0), problem.starts(1))
-
-
-def test_arguments(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dataset: expected one of"):
-        SVMTable("iris", folder)
-    problem = SVMTable("A9A", folder)
-    with pytest.raises(ValueError, match="n x 4"):
-        problem.truths(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="points of the space"):
-        problem.truths(torch.tensor([[0.0, 12.0, 0.0, 2.0]]))
-    with pytest.raises(FileNotFoundError, match="wistuba/TST"):
-        SVMTable("A9A", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("A9A,", "elsewhere,", "288 configurations of A9A, got 0"),
-        (",rbf,", ",sigmoid,", "kernel in"),
-        (",rbf,1.0,-1.0,", ",rbf,1.0,-0.9,", "gamma_scaled in"),
-        (",linear,1.0,,", ",linear,0.5,,", "288 configurations of A9A, got 287"),
-    ],
-)
-def test_another_table_is_refused(
-    folder: Path, tmp_path: Path, old: str, new: str, message: str
-) -> None:
-    text = gzip.decompress((folder / FILE).read_bytes()).decode()
-    assert old in text
-    (tmp_path / FILE).parent.mkdir()
-    (tmp_path / FILE).write_bytes(gzip.compress(text.replace(old, new).encode(), 1))
-    with pytest.raises(ValueError, match=message):
-        SVMTable("A9A", tmp_path)
 
 
 @pytest.mark.skipif(not (DATA / FILE).exists(), reason=f"needs {DATA / FILE}")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Iterator
 
@@ -9,10 +8,7 @@ import pytest
 import torch
 
 from benchmarks.suite import synthetic
-from benchmarks.suite.problem import few_starts, kind_of
 from benchmarks.suite.synthetic import (
-    DEVELOP,
-    REPORT,
     SyntheticProblem,
     draw,
 )
@@ -23,14 +19,6 @@ SOME = [0, 2, 4, 7, 12, 18, 20, 38]  # rough, smooth, bowls; chains, trees; one 
 def fresh(number: int) -> SyntheticProblem:
     draw.cache_clear()
     return draw(number)
-
-
-def test_the_halves_are_disjoint_and_picklable() -> None:
-    assert len(DEVELOP) == len(REPORT) == 40
-    assert not DEVELOP.keys() & REPORT.keys()
-    assert {kind_of(name) for name in (*DEVELOP, *REPORT)} == {"synthetic"}
-    factory = pickle.loads(pickle.dumps(DEVELOP["synthetic-2"]))
-    assert factory(0) is factory(5) is draw(2)
 
 
 def test_a_number_gives_one_problem() -> None:
@@ -82,30 +70,6 @@ def test_every_active_column_counts() -> None:
         assert changed[active[:, c] & (X[:, c] != Z[:, c])].any()
 
 
-def test_a_longer_search_finds_no_better_optimum() -> None:
-    """Of a problem with 53 paths; with other random points, and five times as many."""
-    problem = draw(4)
-    rng = np.random.default_rng(1)
-    room = problem.middle_value - problem.optimal_value
-    for i in range(problem.properties["paths"]):
-        U = problem._random_positions(i, 2_000, rng)
-        values = problem._leaf(i, U)
-        U, values = problem._descend(i, U[np.argsort(values)[:60]])
-        found = problem.truth(problem._point(i, U[values.argmin()]))
-        assert found > problem.optimal_value - 1e-3 * room
-
-
-def test_slopes_are_derivatives() -> None:
-    for number in (4, 18, 38):
-        function = draw(number)._common
-        U = np.random.default_rng(0).random((3, draw(number)._slots))
-        for j in range(U.shape[1]):
-            h = np.zeros_like(U)
-            h[:, j] = 1e-5
-            expected = (function(U + h) - function(U - h)) / 2e-5
-            assert function.slope(U)[:, j] == pytest.approx(expected, abs=1e-6)
-
-
 def test_noise_is_of_the_global_generator() -> None:
     noisy = next(p for k in range(40) if (p := draw(k)).noise_std > 0)
     x = noisy.starts(0)[0]
@@ -118,18 +82,6 @@ def test_noise_is_of_the_global_generator() -> None:
     quiet = next(p for k in range(40) if not (p := draw(k)).noise_std)
     x = quiet.starts(0)[0]
     assert quiet(x) == quiet.truth(x)
-
-
-def test_starts_are_on_different_paths_and_at_most_eight() -> None:
-    for number in SOME:
-        problem = draw(number)
-        starts = problem.starts(3)
-        paths = problem.space.tree.num_paths
-        assert len(starts) == min(8, paths)
-        assert problem.space.feasible(starts).all()
-        assert len(problem.space.tree.path_index(starts).unique()) == len(starts)
-        assert starts.equal(few_starts(problem.space, 3))
-        assert not starts.equal(problem.starts(4))
 
 
 @pytest.fixture(scope="module")
@@ -161,24 +113,3 @@ def test_the_draws_have_all_properties(drawn: list[SyntheticProblem]) -> None:
         p.space.categorical_features.keys() - {*p.space.tree.decision_columns}
         for p in drawn
     )
-
-
-def test_dependence_between_leaves(drawn: list[SyntheticProblem]) -> None:
-    """Aligned positions give related values in the leaves, as ``rho`` says."""
-    correlations: dict[bool, list[float]] = {False: [], True: []}
-    for problem in drawn:
-        rng = np.random.default_rng(0)
-        rho = problem.properties["rho"]
-        same: dict[tuple[int, ...], list[int]] = {}
-        for i, active in enumerate(problem._active):
-            same.setdefault(tuple(k for _, k in active), []).append(i)
-        for slots, leaves in same.items():
-            if not slots or len(leaves) < 2 or rho == 0.5:
-                continue
-            U = np.full((300, problem._slots), 0.5)
-            U[:, slots] = rng.random((300, len(slots)))
-            a, b = (problem._leaf(i, U) for i in leaves[:2])
-            correlations[rho > 0.5].append(float(np.corrcoef(a, b)[0, 1]))
-    assert len(correlations[False]) > 5 and len(correlations[True]) > 5
-    assert np.mean(correlations[True]) > 0.6
-    assert np.mean(correlations[True]) > np.mean(correlations[False]) + 0.3

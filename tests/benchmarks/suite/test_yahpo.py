@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from benchmarks.suite import yahpo
 from benchmarks.suite.optima import read_scale
-from benchmarks.suite.yahpo import DATA, DEVELOP, REPORT, YahpoXGBoost
+from benchmarks.suite.yahpo import DATA, DEVELOP, YahpoXGBoost
 
 TREES = ["dart", "gbtree"]
 # Name: lower and upper bound, whether whole, whether logarithmic, boosters.
@@ -104,13 +103,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return session
 
 
-def test_the_halves_are_those_of_the_data_s_readme() -> None:
-    assert len(DEVELOP) == len(REPORT) == 40
-    assert not DEVELOP.keys() & REPORT.keys()
-    assert {"yahpo-3", "yahpo-41278"} <= DEVELOP.keys() and "yahpo-15" in REPORT
-    assert pickle.loads(pickle.dumps(DEVELOP["yahpo-3"])).keywords["data"] == DATA
-
-
 def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) -> None:
     problem = YahpoXGBoost("1040", tmp_path)
     columns = problem.evaluate(problem.space.encode([CONFIG]))
@@ -124,19 +116,6 @@ def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) ->
     assert columns["acc"].tolist() == pytest.approx([0.53])
     assert columns["logloss"].tolist() == [100.0]
     assert columns["timetrain"].tolist() == [1.0]
-
-
-def test_what_is_inactive_does_not_matter(stand_in: StandIn, tmp_path: Path) -> None:
-    problem = YahpoXGBoost("3", tmp_path)
-    shared = ("nrounds", "lambda", "alpha", "subsample", "num.impute.selected.cpo")
-    linear = {name: CONFIG[name] for name in shared} | {"booster": "gblinear"}
-    X = problem.space.encode([linear])
-    problem.evaluate(X)
-    expected = stand_in.given["x_cont"].copy()
-    assert np.count_nonzero(expected) == 6  # four numbers, trainsize and repl
-    X[~problem.tree.active_mask(X)] = torch.nan
-    problem.evaluate(X)
-    np.testing.assert_array_equal(stand_in.given["x_cont"], expected)
 
 
 def test_space_and_starts(stand_in: StandIn, tmp_path: Path) -> None:
@@ -153,35 +132,6 @@ def test_space_and_starts(stand_in: StandIn, tmp_path: Path) -> None:
     values = torch.tensor([problem(x) for x in starts])
     assert values.tolist() == pytest.approx([0.48, 0.47, 0.49])
     assert [problem.truth(x) for x in starts] == values.tolist()
-
-
-def test_trainsize(stand_in: StandIn, tmp_path: Path) -> None:
-    problem = YahpoXGBoost("3", tmp_path, trainsize=0.5)
-    X = problem.space.sample(2, seed=0)
-    assert problem.evaluate(X)["timetrain"].tolist() == [0.5, 0.5]
-    fractions = torch.tensor([0.25, 1.0])
-    assert problem.evaluate(X, fractions)["timetrain"].tolist() == [0.25, 1.0]
-    with pytest.raises(AttributeError, match="trainsize = 0.5"):
-        _ = problem.optimal_value
-    for wrong in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="trainsize: expected numbers from 0.03"):
-            problem.evaluate(X, wrong)
-    with pytest.raises(ValueError, match="a number or 2 of them"):
-        problem.evaluate(X, torch.ones(3))
-
-
-def test_arguments(stand_in: StandIn, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="task_id: expected one of the 80"):
-        YahpoXGBoost("11", tmp_path)
-    problem = YahpoXGBoost(3, tmp_path)
-    X = problem.space.sample(2, seed=0)
-    with pytest.raises(ValueError, match="shape n x 14"):
-        problem.evaluate(X[:, :5])
-    X[0, problem.space.names.index("subsample")] = 3.0
-    with pytest.raises(ValueError, match="points of the space"):
-        problem.evaluate(X)
-    with pytest.raises(FileNotFoundError, match="config_space.json of the folder rbv2"):
-        YahpoXGBoost("3", tmp_path / "elsewhere")
 
 
 def test_the_table_has_all_data_sets(stand_in: StandIn, tmp_path: Path) -> None:
