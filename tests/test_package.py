@@ -80,17 +80,14 @@ def test_extras_that_errors_name_exist() -> None:
     assert {"ax", "demo"} <= named <= extras
 
 
-def test_constraints_are_what_runs() -> None:
-    """In the environment of the README; elsewhere there is nothing to compare."""
+def test_the_installed_package_is_this_one() -> None:
+    """As a user gets it, with its mark of types; elsewhere there is none."""
     installed = {d.metadata["Name"] for d in metadata.distributions()}
     if PYPROJECT["project"]["name"] not in installed:
         pytest.skip("not installed")
     assert metadata.version("botorch-structured") == botorch_structured.__version__
-    files = metadata.files("botorch-structured") or []
-    names = {str(file) for file in files}
-    assert "botorch_structured/py.typed" in names or any(
-        "editable" in name or name.endswith(".pth") for name in names
-    )
+    names = {str(file) for file in metadata.files("botorch-structured") or []}
+    assert "botorch_structured/py.typed" in names or any("editable" in n for n in names)
 
 
 def test_importing_is_light() -> None:
@@ -149,12 +146,6 @@ def test_models_are_imported_when_they_are_asked_for() -> None:
         assert getattr(models, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'GP'"):
         _ = models.GP
-
-
-def test_docstring_explains_the_package_in_eight_lines() -> None:
-    doc = botorch_structured.__doc__
-    assert doc is not None
-    assert len(doc.strip().split("\n\n", 1)[1].splitlines()) == 8
 
 
 def test_the_five_papers_and_the_mondrian_kernel() -> None:

@@ -1,0 +1,237 @@
+"""What each constant is worth by which the package chooses between two ways by size.
+
+    python -m benchmarks.speed.thresholds [--rows NAME ...] [--repeats K]
+
+Each row sets a constant so that one way is taken, then the other, at a size below the
+constant, at it and above it, in turn in one process, and prints the time of the way
+that is for large sizes over that for small ones. The constant is right if the ratio is
+above 1 below it, and below 1 above it; the last column is the larger gain of the two.
+CPU time of one thread; for the number of threads, wall time (without
+``OMP_NUM_THREADS=1``).
+"""
+
+from __future__ import annotations
+
+__all__ = ["THRESHOLDS", "Threshold", "main", "measure"]
+
+import argparse
+import importlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
+from benchmarks.speed.tree_rows import evaluation, fitted, objective
+from benchmarks.summary import markdown_table
+from botorch_structured.fit import fit_slice_sampling
+from botorch_structured.linalg.factor import inverse_factors
+from botorch_structured.models import (
+    ConditionalGP,
+    MultiTaskABLR,
+    TreedGP,
+    TreeStructuredGP,
+)
+from botorch_structured.models.contexts import few_threads
+from botorch_structured.spaces import ParameterTree
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A constant that switches between two ways.
+
+    Attributes:
+        constant: Its module, without the package's name, and its name.
+        make: Makes the call of a size; the constant is set then, too.
+        sizes: Below the constant, about at it, above it.
+        clock: Of the times.
+        low: A value at which the way for large sizes is taken.
+        high: A value at which the other way is.
+    """
+
+    constant: str
+    make: Callable[[int], Call]
+    sizes: tuple[int, int, int]
+    clock: Callable[[], float] = time.process_time
+    low: float = 0
+    high: float = 1 << 40
+
+    @property
+    def module(self) -> object:
+        """Where it is."""
+        name = self.constant.rpartition(".")[0]
+        return importlib.import_module(f"botorch_structured.{name}")
+
+    def set_to(self, value: float) -> mock._patch[float]:
+        """A context with another value."""
+        return mock.patch.object(self.module, self.constant.rpartition(".")[2], value)
+
+
+def _matrices(size: int) -> Call:
+    """Sixteen covariances of that size."""
+    root = np.random.default_rng(0).standard_normal((16, size, size))
+    return partial(inverse_factors, root @ root.swapaxes(1, 2) + size * np.eye(size))
+
+
+def _evidence(tree: ParameterTree, n: int) -> Call:
+    """A fit's objective and gradient, in its closed form."""
+    X, Y = make_data(tree, sizes(tree.num_paths, n))
+    return evaluation(objective(TreeStructuredGP(X, Y, tree)))
+
+
+def _by_torch(tree: ParameterTree, n: int) -> Call:
+    """The same as a function of torch."""
+    X, Y = make_data(tree, sizes(tree.num_paths, n))
+    model = TreeStructuredGP(X, Y, tree)
+    mll = objective(model).train()
+    return lambda: model.compute_custom_loss(mll).backward()
+
+
+def _posterior(n: int, paths: int) -> Call:
+    """One candidate, of a model with about four weights for each path."""
+    tree = flat_tree(paths)
+    X, Y = make_data(tree, sizes(paths, n))
+    model = TreeStructuredGP(X, Y, tree).eval()
+    x = X[:1, None]
+
+    def predict() -> Tensor:
+        with torch.no_grad():
+            return model.posterior(x).variance
+
+    return predict
+
+
+def _sampled(n: int) -> Call:
+    tree = binary_tree(4)
+    data = make_data(tree, sizes(4, n))
+    return lambda: fit_slice_sampling(
+        ConditionalGP(*data, tree), num_samples=4, warmup=2, thinning=1, seed=0
+    )
+
+
+def _treed(n: int, make: Callable[..., TreedGP] = TreedGP) -> Call:
+    X = torch.rand(n, 2, generator=torch.Generator().manual_seed(0)).double()
+    Y = (9.0 * X[:, :1]).sin() * (X[:, :1] > 0.5) + 0.1 * X[:, 1:]
+    return lambda: fitted(make(X, Y))
+
+
+def _ablr(n: int) -> Call:
+    X = torch.rand(n, 4, generator=torch.Generator().manual_seed(0)).double()
+    X[:, -1] = torch.arange(n) % 3
+    model = MultiTaskABLR(X, X.sum(-1, keepdim=True).sin(), task_feature=-1)
+    mll = objective(model).train()
+    return lambda: model.compute_custom_loss(mll).backward()
+
+
+def _threads(n: int) -> Call:
+    covariance = np.eye(n) + 1.0 / n
+
+    def factorise() -> object:
+        with few_threads(n):
+            return np.linalg.cholesky(covariance)
+
+    return factorise
+
+
+#: One for each constant.
+THRESHOLDS = [
+    Threshold("linalg.factor._SMALL", _matrices, (12, 24, 48)),
+    Threshold(
+        "linalg.block_evidence._MEDIUM",
+        lambda n: _evidence(binary_tree(2), 2 * n),
+        (50, 100, 200),
+    ),
+    Threshold(
+        "models.tree.leaf_model._SMALL",
+        lambda n: _by_torch(binary_tree(64), n),
+        (100, 200, 400),
+    ),
+    Threshold(
+        "models.tree.leaf_model._MANY_WEIGHTS",
+        lambda weights: _posterior(100, weights),
+        (512, 2048, 8192),
+    ),
+    Threshold(
+        "models.tree.objective._ROWS_PER_WEIGHT",
+        lambda n: _evidence(binary_tree(16), n),
+        (32, 64, 160),
+    ),
+    Threshold(
+        "models.tree.objective._MAX_KEPT",
+        lambda n: _evidence(ParameterTree(6), n),
+        (400, 836, 1400),
+    ),
+    Threshold(
+        "models.parameters._MAX_DENSE",
+        lambda paths: _evidence(flat_tree(paths), 4 * paths),
+        (30, 120, 480),
+    ),
+    Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
+    Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
+    Threshold("models.treed.objective._SMALL", _treed, (60, 150, 400)),
+    Threshold("models.ablr.rows._ONE_CHUNK_ROWS", _ablr, (3_000, 10_000, 40_000)),
+    Threshold(
+        "models.contexts._ROWS_FOR_ONE_THREAD",
+        _threads,
+        (200, 1000, 2000),
+        time.perf_counter,
+    ),
+]
+
+
+def measure(row: Threshold, size: int, repeats: int) -> tuple[float, float]:
+    """Seconds of a call with the low value of a constant, and with the high one.
+
+    Args:
+        row: The constant.
+        size: One of its sizes.
+        repeats: Calls of each.
+    """
+    calls: dict[float, Call] = {}
+    for value in (row.low, row.high):
+        with row.set_to(value):
+            calls[value] = row.make(size)
+            calls[value]()  # does not count
+    spent: dict[float, list[float]] = {value: [] for value in calls}
+    for number in range(repeats):
+        for value in list(calls)[:: 1 if number % 2 else -1]:
+            with row.set_to(value):
+                start = row.clock()
+                calls[value]()
+                spent[value].append(row.clock() - start)
+    low, high = (statistics.median(spent[value]) for value in calls)
+    return low, high
+
+
+def _line(row: Threshold, repeats: int) -> list[str]:
+    found = [measure(row, size, repeats) for size in row.sizes]
+    ratios = [low / high for low, high in found]
+    gain = max(ratios[0], 1.0 / ratios[-1])
+    value = getattr(row.module, row.constant.rpartition(".")[2])
+    cells = [f"{n:,}: {r:.2f}" for n, r in zip(row.sizes, ratios, strict=True)]
+    return [row.constant, f"{value:,}", *cells, f"{gain:.2f}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", nargs="+", default=[""], help="parts of names")
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # chains of a few draws have not converged
+    rows = [t for t in THRESHOLDS if any(n in t.constant for n in options.rows)]
+    header = ["constant", "value", "below", "at", "above", "gain"]
+    print(markdown_table(header, [_line(row, options.repeats) for row in rows]))
+
+
+if __name__ == "__main__":
+    main()
