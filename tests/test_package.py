@@ -65,8 +65,9 @@ def test_lower_bounds_are_those_that_ci_tests() -> None:
         assert bound.operator == ">=", one
         bounds[canonicalize_name(one.name)] = Version(bound.version)
     assert bounds == pins
-    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
-    assert "pip install -c constraints-lowest.txt" in workflow
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    if workflow.exists():  # an sdist has none
+        assert "pip install -c constraints-lowest.txt" in workflow.read_text()
 
 
 def test_extras_that_errors_name_exist() -> None:
@@ -199,8 +200,9 @@ def test_ci_runs_the_commands_of_the_readme() -> None:
             f'python -m pip install -c constraints.txt ".[{extra}]" && python -m {what}'
         )
         assert lines.count(command) == 1
-    script = (ROOT / ".ci" / "run").read_text()
-    assert "README.md" in script and (ROOT / ".ci" / "run").stat().st_mode & 0o100
+    script = ROOT / ".ci" / "run"
+    if script.exists():  # an sdist has none
+        assert "README.md" in script.read_text() and script.stat().st_mode & 0o100
 
 
 def test_no_warning_of_ours_passes_unnoticed() -> None:

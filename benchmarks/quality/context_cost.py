@@ -27,7 +27,8 @@ on a part of it, do not count.
 Printed: scaled regret (0 the best known error, 1 the median of random points) when a
 share of the seconds of "full" is spent; the share at which a method has the error that
 "full" ends with (exactly, and up to 0.001 of scaled regret); and on how many data sets
-it has at half of the seconds a better error than that (p: one-sided Wilcoxon test).
+it has at half of the seconds a better or a worse error than that (p: one-sided Wilcoxon
+test), and than "full" has in the same seconds.
 Runs that ``--out`` has are not repeated. With ``--worth`` it says instead what a part
 of the data costs and tells, at random points.
 """
@@ -358,7 +359,7 @@ def report(traces: Sequence[Trace], scales: dict[str, tuple[float, float]]) -> s
     rows = []
     for method in dict.fromkeys(t.method for t in traces):
         regrets: dict[float, list[float]] = {share: [] for share in _SHARES}
-        ratios, close, differences, counts = [], [], [], []
+        ratios, close, differences, counts, equal = [], [], [], [], []
         for (problem, seed, name), run in by_run.items():
             if name != method:
                 continue
@@ -373,6 +374,7 @@ def report(traces: Sequence[Trace], scales: dict[str, tuple[float, float]]) -> s
             of_half = run.best(0.5 * full.spent)
             differences.append((of_half - min(full.errors)) / (middle - best))
             counts.append(len(run.errors))
+            equal.append(of_half - full.best(0.5 * full.spent))
         better, worse = np.less(differences, 0), np.greater(differences, 0)
         p = "-"
         if np.any(differences) and np.isfinite(differences).all():
@@ -388,13 +390,14 @@ def report(traces: Sequence[Trace], scales: dict[str, tuple[float, float]]) -> s
                 f"{sum(r <= 0.5 for r in close)} of {len(close)}",
                 f"{np.sum(better)} / {np.sum(worse)}",
                 p,
+                f"{np.sum(np.less(equal, 0))} / {np.sum(np.greater(equal, 0))}",
                 f"{np.mean(counts):.0f}",
             ]
         )
     header = ["method", "runs", *(f"regret at {share:g}" for share in _SHARES)]
     header += ["seconds to the error of full", "at most half"]
     header += ["up to 0.001", "at most half"]
-    header += ["at half better / worse", "p", "evaluations"]
+    header += ["at half better / worse", "p", "in equal seconds", "evaluations"]
     return markdown_table(header, rows)
 
 

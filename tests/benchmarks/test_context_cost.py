@@ -85,7 +85,7 @@ def test_long_evaluations_are_stopped(tmp_path: Path) -> None:
 
 
 def test_only_full_evaluations_count() -> None:
-    full = Trace("3", "full", 0, [0.4, 0.2, 0.3], [10.0, 20.0, 30.0], [1.0] * 3)
+    full = Trace("3", "full", 0, [0.4, 0.3, 0.2], [10.0, 20.0, 30.0], [1.0] * 3)
     run = Trace("3", "context", 0, [0.1, 0.3, 0.2], [1.0, 2.0, 3.0], [0.3, 1.0, 1.0])
     assert run.best(1.0) == float("inf")
     assert run.best(3.0) == 0.3
@@ -98,3 +98,4 @@ def test_only_full_evaluations_count() -> None:
     assert cells[:2] == ["context", "1"]
     assert cells[4:7] == ["0.2000"] * 3
     assert cells[7:12] == ["0.100", "1 of 1", "0.100", "1 of 1", "0 / 0"]
+    assert cells[-2] == "1 / 0"  # "full" has 0.3 after 30 seconds
