@@ -35,7 +35,6 @@ from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.linalg.factor import inverse_factors
 from botorch_structured.models import (
     ConditionalGP,
-    MultiTaskABLR,
     TreedGP,
     TreeStructuredGP,
 )
@@ -124,14 +123,6 @@ def _treed(n: int, make: Callable[..., TreedGP] = TreedGP) -> Call:
     return lambda: fitted(make(X, Y))
 
 
-def _ablr(n: int) -> Call:
-    X = torch.rand(n, 4, generator=torch.Generator().manual_seed(0)).double()
-    X[:, -1] = torch.arange(n) % 3
-    model = MultiTaskABLR(X, X.sum(-1, keepdim=True).sin(), task_feature=-1)
-    mll = objective(model).train()
-    return lambda: model.compute_custom_loss(mll).backward()
-
-
 def _threads(n: int) -> Call:
     covariance = np.eye(n) + 1.0 / n
 
@@ -178,7 +169,6 @@ THRESHOLDS = [
     Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
     Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
     Threshold("models.treed.objective._SMALL", _treed, (60, 150, 400)),
-    Threshold("models.ablr.rows._ONE_CHUNK_ROWS", _ablr, (3_000, 10_000, 40_000)),
     Threshold(
         "models.contexts._ROWS_FOR_ONE_THREAD",
         _threads,

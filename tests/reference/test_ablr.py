@@ -16,9 +16,8 @@ from botorch_structured.models.ablr.rows import TaskRows
 FILES = "ablr_*.json"
 TOLERANCE = 1e-10
 GRADIENT_TOLERANCE = 1e-8
-# Of a standard deviation: a QR factorisation solves a problem that is rounding away from
-# the one given, and columns 1e-7 apart leave eight digits of a mean, which is more than
-# data tell of it.
+# Of a standard deviation: a QR factorisation solves a problem that is rounding away
+# from the one given; columns 1e-7 apart leave eight digits of a mean.
 OF_A_DEVIATION = 1e-6
 
 
