@@ -1,4 +1,4 @@
-"""What a comparison found: tables, code to paste, a picture."""
+"""The findings of a comparison: tables, code to paste, a picture."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def code(comparison: Comparison, dataset: str) -> str:
     """
     config, _ = comparison.studies[MODEL].best
     seed = comparison.problem.seed
+    load = f"""\
+from sklearn.datasets import load_{dataset}
+
+X, y = load_{dataset}(return_X_y=True)"""
     if dataset == "moons":
-        load = (
-            "import numpy as np\nfrom sklearn.datasets import make_moons\n\n"
-            f"X, y = make_moons(500, noise=0.3, random_state={seed})\n"
-            f"noise = np.random.default_rng({seed})"
-            ".standard_normal((500, 4))\nX = np.hstack([X, noise])"
-        )
-    else:
-        load = (
-            f"from sklearn.datasets import load_{dataset}\n\n"
-            f"X, y = load_{dataset}(return_X_y=True)"
-        )
+        load = f"""\
+import numpy as np
+from sklearn.datasets import make_moons
+
+X, y = make_moons(500, noise=0.3, random_state={seed})
+noise = np.random.default_rng({seed}).standard_normal((500, 4))
+X = np.hstack([X, noise])"""
     body = comparison.problem.to_sklearn_code(config).rstrip()
     return f'{load}\n\n{body}\nprint(f"error {{error:.4f}}")\n'
 

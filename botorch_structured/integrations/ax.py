@@ -185,11 +185,11 @@ class StructuredNode(ExternalGenerationNode):
             )
         self.initialize_with_center = initialize_with_center
         self._fixed: _Config = {}
-        self._search: _Search | None = None
+        self._search: _SearchState | None = None
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
         """Read the experiment."""
-        self._search = _Search(experiment, data, self.aligned)
+        self._search = _SearchState(experiment, data, self.aligned)
 
     def get_next_candidate(
         self, pending_parameters: list[TParameterization]
@@ -209,7 +209,7 @@ class StructuredNode(ExternalGenerationNode):
         return super()._gen(*args, **kwargs)
 
 
-class _Search:
+class _SearchState:
     """An experiment of Ax, as a `Study` is told of it.
 
     Args:
@@ -234,15 +234,11 @@ class _Search:
         self._first = {name: group[0] for group in aligned for name in group}
         self._groups = {group[0]: group for group in aligned}
         self._space = SearchSpace.from_ax(self._ax_space, aligned)
+        columns = self._space.columns
+        choices = {c.name for c in columns if isinstance(c, CategoricalColumn)}
         # ranges that Ax rounds, and the space has as choices
-        choices = {
-            c.name for c in self._space.columns if isinstance(c, CategoricalColumn)
-        }
-        self._rounded = {
-            name
-            for name in self._ax_space.range_parameters
-            if self._first.get(name, name) in choices
-        }
+        ranges = self._ax_space.range_parameters
+        self._rounded = {k for k in ranges if self._first.get(k, k) in choices}
         small = {
             metric
             for constraint in goal.all_constraints
@@ -258,10 +254,9 @@ class _Search:
                 sums[f"constraint_{i}"] = dict(constraint.metric_weights)
                 sign = "<=" if constraint.op is ComparisonOp.LEQ else ">="
                 self._constraints.append(f"constraint_{i} {sign} {bound!r}")
-        self._configs: list[_Config] = []
-        self._values: list[_Metrics | None] = []  # of each; None for a failure
+        # configurations, their sums of metrics (None for a failure), standard errors
+        self._told: list[tuple[_Config, _Metrics | None, _Metrics | None]] = []
         self._pending: list[_Config] = []
-        self._sems: list[_Metrics | None] = []
         self._read_trials(rows, sems, sums)
 
     def suggest(
@@ -275,7 +270,7 @@ class _Search:
 
         Args:
             seed: That of the study.
-            pending: What Ax says is pending: of it, what is not yet a trial counts.
+            pending: Those that Ax says are pending; they count unless they are trials.
             starts: Those of the study, in Ax's names.
             fixed: Parameters to be held, in Ax's names.
         """
@@ -287,11 +282,13 @@ class _Search:
         study = Study(
             self._space, self._objectives, self._constraints, seed=seed, starts=starts
         )
-        study.tell_many(self._configs, self._values, sems=self._sems)
+        configs, values, sems = (
+            zip(*self._told, strict=True) if self._told else 3 * [()]
+        )
+        study.tell_many(configs, values, sems=sems)
+        pending = [*self._pending, *new]
         try:
-            (config,) = study.ask(
-                pending=[*self._pending, *new], fixed=self._held(fixed)
-            )
+            (config,) = study.ask(pending=pending, fixed=self._held(fixed))
         except CandidateGenerationError as error:
             tried = "Every point has been tried"
             if new:
@@ -307,24 +304,18 @@ class _Search:
         node = CenterGenerationNode("")
         node.search_space = self._ax_space
         found = node.compute_center_params()
-        (config,) = self._inside([{} if found is None else self._read(found)])
-        return None if config is None else self._write(config)
+        config = {} if found is None else self._read(found)
+        return self._write(config) if self._is_inside(config) else None
 
     def _held(self, fixed: _Config) -> dict[str, Any]:
         """Fixed parameters under the names of columns."""
-        held: dict[str, Any] = {}
-        for name, value in fixed.items():
-            parameter = self._ax_space.parameters.get(name)
-            column = self._first.get(name, name)
-            if parameter is None:
-                wanted = f"one of {sorted(self._ax_space.parameters)}"
-            elif not parameter.validate(value):
-                wanted = f"one of the values of {parameter}"
-            elif held.setdefault(column, value) != value:
-                wanted = f"one value for the aligned {list(self._groups[column])}"
-            else:
-                continue
-            raise ValueError(f"fixed_parameters: expected {wanted}, got {fixed}.")
+        known = self._ax_space.parameters
+        if not all(k in known and known[k].validate(v) for k, v in fixed.items()):
+            raise ValueError(
+                f"fixed_parameters: expected values of some of {sorted(known)}, got "
+                f"{fixed}."
+            )
+        held = {self._first.get(name, name): value for name, value in fixed.items()}
         # the others have one value everywhere
         return {name: v for name, v in held.items() if name in self._space.names}
 
@@ -367,29 +358,24 @@ class _Search:
     ) -> None:
         """Sort trials into those that the study is told of and those it waits for."""
         needed = {metric for weights in sums.values() for metric in weights}
-        arms = [
-            (trial, arm)
-            for trial in self._experiment.trials.values()
-            if trial.status is not TrialStatus.STALE
-            for arm in trial.arms
-        ]
-        configs = self._inside([self._read(arm.parameters) for _, arm in arms])
         outside = set()
-        for (trial, arm), config in zip(arms, configs, strict=True):
+        trials = self._experiment.trials.values()
+        for trial, arm in [(one, arm) for one in trials for arm in one.arms]:
+            config = self._read(arm.parameters)
             row = rows.get((trial.index, arm.name), {})
-            if config is None:
+            if trial.status is TrialStatus.STALE:
+                continue
+            if not self._is_inside(config):
                 outside.add(trial.index)
             elif trial.status is TrialStatus.FAILED:
-                self._configs.append(config)
-                self._values.append(None)
-                self._sems.append(None)
+                self._told.append((config, None, None))
             elif trial.status in _FINISHED and needed <= row.keys():
                 values = {name: _total(w, row) for name, w in sums.items()}
-                failed = not all(map(math.isfinite, values.values()))
-                self._configs.append(config)
-                self._values.append(None if failed else values)
-                sem = None if failed else sems.get((trial.index, arm.name))
-                self._sems.append(sem and self._sem_of_sums(sem, sums))
+                sem = sems[trial.index, arm.name]
+                if all(map(math.isfinite, values.values())):
+                    self._told.append((config, values, self._sem_of_sums(sem, sums)))
+                else:
+                    self._told.append((config, None, None))
             else:
                 self._pending.append(config)
         if outside:
@@ -409,17 +395,12 @@ class _Search:
         }
         return found if all(0.0 < s * s < math.inf for s in found.values()) else None
 
-    def _inside(self, configs: Sequence[_Config]) -> Sequence[_Config | None]:
-        """The configurations, None for those outside of the space."""
-        if not configs:
-            return []
+    def _is_inside(self, config: _Config) -> bool:
+        """Whether a configuration is one of the space."""
         try:
-            inside = self._space.feasible(self._space.encode(configs)).tolist()
+            return bool(self._space.feasible(self._space.encode([config])))
         except ValueError:
-            if len(configs) == 1:
-                return [None]
-            return [one for config in configs for one in self._inside([config])]
-        return [c if good else None for c, good in zip(configs, inside, strict=True)]
+            return False
 
 
 def _weights(objective: Objective) -> list[_Metrics]:
@@ -456,18 +437,13 @@ def _rows(data: Data, small: Collection[str]) -> tuple[_Rows, _Rows]:
     finite = means.where(means.abs() < math.inf).groupby(metrics)
     spread = metrics.map(finite.max() - finite.min())
     rounded = ~(metrics.isin(small) | (spread <= _SPREAD))
-    return (
-        _by_trial(frame, saved.where(rounded, means)),
-        _by_trial(frame, sems.round(10).where(rounded, sems)),
-    )
-
-
-def _by_trial(frame: Any, numbers: Iterable[float]) -> _Rows:
-    rows: dict[tuple[int, str], dict[str, float]] = {}
-    columns = [frame[k] for k in ("trial_index", "arm_name", "metric_signature")]
-    for trial, arm, metric, number in zip(*columns, numbers, strict=True):
-        rows.setdefault((trial, arm), {})[metric] = float(number)
-    return rows
+    found: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    columns = saved.where(rounded, means), sems.round(10).where(rounded, sems)
+    for rows, numbers in zip(found, columns, strict=True):
+        keys = zip(frame["trial_index"], frame["arm_name"], metrics, strict=True)
+        for (trial, arm, metric), number in zip(keys, numbers, strict=True):
+            rows.setdefault((trial, arm), {})[metric] = float(number)
+    return found
 
 
 def _node_to_dict(node: StructuredNode) -> dict[str, Any]:

@@ -7,10 +7,8 @@ __all__ = ["StructuredSearchCV"]
 import copy
 import math
 import re
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -53,12 +51,7 @@ _FEW_PATHS = 3
 # After the starts, each so many-th candidate is a random one on the path that has the
 # fewest: what was compared is in docs/default.md, "A learner that begins badly".
 _EXPLORES = 4
-# Random points for each start among which one is looked for in place of a repeated one.
-_DRAWS = 20
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
-_LINE = 80 * "-"
-_FAILED = "fits failed with the following error:\n"
-_SAME_ERROR = re.compile(rf"(\d+) {_FAILED}(.*?)(?=^{_LINE}$|\Z)", re.S | re.M)
 
 
 class StructuredSearchCV(BaseSearchCV):
@@ -232,28 +225,28 @@ class StructuredSearchCV(BaseSearchCV):
         return study
 
     def _own_starts(self, space: SearchSpace, seed: int) -> Tensor:
-        """Spread starts; the first of each path has what its estimators are set to."""
+        """Spread starts; the first of each path has the settings of its estimators."""
         starts = space.starts(kind="spread", seed=seed, at_most=MOST_STARTS)
         if 1 < len(starts) <= _FEW_PATHS:
             starts = space.starts(2 * len(starts), kind="spread", seed=seed)
         configs = space.decode(starts)
         for i in first_of_each(space.tree.path_key(starts)).tolist():
             config = configs[i]
-            chosen = {
-                k: clone(v)
-                for k, v in config.items()
-                if hasattr(v, "get_params") and not isinstance(v, type)
-            }
+            chosen = {k: clone(v) for k, v in config.items() if _is_step(v)}
             estimator = clone(self.estimator).set_params(**chosen)
             own = estimator.get_params()
-            # which step to take is what the search is to find out
-            names = (config.keys() & own.keys()) - chosen.keys()
-            names -= {k for k in names if hasattr(own[k], "get_params")}
+            # the search is to find out which step to take
+            names = {k for k in config.keys() & own.keys() if not _is_step(own[k])}
             order = [step for step, _ in getattr(estimator, "steps", ())]
-            place = {k: _place(k, order) for k in names}
-            # what gamma="scale" is depends on all that the steps before are set to
+            place = {step: k for k, step in enumerate(order)}
+            # the number for gamma="scale" depends on the settings of all steps before
             for name in sorted(
-                names, key=lambda k: (_is_gamma(k, own[k]), place[k], k)
+                names - chosen.keys(),
+                key=lambda k: (
+                    _is_gamma(k, own[k]),
+                    place.get(k.partition("__")[0], -1),
+                    k,
+                ),
             ):
                 x = _encoded(space, {**config, name: (value := own[name])})
                 if x is None and _is_gamma(name, value):
@@ -266,7 +259,8 @@ class StructuredSearchCV(BaseSearchCV):
                 same = space.tree.path_key(x) == space.tree.path_key(starts[i : i + 1])
                 if same.all() and space.feasible(x).all():
                     starts[i], config[name] = x[0], value
-        return _without_repeats(space, starts, seed)
+        # an estimator may be set to the second start of its path
+        return starts.new_tensor(list(dict.fromkeys(map(tuple, starts.tolist()))))
 
     def _format_results(
         self, candidate_params: Any, n_splits: int, out: Any, more_results: Any = None
@@ -283,10 +277,8 @@ def _encoded(space: SearchSpace, config: _Params) -> Tensor | None:
         return None
 
 
-def _place(name: str, order: list[str]) -> int:
-    """Which step of a pipeline a parameter is of."""
-    step = name.partition("__")[0]
-    return order.index(step) if step in order else -1
+def _is_step(value: Any) -> bool:
+    return hasattr(value, "get_params") and not isinstance(value, type)
 
 
 def _is_gamma(name: str, value: Any) -> bool:
@@ -298,10 +290,10 @@ def _is_gamma(name: str, value: Any) -> bool:
 def _gamma(
     estimator: Any, name: str, word: str, X: Any, y: Any, seed: int
 ) -> float | str:
-    """What ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels is.
+    """The number for ``gamma="scale"`` or ``gamma="auto"`` of scikit-learn's kernels.
 
-    ``1 / (d var X)`` and ``1 / d``, where ``X`` (``n x d``) is what the steps of a
-    pipeline before it make of the data.
+    ``1 / (d var X)`` and ``1 / d``, where ``X`` (``n x d``) are the data after the
+    steps of a pipeline before it.
 
     Args:
         estimator: A support vector machine, or a pipeline with one.
@@ -345,24 +337,6 @@ def _gamma(
     with np.errstate(invalid="ignore"):  # infinite data are the folds' error
         variance = X.multiply(X).mean() - X.mean() ** 2 if issparse(X) else X.var()
     return float(1.0 / (X.shape[1] * variance)) if 0.0 < variance < math.inf else word
-
-
-def _without_repeats(space: SearchSpace, starts: Tensor, seed: int) -> Tensor:
-    """Other points of their paths for those that equal an earlier one, if any is found.
-
-    What an estimator is set to may be what the second start of its path was drawn as.
-    """
-    seen: set[tuple[float, ...]] = set()
-    for i, row in enumerate(starts.tolist()):
-        if tuple(row) in seen:
-            others = space.starts(_DRAWS * len(starts), seed=seed)
-            key = space.tree.path_key(starts[i : i + 1])
-            others = others[space.tree.path_key(others) == key]
-            new = [x for x in others.tolist() if tuple(x) not in seen]
-            if new:
-                starts[i] = starts.new_tensor(new[0])
-        seen.add(tuple(starts[i].tolist()))
-    return starts
 
 
 def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]:
@@ -466,10 +440,8 @@ class _History:
         self._last_format: tuple[Any, ...] = ()
         self._num_evaluated = 0
         self.num_folds = 1
-        # By the position of the candidate: parameters, seconds of a fit.
-        self._failed: dict[int, tuple[_Params, float]] = {}
-        self._error: ValueError | None = None
-        self._errors: Counter[str] = Counter()  # those of fits of failed candidates
+        self._failed: dict[int, _Params] = {}  # by the position of the candidate
+        self._error: ValueError | None = None  # that of the last of them
 
     @property
     def metrics(self) -> list[str]:
@@ -480,7 +452,7 @@ class _History:
 
     def evaluate(self, configs: list[_Params]) -> list[dict[str, float] | None]:
         """The mean scores of candidates; None where they failed."""
-        first, begin = self._num_evaluated, time.perf_counter()
+        first = self._num_evaluated
         self._num_evaluated += len(configs)
         try:
             with warnings.catch_warnings():
@@ -492,12 +464,8 @@ class _History:
             failed = _ALL_FAILED.search(str(error))
             if self._search.error_score == "raise" or not failed:
                 raise
-            for count, text in _SAME_ERROR.findall(str(error)):
-                self._errors[text.strip()] += int(count)
-            fits = int(failed[1])
-            self.num_folds = fits // len(configs)
-            seconds = (time.perf_counter() - begin) / fits
-            self._failed |= {first + i: (c, seconds) for i, c in enumerate(configs)}
+            self.num_folds = int(failed[1]) // len(configs)
+            self._failed |= dict(enumerate(configs, first))
             self._error = error
             return [None] * len(configs)
         columns = {name: self._results[f"mean_test_{name}"] for name in self.metrics}
@@ -518,64 +486,40 @@ class _History:
             out: Their rows, as scikit-learn makes them.
         """
         self._last_format, self.num_folds = (params, n_splits, out), n_splits
-        others = iter(
-            [(c, out[i * n_splits :][:n_splits]) for i, c in enumerate(params)]
-        )
+        # a failed candidate has a row like any other, with the score of failures
+        failed, score = dict(out[0]), self._search.error_score
+        for key in failed.keys() & {"test_scores", "train_scores"}:
+            several = isinstance(failed[key], dict)
+            failed[key] = dict.fromkeys(failed[key], score) if several else score
+        failed |= {"fit_time": 0.0, "score_time": 0.0}
+        chunks = (out[i : i + n_splits] for i in range(0, len(out), n_splits))
+        others = zip(params, chunks, strict=True)
         both = [
-            (
-                self._failed[i][0],
-                [self._failed_row(out[0], self._failed[i][1])] * n_splits,
-            )
+            (self._failed[i], n_splits * [failed])
             if i in self._failed
             else next(others)
             for i in range(len(params) + len(self._failed))
         ]
         return [c for c, _ in both], [row for _, rows in both for row in rows]
 
-    def _failed_row(self, like: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        score = self._search.error_score
-        scores = {
-            key: dict.fromkeys(like[key], score)
-            if isinstance(like[key], dict)
-            else score
-            for key in ("test_scores", "train_scores")
-            if key in like
-        }
-        return {**like, **scores, "fit_time": seconds, "score_time": 0.0}
-
     def finish(self) -> None:
-        """Bring ``cv_results_`` up to date, with the warnings that belong to it."""
+        """Bring ``cv_results_`` up to date; one warning for all fits that failed."""
         if not self._results:
             assert self._error is not None
-            # scikit-learn's own error is that of the last candidates alone
-            raise ValueError(
-                f"\nAll the {self._num_evaluated * self.num_folds} fits failed.\n"
-                "It is very likely that your model is misconfigured.\n"
-                "You can try to debug the error by setting error_score='raise'.\n\n"
-                "Below are more details about the failures:\n"
-                f"{_details(self._errors)}"
-            ) from self._error
+            raise self._error
         self._results.update(self._search._format_results(*self._last_format))
-        self._warn_about_failures()
-
-    def _warn_about_failures(self) -> None:
-        """As scikit-learn does at the end of a search."""
-        found = [row["fit_error"] for row in self._last_format[2]]
-        errors = self._errors + Counter(e.strip() for e in found if e is not None)
-        if not errors:
-            return
-        warnings.warn(
-            f"{errors.total()} fits failed out of a total of "
-            f"{self._num_evaluated * self.num_folds}. Their score is "
-            f"{self._search.error_score}. error_score='raise' stops at the first one. "
-            f"Details:\n{_details(errors)}",
-            FitFailedWarning,
-            stacklevel=3,
-        )
-
-
-def _details(errors: Counter[str]) -> str:
-    return "\n".join(f"{_LINE}\n{n} {_FAILED}{e}" for e, n in errors.items())
+        rows = self._last_format[2]
+        errors = [error for row in rows if (error := row["fit_error"]) is not None]
+        num_failed = len(errors) + len(self._failed) * self.num_folds
+        if num_failed:
+            warnings.warn(
+                f"{num_failed} fits failed out of a total of "
+                f"{self._num_evaluated * self.num_folds}. Their score is "
+                f"{self._search.error_score}. error_score='raise' stops at the first "
+                f"one. One of the errors:\n{errors[-1] if errors else self._error}",
+                FitFailedWarning,
+                stacklevel=2,
+            )
 
 
 class _SameFolds:

@@ -78,39 +78,4 @@ class LaplaceKernel(BatchKernel):
             a, b = a.mT.unsqueeze(-1), b.mT.unsqueeze(-1)
         if diag:
             return torch.exp(-(a - b).abs().sum(-1))
-        return torch.exp(-_L1Distance.apply(a, b))
-
-
-class _L1Distance(torch.autograd.Function):
-    """``torch.cdist(a, b, p=1)`` that can be differentiated more than once.
-
-    A second derivative of ``cdist`` is not implemented in torch; a Hessian of the
-    evidence needs it.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return torch.cdist(a, b, p=1.0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        a, b = ctx.saved_tensors
-        needs_a, needs_b = ctx.needs_input_grad
-        of_a, of_b = [], []
-        # one column at a time: n x m x d would be d times the covariance
-        for x, y in zip(a.unbind(-1), b.unbind(-1), strict=True):
-            signed = grad * (x.unsqueeze(-1) - y.unsqueeze(-2)).sign()
-            if needs_a:
-                of_a.append(signed.sum(-1))
-            if needs_b:
-                of_b.append(-signed.sum(-2))
-        return (
-            torch.stack(of_a, -1).sum_to_size(a.shape) if needs_a else None,
-            torch.stack(of_b, -1).sum_to_size(b.shape) if needs_b else None,
-        )
+        return torch.exp(-torch.cdist(a, b, p=1.0))

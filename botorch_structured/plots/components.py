@@ -12,16 +12,20 @@ import torch
 from botorch.models.deterministic import DeterministicModel
 from torch import Tensor
 
+from botorch_structured.plots.predictions import (
+    evaluating,
+    limits_of,
+    predicted,
+    training_data,
+)
 from botorch_structured.plots.style import (
     BLUE,
     GREY,
     INK,
     RED,
     legend_below,
-    limits_of,
     new_panels,
     tidy,
-    training_data,
 )
 from botorch_structured.spaces import ParameterTree
 
@@ -82,49 +86,47 @@ def plot_monotone_components(
         raise ValueError(
             f"without: expected a model of {len(parts)} components, got {len(others)}."
         )
-    training = [m for m in (model, without) if m is not None and m.training]
-    for one in training:
-        one.eval()  # else input transforms would learn from the points of the plot
-    try:
+    with evaluating(model, without):
         data = [None if _is_known(part) else training_data(part) for part in parts]
-        X = next(points for points in data if points is not None)[0]
-        virtual = [
-            points for part in parts if (points := _virtual_points(part)) is not None
-        ]
+        observed = [points for points in data if points is not None]
+        virtual = [v for part in parts if (v := _virtual_points(part)) is not None]
         _check_no_decision([*parts, *others], column)
-        line = _line(X, column, at, bounds, resolution, data, virtual)
-        titles = _titles(parts) if names is None else list(names)
-        if isinstance(names, str) or len(titles) != len(parts):
+        total = _observed_sum(observed, parts)
+        line = _line(observed, total, virtual, column, at, bounds, resolution)
+        if names is None:
+            known = [" (known)" if _is_known(part) else "" for part in parts]
+            names = [f"f{k}{note}" for k, note in enumerate(known, 1)]
+        if isinstance(names, str) or len(names) != len(parts):
             raise ValueError(f"names: expected {len(parts)} names, got {names!r}.")
+        titles = list(names)
         if len(parts) > 1:
             parts, others = [*parts, model], [*others, without]
-            titles, data = [*titles, "sum"], [*data, _sum_of(data, parts)]
+            titles, data = [*titles, "sum"], [*data, total]
         if axes is None:
             panels = new_panels(len(parts), 3.8, 3.4)
         else:
             panels = list(np.ravel(np.asarray(axes, dtype=object)))
         if len(panels) != len(parts):
             raise ValueError(f"axes: expected {len(parts)} of them, got {len(panels)}.")
-        for k, ax in enumerate(panels):
-            if others[k] is not None:
-                _draw_model(ax, others[k], line, column, RED, _WITHOUT, "--")
+        for ax, part, other, title, points in zip(
+            panels, parts, others, titles, data, strict=True
+        ):
+            if other is not None:
+                _draw_model(ax, other, line, column, RED, _WITHOUT, "--")
             label = "mean" if without is None else "with monotonicity"
-            _draw_model(ax, parts[k], line, column, BLUE, label, "-")
-            if (observed := data[k]) is not None:
-                _draw_data(ax, *observed, line, column)
-            _draw_signs(ax, parts[k], line, column)
-            ax.set_title(titles[k], fontsize="medium")
+            _draw_model(ax, part, line, column, BLUE, label, "-")
+            if points is not None:
+                _draw_data(ax, *points, line, column)
+            _draw_signs(ax, part, line, column)
+            ax.set_title(title, fontsize="medium")
             ax.set_xlabel(f"x{column}")
             ax.set_xlim(float(line[0, column]), float(line[-1, column]))
             tidy(ax)
-        panels[0].set_ylabel("outcome")
-        if axes is None:
-            legend_below(panels[0].figure, panels)
-        else:
-            panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
-    finally:
-        for one in training:
-            one.train()
+    panels[0].set_ylabel("outcome")
+    if axes is None:
+        legend_below(panels[0].figure, panels)
+    else:
+        panels[0].legend(edgecolor="none", framealpha=0.8, fontsize="small")
     return panels
 
 
@@ -149,30 +151,38 @@ def _check_no_decision(parts: Sequence[Any], column: int) -> None:
             )
 
 
-def _titles(parts: Sequence[Any]) -> list[str]:
-    known = [" (known)" if _is_known(part) else "" for part in parts]
-    return [f"f{k + 1}{note}" for k, note in enumerate(known)]
+def _observed_sum(
+    observed: Sequence[tuple[Tensor, Tensor]], parts: Sequence[Any]
+) -> tuple[Tensor, Tensor] | None:
+    """``n`` observations of the sum; None unless all are at the same points."""
+    X = observed[0][0]
+    if not all(torch.equal(X, points) for points, _ in observed):
+        return None
+    total = torch.stack([values for _, values in observed]).sum(0)
+    with torch.no_grad():
+        for part in filter(_is_known, parts):
+            total = total + part.posterior(X).mean.squeeze(-1)
+    return X, total
 
 
 def _line(
-    X: Tensor,
+    observed: Sequence[tuple[Tensor, Tensor]],
+    total: tuple[Tensor, Tensor] | None,
+    virtual: Sequence[Tensor],
     column: int,
     at: Tensor | None,
     bounds: Tensor | None,
     resolution: int,
-    data: Sequence[tuple[Tensor, Tensor] | None],
-    virtual: Sequence[Tensor],
 ) -> Tensor:
     """``resolution x d`` points along the column."""
+    X = observed[0][0]
     d = X.shape[-1]
     if not 0 <= column < d:
         raise ValueError(f"column: expected one of 0 to {d - 1}, got {column}.")
-    if resolution < 2:
-        raise ValueError(f"resolution: expected at least 2 points, got {resolution}.")
     low, high = limits_of(torch.cat([X, *(points.to(X) for points in virtual)]), bounds)
     if at is None:
-        total = _observed_sum(data)
-        at = X[0 if total is None else int(total.argmax())]
+        known = torch.stack([Y for _, Y in observed]).sum(0) if total else X[:1, 0]
+        at = X[int(known.argmax())]
     elif not isinstance(at, Tensor) or at.shape != (d,):
         got = f"shape {tuple(at.shape)}" if isinstance(at, Tensor) else repr(at)
         raise ValueError(f"at: expected a tensor of {d} values, got {got}.")
@@ -182,38 +192,11 @@ def _line(
     return line
 
 
-def _observed_sum(data: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor | None:
-    """``n`` sums of the components' data; None unless all have the same points."""
-    observed = [points for points in data if points is not None]
-    X = observed[0][0]
-    if not all(torch.equal(X, points[0]) for points in observed):
-        return None
-    return torch.stack([points[1] for points in observed]).sum(0)
-
-
-def _sum_of(
-    data: Sequence[tuple[Tensor, Tensor] | None], parts: Sequence[Any]
-) -> tuple[Tensor, Tensor] | None:
-    """Observations of the sum, known components included."""
-    total = _observed_sum(data)
-    if total is None:
-        return None
-    X = next(points for points in data if points is not None)[0]
-    with torch.no_grad():
-        for part in filter(_is_known, parts):
-            total = total + part.posterior(X).mean.squeeze(-1)
-    return X, total
-
-
-@torch.no_grad()
 def _draw_model(
     ax: Axes, part: Any, line: Tensor, column: int, colour: str, label: str, style: str
 ) -> None:
-    # each point on its own: a joint covariance is not needed
-    posterior = part.posterior(line.unsqueeze(-2))
-    mean = posterior.mean.reshape(-1).cpu().numpy()
-    band = 2 * posterior.variance.clamp_min(0).sqrt().reshape(-1).cpu().numpy()
-    x = line[:, column].cpu().numpy()
+    mean, deviation = predicted(part, line)
+    x, band = line[:, column].cpu().numpy(), 2 * deviation
     if not _is_known(part):
         ax.fill_between(x, mean - band, mean + band, color=colour, alpha=0.13, lw=0)
     ax.plot(x, mean, color=colour, linewidth=2, linestyle=style, label=label)

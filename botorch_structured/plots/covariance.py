@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["plot_covariance"]
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from botorch_structured.plots.style import (
     colour_map,
     new_axes,
 )
-from botorch_structured.plots.tree import column_names, outcome_labels
+from botorch_structured.plots.tree import with_names
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import brief
 
@@ -75,25 +75,22 @@ def plot_covariance(
             that are not in order, or names or labels without a tree.
         ImportError: Without matplotlib.
     """
-    space = tree if isinstance(tree, SearchSpace) else None
-    known = getattr(kernel, "tree", None) if tree is None else tree
-    known = known.tree if isinstance(known, SearchSpace) else known
     if not isinstance(kernel, Kernel | Tensor):
         raise ValueError(f"kernel: expected a kernel or a tensor, got {brief(kernel)}.")
-    if not isinstance(known, ParameterTree | None):
-        raise ValueError(f"tree: expected a tree or a space, got {brief(known)}.")
-    check_points(X, None if known is None else known.dim)
+    known = getattr(kernel, "tree", None) if tree is None else tree
     if known is None and not (names is None and labels is None):
         raise ValueError("names, labels: expected a tree with them, got none.")
     if limits is not None and not limits[0] < limits[1]:
         raise ValueError(f"limits: expected two numbers in order, got {limits}.")
-    covariance = _covariance(kernel, X)
     blocks: list[tuple[str, int]] = []
-    if known is not None:
-        columns = column_names(known, space, names)
-        outcomes = outcome_labels(known, space, labels)
-        order, blocks = _sorted_by_path(known, X, columns, outcomes)
-        covariance = covariance[order][:, order]
+    if known is None:
+        check_points(X, None)
+        covariance = _covariance(kernel, X)
+    else:
+        paths, columns, outcomes = with_names(known, names, labels)
+        check_points(X, paths.dim)
+        order, blocks = _sorted_by_path(paths, X, columns, outcomes)
+        covariance = _covariance(kernel, X)[order][:, order]
     ax = new_axes(ax, 4.8 if colorbar else 4.0, 4.0)
     low, high = _limits(covariance) if limits is None else limits
     image = ax.imshow(
@@ -157,20 +154,16 @@ def _sorted_by_path(
 
 def _mark_blocks(ax: Axes, blocks: list[tuple[str, int]], n: int) -> None:
     """Lines between blocks and their labels, below and on the left."""
-    ends = [0]
-    for _, count in blocks:
-        ends.append(ends[-1] + count)
+    ends = [0, *accumulate(count for _, count in blocks)]
     for end in ends[1:-1]:
         ax.axhline(end - 0.5, color=INK, linewidth=0.8)
         ax.axvline(end - 0.5, color=INK, linewidth=0.8)
-    ticks, texts = [], []
-    for (text, count), (start, end) in zip(blocks, pairwise(ends), strict=True):
-        if count >= _SMALL * n:
-            ticks.append((start + end - 1) / 2)
-            texts.append(text)
-    # a single block needs no label
-    if len(blocks) < 2:
-        ticks, texts = [], []
+    shown = {
+        (start + end - 1) / 2: text
+        for (text, count), (start, end) in zip(blocks, pairwise(ends), strict=True)
+        if count >= _SMALL * n and len(blocks) > 1  # a single block needs no label
+    }
+    ticks, texts = list(shown), list(shown.values())
     # long names would run into each other along the bottom
     crowded = max(map(len, texts), default=0) * len(texts) > 40
     ax.set_xticks(ticks, texts, rotation=90 if crowded else 0)

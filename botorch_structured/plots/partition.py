@@ -10,6 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from botorch_structured.plots.predictions import (
+    evaluating,
+    limits_of,
+    predicted,
+    training_data,
+)
 from botorch_structured.plots.style import (
     BLUE,
     GREY,
@@ -17,10 +23,8 @@ from botorch_structured.plots.style import (
     RED,
     colour_bar,
     colour_map,
-    limits_of,
     new_axes,
     tidy,
-    training_data,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 
 _RESOLUTION = {1: 801, 2: 121}
 _BISECTIONS = 30
-_CHUNK = 4096  # points predicted at once
 _NARROW = 0.08  # regions of less than this share of the width are not labelled
 
 
@@ -80,10 +83,7 @@ def plot_partition(
             arguments do not fit.
         ImportError: Without matplotlib.
     """
-    training = getattr(model, "training", False)
-    if training:
-        model.eval()  # else input transforms would learn from the points of the plot
-    try:
+    with evaluating(model):
         X, Y = training_data(model)
         d = X.shape[-1]
         if d not in _RESOLUTION:
@@ -93,20 +93,19 @@ def plot_partition(
         names = tuple(f"x{j}" for j in range(d)) if names is None else tuple(names)
         if len(names) != d:
             raise ValueError(f"names: expected {d} names, got {names}.")
-        n = _RESOLUTION[d] if resolution is None else resolution
-        if n < 2:
-            raise ValueError(f"resolution: expected at least 2 points, got {n}.")
         low, high = limits_of(X, bounds)
         regions = _Regions(model, X)
+        n = _RESOLUTION[d] if resolution is None else resolution
+        grid = [np.linspace(float(low[j]), float(high[j]), n) for j in range(d)]
         if d == 1:
             ax = new_axes(ax, 6.4, 3.8)
-            _draw_line(ax, regions, X, low, high, n, observation_noise)
+            _draw_line(ax, regions, X, grid[0], observation_noise)
         else:
             ax = new_axes(ax, 5.2 if colorbar else 4.6, 4.2)
-            _draw_surface(ax, regions, low, high, n, show, observation_noise, colorbar)
-    finally:
-        if training:
-            model.train()
+            image = _draw_surface(ax, regions, grid, show, observation_noise)
+            if colorbar:
+                label = "mean" if show == "mean" else "standard deviation"
+                colour_bar(ax, image, label)
     points, heights = X.cpu().numpy(), Y.cpu().numpy()
     if data:
         ax.scatter(
@@ -142,16 +141,9 @@ class _Regions:
         index = self.partition.leaf_index(self.model.transform_inputs(points))
         return index.reshape(X.shape[:-1]).cpu().numpy()
 
-    @torch.no_grad()
     def predict(self, X: np.ndarray, noise: bool) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation at each of ``n x d`` points."""
-        means, deviations = [], []
-        # each point on its own: a joint covariance is not needed, and is large
-        for part in torch.as_tensor(X).to(self.like).unsqueeze(-2).split(_CHUNK):
-            posterior = self.model.posterior(part, observation_noise=noise)
-            means.append(posterior.mean.reshape(-1))
-            deviations.append(posterior.variance.clamp_min(0).sqrt().reshape(-1))
-        return torch.cat(means).cpu().numpy(), torch.cat(deviations).cpu().numpy()
+        return predicted(self.model, torch.as_tensor(X).to(self.like), noise)
 
     def borders(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Borders between pairs of ``... x d`` points in different regions."""
@@ -164,50 +156,31 @@ class _Regions:
 
 
 def _draw_line(
-    ax: Axes,
-    regions: _Regions,
-    X: Tensor,
-    low: Tensor,
-    high: Tensor,
-    n: int,
-    noise: bool,
+    ax: Axes, regions: _Regions, X: Tensor, line: np.ndarray, noise: bool
 ) -> None:
-    grid = np.linspace(float(low), float(high), n)[:, None]
-    cuts = _cuts(regions, grid)
+    grid = line[:, None]
+    index = regions.of(grid)
+    (at,) = np.nonzero(index[1:] != index[:-1])
+    cuts = regions.borders(grid[at], grid[at + 1])
     # points on both sides of a border, so that no line connects two regions
-    step = 1e-9 * (grid[-1] - grid[0])
+    step = 1e-9 * (line[-1] - line[0])
     grid = np.sort(np.concatenate([grid, cuts - step, cuts + step]), axis=0)
-    grid = grid[(grid >= float(low)).all(-1) & (grid <= float(high)).all(-1)]
+    grid = grid[(grid >= line[0]).all(-1) & (grid <= line[-1]).all(-1)]
     mean, deviation = regions.predict(grid, noise)
     index = regions.of(grid)
     changes = np.nonzero(index[1:] != index[:-1])[0] + 1
-    pieces = np.split(np.arange(len(grid)), changes)
-    for k, piece in enumerate(pieces):
-        x, m, s = grid[piece, 0], mean[piece], 2 * deviation[piece]
-        first = k == 0
-        ax.fill_between(
-            x,
-            m - s,
-            m + s,
-            color=BLUE,
-            alpha=0.15,
-            linewidth=0,
-            label="2 standard deviations" if first else None,
-        )
-        ax.plot(x, m, color=BLUE, linewidth=2, label="mean" if first else None)
+    labels = ["2 standard deviations", "mean"]
+    for piece in np.split(np.arange(len(grid)), changes):
+        m, s = mean[piece], 2 * deviation[piece]
+        x = grid[piece, 0]
+        ax.fill_between(x, m - s, m + s, color=BLUE, alpha=0.15, lw=0, label=labels[0])
+        ax.plot(x, m, color=BLUE, linewidth=2, label=labels[1])
+        labels = ["", ""]  # once in a legend
     tidy(ax)
     for cut in cuts[:, 0]:
         ax.axvline(cut, color=RED, linewidth=1.0, linestyle="--", zorder=1)
     if len(cuts):
-        ends = np.array([float(low), *cuts[:, 0], float(high)])
-        _label_regions(ax, regions, X, ends)
-
-
-def _cuts(regions: _Regions, grid: np.ndarray) -> np.ndarray:
-    """``k x 1`` borders along a line."""
-    index = regions.of(grid)
-    (at,) = np.nonzero(index[1:] != index[:-1])
-    return regions.borders(grid[at], grid[at + 1])
+        _label_regions(ax, regions, X, np.array([line[0], *cuts[:, 0], line[-1]]))
 
 
 def _label_regions(ax: Axes, regions: _Regions, X: Tensor, ends: np.ndarray) -> None:
@@ -230,33 +203,24 @@ def _label_regions(ax: Axes, regions: _Regions, X: Tensor, ends: np.ndarray) -> 
 
 
 def _draw_surface(
-    ax: Axes,
-    regions: _Regions,
-    low: Tensor,
-    high: Tensor,
-    n: int,
-    show: str,
-    noise: bool,
-    colorbar: bool,
-) -> None:
+    ax: Axes, regions: _Regions, axes: list[np.ndarray], show: str, noise: bool
+) -> Any:
+    """The image."""
     from matplotlib.collections import LineCollection
 
-    x, y = (np.linspace(float(low[j]), float(high[j]), n) for j in range(2))
-    grid = np.stack(np.meshgrid(x, y), axis=-1)  # rows are y
+    grid = np.stack(np.meshgrid(*axes), axis=-1)  # rows are the second column
     mean, deviation = regions.predict(grid.reshape(-1, 2), noise)
-    values = (mean if show == "mean" else deviation).reshape(n, n)
+    values = (mean if show == "mean" else deviation).reshape(grid.shape[:2])
     image = ax.pcolormesh(
-        x, y, values, cmap=colour_map(), shading="gouraud", rasterized=True
+        *axes, values, cmap=colour_map(), shading="gouraud", rasterized=True
     )
-    lines = LineCollection(
-        list(_border_segments(regions, grid)), colors=RED, linewidths=1.2, zorder=4
-    )
+    segments = list(_border_segments(regions, grid))
+    lines = LineCollection(segments, colors=RED, linewidths=1.2, zorder=4)
     lines.set_capstyle("projecting")
     ax.add_collection(lines, autolim=False)
     ax.spines[:].set_color(GREY)
     ax.tick_params(color=GREY, labelcolor=INK)
-    if colorbar:
-        colour_bar(ax, image, "mean" if show == "mean" else "standard deviation")
+    return image
 
 
 def _border_segments(regions: _Regions, grid: np.ndarray) -> np.ndarray:

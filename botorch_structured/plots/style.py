@@ -1,7 +1,4 @@
-"""The one style of all pictures: colours, axes, curves with bands, legends.
-
-Also the checks of points, and a model's data before any transform.
-"""
+"""The one style of all pictures: colours, axes, curves with bands, legends."""
 
 from __future__ import annotations
 
@@ -15,24 +12,23 @@ __all__ = [
     "check_points",
     "colour_bar",
     "colour_map",
+    "import_matplotlib",
     "legend_below",
-    "limits_of",
     "new_axes",
     "new_figure",
     "new_panels",
     "shortened",
     "step_curve",
     "tidy",
-    "training_data",
 ]
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from botorch_structured.models.checks import raw_inputs
 from botorch_structured.spaces.arguments import brief
 
 if TYPE_CHECKING:
@@ -45,35 +41,38 @@ BLUE, RED, INK, GREY, PALE = "#2563a8", "#c2410c", "#1f2937", "#6b7280", "#dbe7f
 COLOURS = (BLUE, RED, "#0f766e", "#7c3aed", "#b45309", "#be185d", "#4d7c0f", INK)
 
 
-_MISSING = 'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+def import_matplotlib(module: str) -> Any:
+    """A module of matplotlib; an ImportError says how to install it."""
+    try:
+        return importlib.import_module(f"matplotlib.{module}")
+    except ImportError as error:
+        raise ImportError(
+            'Plots need matplotlib: python -m pip install "botorch-structured[demo]"'
+        ) from error
 
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, to be saved; it is not registered in pyplot.
 
     Raises:
-        ImportError: matplotlib is not installed; it says what to install.
+        ImportError: matplotlib is not installed; it says how to install it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    made: Figure = import_matplotlib("figure").Figure(
+        (width, height), layout="constrained"
+    )
+    return made
 
 
 def new_panels(count: int, width: float, height: float) -> list[Axes]:
     """Axes side by side in a new figure of pyplot, each of this size in inches.
 
     Raises:
-        ImportError: matplotlib is not installed; it says what to install.
+        ImportError: matplotlib is not installed; it says how to install it.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
-    size = (count * width, height)
-    axes = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)[1]
-    return list(axes[0])
+    figure = import_matplotlib("pyplot").figure(
+        figsize=(count * width, height), layout="constrained"
+    )
+    return list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def shortened(text: str, most: int = 24) -> str:
@@ -109,11 +108,11 @@ def tidy(ax: Axes) -> None:
 
 def colour_map(signed: bool = False) -> Colormap:
     """From white to dark blue; with ``signed`` from dark red through white."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     up = ["#ffffff", PALE, "#7ba6d6", BLUE, "#12305a"]
     down = ["#5f1d05", RED, "#f0a37f", "#fbe3d7"] if signed else []
-    return LinearSegmentedColormap.from_list("botorch_structured", down + up)
+    kind: Any = import_matplotlib("colors").LinearSegmentedColormap
+    made: Colormap = kind.from_list("botorch_structured", down + up)
+    return made
 
 
 def colour_bar(ax: Axes, image: Any, label: str = "") -> None:
@@ -168,41 +167,3 @@ def check_points(X: Any, d: int | None) -> None:
     if not isinstance(X, Tensor) or X.dim() != 2 or d not in (None, X.shape[-1]):
         got = f"shape {tuple(X.shape)}" if isinstance(X, Tensor) else brief(X)
         raise ValueError(f"X: expected n x {d or 'd'} points, got {got}.")
-
-
-def training_data(model: Any) -> tuple[Tensor, Tensor]:
-    """``n x d`` and ``n`` numbers as they were given, before any transform."""
-    inputs = getattr(model, "train_inputs", None)
-    targets = getattr(model, "train_targets", None)
-    if not inputs or not isinstance(targets, Tensor):
-        raise ValueError(
-            f"model: expected a GP with training data, got {type(model).__name__}."
-        )
-    X = raw_inputs(model)
-    if X.dim() != 2 or targets.shape != X.shape[:1]:
-        raise ValueError(
-            "model: expected n x d inputs and n outcomes, without a batch shape, got "
-            f"shapes {tuple(X.shape)} and {tuple(targets.shape)}."
-        )
-    Y = targets.unsqueeze(-1)
-    transform = getattr(model, "outcome_transform", None)
-    if transform is not None:
-        Y = transform.untransform(Y)[0]
-    return X.detach(), Y.detach().squeeze(-1)
-
-
-def limits_of(X: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The lower and the upper ends of ``bounds``, or of the data without them."""
-    low, high = X.amin(0), X.amax(0)
-    if bounds is not None:
-        if not isinstance(bounds, Tensor) or bounds.shape != (2, X.shape[-1]):
-            raise ValueError(
-                f"bounds: expected a 2 x {X.shape[-1]} tensor, got {bounds!r}."
-            )
-        low, high = bounds.to(X)
-    if not (low < high).all():
-        raise ValueError(
-            "bounds: expected lower ones below the upper ones, got "
-            f"{low.tolist()} and {high.tolist()}."
-        )
-    return low, high

@@ -8,14 +8,7 @@ the next decision on all its paths, each leaf is one path. `layout` makes that t
 
 from __future__ import annotations
 
-__all__ = [
-    "column_names",
-    "layout",
-    "outcome_labels",
-    "plot_tree",
-    "text_width",
-    "tree_size",
-]
+__all__ = ["layout", "plot_tree", "text_width", "tree_size", "with_names"]
 
 import math
 import textwrap
@@ -24,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from botorch_structured.plots.style import (
@@ -33,6 +27,7 @@ from botorch_structured.plots.style import (
     PALE,
     RED,
     check_points,
+    import_matplotlib,
     new_axes,
     shortened,
 )
@@ -93,80 +88,85 @@ def plot_tree(
             lengths do not fit.
         ImportError: Without matplotlib.
     """
-    space = tree if isinstance(tree, SearchSpace) else None
-    tree = tree.tree if isinstance(tree, SearchSpace) else tree
-    if not isinstance(tree, ParameterTree):
-        raise ValueError(
-            "tree: expected a ParameterTree or a SearchSpace, got "
-            f"{type(tree).__name__}."
-        )
-    names = column_names(tree, space, names)
-    if tree.num_paths > max_paths:
-        raise ValueError(
-            f"tree: expected at most max_paths={max_paths} paths to draw, got "
-            f"{tree.num_paths}."
-        )
-    written = outcome_labels(tree, space, labels)
-    data = None if X is None else PathData(tree, X, Y, minimize)
-    if X is None and Y is not None:
-        raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
-    return Drawing(layout(tree), names, written, data, value_format).draw(ax)
+    drawing = _drawing(tree, names, labels, X, Y, minimize, value_format, max_paths)
+    return drawing.draw(ax)
 
 
 def tree_size(
     space: SearchSpace, X: Tensor, Y: Tensor, minimize: bool
 ) -> tuple[float, float]:
     """Inches that `plot_tree` takes with these arguments where nothing shrinks."""
-    tree, data = space.tree, PathData(space.tree, X, Y, minimize)
-    written = outcome_labels(tree, space, None)
-    drawing = Drawing(layout(tree), space.names, written, data, ".4g")
-    drawing.place()
-    return drawing.size
+    return _drawing(space, X=X, Y=Y, minimize=minimize).size
 
 
-def column_names(
-    tree: ParameterTree, space: SearchSpace | None, names: Sequence[str] | None
-) -> list[str]:
-    """``names``, or those of the space, or ``x0``, ``x1`` and so on."""
+def _drawing(
+    tree: ParameterTree | SearchSpace,
+    names: Sequence[str] | None = None,
+    labels: Mapping[int, Sequence[str]] | None = None,
+    X: Tensor | None = None,
+    Y: Tensor | None = None,
+    minimize: bool = True,
+    value_format: str = ".4g",
+    max_paths: int = 64,
+) -> Drawing:
+    tree, names, written = with_names(tree, names, labels)
+    if tree.num_paths > max_paths:
+        raise ValueError(
+            f"tree: expected at most max_paths={max_paths} paths to draw, got "
+            f"{tree.num_paths}."
+        )
+    if X is None and Y is not None:
+        raise ValueError("Y: expected X, the points that it belongs to, got Y alone.")
+    data = None if X is None else PathData(tree, X, Y, minimize)
+    return Drawing(layout(tree), names, written, data, value_format)
+
+
+def with_names(
+    tree: Any,
+    names: Sequence[str] | None,
+    labels: Mapping[int, Sequence[str]] | None,
+) -> tuple[ParameterTree, list[str], dict[tuple[int, Any], str]]:
+    """A tree or that of a space, names of columns, ``(decision, outcome)`` -> name.
+
+    Args:
+        tree: The tree or the space.
+        names: Default: those of the space, or ``x0``, ``x1`` and so on.
+        labels: Default: those of the space, or the numbers.
+    """
+    space = tree if isinstance(tree, SearchSpace) else None
+    tree = tree if space is None else space.tree
+    if not isinstance(tree, ParameterTree):
+        raise ValueError(
+            f"tree: expected a ParameterTree or a SearchSpace, got {brief(tree)}."
+        )
     if names is None:
         names = space.names if space else [f"x{c}" for c in range(tree.dim)]
     if len(names) != tree.dim:
         raise ValueError(
             f"names: expected {tree.dim} names, one for each column, got {len(names)}."
         )
-    return list(names)
-
-
-def outcome_labels(
-    tree: ParameterTree,
-    space: SearchSpace | None,
-    labels: Mapping[int, Sequence[str]] | None,
-) -> dict[tuple[int, Any], str]:
-    """``(decision, outcome)`` -> its name."""
-    written: dict[tuple[int, Any], str] = {}
-    for col, outcomes in tree.decision_values.items():
-        given = (labels or {}).get(col)
-        if given is not None and len(given) != len(outcomes):
-            raise ValueError(
-                f"labels[{col}]: expected {len(outcomes)} names, one for each of "
-                f"{outcomes}, got {list(given)}."
-            )
-        for i, outcome in enumerate(outcomes):
-            if given is not None:
-                text = str(given[i])
-            elif isinstance(outcome, tuple):
-                text = _interval(*outcome)
-            elif space is not None:
-                text = str(space.columns[col].decode(outcome))
-            else:
-                text = f"{outcome:g}"
-            written[col, outcome] = text
-    unknown = sorted(set(labels or {}) - set(tree.decision_values))
-    if unknown:
+    given = dict(labels or {})
+    if unknown := sorted(given.keys() - tree.decision_values.keys()):
         raise ValueError(
             f"labels: expected columns of {tree.decision_columns}, got {unknown}."
         )
-    return written
+
+    def label(column: int, outcome: Any) -> str:
+        if isinstance(outcome, tuple):
+            return _interval(*outcome)
+        return str(space.columns[column].decode(outcome)) if space else f"{outcome:g}"
+
+    written: dict[tuple[int, Any], str] = {}
+    for column, outcomes in tree.decision_values.items():
+        texts = given.get(column) or [label(column, outcome) for outcome in outcomes]
+        if len(texts) != len(outcomes):
+            raise ValueError(
+                f"labels[{column}]: expected {len(outcomes)} names, one for each of "
+                f"{outcomes}, got {list(texts)}."
+            )
+        for outcome, text in zip(outcomes, texts, strict=True):
+            written[column, outcome] = str(text)
+    return tree, list(names), written
 
 
 def _interval(low: float, high: float) -> str:
@@ -299,12 +299,7 @@ class Drawing:
         self.root, self.names, self.labels = root, names, labels
         self.data, self.value_format = data, value_format
         self.nodes = list(root.walk())
-
-    def outcome(self, node: Node) -> str:
-        return "" if node.outcome is None else shortened(self.labels[node.outcome])
-
-    def decision(self, node: Node) -> str:
-        return "" if node.decision is None else shortened(self.names[node.decision])
+        self._place()
 
     def beside(self, node: Node) -> str:
         """The columns of a node; ``svm:C`` is just ``C`` beside the outcome ``svm``."""
@@ -327,26 +322,27 @@ class Drawing:
         value = self.data.best[path]
         return "none" if math.isinf(value) else format(value, self.value_format)
 
-    def place(self) -> None:
+    def box(self, node: Node) -> str:
+        return "" if node.outcome is None else shortened(self.labels[node.outcome])
+
+    def decision(self, node: Node) -> str:
+        return "" if node.decision is None else shortened(self.names[node.decision])
+
+    def _place(self) -> None:
         """Set left ends by depth, right ends by node, and the size of the figure."""
-        deepest = max(node.depth for node in self.nodes)
-        self.left = [_MARGIN]
-        self.end: dict[int, float] = {}
-        for depth in range(deepest + 1):
+        self.left, self.end = [_MARGIN], {}
+        for depth in range(1 + max(node.depth for node in self.nodes)):
             right = self.left[depth]
-            for node in self.nodes:
-                if node.depth != depth:
-                    continue
-                self.end[id(node)] = self.left[depth] + self.width_of(node)
-                if node.children:
-                    right = max(right, self.end[id(node)])
+            for node in (node for node in self.nodes if node.depth == depth):
+                end = self.end[id(node)] = self.left[depth] + self.width_of(node)
+                right = max(right, end) if node.children else right
             self.left.append(right + _EDGE)
         self.tree_width = max(self.end.values()) + _MARGIN
         leaves = 1 + max(round(node.row) for node in self.nodes)
         self.table = 0.0
         if self.data is not None:
-            counts = [str(count) for count in self.data.counts]
-            self.table = _BAR + _PAD + max(map(text_width, counts))
+            counts = self.data.counts
+            self.table = _BAR + _PAD + max(text_width(str(count)) for count in counts)
             if self.data.best is not None:
                 best = ["best", *map(self.best, range(len(counts)))]
                 self.table += _GAP + max(text_width(text, bold=True) for text in best)
@@ -356,8 +352,7 @@ class Drawing:
         )
 
     def box_width(self, node: Node) -> float:
-        outcome = self.outcome(node)
-        return text_width(outcome) + 2 * _PAD if outcome else 0.0
+        return text_width(self.box(node)) + 2 * _PAD if self.box(node) else 0.0
 
     def width_of(self, node: Node) -> float:
         parts = [self.box_width(node)]
@@ -369,10 +364,9 @@ class Drawing:
         return max(sum(parts) + _PAD * len(parts), self.box_width(node) + below + _PAD)
 
     def draw(self, ax: Axes | None) -> Axes:
-        self.ax = new_axes(ax, 1, 1)  # before the rest, which needs matplotlib
-        self.place()
-        self.scale = self.fit() if ax is not None else self.resize()
         width, height = self.size
+        self.ax = new_axes(ax, width + 0.1, height + 0.1)
+        self.scale = 1.0 if ax is None else self.fit()
         top = -1.4 * _ROW if self.data else -0.5 * _ROW
         self.ax.set_xlim(0, width)
         self.ax.set_ylim(top + height, top)
@@ -394,84 +388,46 @@ class Drawing:
         room = self.ax.get_window_extent().transformed(inches)
         return min(1.0, room.width / self.size[0], room.height / self.size[1])
 
-    def resize(self) -> float:
-        """Make the new figure just large enough."""
-        self.ax.figure.figure.set_size_inches(self.size[0] + 0.1, self.size[1] + 0.1)
-        return 1.0
-
     def draw_edge(self, node: Node, child: Node, marked: bool) -> None:
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path as Curve
-
         x0, y0 = self.end[id(node)], node.row * _ROW
         x1, y1 = self.left[child.depth], child.row * _ROW
-        middle = (x0 + x1) / 2
-        curve = Curve(
-            [(x0, y0), (middle, y0), (middle, y1), (x1, y1)],
-            [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
-        )
-        self.ax.add_patch(
-            PathPatch(
-                curve,
-                fill=False,
-                edgecolor=RED if marked else "#b6bec9",
-                linewidth=(1.8 if marked else 1.1) * self.scale,
-                zorder=2 if marked else 1,
-            )
+        t = np.linspace(0.0, 1.0, 33)
+        self.ax.plot(
+            x0 + (x1 - x0) * t,
+            y0 + (y1 - y0) * (3.0 - 2.0 * t) * t**2,
+            color=RED if marked else "#b6bec9",
+            linewidth=(1.8 if marked else 1.1) * self.scale,
+            zorder=2 if marked else 1,
         )
 
     def draw_node(self, node: Node, marked: bool) -> None:
-        from matplotlib.patches import FancyBboxPatch
-
         x, y = self.left[node.depth], node.row * _ROW
         if node.outcome is not None:
-            width = self.box_width(node)
-            self.ax.add_patch(
-                FancyBboxPatch(
-                    (x, y - 0.11),
-                    width,
-                    0.22,
-                    boxstyle="round,pad=0,rounding_size=0.06",
-                    facecolor=RED if marked else PALE,
-                    edgecolor="none",
-                    zorder=3,
-                )
-            )
-            colour = "white" if marked else INK
-            self.text(x + _PAD, y, self.outcome(node), color=colour)
-            x += width + _PAD
+            colour, face = ("white", RED) if marked else (INK, PALE)
+            box = {"boxstyle": "round,pad=0.35", "facecolor": face, "edgecolor": face}
+            self.text(x + _PAD, y, self.box(node), color=colour, bbox=box)
+            x += self.box_width(node) + _PAD
         if node.decision is not None:
             self.text(x, y, self.decision(node), weight="bold", color=BLUE)
             y += 0.17
         self.text(x, y, self.beside(node), color=GREY)
 
     def draw_table(self, data: PathData) -> None:
-        from matplotlib.patches import Rectangle
-
         x, most = self.tree_width, max(1, *data.counts)
         right = x + self.table
         self.text(x, -0.85 * _ROW, "evaluations", color=GREY)
         if data.best is not None:
             self.text(right, -0.85 * _ROW, "best", color=GREY, ha="right")
-        for node in self.nodes:
-            if node.children:
-                continue
+        for node in (node for node in self.nodes if not node.children):
             (path,), y = node.paths, node.row * _ROW
-            colour = RED if path == data.winner else BLUE
+            wins = path == data.winner
             length = _BAR * data.counts[path] / most
-            self.ax.add_patch(
-                Rectangle((x, y - 0.08), length, 0.16, facecolor=colour, alpha=0.85)
-            )
+            self.ax.barh(y, length, 0.16, left=x, color=RED if wins else BLUE)
             self.text(x + length + _PAD, y, str(data.counts[path]), color=INK)
             if data.best is not None:
-                self.text(
-                    right,
-                    y,
-                    self.best(path),
-                    ha="right",
-                    color=RED if path == data.winner else INK,
-                    weight="bold" if path == data.winner else "normal",
-                )
+                weight, colour = ("bold", RED) if wins else ("normal", INK)
+                text = self.best(path)
+                self.text(right, y, text, ha="right", color=colour, weight=weight)
         if data.elsewhere:
             self.ax.annotate(
                 f"{data.elsewhere} more at undeclared values",
@@ -499,11 +455,11 @@ class Drawing:
 
 def text_width(text: str, bold: bool = False) -> float:
     """The width of the longest line, in inches."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
     if not text:
         return 0.0
-    font = FontProperties(weight="bold" if bold else "normal")
-    lines = [TextPath((0, 0), one, _FONT, font) for one in text.split("\n")]
-    return max(line.get_extents().width for line in lines) / 72
+    textpath = import_matplotlib("textpath")
+    font = import_matplotlib("font_manager").FontProperties(
+        weight="bold" if bold else "normal"
+    )
+    lines = [textpath.TextPath((0, 0), one, _FONT, font) for one in text.split("\n")]
+    return float(max(line.get_extents().width for line in lines)) / 72

@@ -49,12 +49,12 @@ DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
 _START_LIMIT = 120.0  # seconds for imports on a slow, busy machine
 
 
-class CallTimeout(Exception):
-    """The call ran past its limit; its process has been killed."""
-
-
 class WorkerDied(Exception):
     """The process ended during the call (out of memory, a crash in C code)."""
+
+
+class CallTimeout(WorkerDied):
+    """The call ran past its limit; its process has been killed."""
 
 
 class KillableWorker:
@@ -79,7 +79,6 @@ class KillableWorker:
         self.script = script
         self.first_message = first_message
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()
         self._finalizer: weakref.finalize | None = None
 
     def call(self, message: Any, timeout: float) -> Any:
@@ -95,13 +94,13 @@ class KillableWorker:
             RuntimeError: When the process does not start.
         """
         process = self._process
-        if process is None or self._owner != os.getpid() or process.poll() is not None:
+        if process is None or process.poll() is not None:
             process = self._start()
         return self._exchange(process, message, timeout)
 
     def close(self) -> None:
         """End the process, if there is one; the next call starts another."""
-        if self._finalizer is not None and self._owner == os.getpid():
+        if self._finalizer is not None:
             self._finalizer()
         self._process = self._finalizer = None
 
@@ -114,11 +113,11 @@ class KillableWorker:
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-        self._process, self._owner = process, os.getpid()
+        self._process = process
         self._finalizer = weakref.finalize(self, _stop, process)
         try:
             self._exchange(process, self.first_message, _START_LIMIT)
-        except (CallTimeout, WorkerDied) as error:
+        except WorkerDied as error:
             raise RuntimeError(f"{self.script.name} did not start: {error}.") from error
         return process
 
@@ -270,7 +269,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
         """
         learner, arguments = self._split(config)
         start = time.perf_counter()
-        late = False
+        status: Literal["ok", "failed", "timeout"]
         try:
             if self._worker is None or self.timeout is None:
                 value, error = learners.cross_validated_error(
@@ -278,11 +277,11 @@ class ScikitLearnCASH(ConditionalTestFunction):
                 )
             else:
                 value, error = self._worker.call((learner, arguments), self.timeout)
-        except (CallTimeout, WorkerDied) as problem:
-            value, error, late = 1.0, str(problem), isinstance(problem, CallTimeout)
+            status = "ok" if error is None else "failed"
+        except WorkerDied as problem:
+            value, error = 1.0, str(problem)
+            status = "timeout" if isinstance(problem, CallTimeout) else "failed"
         seconds = time.perf_counter() - start
-        status: Literal["ok", "failed", "timeout"] = "timeout" if late else "failed"
-        status = "ok" if error is None else status
         evaluation = Evaluation(value, error, seconds, status)
         self.evaluations.append((dict(config), evaluation))
         return evaluation
@@ -290,8 +289,8 @@ class ScikitLearnCASH(ConditionalTestFunction):
     def _split(self, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """The learner, and its arguments by scikit-learn's names."""
         self.space.encode([dict(config)])  # raises where it is not of the space
-        names = {k: k.partition(":")[2] for k in config if k != "learner"}
-        return config["learner"], {name: config[k] for k, name in names.items()}
+        arguments = {k.partition(":")[2]: v for k, v in config.items()}
+        return arguments.pop(""), arguments
 
     def _evaluate_true(self, X: Tensor) -> Tensor:
         configs = self.space.decode(X.reshape(-1, self.dim))
@@ -307,22 +306,20 @@ class ScikitLearnCASH(ConditionalTestFunction):
         learner = LEARNERS[name]
         given = {**arguments, **learner.fixed}
         call = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        lines = sorted(
-            [
-                f"from {learner.module} import {learner.class_name}",
-                "from sklearn.model_selection import StratifiedKFold, cross_val_score",
-                "from sklearn.pipeline import make_pipeline",
-                "from sklearn.preprocessing import StandardScaler",
-            ]
+        imports = f"""\
+from {learner.module} import {learner.class_name}
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler"""
+        return (
+            "\n".join(sorted(imports.split("\n")))
+            + f"""
+
+model = make_pipeline(StandardScaler(), {learner.class_name}({call}))
+folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})
+error = 1 - cross_val_score(model, X, y, cv=folds).mean()
+"""
         )
-        lines += [
-            "",
-            f"model = make_pipeline(StandardScaler(), {learner.class_name}({call}))",
-            f"folds = StratifiedKFold(5, shuffle=True, random_state={self.seed})",
-            "error = 1 - cross_val_score(model, X, y, cv=folds).mean()",
-            "",
-        ]
-        return "\n".join(lines)
 
     def close(self) -> None:
         """End the process that evaluates, if there is one; it restarts when needed."""

@@ -12,13 +12,7 @@ torch.
 
 from __future__ import annotations
 
-__all__ = [
-    "LEARNERS",
-    "Learner",
-    "Range",
-    "cross_validated_error",
-    "serve",
-]
+__all__ = ["LEARNERS", "Learner", "Range", "cross_validated_error", "serve"]
 
 import importlib
 import os
@@ -26,7 +20,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -40,58 +34,41 @@ class Range(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A class of scikit-learn, what is tuned, and what is held."""
+    """A class of scikit-learn, its tuned parameters, and those with one value."""
 
     module: str
     class_name: str
-    tuned: tuple[Range, ...] = ()
+    tuned: Sequence[Range] = ()
     fixed: Mapping[str, Any] = {}
 
 
-_TREE = (
+_TREE = [
     Range("max_depth", 1, 10),
     Range("min_samples_split", 2, 100),
     Range("min_samples_leaf", 2, 100),
-)
+]
+_C, _GAMMA = Range("C", 1e-5, 1e5, log=True), Range("gamma", 1e-5, 1e5, log=True)
+_ROUNDS, _NEIGHBOURS = Range("n_estimators", 1, 30), Range("n_neighbors", 1, 30)
 _SEED = {"random_state": 0}
+_ENSEMBLE, _LINEAR = "sklearn.ensemble", "sklearn.discriminant_analysis"
 
 # ``max_iter`` bounds the two SVMs, which take minutes to converge where C is large.
 # The paper takes ``reg_param`` to 1e3; scikit-learn rejects more than 1.
 LEARNERS: dict[str, Learner] = {
-    "knn": Learner(
-        "sklearn.neighbors", "KNeighborsClassifier", (Range("n_neighbors", 1, 30),)
-    ),
-    "svm": Learner(
-        "sklearn.svm",
-        "SVC",
-        (Range("C", 1e-5, 1e5, log=True), Range("gamma", 1e-5, 1e5, log=True)),
-        {"max_iter": 200_000},
-    ),
-    "linsvm": Learner(
-        "sklearn.svm",
-        "LinearSVC",
-        (Range("C", 1e-5, 1e5, log=True),),
-        {"max_iter": 1_000, **_SEED},
-    ),
+    "knn": Learner("sklearn.neighbors", "KNeighborsClassifier", [_NEIGHBOURS]),
+    "svm": Learner("sklearn.svm", "SVC", [_C, _GAMMA], {"max_iter": 200_000}),
+    "linsvm": Learner("sklearn.svm", "LinearSVC", [_C], {"max_iter": 1_000, **_SEED}),
     "dt": Learner("sklearn.tree", "DecisionTreeClassifier", _TREE, _SEED),
     "rf": Learner(
-        "sklearn.ensemble",
-        "RandomForestClassifier",
-        (Range("n_estimators", 1, 30), *_TREE),
-        {"n_jobs": 1, **_SEED},
+        _ENSEMBLE, "RandomForestClassifier", [_ROUNDS, *_TREE], {"n_jobs": 1, **_SEED}
     ),
-    "adab": Learner(
-        "sklearn.ensemble",
-        "AdaBoostClassifier",
-        (Range("n_estimators", 1, 30),),
-        _SEED,
-    ),
+    "adab": Learner(_ENSEMBLE, "AdaBoostClassifier", [_ROUNDS], _SEED),
     "gnb": Learner("sklearn.naive_bayes", "GaussianNB"),
-    "lda": Learner("sklearn.discriminant_analysis", "LinearDiscriminantAnalysis"),
+    "lda": Learner(_LINEAR, "LinearDiscriminantAnalysis"),
     "qda": Learner(
-        "sklearn.discriminant_analysis",
+        _LINEAR,
         "QuadraticDiscriminantAnalysis",
-        (Range("reg_param", 1e-3, 1.0, log=True),),
+        [Range("reg_param", 1e-3, 1.0, log=True)],
     ),
 }
 

@@ -242,13 +242,6 @@ class _RowSpace(SearchSpace):
         new._index = KDTree((rows / scale).numpy())
         return new
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _RowSpace):
-            return NotImplemented
-        return super().__eq__(other) and torch.equal(self._rows, other._rows)
-
-    __hash__ = SearchSpace.__hash__
-
     def nearest(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Its row and its distance, each ``batch_shape``; infinitely far for NaN."""
         points = self._snap(X.detach().to(self._rows).reshape(-1, self.dim))
@@ -277,26 +270,26 @@ class _RowSpace(SearchSpace):
         """
         if kind != "random":
             raise ValueError(f'kind: expected "random" for a table, got {kind!r}.')
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        rows = self._rows[torch.randperm(len(self._rows), generator=generator)]
+        order = torch.randperm(len(self._rows), generator=_generator(seed))
+        rows = self._rows[order]
         seen: Counter[int] = Counter()
         turns = []
         for key in self.tree.path_key(rows).tolist():
             turns.append(seen[key])
             seen[key] += 1
-        order = sorted(range(len(rows)), key=turns.__getitem__)
-        if at_most is not None and n is not None:
-            raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
-        if at_most is not None:
-            n = min(len(seen), check_count("at_most", at_most))
-        n = len(seen) if n is None else check_count("n", n, least=0)
-        return rows[order[:n]]
+        if n is None:
+            n = min(len(seen), len(seen) if at_most is None else at_most)
+        return rows[sorted(range(len(rows)), key=turns.__getitem__)[:n]]
 
     def sample(self, n: int, seed: int | None = None) -> Tensor:
         """``n x d`` rows, drawn with replacement."""
-        check_count("n", n, least=0)
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        return self._rows[torch.randint(len(self._rows), (n,), generator=generator)]
+        size = (check_count("n", n, least=0),)
+        drawn = torch.randint(len(self._rows), size, generator=_generator(seed))
+        return self._rows[drawn]
+
+
+def _generator(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def _columns(
@@ -307,10 +300,10 @@ def _columns(
     if len(names) != d:
         raise ValueError(f"names: expected {d} names, got {names}.")
     logarithmic = check_columns("log_features", log_features, d)
-    lower, upper = X.min(0).tolist(), X.max(0).tolist()
+    limits = zip(names, X.min(0).tolist(), X.max(0).tolist(), strict=True)
     return [
-        FloatColumn(name, lower[j], upper[j], log=j in logarithmic)
-        for j, name in enumerate(names)
+        FloatColumn(name, lower, upper, log=j in logarithmic)
+        for j, (name, lower, upper) in enumerate(limits)
     ]
 
 

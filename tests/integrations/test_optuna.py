@@ -22,7 +22,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler
-from botorch_structured.integrations.optuna.parameter import Parameter
+from botorch_structured.integrations.optuna.trial_parameter import TrialParameter
 from botorch_structured.spaces import SearchSpace
 
 Objective = Callable[[optuna.Trial], Any]
@@ -793,7 +793,7 @@ def test_a_value_between_two_steps_is_left_out() -> None:
 
 @pytest.mark.parametrize(("high", "step"), [(1000.0, 1e-6), (1.0, 1e-8), (5.0, 0.1)])
 def test_values_on_a_step_are_in_range(high: float, step: float) -> None:
-    parameter = Parameter("x", FloatDistribution(0.0, high, step=step))
+    parameter = TrialParameter("x", FloatDistribution(0.0, high, step=step))
     for k in np.random.default_rng(0).integers(0, int(parameter.size), 200):
         assert parameter.contains(parameter.value(int(k)))
     assert not parameter.contains(1.5 * step)

@@ -15,7 +15,7 @@ from optuna.distributions import (
 )
 
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
-from botorch_structured.integrations.optuna.parameter import Parameter
+from botorch_structured.integrations.optuna.trial_parameter import TrialParameter
 
 Objective = Callable[[optuna.Trial], Any]
 
@@ -280,7 +280,7 @@ def test_the_order_of_parameters_and_of_ranges_does_not_matter() -> None:
     ],
 )
 def test_values_come_back(distribution: BaseDistribution, values: list[Any]) -> None:
-    parameter = Parameter("p", distribution)
+    parameter = TrialParameter("p", distribution)
     column = parameter.column("p")
     for value in values:
         entry = parameter.entry(value)
@@ -298,9 +298,9 @@ def test_values_come_back(distribution: BaseDistribution, values: list[Any]) -> 
 
 
 def test_a_value_out_of_range_becomes_the_nearest() -> None:
-    assert Parameter("p", FloatDistribution(0, 1, step=0.25)).nearest(0.9) == 1.0
-    assert Parameter("p", IntDistribution(2, 8, step=2)).nearest(100) == 8
-    assert Parameter("p", FloatDistribution(0, 1)).nearest(-3.0) == 0.0
+    assert TrialParameter("p", FloatDistribution(0, 1, step=0.25)).nearest(0.9) == 1.0
+    assert TrialParameter("p", IntDistribution(2, 8, step=2)).nearest(100) == 8
+    assert TrialParameter("p", FloatDistribution(0, 1)).nearest(-3.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_value_out_of_range_becomes_the_nearest() -> None:
 )
 def test_large_integers_are_on_their_grid(low: int, high: int, step: int) -> None:
     distribution = IntDistribution(low, high - (high - low) % step, step=step)
-    parameter = Parameter("k", distribution)
+    parameter = TrialParameter("k", distribution)
     drawn = [parameter.draw(seed) for seed in range(20)]
     column = parameter.column("k")
     ends = [parameter.value(column.decode(x)) for x in column.bounds]
@@ -328,7 +328,42 @@ def test_large_integers_are_on_their_grid(low: int, high: int, step: int) -> Non
 def test_steps_do_not_round_beyond_the_bounds() -> None:
     # high is 3 x 0.333...3, the largest multiple of the step
     distribution = FloatDistribution(0.0, 0.9999999999999999, step=1 / 3)
-    parameter = Parameter("x", distribution)
+    parameter = TrialParameter("x", distribution)
     assert parameter.value(3) == distribution.high
-    fine = Parameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
+    fine = TrialParameter("x", FloatDistribution(1e13, 1e13 + 2.0, step=0.5))
     assert [fine.value(k) for k in range(5)] == [1e13 + k / 2 for k in range(5)]
+
+
+def test_a_cut_that_only_one_trial_shows_is_chance() -> None:
+    """Two decisions explain "x"; so does the largest rate, of a single trial."""
+    kind, rate = CategoricalDistribution([0, 1]), FloatDistribution(0, 1)
+    settings = [(0, 0, 0.1), (0, 1, 0.2), (1, 0, 0.3), (1, 1, 0.9)]
+    trials = [
+        Asked({"a": (kind, a), "b": (kind, b), "rate": (rate, r)})
+        for a, b, r in settings
+    ]
+    trials[-1].values["x"] = (rate, 0.5)
+    space = LearntSpace(trials).space
+    a, b = (space.names.index(name) for name in "ab")
+    assert space.tree.decision_columns == sorted([a, b])
+    # where two trials show it, the cut explains more
+    trials.append(Asked({**trials[-1].values, "a": (kind, 0), "rate": (rate, 0.8)}))
+    space = LearntSpace(trials).space
+    assert space.tree.decision_columns == [space.names.index("rate")]
+
+
+def test_ranges_that_are_explained_stay_apart() -> None:
+    """Also where a parameter beside them, in the order of names, is not."""
+    flag, kind = CategoricalDistribution([0, 1]), CategoricalDistribution(["u", "v"])
+    low, high = FloatDistribution(0, 1), FloatDistribution(0, 9)
+    trials = []
+    for t in range(8):
+        values: dict[str, Any] = {"kind": (kind, "uv"[t % 2]), "p": (flag, t // 4)}
+        values["z"] = (low, 0.5) if t % 2 else (high, 5.0)
+        if t % 2:
+            values["w"] = (low, 0.5)
+        if t in (0, 3, 5):  # by chance
+            values["y"] = (low, 0.1 * t)
+        trials.append(Asked(values))
+    learnt = LearntSpace(trials)
+    assert [name for name in learnt.names if name.startswith("z")] == ["z#1", "z#2"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,8 +10,6 @@ from gpytorch.kernels import LinearKernel, MaternKernel, RBFKernel
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from botorch_structured.kernels.laplace import LaplaceKernel
-from botorch_structured.kernels.mondrian import MondrianKernel
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.plots import plot_covariance
 from botorch_structured.spaces import Between, ParameterTree
@@ -44,55 +42,6 @@ def tick_texts(ax: Axes) -> list[str]:
         t.get_text() for t in ax.get_yticklabels()
     ]
     return [t.get_text() for t in ax.get_yticklabels()]
-
-
-class TestFiguresOfThePaper:
-    """What sections III-A and IV say that Figures 2 to 4 show."""
-
-    def pictures(self) -> dict[str, np.ndarray]:
-        X = section_3a()
-        imputed = TREE.impute(X)
-        se = squared_exponential()
-        laplace = LaplaceKernel().double()
-        laplace.lengthscale = 0.75
-        mondrian = MondrianKernel(1 / 0.75, num_trees=30, seed=0).double()
-        kernels = {
-            "dense": (se, X),
-            "imputed": (se, imputed),
-            "conditional": (ConditionalKernel(se, TREE), X),
-            "laplace": (laplace, imputed),
-            "mondrian": (mondrian, imputed),
-        }
-        return {k: drawn(plot_covariance(*v, TREE)) for k, v in kernels.items()}
-
-    def test_they_look_as_described(self) -> None:
-        pictures = self.pictures()
-        paths = TREE.path_index(section_3a()).sort().values.numpy()
-        same = paths[:, None] == paths[None, :]
-        far = np.abs(paths[:, None] - paths[None, :]) == 2
-
-        def contrast(picture: np.ndarray) -> float:
-            return picture[same].mean() - picture[~same].mean()
-
-        # "the imputation has a positive impact on discrimination"
-        assert contrast(pictures["imputed"]) > contrast(pictures["dense"]) + 0.1
-        # "still confusion between pairs a - b and b - c"
-        assert pictures["imputed"][~same & ~far].mean() > 0.5
-        # "enforces a null covariance", and is the imputed kernel elsewhere
-        assert (pictures["conditional"][~same] == 0).all()
-        np.testing.assert_allclose(
-            pictures["conditional"][same], pictures["imputed"][same], atol=1e-12
-        )
-        # "at a quick glance they appear identical"
-        a, b = pictures["laplace"], pictures["mondrian"]
-        assert np.corrcoef(a.ravel(), b.ravel())[0, 1] > 0.95
-        assert np.abs(a - b).max() < 0.35
-
-    def test_equation_5(self) -> None:
-        picture = drawn(plot_covariance(squared_exponential(), section_3a()))
-        X = section_3a().numpy()
-        squared = ((X[:, None] - X[None]) ** 2).sum(-1)
-        np.testing.assert_allclose(picture, np.exp(-squared / 0.75), atol=1e-12)
 
 
 def test_rows_are_sorted_by_path_and_stable_within() -> None:
@@ -172,34 +121,26 @@ def test_axes_colour_bar_and_matrices() -> None:
     assert len(plot_covariance(K, X).figure.axes) == 2
 
 
-def test_wrong_arguments() -> None:
-    X, kernel = section_3a(10), MaternKernel().double()
-    with pytest.raises(ValueError, match=r"n x 4 points, got shape \(10, 2\)"):
-        plot_covariance(kernel, X[:, :2], TREE)
-    with pytest.raises(ValueError, match="kernel: expected a kernel .* got None"):
-        plot_covariance(None, X)
-    with pytest.raises(ValueError, match="tree: expected a tree or a space, got 3"):
-        plot_covariance(kernel, X, 3)
-    with pytest.raises(ValueError, match=r"X: expected n x d points, got \[\[1"):
-        plot_covariance(kernel, [[1.0]])
-    with pytest.raises(ValueError, match="n x d points"):
-        plot_covariance(kernel, X[0])
-    with pytest.raises(ValueError, match="names, labels: expected a tree"):
-        plot_covariance(kernel, X, names=["a", "b", "c", "d"])
-    with pytest.raises(ValueError, match="names: expected 4 names.*got 2"):
-        plot_covariance(kernel, X, TREE, names=["a", "b"])
-    with pytest.raises(ValueError, match=r"labels\[0\]: expected 3 names"):
-        plot_covariance(kernel, X, TREE, labels={0: ["a"]})
-    with pytest.raises(ValueError, match="limits: expected two numbers in order"):
-        plot_covariance(kernel, X, limits=(1.0, 0.0))
-    with pytest.raises(ValueError, match="10 x 10 covariances"):
-        plot_covariance(torch.eye(3), X)
-    batched = MaternKernel(batch_shape=torch.Size([2])).double()
-    with pytest.raises(ValueError, match=r"no batch shape, got \(2, 10, 10\)"):
-        plot_covariance(batched, X)
-
-
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
-        plot_covariance(MaternKernel().double(), section_3a(10))
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"X": section_3a(10)[:, :2]}, r"n x 4 points, got shape \(10, 2\)"),
+        ({"kernel": None}, "kernel: expected a kernel .* got None"),
+        ({"tree": 3}, "tree: expected a ParameterTree or a SearchSpace, got 3"),
+        ({"X": [[1.0]], "tree": None}, r"X: expected n x d points, got \[\[1"),
+        ({"X": section_3a(10)[0], "tree": None}, "n x d points"),
+        ({"tree": None, "names": ["a"] * 4}, "names, labels: expected a tree"),
+        ({"names": ["a", "b"]}, "names: expected 4 names.*got 2"),
+        ({"labels": {0: ["a"]}}, r"labels\[0\]: expected 3 names"),
+        ({"limits": (1.0, 0.0)}, "limits: expected two numbers in order"),
+        ({"kernel": torch.eye(3)}, "10 x 10 covariances"),
+        (
+            {"kernel": MaternKernel(batch_shape=torch.Size([2])).double()},
+            r"no batch shape, got \(2, 10, 10\)",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    given = {"kernel": MaternKernel().double(), "X": section_3a(10), "tree": TREE}
+    with pytest.raises(ValueError, match=message):
+        plot_covariance(**(given | arguments))

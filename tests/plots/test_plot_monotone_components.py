@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -179,7 +178,6 @@ def test_wrong_arguments() -> None:
     for arguments, message in (
         ({"without": SingleTaskGP(X, parts[:, :1])}, "a model of 3 components, got 1"),
         ({"column": 1}, "column: expected one of 0 to 0"),
-        ({"resolution": 1}, "resolution: expected"),
         ({"names": ["a"]}, "names: expected 3"),
         ({"names": "abc"}, "names: expected 3 names, got 'abc'"),
         ({"at": torch.zeros(2)}, "at: expected a tensor of 1 values"),
@@ -198,9 +196,3 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match=r"column: .*decision 0, which .*\[0.0, 1.0\]"):
         plot_monotone_components(tree)
     assert len(plot_monotone_components(tree, column=1)) == 1
-
-
-def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
-        plot_monotone_components(plain())

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -239,7 +237,6 @@ def test_wrong_arguments() -> None:
         (object(), {}, "with training data, got object"),
         (model, {"show": "median"}, "show: expected"),
         (model, {"names": ("a", "b")}, "names: expected 1 names"),
-        (model, {"resolution": 1}, "resolution: expected"),
         (model, {"bounds": torch.tensor([[0.0, 1.0]])}, "bounds: expected a 2 x 1"),
         (model, {"bounds": torch.tensor([[1.0], [1.0]])}, "lower ones below"),
     ):
@@ -247,9 +244,3 @@ def test_wrong_arguments() -> None:
         with pytest.raises(ValueError, match=message):
             plot_partition(bad, **arguments)
         assert len(plt.get_fignums()) == figures
-
-
-def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
-        plot_partition(SingleTaskGP(*data(1)))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import sys
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -60,25 +60,23 @@ def test_runs_of_different_lengths_are_cut_and_axes_returned() -> None:
     np.testing.assert_allclose(ax.lines[0].get_ydata(), [3.5, 2.5])
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(ValueError, match="at least one method"):
-        plot_traces({})
-    with pytest.raises(ValueError, match=r"traces\['a'\]: expected .* got shape"):
-        plot_traces({"a": []})
-    with pytest.raises(ValueError, match="traces: expected a mapping .* got None"):
-        plot_traces(None)
-    for text in ("bc", ["b", "c"], [["b"], ["c"]]):
-        with pytest.raises(ValueError, match=r"traces\['a'\]: expected .* outcomes"):
-            plot_traces({"a": text})
-    failed = [math.nan, math.nan]
-    for runs in (failed, [[1.0, 2.0], failed]):
-        with pytest.raises(ValueError, match=r"traces\['a'\]: .* NaN in runs \[\d\]"):
-            plot_traces({"a": runs})
+FAILED = [math.nan, math.nan]
+
+
+@pytest.mark.parametrize(
+    ("traces", "message"),
+    [
+        ({}, "at least one method"),
+        ({"a": []}, r"traces\['a'\]: expected .* got shape"),
+        (None, "traces: expected a mapping .* got None"),
+        ({"a": ["b", "c"]}, r"traces\['a'\]: expected .* outcomes"),
+        ({"a": [["b"], ["c"]]}, r"traces\['a'\]: expected .* outcomes"),
+        ({"a": FAILED}, r"traces\['a'\]: .* NaN in runs \[0\]"),
+        ({"a": [[1.0, 2.0], FAILED]}, r"traces\['a'\]: .* NaN in runs \[1\]"),
+    ],
+)
+def test_wrong_arguments(traces: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot_traces(traces)
     with pytest.raises(ValueError, match="two quantiles in order"):
         plot_traces({"a": [1.0]}, band=(0.9, 0.1))
-
-
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
-        plot_traces({"a": [1.0]})

@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -10,7 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from botorch_structured.plots import plot_tree
+from botorch_structured.plots import plot_covariance, plot_traces, plot_tree
 from botorch_structured.plots.tree import layout
 from botorch_structured.spaces import Between, Equals, ParameterTree
 from botorch_structured.test_functions import JenattonTree
@@ -147,38 +149,46 @@ def test_long_names_and_values_are_cut() -> None:
     assert best.x0 - count.x1 > 10
 
 
-def test_wrong_arguments() -> None:
-    tree = ParameterTree(4, LEARNER)
-    X = torch.zeros(2, 4, dtype=torch.double)
-    with pytest.raises(ValueError, match="tree: expected a ParameterTree .* NoneType"):
-        plot_tree(None)
-    with pytest.raises(ValueError, match=r"at most max_paths=64 .* got 1048576"):
-        plot_tree(ParameterTree(40, {c: {0.0: [], 1.0: [c + 20]} for c in range(20)}))
-    with pytest.raises(ValueError, match="names: expected 4 names.*got 2"):
-        plot_tree(tree, names=["a", "b"])
-    with pytest.raises(ValueError, match=r"labels\[0\]: expected 3 names"):
-        plot_tree(tree, labels={0: ["a"]})
-    with pytest.raises(ValueError, match=r"labels: expected .*\[0\], got \[3\]"):
-        plot_tree(tree, labels={3: ["a"]})
-    with pytest.raises(ValueError, match="n x 4 points"):
-        plot_tree(tree, X=X[:, :2])
-    with pytest.raises(ValueError, match=r"n x 4 points, got \[\[1"):
-        plot_tree(tree, X=[[1.0] * 4])
-    with pytest.raises(ValueError, match="one outcome for each of the 2 points"):
-        plot_tree(tree, X=X, Y=torch.zeros(3))
-    with pytest.raises(ValueError, match="got Y alone"):
-        plot_tree(tree, Y=torch.zeros(3))
-
-
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
-        plot_tree(ParameterTree(4, LEARNER))
-
-
 def test_no_winner_without_a_success() -> None:
-    tree = ParameterTree(4, LEARNER)
-    ax = plot_tree(
-        tree, X=torch.zeros(1, 4, dtype=torch.double), Y=torch.tensor([math.nan])
-    )
-    assert "none" in texts(ax)
+    X, failed = torch.zeros(1, 4, dtype=torch.double), torch.tensor([math.nan])
+    assert "none" in texts(plot_tree(ParameterTree(4, LEARNER), X=X, Y=failed))
+
+
+X = torch.zeros(2, 4, dtype=torch.double)
+WIDE = ParameterTree(40, {c: {0.0: [], 1.0: [c + 20]} for c in range(20)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tree": None}, "tree: expected a ParameterTree .* got None"),
+        ({"tree": WIDE}, r"at most max_paths=64 .* got 1048576"),
+        ({"names": ["a", "b"]}, "names: expected 4 names.*got 2"),
+        ({"labels": {0: ["a"]}}, r"labels\[0\]: expected 3 names"),
+        ({"labels": {3: ["a"]}}, r"labels: expected .*\[0\], got \[3\]"),
+        ({"X": X[:, :2]}, "n x 4 points"),
+        ({"X": [[1.0] * 4]}, r"n x 4 points, got \[\[1"),
+        ({"X": X, "Y": torch.zeros(3)}, "one outcome for each of the 2 points"),
+        ({"Y": torch.zeros(3)}, "got Y alone"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plot_tree(**({"tree": ParameterTree(4, LEARNER)} | arguments))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plot_tree(ParameterTree(4, LEARNER)),
+        lambda: plot_traces({"a": [1.0]}),
+        lambda: plot_covariance(torch.eye(2), X),
+    ],
+)
+def test_without_matplotlib(
+    draw: Callable[[], Axes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pyplot", "textpath"):
+        monkeypatch.setitem(sys.modules, f"matplotlib.{name}", None)
+    with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
+        draw()

@@ -1,17 +1,9 @@
 from __future__ import annotations
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 import torch
 from botorch.test_functions.synthetic import SyntheticTestFunction
-from botorch.utils.testing import (
-    BaseTestProblemTestCaseMixIn,
-    BotorchTestCase,
-    SyntheticTestFunctionTestCaseMixin,
-)
 
 from botorch_structured.test_functions import JenattonTree
 
@@ -119,31 +111,6 @@ def test_inactive_columns_are_ignored(balanced: bool) -> None:
         assert (gradient[continuous] != 0).all()
 
 
-def test_batches_dtypes_noise_and_negation() -> None:
-    problem = JenattonTree(4, shared=True)
-    X = problem.space.sample(12, seed=3)
-    Y = problem(X)
-    assert torch.equal(problem(X.view(2, 3, 2, -1)), Y.view(2, 3, 2))
-    assert problem(X[0]).shape == ()
-    assert torch.equal(JenattonTree(4, shared=True, negate=True)(X), -Y)
-    single = JenattonTree(4, shared=True, dtype=torch.float32)(X.float())
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single, Y.float())
-    noisy = JenattonTree(4, shared=True, noise_std=0.1)
-    assert (noisy(X) != Y).all() and torch.equal(noisy(X, noise=False), Y)
-    for other in (copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
-        assert torch.equal(other(X), Y)
-
-
-def test_devices(device: torch.device) -> None:
-    problem = JenattonTree(8, shared=True, quadratic_shared=True)
-    X = problem.space.sample(20, seed=0)
-    Y = problem(X)
-    moved = problem.to(device)(X.to(device))
-    assert moved.device.type == device.type
-    torch.testing.assert_close(moved.cpu(), Y)
-
-
 def test_starts_are_one_point_on_each_path() -> None:
     problem = JenattonTree(8, shared=True)
     X = problem.starts(3)
@@ -181,15 +148,3 @@ def test_wrong_arguments_and_points() -> None:
     between[0, 0] = 0.5
     with pytest.raises(ValueError, match="integer values"):
         problem(between)
-
-
-class TestAsBoTorchDoes(
-    BotorchTestCase, BaseTestProblemTestCaseMixIn, SyntheticTestFunctionTestCaseMixin
-):
-    """The checks that BoTorch's own problems pass."""
-
-    functions = [
-        JenattonTree(),
-        JenattonTree(8, shared=True, quadratic_shared=True, negate=True),
-        JenattonTree(5, balanced=False, off_centre=True, noise_std=0.1),
-    ]

@@ -9,12 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from botorch.utils.testing import (
-    BaseTestProblemTestCaseMixIn,
-    BotorchTestCase,
-    SyntheticTestFunctionTestCaseMixin,
-)
-from decomposed_problems import check_what_the_harness_needs
 from torch import Tensor
 
 from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
@@ -153,18 +147,6 @@ def test_parts_add_up(make: Any, negate: bool) -> None:
         assert set(signs) == set(range(problem.dim))
 
 
-@pytest.mark.parametrize("make", PROBLEMS)
-def test_what_the_harness_needs(make: Any) -> None:
-    check_what_the_harness_needs(make, evaluate=True)
-
-
-def test_noise() -> None:
-    problem = MonotoneMixture1D(noise_std=0.5)
-    X = problem.starts(0, 1).expand(4000, -1)
-    noise = problem(X) - problem(X, noise=False)
-    assert noise.std() == pytest.approx(0.5, rel=0.05)
-
-
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="seed: expected an integer from 0 on, got -1"):
         ElasticNetTuning(seed=-1)
@@ -174,12 +156,3 @@ def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     with pytest.raises(ImportError, match=r"botorch-structured\[demo\]"):
         ElasticNetTuning()
-
-
-class TestAsBoTorchTestsItsOwn(
-    BotorchTestCase, BaseTestProblemTestCaseMixIn, SyntheticTestFunctionTestCaseMixin
-):
-    functions = [
-        MonotoneMixture1D(),
-        MonotoneMixture1D(noise_std=0.1, negate=True),
-    ]

@@ -6,11 +6,6 @@ import pickle
 import pytest
 import torch
 from botorch.test_functions.synthetic import SyntheticTestFunction
-from botorch.utils.testing import (
-    BaseTestProblemTestCaseMixIn,
-    BotorchTestCase,
-    SyntheticTestFunctionTestCaseMixin,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,8 +97,6 @@ def test_rows_are_joined() -> None:
     for row in with_context:
         assert torch.equal(row[3:6], history.contexts[int(row[-1])])
     assert history.join(X[:0], Y[:0])[0].shape == (4, 4)
-    batch = history.with_context(joined.reshape(2, 3, 4))
-    assert torch.equal(batch.reshape(6, 7), with_context)
     bare = TaskHistory(history.X, history.Y, task=1, num_tasks=3)
     with pytest.raises(ValueError, match="contexts: expected those of all tasks"):
         bare.join(X, Y, context=True)
@@ -127,32 +120,3 @@ def test_what_is_wrong_is_said() -> None:
     for wrong in ((1.0, 2.0), (0.0, 1.0, 1.0), (1.0, 1.0, 11.0)):
         with pytest.raises(ValueError, match="context: expected"):
             QuadraticTask(wrong)
-    with pytest.raises(ValueError, match="without others"):
-        _ = QuadraticTask((1, 1, 1)).history
-    X, Y = torch.zeros(2, 3), torch.zeros(2, 1)
-    X[:, -1] = torch.tensor([0.0, 2.0])
-    TaskHistory(X, Y, task=1, num_tasks=3)
-    for changed, message in (
-        (dict(Y=Y.squeeze(-1)), "N x 1"),
-        (dict(task=3), "task: expected 0 to 2, got 3"),
-        (dict(num_tasks=2), "tasks from 0 to 1"),
-        (dict(task=2), "other than the target 2"),
-        (dict(X=X + 0.5), "in the last column, got 0.5"),
-        (dict(contexts=torch.zeros(2, 4)), "those of 3 tasks, got 2"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            TaskHistory(**{**dict(X=X, Y=Y, task=1, num_tasks=3), **changed})
-
-
-class TestAsBoTorchTestsItsOwn(
-    BotorchTestCase, BaseTestProblemTestCaseMixIn, SyntheticTestFunctionTestCaseMixin
-):
-    functions = [
-        QuadraticTasks(),
-        QuadraticTasks(5, noise_std=0.1, negate=True),
-        QuadraticTask((5.0, 2.0, 1.0)),
-        QuadraticTask((2.0, 5.0, 1.0), noise_std=0.1, negate=True),
-    ]
-    # a corner is an optimum with a gradient, and the task has none
-    for function in functions:
-        function._check_grad_at_opt = False

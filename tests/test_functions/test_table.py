@@ -136,8 +136,6 @@ def test_starts_and_samples_are_rows() -> None:
             problem.starts(0, wrong)
     few = TableProblem(X[:3], y[:3])
     assert len(few.starts(0)) == 3
-    fewer = TableProblem(X[:2], y[:2], space=few.space)
-    assert fewer.space.columns == few.space.columns and fewer.space != few.space
     state = torch.get_rng_state()
     drawn = problem.space.sample(4000, seed=1)
     assert torch.equal(state, torch.get_rng_state())

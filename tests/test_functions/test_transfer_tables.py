@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said() -> None:
         good.leave_out(-1)
     for changed, message in (
         (dict(X=good.X[:, :1]), "N x 2"),
-        (dict(y=good.y[:3]), "16 values and tasks"),
+        (dict(y=good.y[:3]), "`N` values and tasks"),
         (dict(names=["p", "q"]), "each of 2 tasks"),
         (dict(contexts=torch.zeros(2, 1)), "3 rows, got 2"),
     ):

@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 
-import numpy as np
 import pytest
 import torch
 from botorch.test_functions.synthetic import SyntheticTestFunction
-from botorch.utils.testing import (
-    BaseTestProblemTestCaseMixIn,
-    BotorchTestCase,
-    SyntheticTestFunctionTestCaseMixin,
-)
 
-from botorch_structured.spaces import SearchSpace
 from botorch_structured.test_functions import RKHS1D, GramacyExponential2D
 
 PROBLEMS = [RKHS1D, GramacyExponential2D]
@@ -83,57 +74,3 @@ def test_the_optimum_is_one(make: type) -> None:
     X = problem.space.sample(20_000, seed=0)
     assert problem(X).min() >= problem.optimal_value
     assert make(negate=True).optimal_value == -problem.optimal_value
-
-
-@pytest.mark.parametrize("make", PROBLEMS)
-def test_what_the_harness_needs(make: type) -> None:
-    problem = make()
-    d = problem.dim
-    X = problem.starts(3)
-    assert X.shape == (5, d)
-    assert torch.equal(X, problem.starts(3))
-    assert not torch.equal(X, problem.starts(4))
-    assert problem.space.feasible(X).all()
-    assert torch.equal(problem.starts(3, 3), X[:3])
-    state = torch.get_rng_state()
-    problem.starts(0), problem.space.sample(1, seed=1)
-    assert torch.equal(state, torch.get_rng_state())
-    assert isinstance(problem.space, SearchSpace)
-    assert problem.space.names == [f"x{j}" for j in range(d)]
-    assert torch.equal(problem.space.bounds, problem.bounds)
-    assert problem.tree.num_paths == 1
-    assert np.isfinite(float(problem(X[0])))
-    for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
-        assert torch.equal(same(X), problem(X))
-        assert torch.equal(same.starts(3), X)
-
-
-@pytest.mark.parametrize("make", PROBLEMS)
-def test_noise_and_bounds(make: type) -> None:
-    problem = make(noise_std=0.5)
-    X = problem.starts(0, 1).expand(4000, -1)
-    torch.manual_seed(0)
-    noise = problem(X) - problem(X, noise=False)
-    assert noise.std() == pytest.approx(0.5, rel=0.05)
-    best = make._optimizers[0]
-    narrow = make(bounds=[(x - 0.1, x + 0.2) for x in best])
-    assert torch.equal(narrow.bounds, narrow.space.bounds)
-    assert narrow.space.feasible(narrow.starts(0)).all()
-    assert make().bounds.tolist() == [list(b) for b in zip(*make._bounds, strict=True)]
-    with pytest.raises(ValueError, match="No global optimum"):
-        make(bounds=[(x + 0.01, x + 0.02) for x in best])
-    assert make(dtype=torch.float).starts(0).dtype == torch.float
-    with pytest.raises(ValueError, match="negate: expected True or False, got 3"):
-        make(negate=3)
-    with pytest.raises(ValueError, match="noise_std: expected no negative .*got -1.0"):
-        make(noise_std=-1.0)
-
-
-class TestAsBoTorchTestsItsOwn(
-    BotorchTestCase, BaseTestProblemTestCaseMixIn, SyntheticTestFunctionTestCaseMixin
-):
-    functions = [
-        make(noise_std=noise, negate=negate)
-        for make in PROBLEMS
-        for noise, negate in ((None, False), (0.1, True))
-    ]

@@ -1,13 +1,13 @@
 """`LearntSpace`: which parameters a study asks for under which values, from its trials.
 
-A study that is defined by running it does not say what its space is; what its trials
-asked for does. A parameter that all trials asked for is always active. Another one
-depends on a decision: a choice, or a number, that all trials with the parameter have,
-and whose values tell them from the others. Of several such decisions it is the one with
-the fewest values, until a trial has told them apart (`LearntSpace.untried`). Where no
-single decision explains a parameter, a second and a third one do within the branches of
-the first; where these do not either, the parameter counts as active in the branch, and
-trials without it have the middle of its range.
+A study that is defined by running it does not say its space; the parameters that its
+trials asked for show it. A parameter that all trials asked for is always active.
+Another one depends on a decision: a choice, or a number, that all trials with the
+parameter have, and whose values tell them from the others. Of several such decisions it
+is the one with the fewest values, until a trial has told them apart
+(`LearntSpace.untried`). Where no single decision explains a parameter, a second and a
+third one do within the branches of the first; where these do not either, the parameter
+counts as active in the branch, and trials without it have the middle of its range.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from __future__ import annotations
 __all__ = ["Asked", "LearntSpace"]
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
-from operator import or_
+from itertools import chain, pairwise
+from operator import and_, or_
 from typing import Any, NamedTuple
 
-from optuna.distributions import BaseDistribution
-
-from botorch_structured.integrations.optuna.parameter import Parameter, Values
+from botorch_structured.integrations.optuna.trial_parameter import (
+    TrialParameter,
+    Values,
+)
 from botorch_structured.spaces import (
     Between,
     Equals,
@@ -32,7 +34,7 @@ from botorch_structured.spaces import (
     ParameterTree,
     SearchSpace,
 )
-from botorch_structured.spaces.conditions import And, Condition, Or
+from botorch_structured.spaces.conditions import Condition
 
 # Choices and whole numbers with more values than this are not tried value by value
 # unless something is known to depend on them, and are the last to explain anything.
@@ -51,7 +53,7 @@ _Where = dict[int, list[_Span]]  # decision -> where its number is
 
 @dataclass(frozen=True)
 class Asked:
-    """What one trial asked for.
+    """The parameters that one trial asked for.
 
     Args:
         values: ``{name: (distribution, value)}``, all distributions known.
@@ -77,8 +79,8 @@ class LearntSpace:
     """The space of a study, as far as its trials show it.
 
     Args:
-        trials: What they asked for; at least one asked for something. What others are
-            expected to ask for was asked for by one.
+        trials: The trials; at least one asked for something. Each parameter that one is
+            expected to ask for was asked for by another one.
 
     Attributes:
         parameters: One for each column.
@@ -88,7 +90,7 @@ class LearntSpace:
     """
 
     def __init__(self, trials: Sequence[Asked]) -> None:
-        self._united: dict[str, Parameter] = {}
+        self._united: dict[str, TrialParameter] = {}
         self._read(trials)
         several = self._many_ranges()
         while True:
@@ -105,24 +107,35 @@ class LearntSpace:
             several = {n for n in names if len(self._columns_of[n]) > 1}
             if not several:
                 break
-        self._name_columns()
+        self.names = [parameter.name for parameter in self.parameters]
+        for name, columns in self._columns_of.items():
+            for k, i in enumerate(columns if len(columns) > 1 else (), 1):
+                self.names[i] = f"{name}#{k}"
         self.space = self._build_space()
 
-    def index(self, name: str, distribution: BaseDistribution | None) -> int | None:
-        """The column of a parameter; None if no trial has asked for it."""
-        key = (name, None if name in self._united else distribution)
-        return self._position.get(key)
-
     def entries(self, values: Values) -> dict[str, Any]:
-        """Names of columns and what they hold, of ``{name: (distribution, value)}``."""
-        found = {}
-        for name, (distribution, value) in values.items():
-            if (i := self.index(name, distribution)) is not None:
-                found[self.names[i]] = self.parameters[i].entry(value)
-        return found
+        """Names of columns and their entries, of ``{name: (distribution, value)}``.
+
+        Parameters that no trial has asked for are left out.
+        """
+        found = self._columns(values)
+        return {self.names[i]: self.parameters[i].entry(v) for i, v in found.items()}
+
+    def _key(self, name: str, distribution: Any) -> tuple[str, Any]:
+        return (name, None if name in self._united else distribution)
+
+    def _columns(self, values: Values) -> dict[int, Any]:
+        """Columns and the values of their parameters."""
+        keys = {self._key(name, d): value for name, (d, value) in values.items()}
+        return {i: keys[k] for k in keys if (i := self._position.get(k)) is not None}
+
+    def _numbers(self, values: Values) -> dict[int, float]:
+        """Columns and their numbers."""
+        found = self._columns(values)
+        return {i: self.parameters[i].number(value) for i, value in found.items()}
 
     def held(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
-        """Names of columns and what they hold, of ``{name: value}``.
+        """Names of columns and their entries, of ``{name: value}``.
 
         Values that are out of range are left out.
         """
@@ -146,38 +159,31 @@ class LearntSpace:
 
     def _read(self, trials: Sequence[Asked]) -> None:
         """Parameters in an order that storages share; sets of trials are bits."""
-        found: dict[tuple[str, Any], Parameter] = {}
-        expected = [trial.values for trial in trials if trial.expected]
-        trials = [trial for trial in trials if not trial.expected]
-        for trial in trials:
+        found: dict[tuple[str, Any], TrialParameter] = {}
+        seen = [trial for trial in trials if not trial.expected]
+        for trial in seen:
             for name, (distribution, _) in trial.values.items():
-                if name in self._united:
-                    found[name, None] = self._united[name]
-                elif (name, distribution) not in found:
+                if (key := self._key(name, distribution)) not in found:
                     assert distribution is not None  # they are known of trials
-                    found[name, distribution] = Parameter(name, distribution)
+                    found[key] = self._united.get(name) or TrialParameter(
+                        name, distribution
+                    )
         keys = sorted(found, key=lambda key: (key[0], repr(key[1])))
         self.parameters = [found[key] for key in keys]
         self._position = {key: i for i, key in enumerate(keys)}
         self._columns_of: dict[str, list[int]] = {}
         for i, (name, _) in enumerate(keys):
             self._columns_of.setdefault(name, []).append(i)
-        self._rows: list[dict[int, float]] = []
+        self._rows = [self._numbers(trial.values) for trial in seen]
+        self._expected = [self._numbers(t.values) for t in trials if t.expected]
         self._asked = [0] * len(keys)  # the trials that asked for a parameter
         self._at: list[dict[float, int]] = [{} for _ in keys]  # number -> trials
-        self._complete = 0
-        for t, trial in enumerate(trials):
-            row = {}
-            for name, (distribution, value) in trial.values.items():
-                key = (name, None if name in self._united else distribution)
-                i = self._position[key]
-                row[i] = number = self.parameters[i].number(value)
+        for t, row in enumerate(self._rows):
+            for i, number in row.items():
                 self._asked[i] |= 1 << t
                 self._at[i][number] = self._at[i].get(number, 0) | 1 << t
-            self._rows.append(row)
-            self._complete |= trial.complete << t
-        self._expected = [self._numbers(values) for values in expected]
-        ended = self._complete
+        ended = sum(trial.complete << t for t, trial in enumerate(seen))
+        self._complete = ended
         for t, row in enumerate(self._rows):
             # where all trials ended early, they are all there is to learn from
             if any(
@@ -185,14 +191,6 @@ class LearntSpace:
                 for i, number in row.items()
             ):
                 self._complete |= 1 << t
-
-    def _numbers(self, values: Values) -> dict[int, float]:
-        """Of parameters that a trial has asked for."""
-        found = {}
-        for name, (distribution, value) in values.items():
-            if (i := self.index(name, distribution)) is not None:
-                found[i] = self.parameters[i].number(value)
-        return found
 
     def _many_ranges(self) -> set[str]:
         """Names of which most trials have a range of their own."""
@@ -213,26 +211,23 @@ class LearntSpace:
         known: dict[int, list[_Where]] = {}
         ways = []
         for i, with_it in enumerate(self._asked):
-            # what a trial that ended early would have asked for is not known
+            # the rest of a trial that ended early is not known
             without = self._complete & ~with_it
             if with_it not in known:
                 known[with_it] = self._explain(i, with_it, without)
-            elif i - 1 in self._unexplained:
-                self._unexplained.add(i)
             ways.append(known[with_it])
         return ways
 
     def _explain(self, i: int, with_it: int, without: int) -> list[_Where]:
         if not without:
             return [{}]
-        few = self._splits(with_it, without, self._is_decision)
-        pure = [split for split in few if not split.cost]
+        pure = [s for s in self._splits(with_it, without) if not s.cost]
         if pure:
             self._rivals[i] = pure
             return self._follow(pure[0], with_it, without, _DEPTH)[0]
         # a cut through many numbers explains a few trials by chance
         several = len(self._columns_of[self.parameters[i].name]) > 1
-        many = [] if several else self._splits(with_it, without, lambda _: True)
+        many = [] if several else self._splits(with_it, without, many=True)
         pure = [split for split in many if not split.cost]
         if pure and min(with_it.bit_count(), without.bit_count()) > 1:
             return self._follow(pure[0], with_it, without, 0)[0]
@@ -256,7 +251,7 @@ class LearntSpace:
             return [], True
         if not without:
             return [{}], True
-        splits = self._splits(with_it, without, self._is_decision) if depth else []
+        splits = self._splits(with_it, without) if depth else []
         if not splits or splits[0].cost >= _impurity(with_it, without):
             return [{}], False
         return self._follow(splits[0], with_it, without, depth)
@@ -280,23 +275,26 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(
-        self, with_it: int, without: int, eligible: Callable[[int], bool]
-    ) -> list[_Split]:
-        """Decisions that tell some trials from others, the best ones first."""
+    def _splits(self, with_it: int, without: int, many: bool = False) -> list[_Split]:
+        """Decisions that tell some trials from others, the best ones first.
+
+        Args:
+            with_it: The trials that have a parameter.
+            without: Others, that do not have it.
+            many: Whether numbers with many values count, too, if one cut tells all.
+        """
         splits = []
         for i, asked in enumerate(self._asked):
             # one that is asked for together with the parameter explains nothing
-            if with_it & ~asked or not without & asked or not eligible(i):
+            if with_it & ~asked or not without & asked:
                 continue
             if self.parameters[i].is_choice:
                 branches = [((v, v), trials) for v, trials in self._at[i].items()]
-            elif self._is_few(i):
-                branches = self._runs(i, with_it, without)
             else:
-                branches = self._halves(i, with_it, without)
-            cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
-            splits.append(_Split(i, cost, branches))
+                branches = self._runs(i, with_it, without)
+            if self._is_decision(i) or (many and len(branches) == 2):
+                cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
+                splits.append(_Split(i, cost, branches))
         return sorted(
             splits,
             key=lambda s: (
@@ -308,7 +306,7 @@ class LearntSpace:
         )
 
     def _runs(self, i: int, with_it: int, without: int) -> list[tuple[_Span, int]]:
-        """Neighbouring numbers with which trials ask for the same."""
+        """Neighbouring numbers with which trials ask for the same; cuts half-way."""
         runs: list[tuple[list[float], int, tuple[bool, bool]]] = []
         for number, trials in sorted(self._at[i].items()):
             if not trials & (with_it | without):
@@ -319,55 +317,20 @@ class LearntSpace:
                 runs.append(([*numbers, number], others | trials, kind))
             else:
                 runs.append(([number], trials, kind))
-        groups = [(numbers, trials) for numbers, trials, _ in runs]
-        return self._between(i, groups)
-
-    def _halves(self, i: int, with_it: int, without: int) -> list[tuple[_Span, int]]:
-        """Below and above the number that separates trials best."""
-        numbers = sorted(v for v, b in self._at[i].items() if b & (with_it | without))
-        best, cut = math.inf, 0
-        below, everything = 0, reduce(or_, self._at[i].values(), 0)
-        for k, number in enumerate(numbers[:-1]):
-            below |= self._at[i][number]
-            above = everything & ~below
-            cost = _impurity(with_it & below, without & below)
-            cost += _impurity(with_it & above, without & above)
-            if cost < best:
-                best, cut = cost, k + 1
-        groups = []
-        for part in (numbers[:cut], numbers[cut:]):
-            if part:
-                groups.append((part, reduce(or_, (self._at[i][v] for v in part))))
-        return self._between(i, groups)
-
-    def _between(
-        self, i: int, groups: Sequence[tuple[list[float], int]]
-    ) -> list[tuple[_Span, int]]:
-        """Cuts half-way between ascending groups of numbers."""
         cuts = [-math.inf]
-        for (a, _), (b, _) in zip(groups, groups[1:], strict=False):
-            middle = 0.5 * (a[-1] + b[0])
+        for (below, *_), (above, *_) in pairwise(runs):
+            middle = 0.5 * (below[-1] + above[0])
             whole = self.parameters[i].is_whole
             cuts.append(math.floor(middle) + 0.5 if whole else middle)
         ends = [math.nextafter(cut, -math.inf) for cut in cuts[1:]] + [math.inf]
         return [
-            ((lo, hi), trials)
-            for lo, hi, (_, trials) in zip(cuts, ends, groups, strict=True)
+            (span, trials)
+            for span, (_, trials, _) in zip(
+                zip(cuts, ends, strict=True), runs, strict=True
+            )
         ]
 
     # -- the space ---------------------------------------------------------------------
-
-    def _name_columns(self) -> None:
-        taken = set(self._columns_of)
-        self.names = []
-        for i, parameter in enumerate(self.parameters):
-            name = parameter.name
-            same = self._columns_of[name]
-            k = 1 + same.index(i)
-            while len(same) > 1 and (name := f"{parameter.name}#{k}") in taken:
-                k += len(same)
-            taken.add(name)
-            self.names.append(name)
 
     def _build_space(self) -> SearchSpace:
         conditions = {
@@ -400,18 +363,19 @@ class LearntSpace:
 
     def _condition(self, ways: Sequence[_Where]) -> Condition:
         """One of several settings of decisions."""
-        parts: dict[Condition, None] = {}
-        for way in _joined(ways):
-            atoms = tuple(self._atom(i, spans) for i, spans in sorted(way.items()))
-            parts[atoms[0] if len(atoms) == 1 else And(atoms)] = None
-        return next(iter(parts)) if len(parts) == 1 else Or(tuple(parts))
+        return reduce(
+            or_,
+            (
+                reduce(and_, (self._atom(i, spans) for i, spans in sorted(way.items())))
+                for way in _joined(ways)
+            ),
+        )
 
     def _atom(self, i: int, spans: Sequence[_Span]) -> Condition:
         if self.parameters[i].is_choice:
             values = [value for value, _ in spans]
             return Equals(i, values[0]) if len(values) == 1 else In(i, values)
-        parts = tuple(Between(i, *span) for span in spans)
-        return parts[0] if len(parts) == 1 else Or(parts)
+        return reduce(or_, (Between(i, *span) for span in spans))
 
     # -- what nobody has tried ---------------------------------------------------------
 
@@ -424,24 +388,22 @@ class LearntSpace:
         as many as go together. Then decisions are told apart that explain the same.
 
         Args:
-            held: What the trial has in any case, see `held`.
+            held: Entries that the trial has in any case, see `held`.
 
         Returns:
             ``{name: (distribution, value)}``: the new ones, and what leads there.
         """
-        fixed = {
-            i: self._number_of(i, entry)
-            for i, column in enumerate(self.names)
-            if (entry := (held or {}).get(column)) is not None
-        }
+        fixed = {}
+        for name, entry in (held or {}).items():
+            parameter = self.parameters[i := self.names.index(name)]
+            fixed[i] = parameter.number(parameter.value(entry))
         chosen: dict[int, float] = {}
         new = sorted(self._new_numbers(), key=lambda one: len(self._above(one[0])))
         worth_it = any(one[2] for one in new)
         for i, number, _ in new if worth_it else ():
             if i in chosen or i in fixed:
                 continue
-            for trial in self._trials_of(i):
-                row = self._rows[trial]
+            for row in self._rows_with(i):
                 way = {j: row[j] for j in self._above(i) if j in row}
                 both = chosen | fixed
                 if all(both.get(j, v) == v for j, v in way.items()):
@@ -453,15 +415,9 @@ class LearntSpace:
                 return None
             if any(chosen.items() <= row.items() for row in self._expected):
                 return None
-        found: Values = {}
-        for i, number in chosen.items():
-            p = self.parameters[i]
-            found[p.name] = (p.distribution, p.value_at(number))
-        return found or None
-
-    def _number_of(self, i: int, entry: Any) -> float:
-        parameter = self.parameters[i]
-        return parameter.number(parameter.value(entry))
+        parameters = ((self.parameters[i], number) for i, number in chosen.items())
+        values = {p.name: (p.distribution, p.value_at(v)) for p, v in parameters}
+        return values or None
 
     def _above(self, i: int) -> set[int]:
         """The decisions that a parameter depends on, and theirs."""
@@ -474,8 +430,8 @@ class LearntSpace:
                 stack += self._parents.get(j, ())
         return above
 
-    def _trials_of(self, i: int) -> Iterator[int]:
-        return (t for t, row in enumerate(self._rows) if i in row)
+    def _rows_with(self, i: int) -> Iterator[dict[int, float]]:
+        return (row for row in self._rows if i in row)
 
     def _new_numbers(self) -> Iterator[tuple[int, float, bool]]:
         """Numbers of decisions that no trial has, at most one for each, and whether
@@ -495,9 +451,8 @@ class LearntSpace:
                 worth_it = parameter.size <= _VERY_FEW
             else:
                 continue
-            for number in untried:
+            if (number := next(iter(untried), None)) is not None:
                 yield i, number, worth_it
-                break
 
     def _between_unlike(self, i: int) -> Iterator[float]:
         """The middle of neighbours of which one has a parameter that the other lacks,
@@ -505,14 +460,9 @@ class LearntSpace:
         parameter, tried = self.parameters[i], sorted(self._at[i])
         if self._is_few(i):
             yield from (v for v in parameter.ends if v not in self._at[i])
-        cuts = {
-            end
-            for ways in self._ways
-            for way in ways
-            for span in way.get(i, ())
-            for end in span
-        }
-        for a, b in zip(tried, tried[1:], strict=False):
+        spans = [s for ways in self._ways for way in ways for s in way.get(i, ())]
+        cuts = set(chain(*spans))
+        for a, b in pairwise(tried):
             if b - a > 1 and any(a < cut < b for cut in cuts):
                 yield float(math.floor(0.5 * (a + b)))
 
@@ -535,8 +485,7 @@ class LearntSpace:
             for number, trials in self._at[q].items()
             if trials & self._complete and not trials & self._asked[i]
         ]
-        for t in self._trials_of(i):
-            row = self._rows[t]
+        for row in self._rows_with(i):
             above = self._above(p) | self._above(q)
             if lacking and q in row and p in row and q not in self._above(p):
                 way = {j: row[j] for j in above if j in row}

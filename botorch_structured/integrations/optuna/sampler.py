@@ -10,7 +10,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -25,22 +25,23 @@ from optuna.samplers import BaseSampler, PartialFixedSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
-from botorch_structured.integrations.optuna.outcomes import Outcomes
-from botorch_structured.integrations.optuna.parameter import (
-    Parameter,
+from botorch_structured.integrations.optuna.shared_paths import (
+    SharedPath,
+    SharedPaths,
+    SuggestedPath,
+)
+from botorch_structured.integrations.optuna.trial_parameter import (
+    TrialParameter,
     Values,
     with_one_nan,
 )
-from botorch_structured.integrations.optuna.places import Kept, Places, Suggestion
-from botorch_structured.integrations.optuna.spaces import (
+from botorch_structured.integrations.optuna.trial_space import (
     DeclaredSpace,
-    TrialSpace,
     check_declared,
     configurations,
-    encoded,
-    possible,
-    starts_left,
+    held_where_possible,
 )
+from botorch_structured.integrations.optuna.trial_values import TrialValues
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_seed, later_seed
 from botorch_structured.spaces.columns import (
@@ -65,6 +66,7 @@ _ROUNDS = 20
 _EXPLORED = 20
 # A trial that has asked for nothing when so many later ones have ended was killed.
 _OVERTAKEN = 5
+_SWITCH = "This warning can be switched off with warn_independent_sampling=False."
 
 
 class StructuredSampler(BaseSampler):
@@ -158,14 +160,10 @@ class StructuredSampler(BaseSampler):
         self._declared = declared
         seed = check_seed(seed)
         self._seed = _new_seed() if seed is None else seed
-        self._arguments = {
-            name: function
-            for name, function in (("model", model), ("acquisition", acquisition))
-            if function is not None
-        }
+        self._arguments: dict[str, Any] = {"model": model, "acquisition": acquisition}
         self._constraints_func = constraints_func
         self._warns = warn_independent_sampling
-        self._suggested: dict[tuple[str, int], Suggestion] = {}
+        self._suggested: dict[tuple[str, int], SuggestedPath] = {}
         # Of studies, parameters that were warned of; None: trials that are left out.
         self._unknown: set[tuple[str, str | None]] = set()
 
@@ -209,25 +207,25 @@ class StructuredSampler(BaseSampler):
         key = (study.study_name, trial.number)
         for _ in range(_ROUNDS):
             with _ONE_AT_A_TIME:
-                places = Places(study, self._declared)
-                trials = places.trials
-                if (known := places.read(trial.number)) and key not in self._suggested:
+                shared = SharedPaths(study, self._declared)
+                trials = shared.trials
+                if (known := shared.read(trial.number)) and key not in self._suggested:
                     # the trial is taken up in another process
                     self._suggested[key] = known.suggestion
                     return
                 settled = {t.number for t in trials if t.state.is_finished()}
                 settled.add(trial.number)
-                others = dict(places.others(settled))
+                others = shared.others(settled)
                 held = self._held(study, trial, trials)
                 suggestion = self._choose(study, trial, trials, others, held)
             self._suggested[key] = suggestion
-            if not places.exist:
+            if not shared.exist:
                 return
-            knows = {number: kept.version for number, kept in others.items()}
-            places.keep(trial.number, suggestion, knows, final=False)
+            knows = {number: path.version for number, path in others.items()}
+            shared.keep(trial.number, suggestion, knows, final=False)
             if not self._clashes(study, trial.number, suggestion, knows, settled):
                 break
-        places.keep(trial.number, suggestion, knows, final=True)
+        shared.keep(trial.number, suggestion, knows, final=True)
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -255,10 +253,9 @@ class StructuredSampler(BaseSampler):
     ) -> Any:
         """A parameter of the path whose range is another one now, or a random value."""
         suggestion = self._suggestion(study, trial)
-        parameter = Parameter(param_name, param_distribution)
+        parameter = TrialParameter(param_name, param_distribution)
         if self._declared is not None:
-            held = encoded(self._declared, self._values(trial))
-            check_declared(self._declared, parameter, held)
+            check_declared(self._declared, parameter, self._values(trial))
         if param_name in suggestion.values:
             value = suggestion.values[param_name][1]
             if not parameter.is_choice or parameter.contains(value):
@@ -270,31 +267,25 @@ class StructuredSampler(BaseSampler):
         return parameter.draw(int(np.random.SeedSequence(numbers).generate_state(1)[0]))
 
     def _warn(self, study: optuna.Study, number: int, name: str) -> None:
-        """Say that a parameter was not expected, and what to do about it."""
-        asked = f"Trial {number} asked for {name!r}"
+        """Say that a parameter was not expected, and how it will be."""
+        text = f"Trial {number} asked for {name!r}, which "
         if self._declared is None:
-            text = (
-                f"{asked}, which is not on the path that it was suggested: its value "
-                "is random. The next suggestions know of it. If this happens again and "
-                "again, declare the space: StructuredSampler(space=...)."
+            text += (
+                "is not on the path that it was suggested: its value is random. The "
+                "next suggestions know of it. If this happens again and again, declare "
+                "the space: StructuredSampler(space=...)."
             )
         elif name in self._declared.names:
-            text = (
-                f"{asked}, which the declared space has on other paths only: its value "
-                "is random."
-            )
-        elif (study.study_name, name) in self._unknown:
+            text += "the declared space has on other paths only: its value is random."
+        elif (key := (study.study_name, name)) in self._unknown:
             return
         else:
-            self._unknown.add((study.study_name, name))
-            text = (
-                f"{asked}, which the declared space does not have, only "
-                f"{self._declared.names}: its value is random in all trials."
+            self._unknown.add(key)
+            text += (
+                f"the declared space does not have, only {self._declared.names}: its "
+                "value is random in all trials."
             )
-        _logger.warning(
-            f"{text} This warning can be switched off with "
-            "warn_independent_sampling=False."
-        )
+        _logger.warning(f"{text} {_SWITCH}")
 
     def _say_left_out(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Say once that a trial is not in the declared space."""
@@ -305,8 +296,7 @@ class StructuredSampler(BaseSampler):
             self._unknown.add(key)
             _logger.warning(
                 f"Trial {trial.number} is left out, as others like it are: the "
-                f"declared space does not have {trial.params}. This warning can be "
-                "switched off with warn_independent_sampling=False."
+                f"declared space does not have {trial.params}. {_SWITCH}"
             )
 
     def after_trial(
@@ -320,9 +310,9 @@ class StructuredSampler(BaseSampler):
         self._suggested.pop((study.study_name, trial.number), None)
         if self._declared is not None and state != TrialState.FAIL:
             # Optuna asks no sampler for those of a single value
-            held = encoded(self._declared, self._values(trial))
             for name, distribution in trial.distributions.items():
-                check_declared(self._declared, Parameter(name, distribution), held)
+                parameter = TrialParameter(name, distribution)
+                check_declared(self._declared, parameter, self._values(trial))
         if self._constraints_func is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)
@@ -350,14 +340,14 @@ class StructuredSampler(BaseSampler):
     def _asked(self, trials: Sequence[FrozenTrial]) -> list[Asked]:
         return [Asked(self._values(t), t.state == TrialState.COMPLETE) for t in trials]
 
-    def _suggestion(self, study: optuna.Study, trial: FrozenTrial) -> Suggestion:
+    def _suggestion(self, study: optuna.Study, trial: FrozenTrial) -> SuggestedPath:
         key = (study.study_name, trial.number)
-        return self._suggested.get(key, Suggestion())
+        return self._suggested.get(key, SuggestedPath())
 
     def _held(
         self, study: optuna.Study, trial: FrozenTrial, trials: Sequence[FrozenTrial]
     ) -> dict[str, Any]:
-        """``{name: value}`` of what a trial has whatever it is suggested."""
+        """``{name: value}`` of the parameters that are fixed, see the class."""
         held: dict[str, Any] = {}
         wrapper = getattr(study, "sampler", None)
         if isinstance(wrapper, PartialFixedSampler):
@@ -368,7 +358,7 @@ class StructuredSampler(BaseSampler):
                 if self._declared is not None:
                     for column in self._declared.columns:
                         seen.setdefault(column.name, _as_declared(column))
-                self._suggested[study.study_name, trial.number] = Suggestion(seen)
+                self._suggested[study.study_name, trial.number] = SuggestedPath(seen)
                 free = wrapper.infer_relative_search_space(study, trial)
                 for name in seen.keys() - free.keys():
                     distribution, _ = seen[name]
@@ -385,25 +375,25 @@ class StructuredSampler(BaseSampler):
         self,
         study: optuna.Study,
         number: int,
-        suggestion: Suggestion,
+        suggestion: SuggestedPath,
         knows: dict[int, int],
         settled: Collection[int],
     ) -> bool:
-        """Whether another trial has to be taken into account, see `places`; those that
-        ended in the meantime, too."""
+        """Whether another trial has to be taken into account, see `SharedPaths`; those
+        that ended in the meantime, too."""
         began = time.monotonic()
         while True:
-            places = Places(study, self._declared)
-            own = places.read(number)
+            shared = SharedPaths(study, self._declared)
+            own = shared.read(number)
             waits = False
-            for other, kept in places.others(settled):
+            for other, path in shared.others(settled).items():
                 if (
-                    knows.get(other) == kept.version
-                    or (own and kept.knows.get(number) == own.version)
-                    or not suggestion.shares_branch(kept.suggestion)
+                    knows.get(other) == path.version
+                    or (own and path.knows.get(number) == own.version)
+                    or not suggestion.shares_branch(path.suggestion)
                 ):
                     continue
-                if other < number or kept.final:
+                if other < number or path.final:
                     return True
                 waits = True
             if not waits or time.monotonic() - began > _WAIT_SECONDS:
@@ -415,58 +405,42 @@ class StructuredSampler(BaseSampler):
         study: optuna.Study,
         trial: FrozenTrial,
         trials: Sequence[FrozenTrial],
-        kept: Mapping[int, Kept],
+        shared: Mapping[int, SharedPath],
         held: Mapping[str, Any],
-    ) -> Suggestion:
-        """What a trial should ask for, given what others were suggested."""
-        asked, paths = [], []
-        others = [t for t in trials if t.number != trial.number]
+    ) -> SuggestedPath:
+        """A suggestion for a trial, given those of others."""
+        number, asked, paths = trial.number, [], []
+        others = [t for t in trials if t.number != number]
         for other in others:
             path = values = self._values(other)
             if other.state == TrialState.RUNNING:
                 suggestion = self._suggestion(study, other)
-                if other.number in kept:
-                    suggestion = kept[other.number].suggestion
+                if other.number in shared:
+                    suggestion = shared[other.number].suggestion
                 if _agree(suggestion, values):
                     path = suggestion.values | values
-            # What depends on what is learnt from what a trial asked for. A suggestion
-            # may be wrong, and that of a trial that was killed would stay for ever.
+            # A suggestion may be wrong, and that of a trial that was killed would stay
+            # for ever: dependencies are learnt from the parameters that were asked for.
             expected = not values and not _is_overtaken(other, others)
-            asked.append(
-                Asked(
-                    path if expected else values,
-                    other.state == TrialState.COMPLETE,
-                    expected,
-                )
-            )
+            complete = other.state == TrialState.COMPLETE
+            asked.append(Asked(path if expected else values, complete, expected))
             paths.append(path)
-        return self._suggest(study, trial.number, others, asked, paths, held)
-
-    def _suggest(
-        self,
-        study: optuna.Study,
-        number: int,
-        trials: Sequence[FrozenTrial],
-        asked: Sequence[Asked],
-        paths: Sequence[Values],
-        held: Mapping[str, Any],
-    ) -> Suggestion:
         space = self._space(asked)
         if space is None:
-            return Suggestion()
+            return SuggestedPath()
         explores = number < _EXPLORED or number % 2
         if isinstance(space, LearntSpace) and explores:
             if untried := space.untried(space.held(held)):
-                return Suggestion(untried)
-        inner, pending = self._told(study, trials, space, paths, number)
+                return SuggestedPath(untried)
+        inner, pending = self._told(study, others, space, paths, number)
         try:
-            fixed = possible(space.space, space.held(held))
+            fixed = held_where_possible(space.space, space.held(held))
             (config,) = inner.ask(pending=pending, fixed=fixed)
         except CandidateGenerationError:
             _logger.info(f"Trial {number}: every point is known, one is repeated.")
             seed = later_seed(self._seed, number)
             (config,) = space.space.decode(space.space.sample(1, seed=seed))
-        return Suggestion(space.values(config), whole=True)
+        return SuggestedPath(space.values(config), whole=True)
 
     def _space(self, asked: Sequence[Asked]) -> DeclaredSpace | LearntSpace | None:
         """None if nothing is declared, and no trial has asked for a parameter."""
@@ -479,40 +453,35 @@ class StructuredSampler(BaseSampler):
         self,
         study: optuna.Study,
         trials: Sequence[FrozenTrial],
-        space: TrialSpace,
+        space: DeclaredSpace | LearntSpace,
         paths: Sequence[Values],
         number: int = 0,
     ) -> tuple[Study, list[dict[str, Any]]]:
-        """A `Study` that knows what trials were worth, and what is pending."""
-        outcomes = Outcomes(study, trials)
+        """A `Study` with the values of trials, and the pending configurations."""
+        trial_values = TrialValues(study, trials)
         entries = [space.entries(path) for path in paths]
         whole = [trial.state == TrialState.COMPLETE for trial in trials]
-        configs = configurations(
-            space.space,
-            entries,
-            whole,
-            # Another trial that ended may have stopped before it asked for all: what
-            # is missing did not matter, and may have been anything.
-            [t.number if t.state.is_finished() else None for t in trials],
-        )
+        # Another trial that ended may have stopped before it asked for all: a parameter
+        # that is missing did not matter, and may have had any value.
+        seeds = [t.number if t.state.is_finished() else None for t in trials]
+        configs = configurations(space.space, entries, whole, seeds)
         told, values, pending = [], [], []
         for trial, config in zip(trials, configs, strict=True):
             if config is None:
                 self._say_left_out(study, trial)
             elif trial.state.is_finished():
                 told.append(config)
-                values.append(outcomes.value(trial))
+                values.append(trial_values.value(trial))
             elif trial.state == TrialState.RUNNING:
                 pending.append(config)
-        arguments = {**outcomes.arguments, **self._arguments}
-        if self._declared is None:
-            arguments["starts"] = []  # `LearntSpace.untried` comes before
-        seed = later_seed(self._seed, number)
-        inner = Study(space.space, seed=seed, **arguments)
-        if self._declared is not None:
-            starts = starts_left(space.space, inner.starts, configs, entries, whole)
-            if starts is not None:
-                inner = Study(space.space, seed=seed, starts=starts, **arguments)
+        inner = Study(
+            space.space,
+            **trial_values.arguments,
+            **self._arguments,
+            seed=later_seed(self._seed, number),
+            # in a learnt space `LearntSpace.untried` comes before
+            starts=None if self._declared is not None else [],
+        )
         inner.tell_many(told, values)
         return inner, pending
 
@@ -528,7 +497,7 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
     return distribution, column.decode(column.fill)
 
 
-def _agree(suggestion: Suggestion, values: Values) -> bool:
+def _agree(suggestion: SuggestedPath, values: Values) -> bool:
     """Whether a trial does what it was suggested; an enqueued one need not."""
     return all(
         name not in values or is_alike(values[name][1], value)
@@ -538,8 +507,8 @@ def _agree(suggestion: Suggestion, values: Values) -> bool:
 
 def _is_overtaken(trial: FrozenTrial, others: Sequence[FrozenTrial]) -> bool:
     """Whether so many later trials have ended that it will not ask for anything."""
-    later = (t for t in others if t.number > trial.number and t.state.is_finished())
-    return len(list(islice(later, _OVERTAKEN))) == _OVERTAKEN
+    later = (t for t in others if t.number > trial.number)
+    return sum(t.state.is_finished() for t in later) >= _OVERTAKEN
 
 
 def _new_seed() -> int:

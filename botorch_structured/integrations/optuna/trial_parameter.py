@@ -1,8 +1,8 @@
-"""`Parameter`: one of Optuna's parameters as one column of a space."""
+"""`TrialParameter`: one of Optuna's parameters as one column of a space."""
 
 from __future__ import annotations
 
-__all__ = ["Parameter", "Values", "with_one_nan"]
+__all__ = ["TrialParameter", "Values", "with_one_nan"]
 
 import math
 import sys
@@ -42,7 +42,7 @@ def with_one_nan(distribution: BaseDistribution) -> BaseDistribution:
     return distribution
 
 
-class Parameter:
+class TrialParameter:
     """A name under one distribution.
 
     One name may have other ranges in other branches of a study; each is a parameter of
@@ -62,17 +62,15 @@ class Parameter:
         self.is_choice = isinstance(distribution, CategoricalDistribution)
         self.is_integer = isinstance(distribution, IntDistribution)
         step = getattr(distribution, "step", None)
-        if self.is_integer and step == 1:
-            step = None
-        self.step: float | None = step
+        self.step: float | None = None if self.is_integer and step == 1 else step
         self._choices: dict[int, Any] = {}  # by their numbers in storages
-        self._labels: dict[int, Any] = {}
-        if isinstance(distribution, CategoricalDistribution):
-            for choice in distribution.choices:
-                number = int(distribution.to_internal_repr(choice))
-                self._choices.setdefault(number, choice)
-            labels = _labels(tuple(self._choices.values()))
-            self._labels = dict(zip(self._choices, labels, strict=True))
+        for choice in getattr(distribution, "choices", ()):
+            number = int(self.distribution.to_internal_repr(choice))
+            self._choices.setdefault(number, choice)
+        names = tuple(map(str, self._choices.values()))
+        unique = len(set(names)) == len(names) and all(name.strip() for name in names)
+        # distinct names for the choices: they themselves as text, or their positions
+        self._labels: tuple[Any, ...] = names if unique else tuple(range(len(names)))
 
     @property
     def is_whole(self) -> bool:
@@ -86,56 +84,56 @@ class Parameter:
             return len(self._choices)
         if not self.is_whole:
             return math.inf
-        return 1 + round((self._high - self._low) / (self.step or 1))
+        return 1 + round(self._width / (self.step or 1))
+
+    @property
+    def _width(self) -> Any:
+        return self.distribution.high - self.distribution.low
 
     @property
     def ends(self) -> tuple[float, float]:
         """The first and the last number of a range."""
-        return self.number(self._low), self.number(self._high)
-
-    @property
-    def _low(self) -> Any:
-        return self.distribution.low
-
-    @property
-    def _high(self) -> Any:
-        return self.distribution.high
+        return self.number(self.distribution.low), self.number(self.distribution.high)
 
     def column(self, name: str) -> Column:
         """A column for it, under another name."""
         if self.is_choice:
-            return CategoricalColumn(name, tuple(self._labels.values()))
+            return CategoricalColumn(name, self._labels)
         if self.step is not None:
-            return IntegerColumn(name, 0, round((self._high - self._low) / self.step))
+            return IntegerColumn(name, 0, round(self._width / self.step))
         kind: Any = IntegerColumn if self.is_integer else FloatColumn
-        return kind(name, self._low, self._high, log=self.distribution.log)
+        ours = self.distribution
+        return kind(name, ours.low, ours.high, log=ours.log)
+
+    def _place(self, value: Any) -> int:
+        """The position of a choice."""
+        return list(self._choices).index(int(self.distribution.to_internal_repr(value)))
 
     def entry(self, value: Any) -> Any:
-        """What configurations of the space have for a value of the trial.
+        """The entry of configurations of the space for a value of the trial.
 
         For one between two steps something that the column refuses.
         """
         if self.is_choice:
-            return self._labels[int(self.distribution.to_internal_repr(value))]
+            return self._labels[self._place(value)]
         return value if self.step is None else self._steps(value)
 
     def value(self, entry: Any) -> Any:
-        """The value of the trial for what configurations of the space have."""
+        """The value of the trial for an entry of configurations of the space."""
         if self.is_choice:
-            place = list(self._labels.values()).index(entry)
-            return list(self._choices.values())[place]
+            return list(self._choices.values())[self._labels.index(entry)]
         if self.step is None:
             return int(entry) if self.is_integer else float(entry)
         # as it is written: 3 steps of 0.1 are 0.3, and digits of integers are exact
-        low, step = Decimal(str(self._low)), Decimal(str(self.step))
-        value = min(low + int(entry) * step, Decimal(str(self._high)))
+        ours = self.distribution
+        low, high, step = (Decimal(str(x)) for x in (ours.low, ours.high, self.step))
+        value = min(low + int(entry) * step, high)
         return int(value) if self.is_integer else float(value)
 
     def number(self, value: Any) -> float:
-        """Where a value of the trial is on the axis of the column."""
+        """The place of a value of the trial on the axis of the column."""
         if self.is_choice:
-            number = int(self.distribution.to_internal_repr(value))
-            return float(list(self._choices).index(number))
+            return float(self._place(value))
         if self.step is not None:
             return float(self._steps(value))
         log = self.distribution.log and not self.is_integer
@@ -145,21 +143,17 @@ class Parameter:
         """The value of the trial at a place on the axis of the column."""
         return self.value(self.column(self.name).decode(number))
 
-    def spans(self, value: Any) -> bool:
-        """Whether a value is a choice, or in range, also between two steps."""
+    def contains(self, value: Any) -> bool:
+        """Whether it is a value; those of enqueued trials need not be."""
         if self.is_choice:
             try:
-                self.distribution.to_internal_repr(value)
+                self._place(value)
             except ValueError:
                 return False
             return True
-        return isinstance(value, Real) and self._low <= value <= self._high
-
-    def contains(self, value: Any) -> bool:
-        """Whether it is a value; those of enqueued trials need not be."""
-        if not self.spans(value):
-            return False
-        return self.step is None or isinstance(self._steps(value), int)
+        ours = self.distribution
+        inside = isinstance(value, Real) and ours.low <= value <= ours.high
+        return inside and (self.step is None or isinstance(self._steps(value), int))
 
     def takes(self, value: Any, log: bool = False) -> bool:
         """Whether it is a value, but for rounding at the ends of a range of floats.
@@ -168,19 +162,21 @@ class Parameter:
             value: The value.
             log: Whether it is one of a range on a logarithmic scale.
         """
-        if isinstance(self.distribution, FloatDistribution) and isinstance(value, Real):
-            ends = (self._low, self._high)
-            room = 0.0 if log or self.distribution.log else ends[1] - ends[0]
-            for end in ends:
+        ours = self.distribution
+        is_float = isinstance(self.distribution, FloatDistribution)
+        if is_float and isinstance(value, Real):
+            room = 0.0 if log or ours.log else self._width
+            for end in (ours.low, ours.high):
                 if abs(value - end) <= _ROUNDING * max(abs(end), room):
                     return True
         return self.contains(value)
 
     def _steps(self, value: Any) -> float:
         """How many steps lead to a number: an integer, unless it is between two."""
-        steps = (value - self._low) / self.step
+        low = self.distribution.low
+        steps = (value - low) / self.step
         whole = round(steps)
-        rounding = 8 * sys.float_info.epsilon * max(abs(value), abs(self._low))
+        rounding = 8 * sys.float_info.epsilon * max(abs(value), abs(low))
         room = max(1e-8, rounding / self.step)  # to Optuna 1e-8, with any rounding
         return whole if abs(steps - whole) < room else steps
 
@@ -188,7 +184,7 @@ class Parameter:
         """The value in range that is next to a number; choices are as they are."""
         if self.is_choice:
             return value
-        value = min(max(value, self._low), self._high)
+        value = min(max(value, self.distribution.low), self.distribution.high)
         return self.value(value if self.step is None else round(self._steps(value)))
 
     def draw(self, seed: int) -> Any:
@@ -196,18 +192,9 @@ class Parameter:
         generator = torch.Generator().manual_seed(seed)
         return self.value_at(self.column(self.name).draw(1, generator).item())
 
-    def united(self, others: list[Parameter]) -> Parameter:
+    def united(self, others: list[TrialParameter]) -> TrialParameter:
         """One range for all of these numbers, without steps if these differ."""
-        group = [self, *others]
-        low, high = min(p._low for p in group), max(p._high for p in group)
-        log = self.distribution.log
-        if self.is_integer:
-            return Parameter(self.name, IntDistribution(low, high, log=log))
-        return Parameter(self.name, FloatDistribution(low, high, log=log))
-
-
-def _labels(choices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Distinct names for the choices: they themselves as text, or their positions."""
-    names = tuple(map(str, choices))
-    plain = len(set(names)) == len(names) and all(name.strip() for name in names)
-    return names if plain else tuple(range(len(names)))
+        group = [p.distribution for p in (self, *others)]
+        low, high = min(d.low for d in group), max(d.high for d in group)
+        kind = IntDistribution if self.is_integer else FloatDistribution
+        return TrialParameter(self.name, kind(low, high, log=self.distribution.log))
