@@ -34,8 +34,7 @@ from torch import Tensor
 def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
     r"""Log density of each outcome given the others, with the fitted hyperparameters.
 
-    One Cholesky factorisation of the ``n x n`` covariance, O(n^3); by the leaves of the
-    tree and conditional GPs.
+    One Cholesky factorisation of the ``n x n`` covariance, O(n^3).
 
     Args:
         model: A fitted GP with one outcome and no batches.
@@ -54,19 +53,12 @@ def leave_one_out_log_density(model: SingleTaskGP) -> Tensor:
         )
     model.eval()
     with torch.no_grad():
-        short = getattr(model, "solved", None)
-        found: tuple[Tensor, Tensor] | None = short and short()
-        solution, precision = found or _solved(model)
-        error = solution / precision
+        prior = model.likelihood(model.forward(*model.train_inputs))
+        inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))
+        precision = inverse.diagonal()
+        error = inverse @ (targets - prior.mean) / precision
         squared = error.square() * precision
         return 0.5 * (precision.log() - squared - math.log(2.0 * math.pi))
-
-
-def _solved(model: SingleTaskGP) -> tuple[Tensor, Tensor]:
-    """K^-1 (y - m) and the diagonal of K^-1."""
-    prior = model.likelihood(model.forward(*model.train_inputs))
-    inverse = torch.cholesky_inverse(psd_safe_cholesky(prior.covariance_matrix))
-    return inverse @ (model.train_targets - prior.mean), inverse.diagonal()
 
 
 def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
@@ -98,5 +90,7 @@ def leave_one_out_weights(models: Sequence[SingleTaskGP]) -> Tensor:
                 "models: expected the same outcomes under the same outcome_transform, "
                 "or densities do not compare, got others."
             )
+    if len(models) == 1:
+        return first.new_ones(1)
     densities = [leave_one_out_log_density(model).sum() for model in models]
     return torch.stack(densities).softmax(0)

@@ -26,7 +26,7 @@ z_p with r_v, 2.4   ``weight_features.WeightFeatures.forward``
 naive, 3.1          ``optim.optimize_acqf_paths``: the best over all paths
 two steps, 3.1      ``optim.optimize_acqf_two_step``
 (5), 3.2            ``botorch.acquisition.ExpectedImprovement`` of the model
-m~_p, S~_p, 3.2     ``leaf_moments.LeafMoments`` for points one by one (t_p is its
+m~_p, S~_p, 3.2     ``moments.LeafMoments`` for points one by one (t_p is its
                     z - H'w), ``leaf_inference.LeafPredictor.__call__`` for joint ones
 alpha(x, p), 3.2    as (5); xi is (y_min - m~) / sigma~, where the paper prints its
                     negative

@@ -51,10 +51,7 @@ from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.models.fantasy_noise import noise_of_rows
 from botorch_structured.models.fast_inference import with_variance_floor
 from botorch_structured.models.tree.leaf_inference import Structure, log_evidence
-from botorch_structured.models.tree.leaf_moments import (
-    LeafMoments,
-    differentiable_moments,
-)
+from botorch_structured.models.tree.moments import differentiable_moments
 from botorch_structured.models.tree.objective import LeafObjective
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -524,20 +521,15 @@ def _points_of_elements(
     alike = X.shape[max(X.ndim - 2 - len(own), 0) : -2].numel() == 1
     if not alike or X.shape[-2] != 1 or not X.numel() or functorch_is_active():
         return None
-    cache = model._moments_cache
-    if cache is None or cache[0] is not elements:
-        pairs = [(element.covar_module, element._predictor()) for element in elements]
-        moments = LeafMoments.of(pairs, elements[0].train_inputs[0])
-        model._moments_cache = cache = (elements, moments)
-    if cache[1] is None:
-        return None
-
+    moments = [element._moments() for element in elements]
     points = _element_of(X, (0,) * len(own), 2)
+    flat = points.reshape(-1, X.shape[-1])
+    found = [differentiable_moments(flat, one) for one in moments if one is not None]
+    if len(found) < len(moments):
+        return None
     mean, variance = (
-        moment.view(len(elements), -1)
-        .mT.reshape(*points.shape[:-2], *own)
-        .expand(shape)
-        for moment in differentiable_moments(points.reshape(-1, X.shape[-1]), cache[1])
+        torch.stack(parts, -1).reshape(*points.shape[:-2], *own).expand(shape)
+        for parts in zip(*found, strict=True)
     )
     variance = variance.clamp_min(settings.min_variance.value(variance.dtype))
     mean = mean.unsqueeze(-1) + model.mean_module(X.expand(*shape, *X.shape[-2:]))

@@ -46,7 +46,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -499,11 +498,6 @@ class LeafPredictor:
             self.place_of_leaf[leaves] = torch.arange(
                 len(leaves), device=residual.device
             )
-
-    @cached_property
-    def weight_covariance(self) -> Tensor:
-        """M^-1 = J'J and a row and column of zeros, ``(V + 1) x (V + 1)``."""
-        return pad(self.weight_root.mT @ self.weight_root, (0, 1, 0, 1))
 
     def __call__(self, key: Tensor, points: Tensor, features: Tensor) -> Prediction:
         """Predict at rows.

@@ -24,10 +24,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from botorch.models.transforms.input import (
-    ChainedInputTransform,
     InputTransform,
-    Log10,
-    Normalize,
 )
 from botorch.models.utils import check_min_max_scaling
 from botorch.settings import propagate_grads, validate_input_scaling
@@ -75,14 +72,16 @@ from botorch_structured.models.tree.leaf_inference import (
     Structure,
     log_evidence,
 )
-from botorch_structured.models.tree.leaf_moments import (
+from botorch_structured.models.tree.moments import (
+    Array,
     LeafMoments,
     differentiable_moments,
 )
-from botorch_structured.models.tree.local_moments import Indices, MomentsNear
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
     MEANS_OF_PATHS,
+    ColumnScales,
+    MomentsNear,
     moments_near,
     point_moments,
 )
@@ -190,13 +189,6 @@ class _Fit(NamedTuple):
     loss: float
     kernel: str | None
     values: list[Tensor]
-
-
-def _is_by_column(transform: Any) -> bool:
-    """Whether a transform is known to take each column by itself."""
-    if type(transform) is ChainedInputTransform:
-        return all(_is_by_column(part) for part in transform.values())
-    return type(transform) in (type(None), Normalize, Log10)
 
 
 class LeafModel(FastSingleTaskGP):
@@ -390,7 +382,7 @@ class LeafModel(FastSingleTaskGP):
         if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
             with torch.no_grad():
                 system = self._system(X, structure)
-            predictor = LeafPredictor(structure.layout, *system)
+                predictor = LeafPredictor(structure.layout, *system)
             self._predictor_cache = cache = (structure, kernel.variant, predictor)
         return cache[2]
 
@@ -435,7 +427,7 @@ class LeafModel(FastSingleTaskGP):
         if cache is None or cache[0] is not predictor:
             pair = (self.covar_module, predictor)
             X = self.train_inputs[0]
-            moments = LeafMoments.of([pair], X, self._structure(X).places)
+            moments = LeafMoments.of(*pair, X, self._structure(X).places)
             self._moments_cache = cache = (predictor, moments)
         return cache[1]
 
@@ -472,7 +464,7 @@ class LeafModel(FastSingleTaskGP):
         return point_moments(self, X, gradient, path) if own else None
 
     def moments_near(
-        self, X: Tensor, columns: Indices, path: bool = False
+        self, X: Tensor, columns: Array, path: bool = False
     ) -> MomentsNear | None:
         """``point_moments`` of rows of which only some columns change; or None.
 
@@ -498,7 +490,7 @@ class LeafModel(FastSingleTaskGP):
         known = (
             type(kernel) is TreeStructuredKernel
             and type(self.mean_module) in MEANS_OF_PATHS
-            and _is_by_column(getattr(self, "input_transform", None))
+            and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
         )
         if not known:
             return list(range(tree.dim))

@@ -7,12 +7,13 @@ few columns,
     K_p(x, x') = v k(|S (x - x')|^2) exp(-|T (x - x')|^2) + c,
     z_i(x) = a_i + b_i x_j + u_i sin(w_i x_j + f_i),    j = j(i).
 
-A categorical column enters as one more column for each of its values.
+A categorical column enters as one more column for each of its values, behind those of
+the inputs.
 """
 
 from __future__ import annotations
 
-__all__ = ["PathTables", "codes_of", "has_tables", "path_tables"]
+__all__ = ["codes_of", "correlation_of", "path_tables"]
 
 import math
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from botorch.models.kernels import CategoricalKernel
 from gpytorch.kernels import Kernel, ProductKernel, ScaleKernel
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -30,60 +32,23 @@ from botorch_structured.linalg.correlations import (
     StationaryForm,
     stationary_form,
 )
+from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_inference import LeafKernel
-from botorch_structured.models.tree.tree_structured_kernel import (
-    Places,
-    TreeStructuredKernel,
-    WeightFeatures,
-)
+from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
+
+Array = NDArray[Any]
+
+_KINDS = TreeStructuredKernel, ConditionalKernel
 
 
-class PathTables(NamedTuple):
-    """The covariance on ``m`` paths; unused places have zero factors.
-
-    Columns are those of ``extend``.
+class _Base(NamedTuple):
+    """The base of a ``ConditionalKernel``.
 
     Attributes:
-        correlation: k.
-        inputs: Columns that K_p sees, ``m x E``.
-        inverse: Diagonal of S, ``m x E``.
-        labels: Columns of codes in the second factor, ``m x F``.
-        rates: Diagonal of T, ``m x F``.
-        variance: v, ``m``.
-        constant: c, ``m``.
-        weights: The weights of the path, ``m x D``; V where unused.
-        columns: j, ``m x D``.
-        level: a, ``m x D``.
-        slope: b, ``m x D``.
-        wave: u, ``m x D``.
-        frequency: w, ``m x D``.
-        phase: f, ``m x D``.
-    """
-
-    correlation: Correlation
-    inputs: Tensor
-    inverse: Tensor
-    labels: Tensor
-    rates: Tensor
-    variance: Tensor
-    constant: Tensor
-    weights: Tensor
-    columns: Tensor
-    level: Tensor
-    slope: Tensor
-    wave: Tensor
-    frequency: Tensor
-    phase: Tensor
-
-
-class _ConditionalForm(NamedTuple):
-    """What the base of a ``ConditionalKernel`` consists of.
-
-    Attributes:
-        stationary: The first factor, with the variance of both; None if there is none.
+        stationary: The first factor; None if there is none.
         numeric: Its columns.
-        lengthscale: Of the categorical columns, ``1 x J`` or ``1 x 1``.
+        lengthscale: Of the categorical columns, ``1 x J`` or ``1 x 1``; or None.
         categorical: These columns.
         variance: v, a tensor without dimensions.
     """
@@ -95,7 +60,7 @@ class _ConditionalForm(NamedTuple):
     variance: Tensor
 
 
-def _conditional_form(kernel: ConditionalKernel) -> _ConditionalForm | None:
+def _base_of(kernel: ConditionalKernel) -> _Base | None:
     """A stationary kernel, a ``CategoricalKernel`` or their product, scaled or not."""
 
     def selected(part: Kernel, columns: Tensor) -> Tensor:
@@ -105,11 +70,11 @@ def _conditional_form(kernel: ConditionalKernel) -> _ConditionalForm | None:
     columns = selected(base, torch.arange(kernel.tree.dim))
     plain = stationary_form(base)
     if plain is not None:
-        return _ConditionalForm(plain, columns, None, columns[:0], plain.variance)
+        return _Base(plain, columns, None, columns[:0], plain.variance)
     variance = None
-    if type(base) is ScaleKernel:
+    if isinstance(base, ScaleKernel):
         base, variance = base.base_kernel, base.outputscale
-    parts = list(base.kernels) if type(base) is ProductKernel else [base]
+    parts = list(base.kernels) if isinstance(base, ProductKernel) else [base]
     product = base
     stationary, lengthscale = None, None
     numeric, categorical = columns[:0], columns[:0]
@@ -118,7 +83,7 @@ def _conditional_form(kernel: ConditionalKernel) -> _ConditionalForm | None:
         if type(part) is CategoricalKernel and lengthscale is None:
             lengthscale, categorical = part.lengthscale, mine
             continue
-        form = stationary_form(part) if type(part) is not ScaleKernel else None
+        form = None if isinstance(part, ScaleKernel) else stationary_form(part)
         if form is None or stationary is not None:
             return None
         stationary, numeric = form, mine
@@ -126,180 +91,174 @@ def _conditional_form(kernel: ConditionalKernel) -> _ConditionalForm | None:
         return None
     if variance is None:
         variance = torch.ones_like(lengthscale[0, 0])
-    return _ConditionalForm(stationary, numeric, lengthscale, categorical, variance)
+    return _Base(stationary, numeric, lengthscale, categorical, variance)
+
+
+def correlation_of(kernel: LeafKernel) -> Correlation | None:
+    """K of a kernel that has tables; None for others."""
+    # a subclass may define another covariance
+    known = [kind for kind in _KINDS if has_methods_of(kind, kernel, "block_tensors")]
+    if kernel.batch_shape or not known:
+        return None
+    if isinstance(kernel, TreeStructuredKernel):
+        return None if kernel.is_product else kernel.correlation
+    base = _base_of(kernel) if isinstance(kernel, ConditionalKernel) else None
+    if base is None:
+        return None
+    # of no columns it is 1
+    return RBF if base.stationary is None else base.stationary.correlation
 
 
 def codes_of(kernel: LeafKernel, X: Tensor) -> dict[int, Tensor]:
     """Categorical columns and their known values, those in the training inputs."""
-    if not isinstance(kernel, TreeStructuredKernel):
-        assert isinstance(kernel, ConditionalKernel)
-        form = _conditional_form(kernel)
-        assert form is not None
-        return {c: X[:, c].unique() for c in form.categorical.tolist()}
-    weights, leaf = kernel.weights, kernel.leaf_hyperparameters
-    codes = {c: getattr(weights, f"known_{c}") for c in weights.onehot_columns}
-    return codes | {c: getattr(leaf, f"known_{c}") for c in kernel._categorical}
+    if isinstance(kernel, TreeStructuredKernel):
+        weights, leaf = kernel.weights, kernel.leaf_hyperparameters
+        codes = {c: getattr(weights, f"known_{c}") for c in weights.onehot_columns}
+        return codes | {c: getattr(leaf, f"known_{c}") for c in kernel._categorical}
+    assert isinstance(kernel, ConditionalKernel)
+    base = _base_of(kernel)
+    assert base is not None
+    return {c: X[:, c].unique() for c in base.categorical.tolist()}
 
 
-def _extended(kernel: LeafKernel, codes: dict[int, Tensor]) -> dict[int, range]:
-    """Categorical columns and the columns of their codes."""
-    start, out = kernel.tree.dim, {}
-    for column, known in codes.items():
-        out[column] = range(start, start + len(known) + 1)
-        start += len(known) + 1
-    return out
-
-
+@torch.no_grad()
 def path_tables(
     kernel: LeafKernel,
     X: Tensor,
     codes: dict[int, Tensor],
     weights: Tensor | None = None,
     places: Any = None,
-) -> PathTables:
+) -> dict[str, Array]:
     """The covariance on the paths of some rows, with the present hyperparameters.
 
     Args:
-        kernel: A kernel of this form, see ``has_tables``.
+        kernel: A kernel of this form, see ``correlation_of``.
         X: Transformed inputs, ``m x d``.
         codes: From ``codes_of``.
         weights: The weights of each path in the order wanted, ``m x D``.
         places: What the kernel's ``locate`` says of the rows, if known.
+
+    Returns:
+        Arrays, ``m x 1 x E``; unused places have zero factors. "inputs" are the columns
+        that K_p sees, "inverse" the diagonal of S, "labels" the columns of codes in the
+        second factor, "rates" the diagonal of T, "variance" v, "constant" c. "weights"
+        are those of the path (V where unused), "columns" their j, "level" a, "slope" b,
+        "wave" u, "frequency" w, "phase" f.
     """
     places = kernel.locate(X) if places is None else places
-    if isinstance(kernel, TreeStructuredKernel):
-        return _tree_tables(kernel, X, codes, weights, places)
-    assert isinstance(kernel, ConditionalKernel)
-    return _conditional_tables(kernel, X, codes, places.active)
+    start, behind = kernel.tree.dim, {}
+    for column, known in codes.items():
+        behind[column] = range(start, start + len(known) + 1)
+        start += len(known) + 1
+    read = _read_tree if isinstance(kernel, TreeStructuredKernel) else _read_conditional
+    tables = read(kernel, behind, places, weights)
+    return {
+        name: table.detach().expand(len(X), -1).numpy()[:, None]
+        for name, table in tables.items()
+    }
 
 
-def has_tables(kernel: LeafKernel) -> bool:
-    """Whether a kernel has the form of ``PathTables`` on every path."""
-    if kernel.batch_shape:
-        return False
-    if type(kernel) is ConditionalKernel:
-        return _conditional_form(kernel) is not None
-    return type(kernel) is TreeStructuredKernel and not kernel.is_product
-
-
-def _tree_tables(
-    kernel: TreeStructuredKernel,
-    X: Tensor,
-    values: dict[int, Tensor],
-    used: Tensor | None,
-    places: Places,
-) -> PathTables:
-    extended = _extended(kernel, values)
-    scale = kernel.weights.prior_scale()
+def _read_tree(
+    kernel: Any, behind: dict[int, range], places: Any, used: Tensor | None
+) -> dict[str, Tensor]:
+    weights, leaf = kernel.weights, kernel.leaf_hyperparameters
+    scale = weights.prior_scale()
     # columns of the codes, whose squared distance is 1 between different values
     encoded = [kernel.columns[j] for j in kernel.encoded_columns]
     factor = torch.ones(len(encoded) + 1).to(scale)
-    codes = {c: iter(extended[c]) for c in extended}
+    codes = {c: iter(behind[c]) for c in behind}
     for i, c in enumerate(encoded):
         if c in codes:
             encoded[i], factor[i] = next(codes[c]), math.sqrt(0.5)
-    column = torch.tensor([*encoded, 0])
-    leaf = kernel.leaf_hyperparameters
     inverse = leaf.inverse_lengthscale(places.path)
     inverse = pad(inverse.index_select(-1, leaf.encoded_index), (0, 1)) * factor
-    inputs = positions(places.seen.index_select(-1, leaf.encoded_index))
-    variance = leaf.scale(places.path, places.nodes)
-    constant = kernel.weights.undeclared_variance(places.codes).to(scale)
+    seen = positions(places.seen.index_select(-1, leaf.encoded_index))
     if used is None:
-        used = positions(kernel.weights.active_weights(places.active, places.nodes))
-    columns, *factors = _feature_tables(
-        kernel.weights, places.active, kernel.correlation, scale, extended
-    )
-    return PathTables(
-        kernel.correlation,
-        column[inputs],
-        inverse.expand(len(X), -1).gather(-1, inputs),
-        inputs[:, :0],
-        factor.new_zeros(len(X), 0),
-        variance.expand(len(X)),
-        constant,
-        used,
-        columns.gather(-1, used),
-        *(table[used] for table in factors),
-    )
+        used = positions(weights.active_weights(places.active, places.nodes))
+    variance = leaf.scale(places.path, places.nodes)
+    return {
+        "inputs": torch.tensor([*encoded, 0])[seen],
+        "inverse": inverse.expand(len(seen), -1).gather(-1, seen),
+        "labels": seen[:, :0],
+        "rates": factor.new_zeros(1, 0),
+        "variance": variance.unsqueeze(-1),
+        "constant": weights.undeclared_variance(places.codes).to(scale).unsqueeze(-1),
+        "weights": used,
+        **{
+            name: table[used]
+            for name, table in _features(kernel, scale, behind).items()
+        },
+    }
 
 
-def _feature_tables(
-    weights: WeightFeatures,
-    active: Tensor,
-    correlation: Correlation,
-    scale: Tensor,
-    extended: dict[int, range],
-) -> tuple[Tensor, ...]:
-    """Columns of weights on paths, ``m x (V + 1)``; a, b, u, w and f, ``V + 1``."""
-    m, waves = len(active), 2 * weights.num_frequencies
+def _features(
+    kernel: TreeStructuredKernel, scale: Tensor, behind: dict[int, range]
+) -> dict[str, Tensor]:
+    """j, a, b, u, w and f of all weights and of none, ``V + 1``."""
+    weights = kernel.weights
+    waves = 2 * weights.num_frequencies
     constants = weights.num_inner + weights.num_offsets
-    fixed = [0] * constants + weights.linear_columns
+    columns = [0] * constants + weights.linear_columns
     for column in weights.onehot_columns:
-        fixed += extended[column]
-    still = len(fixed)  # so many have no wave
-    fixed += [c for c in weights.smooth_columns for _ in range(waves)]
-    columns = torch.tensor([*fixed, 0], dtype=torch.long).expand(m, -1)
-    frequency = getattr(weights, f"{correlation.name}_frequencies").to(scale)
-    speed = scale.new_zeros(still + 1)
-    if weights.smooth_columns:
-        lengthscale = weights.smooth_lengthscale.value.mT  # terms x 1
-        waves_of = (frequency / lengthscale).repeat(1, 2).flatten()
-        speed = torch.cat([speed[:-1], waves_of, speed[-1:]])
-    level, slope, wave, phase = scale.new_zeros(4, len(speed)).unbind(0)
+        columns += behind[column]
+    still = len(columns)  # so many have no wave
+    columns += [c for c in weights.smooth_columns for _ in range(waves)]
+    level, slope, wave, speed, phase = scale.new_zeros(5, len(scale) + 1).unbind(0)
     level[:constants], slope[constants:still], wave[still:-1] = scale.split(
         [constants, still - constants, len(scale) - still]
     )
+    if weights.smooth_columns:
+        frequency = getattr(weights, f"{kernel.correlation.name}_frequencies").to(scale)
+        length = weights.smooth_lengthscale.value.mT  # terms x 1
+        speed[still:-1] = (frequency / length).repeat(1, 2).flatten()
     # the cosines of a column come before its sines
-    turn = phase[still:-1].view(-1, 2, weights.num_frequencies)
-    turn[:, 0] = 0.5 * math.pi
-    return columns, level, slope, wave, speed, phase
+    phase[still:-1].view(-1, 2, weights.num_frequencies)[:, 0] = 0.5 * math.pi
+    return {
+        "columns": torch.tensor([*columns, 0]),
+        "level": level,
+        "slope": slope,
+        "wave": wave,
+        "frequency": speed,
+        "phase": phase,
+    }
 
 
-def _conditional_tables(
-    kernel: ConditionalKernel,
-    X: Tensor,
-    codes: dict[int, Tensor],
-    active: Tensor,
-) -> PathTables:
-    form = _conditional_form(kernel)
-    assert form is not None
-    variance = form.variance
-
-    def of_columns(
-        columns: Tensor, factors: Tensor, owner: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Those whose owners are active, and their factors."""
-        used = positions(active[:, owner])
-        factors = pad(factors.to(variance).expand(len(columns)), (0, 1))
-        return pad(columns, (0, 1))[used], factors[used]
-
-    stationary = form.stationary
-    correlation, inverse = RBF, variance.new_ones(1)  # of no columns it is 1
-    if stationary is not None:
-        correlation = stationary.correlation
-        inverse = stationary.lengthscale.reciprocal().flatten()
-    owner, places, rate = form.categorical, [], inverse[:1]
-    if form.lengthscale is not None:
+def _read_conditional(
+    kernel: Any, behind: dict[int, range], places: Any, used: Tensor | None
+) -> dict[str, Tensor]:
+    base = _base_of(kernel)
+    assert base is not None
+    variance = base.variance.detach()
+    inverse = variance.new_ones(1)
+    if base.stationary is not None:
+        inverse = base.stationary.lengthscale.reciprocal().flatten()
+    owner, columns, rate = base.categorical, [], inverse[:1]
+    if base.lengthscale is not None:
         # two values differ in two places; the kernel takes the mean over columns
-        count, extended = len(owner), _extended(kernel, codes)
-        rate = (0.5 / count / form.lengthscale).sqrt().flatten().expand(count)
-        size = torch.tensor([len(extended[c]) for c in owner.tolist()])
-        places = [i for c in owner.tolist() for i in extended[c]]
+        count = len(owner)
+        rate = (0.5 / count / base.lengthscale).sqrt().flatten().expand(count)
+        size = torch.tensor([len(behind[c]) for c in owner.tolist()])
+        columns = [i for c in owner.tolist() for i in behind[c]]
         owner, rate = owner.repeat_interleave(size), rate.repeat_interleave(size)
-    columns = torch.tensor(places, dtype=torch.long)
-    inputs, scales = of_columns(form.numeric, inverse, form.numeric)
-    labels, rates = of_columns(columns, rate, owner)
-    none, factors = inputs[:, :0], scales[:, :0]
-    return PathTables(
-        correlation,
-        inputs,
-        scales,
-        labels,
-        rates,
-        variance.expand(len(X)),
-        torch.zeros_like(variance).expand(len(X)),
-        none,
-        none,
-        *(factors for _ in range(5)),
-    )
+
+    def seen(columns: Tensor, factors: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """Those whose owners are active, and their factors."""
+        mine = positions(places.active[:, owner])
+        factors = pad(factors.to(variance).expand(len(columns)), (0, 1))
+        return pad(columns, (0, 1))[mine], factors[mine]
+
+    inputs, inverse = seen(base.numeric, inverse, base.numeric)
+    labels, rates = seen(torch.tensor(columns, dtype=torch.long), rate, owner)
+    none = inputs[:, :0]
+    factors = "level", "slope", "wave", "frequency", "phase"
+    return {
+        "inputs": inputs,
+        "inverse": inverse,
+        "labels": labels,
+        "rates": rates,
+        "variance": variance.view(1, 1),
+        "constant": torch.zeros_like(variance).view(1, 1),
+        "weights": none,
+        "columns": none,
+        **dict.fromkeys(factors, rates[:, :0]),
+    }

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-__all__ = ["MEANS_OF_PATHS", "moments_near", "outcome_scaling", "point_moments"]
+__all__ = [
+    "MEANS_OF_PATHS",
+    "ColumnScales",
+    "MomentsNear",
+    "moments_near",
+    "point_moments",
+]
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    InputTransform,
+    Log10,
+    Normalize,
+)
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
     OutcomeTransform,
@@ -19,22 +32,90 @@ from torch import Tensor
 
 from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.leaf_moments import LeafMoments
-from botorch_structured.models.tree.local_moments import (
-    Array,
-    ArrayMoments,
-    ColumnScales,
-    Indices,
-    MomentsNear,
-)
+from botorch_structured.models.tree.moments import Array, LeafMoments
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.transforms import ClipTail
+
+#: Means and variances, ``n x w``, and their gradients, ``n x w x k``, as a function of
+#: values of columns, ``n x w x k``, and of the numbers of the ``n`` rows.
+MomentsNear = Callable[[Array, Array], tuple[Array, Array, Array, Array]]
 
 # Outcome transforms by which moments of one outcome are scaled and shifted.
 _LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
 #: Prior means that are constant on a path.
 MEANS_OF_PATHS = (ConstantMean, PathMean)
+
+
+class ColumnScales:
+    """An input transform of single columns: x or log10 x, times a factor, plus another.
+
+    Args:
+        width: The number of columns.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.log = np.zeros(width, dtype=bool)
+        self.factor, self.shift = np.ones(width), np.zeros(width)
+
+    @classmethod
+    def of(cls, transform: InputTransform | None, width: int) -> ColumnScales | None:
+        """What a transform does in evaluation mode; None where it is of another kind.
+
+        Args:
+            transform: ``Normalize``, ``Log10``, both of them, or None.
+            width: The number of columns.
+        """
+        part: Any = transform
+        parts = [] if part is None else [part]
+        if type(part) is ChainedInputTransform:
+            parts = [*part.values()]
+        scales = cls(width)
+        return scales if all(map(scales._add, parts)) else None
+
+    def _add(self, part: Any) -> bool:
+        """Apply a part after the others, if its kind is known."""
+        if type(part) not in (Normalize, Log10) or part.reverse:
+            return False
+        if not part.transform_on_eval:
+            return True
+        indices = getattr(part, "indices", None)
+        at = slice(None) if indices is None else indices.numpy()
+        if type(part) is Log10:
+            fresh = ~self.log[at] & (self.factor[at] == 1.0) & (self.shift[at] == 0.0)
+            self.log[at] = True
+            return bool(fresh.all())
+        factor, offset = 1.0 / part.coefficient, part.offset
+        if factor.numel() != factor.shape[-1]:
+            return False
+        factor, offset = factor.flatten().numpy(), offset.flatten().numpy()
+        self.factor[at] *= factor
+        self.shift[at] = (self.shift[at] - offset) * factor
+        return True
+
+    def at(self, columns: Array) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """The transform and its derivative as a function of values and rows.
+
+        Args:
+            columns: ``S x k``. The function takes ``n x w x k`` values of the columns
+                of ``n`` of these rows.
+        """
+        log, factor, shift = (
+            part[columns][:, None] for part in (self.log, self.factor, self.shift)
+        )
+        logs = bool(log.any())
+
+        def transformed(x: Array, rows: Array) -> tuple[Array, Array]:
+            rate = factor[rows]
+            if not logs:
+                return x * rate + shift[rows], rate
+            mine = log[rows]
+            safe = np.where(mine, x, 1.0)
+            x = np.where(mine, np.log10(safe), x)
+            slope = rate / np.where(mine, safe * np.log(10.0), 1.0)
+            return x * rate + shift[rows], slope
+
+        return transformed
 
 
 def outcome_scaling(
@@ -123,7 +204,7 @@ def point_moments(
 
 
 def moments_near(
-    model: Any, X: Tensor, columns: Indices, path: bool
+    model: Any, X: Tensor, columns: Array, path: bool
 ) -> MomentsNear | None:
     """See ``LeafModel.moments_near``."""
     scales = ColumnScales.of(getattr(model, "input_transform", None), X.shape[-1])
@@ -139,11 +220,11 @@ def moments_near(
             prior = model.mean_module(at).numpy()[:, None]
     if local is None:
         return None
-    transformed = scales.near(columns)
+    transformed = scales.at(columns)
     floor, square = settings.min_variance.value(X.dtype), scale**2
     shifts = np.broadcast_to(scale * prior + shift, (len(X), 1))
 
-    def near(x: Array, rows: Array) -> ArrayMoments:
+    def near(x: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
         x, rate = transformed(x, rows)
         mean, variance, of_mean, of_variance = local(x, rows)
         mean = mean * scale
@@ -152,7 +233,7 @@ def moments_near(
         if np.count_nonzero(above) < above.size:
             variance = np.maximum(variance, floor)
             of_variance = of_variance * above[..., None]
-        return ArrayMoments(
+        return (
             mean,
             variance * square,
             of_mean * (rate * scale),

@@ -57,12 +57,13 @@ from botorch_structured.models.tree.leaf_model import (
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.local_moments import Indices, MomentsNear
+from botorch_structured.models.tree.moments import Array
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
 )
 from botorch_structured.models.tree.path_mean import PathMean
+from botorch_structured.models.tree.point_moments import MomentsNear
 from botorch_structured.models.tree.tree_structured_kernel import (
     TreeStructuredKernel,
     check_choices,
@@ -377,7 +378,7 @@ class TreeStructuredGP(LeafModel):
         return super().point_moments(X, gradient, path)
 
     def moments_near(
-        self, X: Tensor, columns: Indices, path: bool = False
+        self, X: Tensor, columns: Array, path: bool = False
     ) -> MomentsNear | None:
         """See ``LeafModel.moments_near``."""
         if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):

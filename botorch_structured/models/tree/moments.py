@@ -1,0 +1,545 @@
+r"""Means and variances of points one by one, each from its own leaf alone.
+
+On one path the covariance of a ``TreeStructuredKernel`` (or of a ``ConditionalKernel``
+around a stationary kernel) is a function of a few columns (``path_tables``),
+
+    K_p(x, x') = v k(|S (x - x')|^2) exp(-|T (x - x')|^2) + c,
+    z_i(x) = a_i + b_i x_j + u_i sin(w_i x_j + f_i),    j = j(i),
+
+so moments and their derivatives in x are a few products of small matrices. In terms of
+``leaf_inference`` (L, e, H, mu, M), with k(x) the covariances with the leaf's data and
+C the part of M^-1 that belongs to the weights of the path,
+
+    w = L^-1 k,  h = z - H'w,
+    mean = w'e + z'mu,          variance = v + c - w'w + h'C h,
+    d mean = dk' L^-T e + dz'mu,
+    d variance = -2 dk' L^-T (H C h + w) + 2 dz'C h.
+
+A categorical column enters as one more column for each of its values, which has no
+derivative. ``LeafMoments`` finds the paths of points and puts what is known of these
+side by side; ``PathMoments`` evaluates the formulas. A search that does not leave the
+paths of its points has the second without the first (``moments_near``).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "Array",
+    "LeafMoments",
+    "PathMoments",
+    "differentiable_moments",
+]
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.models.fast_inference import PointMoments
+from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
+from botorch_structured.models.tree.path_tables import (
+    codes_of,
+    correlation_of,
+    path_tables,
+)
+from botorch_structured.models.tree.tree_structured_kernel import one_hot_code
+
+Array = NDArray[Any]
+# Numbers of the tables of paths that are looked at together (32 MiB), and of those that
+# ``near`` has for its rows.
+_MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+
+
+class PathMoments:
+    """Moments of rows that stay on their paths, by the columns that change.
+
+    Args:
+        correlation: k.
+        tables: What is known of the path of each of the ``S`` rows, see
+            ``LeafMoments``; ``S x a x b`` each. Unused places have zero factors.
+        X: The rows, extended and transformed, ``S x d``.
+        columns: The columns that change, ``S x k``, each once; -1 for none.
+    """
+
+    def __init__(
+        self, correlation: Correlation, tables: dict[str, Array], X: Array, columns: Any
+    ) -> None:
+        self._correlation, self.columns, t = correlation, columns, dict(tables)
+        moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
+        # those of nodes come first, and are constant on a path
+        self._first = first = int(moving[0]) if len(moving) else t["level"].shape[-1]
+        self._moving = len(moving) > 0
+        for name in ("columns", "slope", "wave", "frequency", "phase"):
+            t[name] = t[name][..., first:]
+        t["mu_mT"] = t["mu"].swapaxes(1, 2)
+        t["still"] = t["level"] @ t["mu_mT"]
+        t["mu"], t["mu_mT"] = t["mu"][..., first:], t["mu_mT"][:, first:]
+        # what the covariance and features see, as functions of the columns that change
+        seen = {"inputs": "inverse", "labels": "rates", "columns": None}
+        for name, factor in seen.items():
+            index = t.pop(name)
+            changes = (columns[:, :, None] == index).astype(X.dtype)
+            still = np.take_along_axis(X[:, None], index, -1)
+            still = still * (changes.sum(1, keepdims=True) == 0.0)
+            if factor is not None:
+                still, changes = still * t[factor], changes * t[factor]
+            t[f"{name}_still"], t[f"{name}_of"] = still, changes
+        t["total"] = (t["variance"] + t["constant"])[..., 0]
+        self._labels = bool(t["labels_of"].any())
+        if t["codes"].shape[-1] and not self._labels:
+            t["variance"] = t["variance"] * _agreement(t["labels_still"], t["codes"])
+        self._offset = bool(t["constant"].any())
+        t["rate"] = t["wave"] * t["frequency"]
+        for name in ("inverse_chol", "half", "inputs_of", "columns_of"):
+            t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
+        # powers of two change no digit
+        t["data_mT"] = -2.0 * t["data"].swapaxes(1, 2)
+        self._rows: Array = np.arange(len(X))
+        self._tables = self._taken = t
+
+    def __call__(
+        self, x: Array, rows: Array | None = None, gradient: bool = True
+    ) -> Any:
+        """Moments.
+
+        Args:
+            x: Transformed values of the columns, ``n x w x k``.
+            rows: Which of the ``S`` rows they replace columns of, ``n``; None for all.
+            gradient: Whether gradients are wanted.
+
+        Returns:
+            Means, variances, ``n x w``, and their gradients, ``n x w x k``, if wanted.
+        """
+        # a climb has the same ones again and again
+        if rows is not None and not np.array_equal(rows, self._rows):
+            every = self._tables.items()
+            self._taken = {name: table.take(rows, 0) for name, table in every}
+            self._rows = rows
+        t, w, first = self._taken, x.shape[1], self._first
+        scaled = x @ t["inputs_of"]
+        scaled += t["inputs_still"]
+        distance = scaled @ t["data_mT"]
+        distance += t["squares"]
+        distance += np.add.reduce(np.square(scaled), -1, keepdims=True)
+        np.maximum(distance, 0.0, out=distance)
+        if gradient:
+            k, slope = self._correlation.array_value_and_slope(distance)
+        else:
+            k = self._correlation.array_value(distance, distance)
+        scale = t["variance"]
+        if self._labels:
+            labels = x @ t["labels_of"] + t["labels_still"]
+            scale = scale * _agreement(labels, t["codes"])
+        k *= scale
+        if self._offset:
+            k += t["constant"]
+        weight = k @ t["inverse_chol_mT"]
+        both = weight @ t["half"]
+        mean, h = both[..., :1] + t["still"], t["level"] - both[..., 1:]
+        if self._moving:
+            at = x @ t["columns_of"]
+            at += t["columns_still"]
+            angle = at * t["frequency"]
+            angle += t["phase"]
+            z = np.sin(angle)
+            z *= t["wave"]
+            at *= t["slope"]
+            z += at
+            mean += z @ t["mu_mT"]
+            h[..., first:] += z
+        of_weights = h @ t["covariance"]
+        variance = np.add.reduce(of_weights * h, -1)
+        variance -= np.add.reduce(np.square(weight), -1)
+        variance += t["total"]
+        if not gradient:
+            return mean[..., 0], variance
+        slope *= scale
+        slope *= 2.0
+        back = of_weights @ t["half_mT"][:, 1:]
+        back += weight
+        back = back @ t["inverse_chol"]
+        back *= -2.0
+        # of the mean, then of the variance
+        g = np.empty((len(x), 2 * w, slope.shape[-1]), dtype=slope.dtype)
+        np.multiply(slope, t["alpha"], out=g[:, :w])
+        np.multiply(slope, back, out=g[:, w:])
+        pull = g @ t["data"]
+        total = np.add.reduce(g, -1, keepdims=True)
+        each = pull.reshape(len(x), 2, w, scaled.shape[-1])
+        each -= scaled[:, None] * total.reshape(len(x), 2, w, 1)
+        pull = pull @ t["inputs_of_mT"]
+        if self._moving:
+            rate = np.cos(angle)
+            rate *= t["rate"]
+            rate += t["slope"]
+            of_variance = of_weights[..., first:] * rate
+            of_variance *= 2.0
+            g = np.concatenate([rate * t["mu"], of_variance], axis=1)
+            pull += g @ t["columns_of_mT"]
+        return mean[..., 0], variance, pull[:, :w], pull[:, w:]
+
+
+def _agreement(labels: Array, codes: Array) -> Array:
+    """exp(-|T (x - x')|^2) of points and data."""
+    squared = np.square(labels[:, :, None] - codes[:, None])
+    return np.exp(-np.add.reduce(squared, -1))
+
+
+class LeafMoments:
+    """Posterior moments of points one by one.
+
+    On the CPU only: which rows are on which path is read from their values. Several
+    threads may call it.
+
+    Args:
+        correlation: k.
+        kernel: One for which ``path_tables`` are known.
+        predictor: The factors of the data.
+        X: Transformed training inputs, ``n x d``.
+        places: What the kernel's ``locate`` says of a row of each leaf, if known.
+    """
+
+    def __init__(
+        self,
+        correlation: Correlation,
+        kernel: LeafKernel,
+        predictor: LeafPredictor,
+        X: Tensor,
+        places: Any = None,
+    ) -> None:
+        # a graph may be built after another correlation was chosen for the model's
+        self.kernel, self.predictor = copy(kernel), predictor
+        self._places, self._correlation = places, correlation
+        self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
+        self._data = self.extend(X.detach())
+        self._rows = X.detach()[predictor.layout.representative]
+        self._of_bucket: dict[int, dict[str, Array]] = {}
+        # paths of the rows of the last call, and their moments
+        self._last: tuple[Any, list[tuple[Array, PathMoments]]] = None, []
+
+    @classmethod
+    def of(
+        cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any = None
+    ) -> LeafMoments | None:
+        """An instance, or None where a kernel has another form."""
+        # masked: on a device, where no values are looked at
+        correlation = None if predictor.masked else correlation_of(kernel)
+        if correlation is None:
+            return None
+        return cls(correlation, kernel, predictor, X, places)
+
+    def extend(self, X: Tensor) -> Tensor:
+        """``n x d`` with more columns, the one-hot codes of categorical ones."""
+        if not self._codes:
+            return X
+        codes = [one_hot_code(X[:, c], known) for c, known in self._codes.items()]
+        return torch.cat([X, *codes], dim=-1)
+
+    def __call__(
+        self, X: Tensor, gradient: bool = False, path: bool = False
+    ) -> PointMoments:
+        """Moments at points.
+
+        Args:
+            X: Transformed inputs, ``t x d``, not empty.
+            gradient: Whether gradients are wanted.
+            path: Whether the part of the weights alone is wanted.
+        """
+        X = X.detach()
+        every, (n, d), keys = self.extend(X).numpy(), X.shape, self._keys(X)
+        name, (before, groups) = (keys.tobytes(), path), self._last
+        if name != before:
+            groups = list(self._groups(X, keys, path))
+            self._last = name, groups
+        # one more row and column, for padding
+        out = [np.empty(n + 1, every.dtype) for _ in range(2)]
+        if gradient:
+            width = every.shape[1] + 1
+            out += [np.zeros((n + 1, width), every.dtype) for _ in range(2)]
+        for index, local in groups:
+            columns = local.columns[:, None]
+            x = every[np.minimum(index, n - 1)[:, :, None], columns]
+            found = local(x, None, gradient)
+            for values, part in zip(out[:2], found[:2], strict=True):
+                values[index] = part
+            for values, part in zip(out[2:], found[2:], strict=True):
+                values[index[:, :, None], columns] = part
+        moments = [torch.from_numpy(part[:n]) for part in out]
+        return PointMoments(*moments[:2], *(part[:, :d] for part in moments[2:]))
+
+    def near(self, X: Tensor, columns: Array, path: bool) -> PathMoments | None:
+        """Moments of rows by some of their columns, which change within their paths.
+
+        Args:
+            X: Transformed inputs, ``S x d``.
+            columns: ``S x k``. Categorical columns among them do not change.
+            path: Whether the part of the weights alone is wanted.
+
+        Returns:
+            None where tables for each row would be large.
+        """
+        X = X.detach()
+        keys = self._keys(X)
+        if len(X) * self._sizes(keys, path).max() > _MAX_NEAR:
+            return None
+        return self._side_by_side(X, keys, path, columns)
+
+    def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Moments of ``t x d`` inputs by operations that autograd knows."""
+        rows = self.kernel.rows(X)
+        prediction = self.predictor(rows.key, rows.points, rows.features)
+        reduction = prediction.weight.square().sum(-1)
+        reduction = reduction - prediction.explained.square().sum(-1)
+        return prediction.mean, rows.prior.expand(len(X)) + reduction
+
+    # -- where rows are -----------------------------------------------------------
+
+    def _keys(self, X: Tensor) -> Array:
+        """The path of each row; that of the row before if it has the same decisions."""
+        decisions = X.numpy()[:, self.kernel.tree.decision_columns]
+        new = np.ones(len(X), dtype=bool)
+        np.any(decisions[1:] != decisions[:-1], axis=-1, out=new[1:])
+        keys = self.kernel.tree.locate(X[torch.from_numpy(new)])[2].numpy()
+        return keys[new.cumsum() - 1]
+
+    def _find(self, keys: Array, path: bool) -> tuple[Array, Array]:
+        """Bucket and place in it of each path; -1 where no data are to be looked at."""
+        leaf = self.predictor.layout.find(torch.from_numpy(keys))
+        bucket = self.predictor.bucket_of_leaf[leaf].numpy()
+        if path:
+            bucket = np.full_like(bucket, -1)
+        return bucket, self.predictor.place_of_leaf[leaf].numpy()
+
+    def _sizes(self, keys: Array, path: bool) -> Array:
+        """How many numbers the tables of each path have."""
+        blocks = self.predictor.blocks
+        widest = max(block.weights.shape[-1] for block in blocks)
+        rows = [block.bucket.index.shape[-1] for block in blocks]
+        return 1 + widest**2 + np.square([*rows, 0])[self._find(keys, path)[0]]
+
+    def _groups(
+        self, X: Tensor, keys: Array, path: bool
+    ) -> Iterator[tuple[Array, PathMoments]]:
+        """Paths that are looked at together, with little padding.
+
+        Returns:
+            The rows on each path, ``U x w`` (``n`` where padded), and their moments.
+        """
+        keys, first, path_of_row, count = np.unique(
+            keys, return_index=True, return_inverse=True, return_counts=True
+        )
+        n, order = len(X), path_of_row.argsort(kind="stable")
+        start, sizes = count.cumsum() - count, self._sizes(keys, path)
+        for size in np.unique(sizes):
+            every = (sizes == size).nonzero()[0]
+            most = max(1, _MAX_NUMBERS // int(size))
+            if len(every) * count[every].max() > 3 * count[every].sum() + 64:
+                most = 1
+            for paths in np.split(every, range(most, len(every), most)):
+                step = np.arange(count[paths].max())
+                index = order[np.minimum(start[paths, None] + step, n - 1)]
+                index = np.where(step < count[paths, None], index, n)
+                rows = torch.from_numpy(first[paths])
+                yield index, self._side_by_side(X[rows], keys[paths], path)
+
+    # -- tables -------------------------------------------------------------------
+
+    @cached_property
+    def _weights(self) -> tuple[Array, Array]:
+        """Mu and M^-1 = J'J, with zeros for the weight that an unused place has."""
+        root = self.predictor.weight_root
+        covariance = pad(root.mT @ root, (0, 1, 0, 1))
+        return pad(self.predictor.weight_mean, (0, 1)).numpy(), covariance.numpy()
+
+    def _side_by_side(
+        self, X: Tensor, keys: Array, path: bool, columns: Array | None = None
+    ) -> PathMoments:
+        """What is known of the paths of rows, row by row, padded with zeros."""
+        parts = []
+        bucket, place = self._find(keys, path)
+        for number in np.unique(bucket):
+            rows = (bucket == number).nonzero()[0]
+            if number < 0:
+                part = self._without_data(X[torch.from_numpy(rows)], path)
+            else:
+                of_bucket = self._with_data(int(number)).items()
+                part = {name: table.take(place[rows], 0) for name, table in of_bucket}
+            weights = part.pop("weights")[:, 0]
+            mean, covariance = self._weights
+            part["mu"] = mean[weights][:, None]
+            part["covariance"] = covariance[weights[:, :, None], weights[:, None]]
+            parts.append((rows, part))
+        tables = parts[0][1]
+        if len(parts) > 1:
+            tables = {}
+            for name in parts[0][1]:
+                shapes = [part[name].shape[1:] for _, part in parts]
+                shape = [max(sizes) for sizes in zip(*shapes, strict=True)]
+                table = np.zeros((len(X), *shape), parts[0][1][name].dtype)
+                for rows, part in parts:
+                    _, a, b = part[name].shape
+                    table[rows, :a, :b] = part[name]
+                tables[name] = table
+        if columns is None:  # all that moments depend on, each once
+            every = [tables[name][:, 0] for name in ("inputs", "labels", "columns")]
+            columns = np.sort(np.concatenate(every, axis=-1))
+            columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
+        extended = self.extend(X).numpy()
+        return PathMoments(self._correlation, tables, extended, columns)
+
+    def _with_data(self, number: int) -> dict[str, Array]:
+        """Of all leaves of a bucket."""
+        if number not in self._of_bucket:
+            predictor, places = self.predictor, self._places
+            block = predictor.blocks[number]
+            bucket = block.bucket
+            if places is not None:
+                parts = (p if p is None else p[bucket.leaves] for p in places)
+                places = type(places)(*parts)
+            rows = self._rows[bucket.leaves]
+            tables = path_tables(self.kernel, rows, self._codes, block.weights, places)
+            # padding repeats the last row: L^-1 and H are zero there, except for the
+            # identity in L^-1, whose part of the covariance is to be zero
+            data = self._data[bucket.index.clamp_max(len(self._data) - 1)].numpy()
+            inverse, half = predictor.inverse_chol[number], predictor.half[number]
+            if bucket.real is not None:
+                inverse = inverse * bucket.real.unsqueeze(-1)
+            self._of_bucket[number] = _with_rows(
+                tables, data, inverse.numpy(), half.numpy()
+            )
+        return self._of_bucket[number]
+
+    def _without_data(self, X: Tensor, path: bool) -> dict[str, Array]:
+        """Of the paths of some rows: prior covariances, of weights alone if wanted."""
+        tables = path_tables(self.kernel, X, self._codes)
+        if path:
+            tables["variance"], tables["constant"] = (
+                0.0 * tables["variance"],
+                0.0 * tables["constant"],
+            )
+        n, extended = len(X), self.extend(X[:0]).numpy()
+        data = np.zeros((n, 0, extended.shape[1]), extended.dtype)
+        inverse = np.zeros((n, 0, 0), extended.dtype)
+        half = np.zeros((n, 0, 1 + tables["weights"].shape[-1]), extended.dtype)
+        return _with_rows(tables, data, inverse, half)
+
+
+def _with_rows(
+    tables: dict[str, Array], data: Array, inverse_chol: Array, half: Array
+) -> dict[str, Array]:
+    """Tables of leaves with those of their data.
+
+    Args:
+        tables: From ``path_tables``.
+        data: The rows of each leaf, extended, ``U x N x d``.
+        inverse_chol: L^-1, zero where padded, ``U x N x N``.
+        half: [e, H], ``U x N x (1 + D)``.
+    """
+    scaled = np.take_along_axis(data, tables["inputs"], -1) * tables["inverse"]
+    codes = np.take_along_axis(data, tables["labels"], -1) * tables["rates"]
+    return {
+        **tables,
+        "data": scaled,
+        "squares": np.add.reduce(np.square(scaled), -1)[:, None],
+        "codes": codes,
+        "inverse_chol": inverse_chol,
+        "half": half,
+        "alpha": half[..., :1].swapaxes(1, 2) @ inverse_chol,
+    }
+
+
+# -- with a graph -----------------------------------------------------------------
+
+
+class _OfPoints(torch.autograd.Function):
+    """Moments whose first derivatives in the points are known."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
+        found = moments(X, gradient=ctx.needs_input_grad[0])
+        ctx.save_for_backward(X)
+        ctx.found, ctx.moments = found, moments
+        return found.mean, found.variance
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # derivatives of the gradient are wanted, too
+            (X,) = ctx.saved_tensors
+            (grad_X,) = _gradients(ctx.moments.graph(X), (X,), grad_outputs, True)
+            if grad_X is None:  # as on paths without data
+                grad_X = X.masked_fill(torch.ones_like(X, dtype=torch.bool), 0.0)
+            return grad_X, None
+        of_mean, of_variance = (g.unsqueeze(-1) for g in grad_outputs)
+        grad_X = of_mean * ctx.found.mean_gradient
+        return grad_X.addcmul_(of_variance, ctx.found.variance_gradient), None
+
+
+class _OfHyperparameters(torch.autograd.Function):
+    """Values that are known; the graph is built where their gradients are asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        values: tuple[Tensor, ...],
+        X: Tensor,
+        moments: LeafMoments,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.X, ctx.moments = X, moments
+        ctx.save_for_backward(*parameters)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            found = ctx.moments.graph(ctx.X)
+        gradients = _gradients(found, ctx.saved_tensors, grad_outputs, again)
+        return None, None, None, *gradients
+
+
+def _gradients(
+    values: Sequence[Tensor],
+    wanted: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
+    again: bool,
+) -> Sequence[Tensor | None]:
+    """Gradients of values, some of which may be constant."""
+    both = zip(values, grad_outputs, strict=True)
+    pairs = [(value, grad) for value, grad in both if value.requires_grad]
+    if not pairs:
+        return [None] * len(wanted)
+    values, grads = zip(*pairs, strict=True)
+    return torch.autograd.grad(
+        values, wanted, grads, create_graph=again, allow_unused=True
+    )
+
+
+def differentiable_moments(X: Tensor, moments: LeafMoments) -> tuple[Tensor, Tensor]:
+    """Means and variances of points one by one, with their graph.
+
+    They are differentiable in ``X`` and, as all posteriors of GPyTorch, in the
+    hyperparameters as far as the covariances of the points themselves depend on these.
+
+    Args:
+        X: Transformed inputs, ``t x d``, not empty.
+        moments: Computes them and their first derivatives, and the graph where others
+            are wanted, of the state that the model has now.
+    """
+    if not torch.is_grad_enabled():
+        return moments(X)[:2]
+    mean, variance = _OfPoints.apply(X, moments)
+    free = [p for p in moments.kernel.parameters() if p.requires_grad]
+    if not free:
+        return mean, variance
+    # a node of its own: it is not run for gradients in X alone
+    zeros = torch.zeros_like(mean), torch.zeros_like(mean)
+    more = _OfHyperparameters.apply(zeros, X.detach(), moments, *free)
+    return mean + more[0], variance + more[1]

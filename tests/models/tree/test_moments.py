@@ -1,0 +1,423 @@
+"""Moments of points one by one against the same by operations that autograd knows."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.models.kernels import CategoricalKernel
+from botorch.models.transforms import Normalize
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    InputStandardize,
+    Log10,
+    Warp,
+)
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from hypothesis import assume, given
+from leaf_models import random_model, some_points
+from strategies import random_points, seeds
+from torch import Tensor
+
+from botorch_structured.models import ConditionalGP, TreeStructuredGP
+from botorch_structured.models.tree import moments as module
+from botorch_structured.models.tree.moments import differentiable_moments
+from botorch_structured.models.tree.point_moments import ColumnScales
+from botorch_structured.spaces import Between, ParameterTree
+
+pytestmark = pytest.mark.usefixtures("double")
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(a, b.detach(), rtol=tolerance, atol=tolerance)
+
+
+def with_gradients(values: tuple[Tensor, ...], X: Tensor) -> list[Tensor]:
+    out = list(values)
+    for value in values:
+        g = None
+        if value.requires_grad:
+            (g,) = torch.autograd.grad(
+                value.sum(), X, retain_graph=True, allow_unused=True
+            )
+        out.append(torch.zeros_like(X) if g is None else g)
+    return out
+
+
+def all_close(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, tolerance)
+
+
+# -- of any points ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [1, None])
+@given(seeds)
+def test_moments_and_their_gradients(numbers: int | None, seed: int) -> None:
+    """In one call and row by row, on paths seen before and on new ones.
+
+    With room for the tables of one path, no more than one is looked at.
+    """
+    model = random_model(seed)
+    with pytest.MonkeyPatch.context() as patched:
+        if numbers is not None:
+            patched.setattr(module, "_MAX_NUMBERS", numbers)
+        moments = model._moments()
+        for n in (9, 1, 40):
+            X = some_points(model, n, seed + n).requires_grad_()
+            expected = with_gradients(moments.graph(X), X)
+            all_close(moments(X, gradient=True), expected)
+            all_close(moments(X)[:2], expected[:2])
+            one = [moments(x, gradient=True) for x in X.split(1)]
+            all_close(map(torch.cat, zip(*one, strict=True)), expected)
+
+
+@given(seeds)
+def test_derivatives_of_a_posterior(seed: int) -> None:
+    """In the points, again in the points, and in hyperparameters."""
+    model = random_model(seed, n=12)
+    # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
+    assume(type(model) is not ConditionalGP or not model._moments()._codes)
+    X = some_points(model, 6, seed).requires_grad_()
+    parameters = [p for p in model.covar_module.parameters() if p.requires_grad]
+
+    def derivatives(mean: Tensor, variance: Tensor) -> list[Tensor]:
+        value = (mean.sin() + variance.log()).sum()
+        wanted = [X, *parameters]
+        first = torch.autograd.grad(value, wanted, create_graph=True, allow_unused=True)
+        gradient = torch.zeros_like(X) if first[0] is None else first[0]
+        second = None
+        if gradient.requires_grad:
+            (second,) = torch.autograd.grad(
+                gradient.square().sum(), X, allow_unused=True
+            )
+        every = [gradient, second, *first[1:]]
+        return [
+            torch.zeros_like(b) if a is None else a.detach()
+            for a, b in zip(every, [X, X, *parameters], strict=True)
+        ]
+
+    found = differentiable_moments(X, model._moments())
+    all_close(derivatives(*found), derivatives(*model._moments().graph(X)), 1e-7)
+    # where the points are constants
+    found = differentiable_moments(X.detach(), model._moments())
+    graph = model._moments().graph(X.detach())
+    pairs = (
+        torch.autograd.grad(sum(v.sum() for v in values), parameters, allow_unused=True)
+        for values in (found, graph)
+    )
+    for a, b in zip(*pairs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            close(a, b)
+
+
+LATER: dict[str, Any] = {
+    "train": lambda m: m.train(),
+    "data": lambda m: m.set_train_data(m.train_inputs[0] / 2, m.train_targets * 2),
+    "kernel": lambda m: m.covar_module.set_correlation("rbf"),
+}
+
+
+@pytest.mark.parametrize("wanted", ["hyperparameters", "points", "points twice"])
+@pytest.mark.parametrize("later", LATER)
+def test_a_later_state_of_the_model_has_no_influence(later: str, wanted: str) -> None:
+    """On gradients of a posterior that was computed before."""
+    X = 7.0 * torch.rand(14, 3, generator=torch.Generator().manual_seed(0))
+    X[:, 0] = (X[:, 0] > 3.5).double()
+    Y = X.sin().sum(-1, keepdim=True)
+
+    def gradients(change: Any) -> list[Tensor]:
+        transform = Normalize(3, indices=[1, 2])
+        model = TreeStructuredGP(
+            X, Y, {0: {0.0: [1], 1.0: [2]}}, input_transform=transform
+        )
+        model.covar_module.set_correlation("matern")
+        at = (X[:5] + torch.tensor([0.0, 0.1, 0.1])).unsqueeze(1)
+        at.requires_grad_(wanted != "hyperparameters")
+        posterior = model.posterior(at)
+        value = (posterior.mean + posterior.variance).sum()
+        change(model)
+        if wanted == "hyperparameters":
+            value.backward()
+            return [p.grad for p in model.parameters() if p.grad is not None]
+        (g,) = torch.autograd.grad(value, at, create_graph=wanted != "points")
+        if wanted == "points":
+            return [g]
+        return [g, *torch.autograd.grad(g.square().sum(), at)]
+
+    expected = gradients(lambda model: None)
+    assert any(g.abs().max() > 1e-3 for g in expected)
+    all_close(gradients(LATER[later]), expected)
+
+
+@given(seeds)
+def test_inactive_columns_have_no_influence(seed: int) -> None:
+    model = random_model(seed, n=12)
+    X = some_points(model, 8, seed)
+    other = torch.randn(X.shape, generator=torch.Generator().manual_seed(seed))
+    changed = torch.where(model.tree.active_mask(X), X, 1e3 * other)
+    found = model._moments()(changed, True), model._moments()(X, True)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@given(seeds)
+def test_point_moments_are_those_of_the_posterior(seed: int) -> None:
+    model = random_model(seed, n=12)
+    X = some_points(model, 6, seed).requires_grad_()
+    posterior = model.posterior(X.unsqueeze(1))
+    values = posterior.mean.flatten(), posterior.variance.flatten()
+    found = model.point_moments(X.detach(), gradient=True)
+    all_close(found, with_gradients(values, X))
+    without = model.point_moments(X.detach())
+    assert without.mean_gradient is None
+    close(without.mean, found.mean)
+    if isinstance(model, TreeStructuredGP):
+        posterior = model.path_posterior(X.unsqueeze(1))
+        values = posterior.mean.flatten(), posterior.variance.flatten()
+        found = model.point_moments(X.detach(), gradient=True, path=True)
+        all_close(found, with_gradients(values, X))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_paths_without_data(dtype: torch.dtype) -> None:
+    tree = ParameterTree(
+        12, {0: {float(p): [2 + p] for p in range(10)}, 1: {0.0: [3], 1.0: []}}
+    )
+    g = torch.Generator().manual_seed(0)
+    X = random_points(tree, 5, g).to(dtype)
+    Y = torch.randn(5, 1, generator=g).to(dtype)
+    model = TreeStructuredGP(X, Y, tree).eval()
+    for _ in range(3):
+        test = random_points(tree, 30, g).to(dtype)
+        found, expected = model._moments()(test), model._moments().graph(test)
+        all_close(found[:2], expected, 1e-4 if dtype == torch.float32 else 1e-9)
+    # of the last call alone
+    assert sum(len(p.columns) for _, p in model._moments()._last[1]) <= 20
+
+
+def test_threads_share_a_model() -> None:
+    """Each of them meets paths without data that the others have not seen."""
+    g = torch.Generator().manual_seed(0)
+    X, test = torch.rand(40, 3, generator=g), torch.rand(300, 3, generator=g)
+    X[:, 0] = torch.randint(3, (40,), generator=g).double()
+    test[:, 0] = torch.randint(60, (300,), generator=g).double()
+    tree = {0: {float(i): [1] for i in range(60)}}
+    model = TreeStructuredGP(X, X[:, 1:2].sin(), tree, leaf_kernel="matern")
+    model.likelihood.noise = 1e-2
+    posterior = model.posterior(test.unsqueeze(1))
+    expected = posterior.mean.flatten(), posterior.variance.flatten()
+    model.train().eval()
+    model.posterior(test[:1].unsqueeze(1))
+
+    def work(seed: int) -> None:
+        own = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(40):
+                i = torch.randint(300, (3,), generator=own)
+                found = model.posterior(test[i].unsqueeze(1))
+                close(found.mean.flatten(), expected[0][i])
+                close(found.variance.flatten(), expected[1][i])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+
+
+@given(seeds)
+def test_copies_of_a_model_with_moments(seed: int) -> None:
+    model = random_model(seed)
+    X = some_points(model, 5, seed).unsqueeze(1)
+    expected = model.posterior(X).mean
+    copies = deepcopy(model), pickle.loads(pickle.dumps(model)), copy(model)
+    for other in copies:
+        close(other.posterior(X).mean, expected)
+
+
+# -- of other kernels ---------------------------------------------------------------
+
+
+def numbers(count: int, columns: list[int]) -> Any:
+    return {"ard_num_dims": count, "active_dims": columns}
+
+
+BASES = {
+    "default": lambda: None,
+    "categories alone": lambda: ScaleKernel(CategoricalKernel(**numbers(2, [3, 4]))),
+    "not scaled": lambda: (
+        RBFKernel(**numbers(2, [1, 2])) * CategoricalKernel(**numbers(2, [3, 4]))
+    ),
+    "one lengthscale": lambda: ScaleKernel(
+        CategoricalKernel(active_dims=[3, 4]) * MaternKernel(nu=2.5, active_dims=[2, 1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_categories_of_a_conditional_kernel(name: str) -> None:
+    """Against the dense posterior; some values are not in the data."""
+    tree = ParameterTree(5, {0: {0.0: [1, 2, 3], 1.0: [1, 4]}})
+    g = torch.Generator().manual_seed(0)
+
+    def points(n: int, values: int) -> Tensor:
+        X = torch.rand(n, 5, generator=g)
+        X[:, 0] = torch.randint(2, (n,), generator=g).double()
+        X[:, 3:] = torch.randint(values, (n, 2), generator=g).double()
+        return X
+
+    X = points(25, 3)
+    Y = X[:, 1:2].sin() + X[:, 3:4] * (1.0 - X[:, :1]) - X[:, 4:] * X[:, :1]
+    base = BASES[name]()
+    options = {"categorical_features": [3, 4]} if base is None else {}
+    model = ConditionalGP(X, Y, tree, covar_module=base, **options)
+    model.likelihood.noise = 1e-2
+    test = points(40, 5).requires_grad_()
+    found = model.point_moments(test, gradient=True)
+    assert found is not None
+    model._use_predictor = lambda: False
+    posterior = model.posterior(test.unsqueeze(1))
+    values = posterior.mean.flatten(), posterior.variance.flatten()
+    all_close(found, with_gradients(values, test), 1e-8)
+
+
+def test_products_without_a_closed_form() -> None:
+    tree = ParameterTree(5, {0: {0.0: [1, 2, 3], 1.0: [1, 4]}})
+    X = torch.rand(6, 5).round()
+    first, second = MaternKernel(nu=2.5), MaternKernel(nu=1.5)
+    for base in (
+        first * RBFKernel(),
+        second * CategoricalKernel(),
+        ScaleKernel(first) * CategoricalKernel(),
+        CategoricalKernel() * CategoricalKernel(),
+    ):
+        model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
+        assert model.point_moments(X) is None
+
+
+# -- of rows that stay on their paths -----------------------------------------------
+
+
+def check_near(near: Any, moments: Any, X: Tensor, columns: Any, values: Any) -> None:
+    """All rows at once, some of them, and all of them again."""
+    every = X.unsqueeze(1).repeat(1, values.shape[1], 1)
+    index = torch.from_numpy(columns).unsqueeze(1).expand(values.shape)
+    every = every.scatter(-1, index, torch.from_numpy(values)).flatten(0, 1)
+    expected = [
+        t.detach().numpy().reshape(*values.shape[:2], -1)
+        for t in moments(every, gradient=True)
+    ]
+    expected[2:] = [
+        np.take_along_axis(b, np.broadcast_to(columns[:, None], values.shape), -1)
+        for b in expected[2:]
+    ]
+    for rows in (np.arange(len(X)), np.array([len(X) - 1, 0]), np.arange(len(X))):
+        for a, b in zip(near(values[rows], rows), expected, strict=True):
+            b = b[rows].reshape(a.shape)
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@given(seeds)
+def test_near_rows_of_random_trees(seed: int) -> None:
+    """Columns that do not change may be any: categories and decisions, too."""
+    model = random_model(seed)
+    moments, tree = model._moments(), model.tree
+    held = {*tree.decision_columns, *moments._codes}
+    moving = sorted({*range(tree.dim)} - held)
+    X = some_points(model, 5, seed)
+    rng = np.random.default_rng(seed)
+    k = min(4, tree.dim)
+    columns = np.stack([rng.permutation(tree.dim)[:k] for _ in X])
+    values = rng.uniform(-0.5, 1.5, (5, 4, k))
+    still = np.take_along_axis(X.numpy(), columns, 1)[:, None]
+    values = np.where(np.isin(columns, moving)[:, None], values, still)
+    for path in (False, True) if isinstance(model, TreeStructuredGP) else (False,):
+        near = moments.near(X, columns, path)
+        assert near is not None
+
+        def every(X: Tensor, gradient: bool, path: bool = path) -> Any:
+            return moments(X, gradient, path)
+
+        check_near(near, every, X, columns, values)
+
+
+def test_a_decision_moves_within_its_interval() -> None:
+    tree = ParameterTree(3, conditions={1: Between(0, 0.5, 2.0), 2: Between(0, 0.0, 1)})
+    g = torch.Generator().manual_seed(0)
+    X = torch.rand(12, 3, generator=g)
+    for kind in (TreeStructuredGP, ConditionalGP):
+        model = kind(X, X.sum(-1, keepdim=True), tree)
+        start = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.8, 0.9]])
+        values = np.array([[[0.6, 0.3], [0.9, 0.1]], [[0.1, 0.2], [0.4, 0.7]]])
+        columns = np.array([[0, 1], [0, 2]])
+        near = model.moments_near(start, columns)
+        check_near(near, model.point_moments, start, columns, values)
+
+
+TREE = ParameterTree(6, {0: {0.0: [1, 2], 1.0: [3], 2.0: []}})
+
+
+def transforms() -> dict[str, Any]:
+    normalize = Normalize(6, indices=[1, 2, 3, 4, 5])
+    return {
+        "none": None,
+        "normalize": normalize,
+        "chain": ChainedInputTransform(log=Log10(indices=[2, 4]), normalize=normalize),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "normalize", "chain"])
+@pytest.mark.parametrize("kind", [TreeStructuredGP, ConditionalGP])
+@pytest.mark.parametrize("offset", ["random", "fixed"])
+def test_on_the_scale_of_outcomes(name: str, kind: Any, offset: str) -> None:
+    """With transforms of inputs and outcomes, and with a mean for each path."""
+    g = torch.Generator().manual_seed(0)
+    X = 0.1 + 4.0 * torch.rand(30, 6, generator=g)
+    X[:, 0] = torch.randint(3, (30,), generator=g).double()
+    Y = 30.0 + 7.0 * X[:, 1:].sin().sum(-1, keepdim=True)
+    options = {} if kind is ConditionalGP else {"leaf_offset": offset}
+    model = kind(X, Y, TREE, input_transform=transforms()[name], **options)
+    if offset == "fixed" and kind is TreeStructuredGP:
+        with torch.no_grad():
+            model.mean_module.raw_offset += torch.arange(3.0)
+    columns = np.array([[1, 2], [3, 4], [5, 1]])
+    values = 0.2 + 3.0 * torch.rand(3, 4, 2, generator=g).numpy()
+    near = model.moments_near(X[:3], columns)
+    check_near(near, model.point_moments, X[:3], columns, values)
+
+
+def test_what_transforms_are_known() -> None:
+    X, columns = 0.1 + torch.rand(5, 6), np.tile(np.arange(6), (5, 1))
+    bounds = torch.stack([X.amin(0), X.amax(0)])
+    for transform in transforms().values():
+        if transform is not None:
+            transform(X)  # learns its bounds
+            transform.eval()
+        scales = ColumnScales.of(transform, 6)
+        assert scales is not None
+        found, rate = scales.at(columns)(X.numpy()[:, None], np.arange(5))
+        leaf = X.clone().requires_grad_()
+        expected = leaf if transform is None else transform(leaf)
+        (slope,) = torch.autograd.grad(expected.sum(), leaf)
+        np.testing.assert_allclose(found[:, 0], expected.detach(), atol=1e-12)
+        np.testing.assert_allclose(np.broadcast_to(rate[:, 0], (5, 6)), slope)
+    others = [
+        InputStandardize(6),
+        Normalize(6, reverse=True, bounds=bounds),
+        Warp(6, indices=[1]),
+        ChainedInputTransform(a=Normalize(6, bounds=bounds), log=Log10(indices=[1])),
+    ]
+    assert not any(ColumnScales.of(other, 6) for other in others)
+
+
+def test_large_leaves_are_left_to_the_general_form() -> None:
+    X = torch.rand(300, 6)
+    X[:, 0] = 0.0
+    model = TreeStructuredGP(X, X[:, 1:2].sin(), TREE)
+    columns = np.array([[1, 2]]).repeat(16, 0)
+    assert model.moments_near(X[:16], columns) is None
+    assert model.moments_near(X[:2], columns[:2]) is not None
