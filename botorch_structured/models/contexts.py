@@ -87,18 +87,25 @@ def _blas() -> list[LibController]:
 
 
 @contextmanager
-def progress_bar(total: int, progress: bool | None) -> Iterator[Callable[[], None]]:
-    """A progress bar over sweeps; the function that it yields is called after each.
+def progress_bar(
+    total: int | None,
+    progress: bool | None,
+    name: str = "slice sampling",
+    unit: str = "sweep",
+) -> Iterator[Callable[[], None]]:
+    """A progress bar over steps; the function that it yields is called after each.
 
     Args:
-        total: Number of sweeps.
+        total: Number of steps; None where it is not known.
         progress: Whether there is a bar; None: if it takes more than 3 seconds.
+        name: Of what takes these steps.
+        unit: A step's name.
     """
     delay = 0.0 if progress else _SECONDS_WITHOUT_BAR
     with tqdm(
         total=total,
-        desc="slice sampling",
-        unit="sweep",
+        desc=name,
+        unit=unit,
         disable=progress is False,
         delay=delay,
         leave=False,

@@ -134,27 +134,24 @@ class TanhNetwork(Module):
             nn.Parameter(torch.zeros(b, dtype=torch.float64)) for b in fans[1:] if bias
         )
         if prior_scale is not None:
-            for kind, parameters in self._groups():
-                for i, values in enumerate(parameters):
-                    prior = NormalPrior(
-                        torch.zeros_like(values.detach()),
-                        torch.full_like(values.detach(), self._scale(values)),
-                    )
-                    entry = _Entry(kind, i)
-                    self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
+            for kind, i, values in self._layers():
+                scale, root = self._spread(values)
+                spread = torch.full_like(values.detach(), prior_scale * scale / root)
+                prior = NormalPrior(torch.zeros_like(spread), spread)
+                entry = _Entry(kind, i)
+                self.register_prior(f"{kind}_prior_{i}", prior, entry, entry.set)
         self.seed = seed
         self.restart()
 
-    def _groups(self) -> tuple[tuple[str, nn.ParameterList], ...]:
-        return (("weights", self.weights), ("biases", self.biases))
+    def _layers(self) -> list[tuple[str, int, nn.Parameter]]:
+        kinds = ("weights", self.weights), ("biases", self.biases)
+        return [(kind, i, p) for kind, every in kinds for i, p in enumerate(every)]
 
-    def _scale(self, values: Tensor) -> float:
-        drawn_from = (
-            self.weight_scale / math.sqrt(values.shape[-1])
-            if values.ndim == 2
-            else self.bias_scale
-        )
-        return (self.prior_scale or 1.0) * drawn_from
+    def _spread(self, values: Tensor) -> tuple[float, float]:
+        """The standard deviation at the start, times a root, and that root."""
+        if values.ndim == 2:
+            return self.weight_scale, math.sqrt(values.shape[-1])
+        return self.bias_scale, 1.0
 
     def restart(self, number: int = 0) -> None:
         """Draw the weights anew, and center their prior there.
@@ -163,38 +160,30 @@ class TanhNetwork(Module):
             number: Which start; the seed is that of the constructor plus this.
         """
         self.number = number
-        drawn = self._drawn()
         with torch.no_grad():
-            for kind, parameters in self._groups():
-                for i, values in enumerate(parameters):
-                    values.copy_(drawn[kind][i])
-                    if self.prior_scale is not None:
-                        prior = getattr(self, f"{kind}_prior_{i}")
-                        prior.loc = values.detach().clone()
+            for (kind, i, values), drawn in zip(
+                self._layers(), self._drawn(), strict=True
+            ):
+                values.copy_(drawn)
+                if self.prior_scale is not None:
+                    getattr(self, f"{kind}_prior_{i}").loc = values.detach().clone()
 
     def has_started(self) -> bool:
         """Whether the weights are others than those that were drawn."""
-        drawn = self._drawn()
         return not all(
-            torch.equal(values, drawn[kind][i].to(values))
-            for kind, parameters in self._groups()
-            for i, values in enumerate(parameters)
+            torch.equal(values, drawn.to(values))
+            for (*_, values), drawn in zip(self._layers(), self._drawn(), strict=True)
         )
 
-    def _drawn(self) -> dict[str, list[Tensor]]:
+    def _drawn(self) -> list[Tensor]:
         """The same for a seed whatever dtype and device."""
         seed = later_seed(self.seed, self.number)
         generator = torch.Generator().manual_seed(seed)
-        drawn: dict[str, list[Tensor]] = {}
-        for kind, parameters in self._groups():
-            drawn[kind] = []
-            for values in parameters:
-                fan = values.shape[-1] if values.ndim == 2 else 1
-                scale = self.weight_scale if values.ndim == 2 else self.bias_scale
-                normal = torch.randn(
-                    values.shape, generator=generator, dtype=torch.float64
-                )
-                drawn[kind].append(normal * scale / math.sqrt(fan))
+        drawn = []
+        for *_, values in self._layers():
+            scale, root = self._spread(values)
+            kind = {"generator": generator, "dtype": torch.float64}
+            drawn.append(torch.randn(values.shape, **kind) * scale / root)
         return drawn
 
     def forward(self, X: Tensor) -> Tensor:

@@ -5,24 +5,23 @@ from __future__ import annotations
 __all__ = ["fit_jointly"]
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 import torch
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from tqdm import tqdm
+from gpytorch.mlls import MarginalLogLikelihood
 
 from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models.ablr.feature_maps import TanhNetwork
+from botorch_structured.models.contexts import progress_bar
 from botorch_structured.models.map_fit import fit_map
 
 # The objective is per outcome: finer tolerances change no prediction. On exact data the
 # cap ends a fit; a second one goes on from there.
 _FIT_OPTIONS = {"ftol": 1e-6, "gtol": 1e-5, "maxiter": 300}
 _STEPS_OF_A_START = 15
-# Fits that take less have no bar.
-_SECONDS_WITHOUT_BAR = 3.0
 
 
 def fit_jointly(
@@ -48,7 +47,7 @@ def fit_jointly(
         return
     settings = dict(optimizer_kwargs or {})
     options = {**_FIT_OPTIONS, **(settings.pop("options", None) or {})}
-    with _Steps(mll, settings.pop("callback", None), progress) as steps:
+    with _followed(mll, settings.pop("callback", None), progress) as step:
 
         def fit(maxiter: int) -> None:
             fit_map(
@@ -56,7 +55,7 @@ def fit_jointly(
                 optimizer_kwargs={
                     **settings,
                     "options": {**options, "maxiter": maxiter},
-                    "callback": steps,
+                    "callback": step,
                 },
                 **given,
             )
@@ -64,7 +63,6 @@ def fit_jointly(
         network = model.feature_map
         if (
             num_starts > 1
-            and type(mll) is ExactMarginalLogLikelihood
             and isinstance(network, (RandomFourierFeatures, TanhNetwork))
             and not network.has_started()
         ):
@@ -97,38 +95,23 @@ def _take_best_start(
         network.number = best[2]
 
 
-class _Steps:
-    """Follows an optimisation: a bar, and where it was when it was interrupted."""
+@contextmanager
+def _followed(
+    mll: MarginalLogLikelihood, callback: Any, progress: bool | None
+) -> Iterator[Callable[[dict[str, Any], Any], None]]:
+    """A callback of an optimiser: a bar, and the last step if it is interrupted."""
+    last: dict[str, Any] = {}
+    with progress_bar(None, progress, "ABLR fit", "step") as advance:
 
-    def __init__(
-        self, mll: MarginalLogLikelihood, callback: Any, progress: bool | None
-    ) -> None:
-        self._mll, self._callback = mll, callback
-        self._bar = tqdm(
-            desc="ABLR fit",
-            unit="step",
-            disable=progress is False,
-            delay=0.0 if progress else _SECONDS_WITHOUT_BAR,
-            leave=False,
-        )
-        self._last: dict[str, Any] | None = None
+        def step(parameters: dict[str, Any], result: Any) -> None:
+            advance()
+            last.update((n, p.detach().clone()) for n, p in parameters.items())
+            if callback is not None:
+                callback(parameters, result)
 
-    def __call__(self, parameters: dict[str, Any], result: Any) -> None:
-        self._bar.update()
-        if result.fval is not None:
-            self._bar.set_postfix(loss=f"{float(result.fval):.4g}", refresh=False)
-        self._last = {n: p.detach().clone() for n, p in parameters.items()}
-        if self._callback is not None:
-            self._callback(parameters, result)
-
-    def __enter__(self) -> _Steps:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._bar.close()
-        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._last:
-            parameters = dict(self._mll.named_parameters())
-            with torch.no_grad():
-                for name, value in self._last.items():
-                    parameters[name].copy_(value)
-            self._mll.eval()
+        try:
+            yield step
+        except KeyboardInterrupt:
+            mll.load_state_dict(last, strict=False)
+            mll.eval()
+            raise

@@ -21,7 +21,6 @@ from copy import copy
 from typing import Any
 
 import torch
-from gpytorch import Module
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
@@ -33,7 +32,11 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.distributions import constraints
 
-from botorch_structured.linalg.hyperparameter import LogInterval
+from botorch_structured.linalg.hyperparameter import (
+    Hyperparameter,
+    LogInterval,
+    read_value,
+)
 from botorch_structured.models.ablr.tasks import TaskColumn
 from botorch_structured.models.fast_inference import noise_is_known
 
@@ -117,7 +120,7 @@ class ExchangeableLogNormalPrior(Prior):
         return new
 
 
-class WeightPrecision(Module):
+class WeightPrecision(Hyperparameter):
     """The precisions beta_t of the weights' prior, one for each task.
 
     Args:
@@ -128,38 +131,20 @@ class WeightPrecision(Module):
     """
 
     def __init__(self, num_tasks: int, level: float, prior: bool = True) -> None:
-        super().__init__()
-        start = torch.full((num_tasks,), math.log(level), dtype=torch.float64)
-        self.register_parameter("raw_value", torch.nn.Parameter(start))
         low, high = (level * bound for bound in _AMPLITUDE_BOUNDS)
-        self.register_constraint("raw_value", LogInterval(low, high))
+        super().__init__((num_tasks,), level, _WEIGHT_SPREAD, (low, high))
+        del self._priors["value_prior"], self.value_prior
         if prior:
             self.register_prior(
                 "value_prior",
                 ExchangeableLogNormalPrior(level, _WEIGHT_SPREAD, _TASK_SPREAD),
-                _get_value,
+                read_value,
                 _set_value,
             )
 
-    @property
-    def value(self) -> Tensor:
-        """The positive precisions, ``T``."""
-        return self.raw_value_constraint.transform(self.raw_value)
 
-    @value.setter
-    def value(self, value: float | Tensor) -> None:
-        _set_value(self, value)
-
-
-def _get_value(module: WeightPrecision) -> Tensor:
-    return module.value
-
-
-def _set_value(module: WeightPrecision, value: float | Tensor) -> None:
-    raw = module.raw_value
-    low, high = module.raw_value_constraint
-    value = torch.as_tensor(value).to(raw).clamp(low.to(raw), high.to(raw))
-    module.initialize(raw_value=value.log().expand_as(raw))
+def _set_value(module: WeightPrecision, value: Tensor) -> None:
+    module.value = value
 
 
 class TaskLikelihood(HadamardGaussianLikelihood):
@@ -250,14 +235,13 @@ def noise_model(
         ValueError: If the user's is none of GPyTorch's own three, learns more noise
             beside what is given, or has another number of variances.
     """
-    if likelihood is None and noise is None:
-        return TaskLikelihood(num_tasks, tasks, prior=priors)
     if likelihood is None:
-        assert noise is not None
+        if noise is None:
+            return TaskLikelihood(num_tasks, tasks, prior=priors)
         # what is not observed has no noise either, but GPyTorch wants a number
         noise = torch.where(targets.isnan(), 1.0, noise.mT.reshape(targets.shape))
         return FixedNoiseGaussianLikelihood(noise=noise)
-    learnt = type(likelihood) is TaskLikelihood  # of another model
+    learnt = isinstance(likelihood, TaskLikelihood)  # of another model
     if not (learnt or noise_is_known(likelihood, tasks=True)):
         raise ValueError(
             "likelihood: expected a GaussianLikelihood, HadamardGaussianLikelihood or "
@@ -280,7 +264,7 @@ def noise_model(
     return likelihood
 
 
-def fill_without_rows(module: Module, name: str, empty: Tensor) -> None:
+def fill_without_rows(module: Any, name: str, empty: Tensor) -> None:
     """Give tasks without rows the value that the other tasks make most probable.
 
     Without a prior that is the geometric mean.

@@ -15,9 +15,7 @@ from copy import deepcopy
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.posteriors import GPyTorchPosterior, Posterior, TransformedPosterior
-from gpytorch.distributions import MultitaskMultivariateNormal
-from linear_operator.operators import DiagLinearOperator
+from botorch.posteriors import Posterior, TransformedPosterior
 from torch import Tensor, nn
 
 from botorch_structured.models.ablr.processes import Processes
@@ -147,11 +145,10 @@ def _check_task_list(name: str, values: object) -> None:
     """Raise a ``ValueError`` unless a user's task values are a list of integers."""
     if values is None:
         return
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    if not isinstance(values, Sequence) or not all(
+        isinstance(v, int | float) and _is_task(v) for v in values
+    ):
         raise ValueError(f"{name}: expected a list of integers, got {values!r}.")
-    whole = [isinstance(v, int | float) and _is_task(v) for v in values]
-    if not all(whole):
-        raise ValueError(f"{name}: expected a list of integers, got {values}.")
     if not values:
         raise ValueError(f"{name}: expected at least one task, got none.")
 
@@ -411,7 +408,7 @@ class StandardizeTasks(OutcomeTransform):
 
     def untransform_posterior(
         self, posterior: Posterior, X: Tensor | None = None
-    ) -> GPyTorchPosterior | TransformedPosterior:
+    ) -> TransformedPosterior:
         """A posterior on the scale of the outcomes.
 
         Args:
@@ -420,24 +417,12 @@ class StandardizeTasks(OutcomeTransform):
         """
         places = self._places(posterior.mean, X).expand(posterior.mean.shape)
         mean, stdv = self.means[places], self.stdvs[places]
-        if type(posterior) is not GPyTorchPosterior:
-            return TransformedPosterior(
-                posterior=posterior,
-                sample_transform=lambda s: mean + stdv * s,
-                mean_transform=lambda m, v: mean + stdv * m,
-                variance_transform=lambda m, v: stdv**2 * v,
-            )
-        mvn = posterior.distribution
-        moved = mean + stdv * posterior.mean
-        several = isinstance(mvn, MultitaskMultivariateNormal)
-        if several:
-            order = stdv if mvn._interleaved else stdv.mT
-            scale = DiagLinearOperator(order.reshape(*stdv.shape[:-2], -1))
-        else:
-            moved, scale = moved.squeeze(-1), DiagLinearOperator(stdv.squeeze(-1))
-        covariance = scale @ mvn.lazy_covariance_matrix @ scale
-        kwargs = {"interleaved": mvn._interleaved} if several else {}
-        return GPyTorchPosterior(type(mvn)(moved, covariance, **kwargs))
+        return TransformedPosterior(
+            posterior=posterior,
+            sample_transform=lambda s: mean + stdv * s,
+            mean_transform=lambda m, v: mean + stdv * m,
+            variance_transform=lambda m, v: stdv**2 * v,
+        )
 
     def subset_output(self, idcs: list[int]) -> StandardizeTasks:
         """Of some of the signals; with a task column there is one output."""
