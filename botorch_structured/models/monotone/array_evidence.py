@@ -28,9 +28,8 @@ from __future__ import annotations
 __all__ = [
     "ArrayGP",
     "EvidenceObjective",
-    "SlopesGivenData",
-    "objective_with_signs",
-    "single_task_objective",
+    "objective_of",
+    "slopes_given_data",
 ]
 
 import math
@@ -40,33 +39,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.models import SingleTaskGP
-from gpytorch.kernels import ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from linear_operator.utils.errors import NotPSDError
-from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtrs
+from scipy.linalg.lapack import dpotri, dpotrs, dtrtrs
 from torch import Tensor
 from torch.nn import Parameter
 
 from botorch_structured.linalg.correlations import Correlation, stationary_form
+from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.fast_inference import has_methods_of, noise_is_known
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
-    array_expectation_propagation,
+    expectation_propagation,
 )
+from botorch_structured.models.monotone.site_kernel import SiteConditionedKernel
+from botorch_structured.models.monotone.virtual_points import Slopes
 from botorch_structured.models.parameters import (
     LogPriors,
     RawParameters,
     UnknownFormError,
 )
 
-Vector = NDArray[np.float64]
-
-# Jitter as in linear_operator's psd_safe_cholesky in double precision.
-_JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
 # Of EP in a fit: the evidence is stationary in the sites, so it has twice the digits.
 _TOLERANCE = 1e-8
 # Numbers in the largest array. Above, several threads of torch are faster.
@@ -89,32 +82,36 @@ class ArrayGP:
     """
 
     correlation: Correlation
-    X: Vector
-    targets: Vector
+    X: Array
+    targets: Array
     raw: tuple[Parameter | None, ...]
-    values: tuple[Vector, ...]
+    values: tuple[Array, ...]
     active: tuple[int, ...]
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls, mean: Any, kernel: Any, likelihood: Any, X: Tensor, targets: Tensor
-    ) -> ArrayGP | None:
-        """A process in double precision on the CPU; None for what is not of this kind.
+    def of(cls, model: Any) -> ArrayGP | None:
+        """That of a model without its sites; None for what is not of this kind.
 
         Args:
-            mean: Of the process.
-            kernel: Of the process, one that ``StationaryDerivatives`` knows.
-            likelihood: Of the targets.
-            X: Training inputs, transformed.
-            targets: Training targets.
+            model: A ``SingleTaskGP`` or a ``MonotoneGP``.
         """
-        constant = type(mean) is ConstantMean
+        mean, kernel, likelihood = (
+            getattr(model.mean_module, "base_mean", model.mean_module),
+            model.covar_module,
+            model.likelihood,
+        )
+        if isinstance(kernel, SiteConditionedKernel):
+            kernel = kernel.base_kernel
+        X, targets = model.train_inputs[0], model.train_targets
+        X = model.transform_inputs(X) if model.training else X
+        constant = has_methods_of(ConstantMean, mean, "forward")
         if (
             X.ndim != 2
             or targets.ndim != 1
+            or stationary_form(kernel) is None
             or kernel.batch_shape
-            or not (constant or type(mean) is ZeroMean)
+            or not (constant or has_methods_of(ZeroMean, mean, "forward"))
             or getattr(mean, "batch_shape", None)
             or not noise_is_known(likelihood)
             or getattr(likelihood, "second_noise_covar", None) is not None
@@ -126,13 +123,11 @@ class ArrayGP:
         arrays = (X, targets, *tensors)
         if any(t.device.type != "cpu" or t.dtype != torch.float64 for t in arrays):
             return None
-        scaled = type(kernel) is ScaleKernel
-        inferred = type(likelihood) is GaussianLikelihood
         raw = (
-            (kernel.base_kernel if scaled else kernel).raw_lengthscale,
-            kernel.raw_outputscale if scaled else None,
-            likelihood.noise_covar.raw_noise if inferred else None,
-            mean.raw_constant if constant else None,
+            getattr(kernel, "base_kernel", kernel).raw_lengthscale,
+            getattr(kernel, "raw_outputscale", None),
+            getattr(likelihood, "raw_noise", None),
+            getattr(mean, "raw_constant", None),
         )
         active = form.active or tuple(range(X.shape[-1]))
         return cls(
@@ -144,19 +139,16 @@ class ArrayGP:
             active,
         )
 
-    def fits(self, points: int = 0, columns: int = 0) -> bool:
+    def fits(self, derivatives: int = 0) -> bool:
         """Whether no array is too large.
 
         Args:
-            points: At how many there are derivatives.
-            columns: With respect to how many columns, if all covariances among the
-                derivatives are needed.
+            derivatives: How many there are, if all their covariances are needed.
         """
         n, e = self.X.shape
-        among = max(columns, e) * columns * points**2
-        return max(e * n * n, e * n * points, among) <= _MOST
+        return e * max(n, derivatives) ** 2 <= _MOST
 
-    def seen(self, points: Tensor) -> Vector:
+    def seen(self, points: Tensor) -> Array:
         """The columns that the kernel sees, ``v x e``."""
         return points[:, self.active].detach().numpy()
 
@@ -168,6 +160,12 @@ class ArrayGP:
 # -- covariances, and what gradients in them are in hyperparameters ---------------
 
 
+def _with_noise(K: Array, noise: Array) -> Array:
+    K = K.copy()
+    K.flat[:: len(K) + 1] += noise
+    return K
+
+
 class _Distances:
     """Points in pairs: what does not depend on hyperparameters.
 
@@ -176,16 +174,16 @@ class _Distances:
         y: ``m x e``.
     """
 
-    def __init__(self, x: Vector, y: Vector) -> None:
+    def __init__(self, x: Array, y: Array) -> None:
         self.differences = x.T[:, :, None] - y.T[:, None, :]  # ``e x n x m``
         self.shape = self.differences.shape[1:]
         self.squares = np.square(self.differences).reshape(len(self.differences), -1)
 
-    def squared(self, lengthscale: Vector) -> Vector:
+    def squared(self, lengthscale: Array) -> Array:
         """r^2, ``n x m``."""
         return (lengthscale**-2.0 @ self.squares).reshape(self.shape)
 
-    def weighted(self, G: Vector, lengthscale: Vector) -> Vector:
+    def weighted(self, G: Array, lengthscale: Array) -> Array:
         """The sums of G q_j, ``e``."""
         return (self.squares @ G.reshape(-1)) / lengthscale**3.0
 
@@ -193,12 +191,12 @@ class _Distances:
 class _ValueCovariance(_Distances):
     """cov(f(x), f(y)) = v c."""
 
-    def at(self, c: Correlation, lengthscale: Vector, variance: float) -> Vector:
+    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
         self.variance, self.lengthscale = variance, lengthscale
         self.c, self.slope = c.array_value_and_slope(self.squared(lengthscale))
         return variance * self.c
 
-    def pull(self, G: Vector) -> tuple[Vector, float]:
+    def pull(self, G: Array) -> tuple[Array, float]:
         """Gradients in lengthscales and variance, from G in the covariance."""
         inner = (2.0 * self.variance) * self.slope
         inner *= G
@@ -208,11 +206,11 @@ class _ValueCovariance(_Distances):
 class _CrossCovariance(_Distances):
     """cov(f(x), d_p f(y)) = v a D_p, columns slowest, ``n x (k m)``."""
 
-    def __init__(self, x: Vector, y: Vector, places: Sequence[int]) -> None:
+    def __init__(self, x: Array, y: Array, places: Sequence[int]) -> None:
         super().__init__(x, y)
         self.places = list(places)
 
-    def at(self, c: Correlation, lengthscale: Vector, variance: float) -> Vector:
+    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
         self.variance, self.lengthscale = variance, lengthscale
         slope, curvature, _ = c.array_derivatives(self.squared(lengthscale))
         a = (2.0 * variance) * slope
@@ -221,7 +219,7 @@ class _CrossCovariance(_Distances):
         self.blocks = [a * D for D in self.D]
         return np.concatenate(self.blocks, axis=1)
 
-    def pull(self, G: Vector) -> tuple[Vector, float]:
+    def pull(self, G: Array) -> tuple[Array, float]:
         """See ``_ValueCovariance.pull``."""
         parts = np.split(G, len(self.places), axis=1)
         sums = [np.vdot(g, C) for g, C in zip(parts, self.blocks, strict=True)]
@@ -235,11 +233,11 @@ class _CrossCovariance(_Distances):
 class _SlopeCovariance(_Distances):
     """cov(d_p f(x), d_q f(y)) = v (a [p = q] / l_p^2 - b D_p D_q), columns slowest."""
 
-    def __init__(self, x: Vector, y: Vector, places: Sequence[int]) -> None:
+    def __init__(self, x: Array, y: Array, places: Sequence[int]) -> None:
         super().__init__(x, y)
         self.places = list(places)
 
-    def at(self, c: Correlation, lengthscale: Vector, variance: float) -> Vector:
+    def at(self, c: Correlation, lengthscale: Array, variance: float) -> Array:
         self.variance, self.lengthscale = variance, lengthscale
         slope, curvature, jerk = c.array_derivatives(self.squared(lengthscale))
         self.a, self.b = (2.0 * variance) * slope, (4.0 * variance) * curvature
@@ -255,7 +253,7 @@ class _SlopeCovariance(_Distances):
         self.S = S.reshape(k * n, k * m)
         return self.S
 
-    def pull(self, G: Vector) -> tuple[Vector, float]:
+    def pull(self, G: Array) -> tuple[Array, float]:
         """See ``_ValueCovariance.pull``."""
         n, m = self.shape
         k, length = len(self.places), self.lengthscale
@@ -275,21 +273,6 @@ class _SlopeCovariance(_Distances):
             slopes[p] -= 2.0 * np.vdot(self.a, own) / length[p] ** 3
         slopes += self.weighted(inner, length)
         return slopes, float(np.vdot(G, self.S)) / self.variance
-
-
-def _factor(K: Vector, noise: Vector) -> Vector:
-    """The Cholesky factor of K + noise, with jitter if it has none without."""
-    n = len(K)
-    for jitter in _JITTERS:
-        B = K.copy()
-        B.flat[:: n + 1] += noise + jitter
-        factor, info = dpotrf(B.T, lower=1, clean=1, overwrite_a=1)
-        if info == 0:
-            return factor
-    raise NotPSDError(
-        "The covariance of the training data is not positive definite, even with "
-        f"{_JITTERS[-1]:.0e} added to its diagonal."
-    )
 
 
 # -- the objective of a fit -------------------------------------------------------
@@ -315,10 +298,10 @@ class EvidenceObjective:
         self,
         mll: MarginalLogLikelihood,
         gp: ArrayGP,
-        points: Vector | None = None,
+        points: Array | None = None,
         places: Sequence[int] = (),
-        signs: Vector | None = None,
-        sites: Vector | None = None,
+        signs: Array | None = None,
+        sites: Array | None = None,
         nu: float = 0.0,
     ) -> None:
         self._parameters = own = RawParameters(mll, None)
@@ -339,29 +322,29 @@ class EvidenceObjective:
 
     @classmethod
     def of(
-        cls, mll: MarginalLogLikelihood, gp: ArrayGP | None, *signs: Any
+        cls, mll: MarginalLogLikelihood, gp: ArrayGP, *signs: Any
     ) -> EvidenceObjective | None:
         """For a fit; None for constraints, priors or parameters that are not known.
 
         Args:
             mll: See above.
-            gp: See above; None: there is no such process.
+            gp: See above.
             signs: ``points``, ``places``, ``signs``, ``sites`` and ``nu``, or nothing.
         """
         try:
-            return None if gp is None else cls(mll, gp, *signs)
+            return cls(mll, gp, *signs)
         except UnknownFormError:
             return None
 
-    def read(self) -> Vector:
+    def read(self) -> Array:
         """The raw parameters of the model, ``k``."""
         return self._parameters.read()
 
-    def write(self, theta: Vector) -> None:
+    def write(self, theta: Array) -> None:
         """Set the raw parameters of the model."""
         self._parameters.write(theta)
 
-    def __call__(self, theta: Vector) -> tuple[float, Vector]:
+    def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient at raw parameters ``k``."""
         u, chain = self._parameters.logarithms(theta)
         prior, gradient = self._priors(u)
@@ -391,8 +374,8 @@ class EvidenceObjective:
         return value, gradient[self._parameters.free] / -n
 
     def _evidence(
-        self, length: Vector, variance: float, noise: Vector, constant: float
-    ) -> tuple[float, Vector, Vector, Vector, Vector]:
+        self, length: Array, variance: float, noise: Array, constant: float
+    ) -> tuple[float, Array, Array, Array, Array]:
         """And its gradients in these four."""
         gp = self.gp
         n, c = len(gp.X), gp.correlation
@@ -400,7 +383,7 @@ class EvidenceObjective:
         if not np.isfinite(K).all():
             nothing = np.zeros(1)
             return math.nan, nothing, nothing, nothing, nothing
-        L = _factor(K, noise)
+        L = cholesky(_with_noise(K, noise))
         residual = gp.targets - constant
         alpha = dpotrs(L, residual, lower=1)[0]
         A = dpotri(L, lower=1)[0]
@@ -415,7 +398,7 @@ class EvidenceObjective:
             C = self.C.at(c, length, variance) * signs
             S = self.S.at(c, length, variance) * signs * signs[:, None]
             H = dpotrs(L, C, lower=1)[0]
-            ep = array_expectation_propagation(
+            ep = expectation_propagation(
                 C.T @ alpha, S - C.T @ H, self.nu, self.sites, _TOLERANCE
             )
             if math.isfinite(ep.residual):
@@ -443,107 +426,69 @@ class EvidenceObjective:
         )
 
 
-def _is_own_evidence(mll: MarginalLogLikelihood, *terms: type) -> bool:
-    """Whether an objective is the evidence of its model with the model's likelihood.
-
-    Args:
-        mll: Any objective.
-        terms: Classes of loss terms that may be added to it.
-    """
-    return (
-        type(mll) is ExactMarginalLogLikelihood
-        and mll.likelihood is mll.model.likelihood
-        and all(type(term) in terms for term in mll.model.added_loss_terms())
-    )
-
-
-def single_task_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
-    """That of a ``SingleTaskGP`` itself, in training mode; None for another model."""
-    model: Any = mll.model
-    plain = (
-        type(model) is SingleTaskGP
-        and _is_own_evidence(mll)
-        and stationary_form(model.covar_module) is not None
-    )
-    if not plain:
-        return None
-    parts = model.mean_module, model.covar_module, model.likelihood
-    X = model.transform_inputs(model.train_inputs[0])
-    gp = ArrayGP.of(*parts, X, model.train_targets)
-    return EvidenceObjective.of(mll, gp) if gp is not None and gp.fits() else None
-
-
-def objective_with_signs(
+def objective_of(
     mll: MarginalLogLikelihood, kind: Any, *terms: type
 ) -> EvidenceObjective | None:
-    """That of a ``MonotoneGP`` with sites; None where it is that of tensors.
+    """That of a ``SingleTaskGP`` or a ``MonotoneGP``; None where it is that of tensors.
 
     Args:
         mll: The objective, in training mode.
-        kind: ``MonotoneGP``, of which a subclass may define another objective.
+        kind: The class of the model, of which a subclass may define another objective.
         terms: Classes of loss terms for the evidence of signs.
     """
     model: Any = mll.model
-    kept = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
+    own = ("forward", "__call__", "compute_custom_loss", "_fast_evidence")
     if (
-        not has_methods_of(kind, model, *kept)
-        or not _is_own_evidence(mll, *terms)
-        or (gp := model._array_gp()) is None
+        type(mll) is not ExactMarginalLogLikelihood
+        or mll.likelihood is not model.likelihood
+        or not all(isinstance(term, terms) for term in model.added_loss_terms())
+        or any(getattr(kind, n, None) is not getattr(type(model), n, None) for n in own)
     ):
         return None
-    if not model.signs_in_fit:
-        return EvidenceObjective.of(mll, gp) if gp.fits() else None
-    points, columns = model.virtual_points, model.covar_module.sites.columns
-    if not gp.fits(len(points), len(columns)):
+    sites = getattr(model.covar_module, "sites", None)
+    gp = ArrayGP.of(model)
+    if gp is None or not gp.fits():
         return None
-    signs, sites = model.site_signs.numpy(), model._array_sites().ravel()
-    given = gp.seen(points), gp.places(columns), signs, sites, model.nu
+    if sites is None or not model.signs_in_fit:
+        return EvidenceObjective.of(mll, gp)
+    if not gp.fits(sites.num_sites):
+        return None
+    signs, start = model.site_signs.numpy(), model._array_sites().ravel()
+    given = gp.seen(sites.points), gp.places(sites.columns), signs, start, model.nu
     return EvidenceObjective.of(mll, gp, *given)
 
 
 # -- derivatives given the data ---------------------------------------------------
 
 
-class SlopesGivenData:
+def slopes_given_data(
+    gp: ArrayGP, points: Tensor, columns: Any, signs: Array
+) -> Slopes:
     """Moments of derivatives times their signs, given the data, at some points.
-
-    See ``virtual_points.Slopes``; there is one element in the batch.
 
     Args:
         gp: The process, with its present hyperparameters.
-        points: The columns that the kernel sees, ``v x e``.
-        places: Columns of the derivatives, ``k`` of them.
+        points: ``v x d``.
+        columns: Of the derivatives, ``k`` of them.
         signs: Of the derivatives, columns slowest, ``k v``.
     """
+    places, points = gp.places(columns), gp.seen(points)
+    length, (variance,), noise, constant = gp.values
+    length = np.broadcast_to(length, gp.X.shape[1])
+    kernel = gp.correlation, length, variance
+    L = cholesky(_with_noise(_ValueCovariance(gp.X, gp.X).at(*kernel), noise))
+    C = _CrossCovariance(gp.X, points, places).at(*kernel) * signs
+    half = dtrtrs(L, C, lower=1)[0]
+    white = dtrtrs(L, gp.targets - constant, lower=1)[0]
+    at_zero = gp.correlation.array_derivatives(np.zeros(1))[0][0]
+    prior = np.repeat(2.0 * variance * at_zero / length[places] ** 2, len(points))
 
-    def __init__(
-        self, gp: ArrayGP, points: Vector, places: Sequence[int], signs: Vector
-    ) -> None:
-        self._gp, self._points = gp, points
-        self._places, self._signs = places, signs
-        length, (variance,), noise, constant = gp.values
-        self._kernel = gp.correlation, np.broadcast_to(length, gp.X.shape[1]), variance
-        L = _factor(_ValueCovariance(gp.X, gp.X).at(*self._kernel), noise)
-        C = _CrossCovariance(gp.X, points, places).at(*self._kernel) * signs
-        self._half = dtrtrs(L, C, lower=1)[0]
-        white = dtrtrs(L, gp.targets - constant, lower=1)[0]
-        self.mean = (white @ self._half)[None]
-        at_zero = gp.correlation.array_derivatives(np.zeros(1))[0][0]
-        prior = 2.0 * variance * at_zero / self._kernel[1][list(places)] ** 2
-        gone = np.einsum("ij,ij->j", self._half, self._half)
-        self.variance = (np.repeat(prior, len(points)) - gone)[None]
+    def rows(chosen: Sequence[int]) -> Array:
+        which = np.asarray(chosen, dtype=np.int64)
+        pairs = _SlopeCovariance(points[which], points, places)
+        at = (len(points) * np.arange(len(places))[:, None] + which).ravel()
+        S = pairs.at(*kernel) * signs * signs[at, None]
+        return (S - half[:, at].T @ half)[None]
 
-    def rows(self, points: Sequence[int]) -> Vector:
-        """Covariances of the derivatives at some points with all of them.
-
-        Args:
-            points: Their indices.
-
-        Returns:
-            ``1 x (k len(points)) x (k v)``.
-        """
-        v, chosen = len(self._points), np.asarray(points, dtype=np.int64)
-        pairs = _SlopeCovariance(self._points[chosen], self._points, self._places)
-        at = (v * np.arange(len(self._places))[:, None] + chosen).ravel()
-        S = pairs.at(*self._kernel) * self._signs * self._signs[at, None]
-        return (S - self._half[:, at].T @ self._half)[None]
+    variance = prior - np.einsum("ij,ij->j", half, half)
+    return Slopes((white @ half)[None], variance[None], rows)

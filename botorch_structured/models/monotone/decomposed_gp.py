@@ -55,8 +55,8 @@ from botorch_structured.models.checks import (
     columns_of,
 )
 from botorch_structured.models.fantasy_gradients import gradients_in_data
-from botorch_structured.models.map_fit import fit_map
-from botorch_structured.models.monotone.array_evidence import single_task_objective
+from botorch_structured.models.map_fit import accept_rounding, fit_map
+from botorch_structured.models.monotone.array_evidence import objective_of
 from botorch_structured.models.outcome_scale import (
     at_unit_scale,
     least_variance,
@@ -230,12 +230,16 @@ class DecomposedGP(ModelListGP):
         """
         if not isinstance(mll, SumMarginalLogLikelihood):
             return fit_map(mll, **kwargs)
+        # a fit that ends at the limit of rounding has converged
+        kwargs.setdefault("warning_handler", accept_rounding)
         mll.train()
         for part in mll.mlls:
-            if type(part.model) is SingleTaskGP:
-                fit_map(part, objective=single_task_objective(part), **kwargs)
-            else:
+            own = hasattr(part.model, "custom_fit")
+            objective = None if own else objective_of(part, SingleTaskGP)
+            if objective is None:
                 fit_gpytorch_mll(part, **kwargs)
+            else:
+                fit_map(part, objective=objective, **kwargs)
         return mll if any(part.training for part in mll.mlls) else mll.eval()
 
     def condition_on_observations(

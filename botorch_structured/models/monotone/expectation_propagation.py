@@ -28,10 +28,9 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "ArrayEP",
     "EPConvergenceWarning",
     "EPResult",
-    "array_expectation_propagation",
+    "EPRun",
     "ep_result",
     "expectation_propagation",
     "probit_log_mass",
@@ -48,11 +47,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from botorch.exceptions.warnings import BotorchWarning
-from linear_operator.utils.errors import NotPSDError
-from scipy.linalg.lapack import dposv, dpotrf, dtrtri
+from scipy.linalg.lapack import dposv, dtrtri
 from scipy.special import erfcx, log_ndtr
 from torch import Tensor
 
+from botorch_structured.linalg.factor import Array, cholesky
 from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.monotone.sites import GaussianSites
 
@@ -74,7 +73,7 @@ _ACCELERATED = 100
 # A precision that acceleration made negative becomes this share of the last one.
 _CUT = 0.3
 # Of the mean of a diagonal, added to it until the matrix has a Cholesky factor.
-_JITTERS = (0.0, 1e-12, 1e-10, 1e-8)
+_JITTERS = (1e-12, 1e-10, 1e-8)
 _SQRT2 = math.sqrt(2.0)
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 # Left of this z moments are computed by a continued fraction, since differences of
@@ -101,7 +100,7 @@ class EPResult(NamedTuple):
     residual: Tensor
 
 
-class ArrayEP(NamedTuple):
+class EPRun(NamedTuple):
     """The same of one vector of ``m`` latent values, on arrays.
 
     Attributes:
@@ -114,23 +113,23 @@ class ArrayEP(NamedTuple):
         root: L^-1 P^1/2, ``m x m``: root' root = (S + P^-1)^-1.
     """
 
-    sites: np.ndarray
+    sites: Array
     log_scale: float
     sweeps: int
     residual: float
     log_evidence: float
-    weight: np.ndarray
-    root: np.ndarray
+    weight: Array
+    root: Array
 
 
 def expectation_propagation(
-    mean: Tensor,
-    covariance: Tensor,
+    mean: Array,
+    covariance: Array,
     nu: float,
-    start: GaussianSites | None = None,
+    start: Array | None = None,
     tolerance: float = TOLERANCE,
     max_sweeps: int = MAX_SWEEPS,
-) -> EPResult:
+) -> EPRun:
     r"""Run EP to its fixed point.
 
     The share of each step that is taken starts at 0.9; a step that reverses the one
@@ -141,67 +140,16 @@ def expectation_propagation(
     held.
 
     Args:
-        mean: ``batch_shape x m``.
-        covariance: ``batch_shape x m x m``; may be singular.
+        mean: ``m``.
+        covariance: ``m x m``; may be singular.
         nu: Width of the probit sites, positive.
-        start: Sites to start from, of a similar problem; default: zero precision, from
-            which elements that do not converge start again.
+        start: Precisions and shifts, ``2 m``, of the sites of a similar problem;
+            default: zero, from which a run that does not converge starts again.
         tolerance: Largest ``residual`` of a fixed point.
-        max_sweeps: The largest number of sweeps. ``converged`` is False for elements
-            that reach it with a larger ``residual``.
-
-    Returns:
-        Sites and a report, in double precision.
+        max_sweeps: The largest number of sweeps.
 
     Raises:
-        ValueError: For a ``nu`` out of range, shapes that do not match,
-            or values that are not finite.
-
-    Example:
-        >>> result = expectation_propagation(mean, covariance, nu=0.1)
-        >>> system = site_system(covariance, result.sites)
-        >>> log_probability = log_site_evidence(system, mean, result.sites)
-    """
-    _check(mean, covariance, nu)
-    batch_shape, m = mean.shape[:-1], mean.shape[-1]
-    count = batch_shape.numel()
-    means = _array(mean).reshape(count, m)
-    covariances = _array(covariance).reshape(count, m, m)
-    x = np.zeros((count, 2, m))
-    if start is not None:
-        for i, values in enumerate((start.precision, start.shift)):
-            x[:, i] = _array(values.expand(mean.shape)).reshape(count, m)
-    runs = [
-        array_expectation_propagation(
-            means[i],
-            covariances[i],
-            nu,
-            None if start is None else x[i].ravel(),
-            tolerance,
-            max_sweeps,
-        )
-        for i in range(count)
-    ]
-    return ep_result(runs, batch_shape, mean.device, tolerance)
-
-
-def array_expectation_propagation(
-    mean: np.ndarray,
-    covariance: np.ndarray,
-    nu: float,
-    start: np.ndarray | None = None,
-    tolerance: float = TOLERANCE,
-    max_sweeps: int = MAX_SWEEPS,
-) -> ArrayEP:
-    """``expectation_propagation`` of one vector, on arrays, which are not checked.
-
-    Args:
-        mean: ``m``.
-        covariance: ``m x m``.
-        nu: See there.
-        start: Precisions and shifts, ``2 m``.
-        tolerance: See there.
-        max_sweeps: See there.
+        NotPSDError: If the covariance is not positive semi-definite.
     """
     m = len(mean)
     with few_threads(m):
@@ -215,7 +163,7 @@ def array_expectation_propagation(
 
 
 def ep_result(
-    runs: Sequence[ArrayEP],
+    runs: Sequence[EPRun],
     batch_shape: torch.Size,
     device: torch.device,
     tolerance: float = TOLERANCE,
@@ -253,16 +201,14 @@ def warn_unless_converged(result: EPResult | None) -> None:
         )
 
 
-def _run(
-    problem: _Problem, x: np.ndarray, tolerance: float, max_sweeps: int
-) -> ArrayEP:
+def _run(problem: _Problem, x: Array, tolerance: float, max_sweeps: int) -> EPRun:
     """EP from some sites (precisions, then shifts)."""
     m = len(x) // 2
     if m == 0:
-        return ArrayEP(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
+        return EPRun(x, 0.0, 0, 0.0, 0.0, x, np.zeros((0, 0)))
     step = _FIRST_STEP
     memory = _AndersonAcceleration()
-    last: np.ndarray | None = None
+    last: Array | None = None
     for sweep in range(max_sweeps + 1):
         now = problem.marginals(x[:m], x[m:])
         matched = probit_site(now.cavity_mean, now.cavity_variance, problem.nu)
@@ -287,7 +233,7 @@ def _run(
     half_log_det = -np.log(now.inverse.diagonal()).sum()
     evidence = log_scale - 0.5 * float(now.white @ now.white) - half_log_det
     root = now.inverse * np.sqrt(x[:m])
-    return ArrayEP(x, log_scale, sweep, residual, evidence, now.weight, root)
+    return EPRun(x, log_scale, sweep, residual, evidence, now.weight, root)
 
 
 class _AndersonAcceleration:
@@ -300,18 +246,18 @@ class _AndersonAcceleration:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[np.ndarray, np.ndarray, float] | None = None
+        self._last: tuple[Array, Array, float] | None = None
         self._count = 0
         self._dx = self._df = np.empty((0, 0))
 
     def next_point(
         self,
-        x: np.ndarray,
-        f: np.ndarray,
-        weight: np.ndarray,
+        x: Array,
+        f: Array,
+        weight: Array,
         step: float,
         residual: float,
-    ) -> np.ndarray:
+    ) -> Array:
         """The next point, x + step f with the secant correction.
 
         Args:
@@ -363,23 +309,23 @@ class _Marginals(NamedTuple):
     mean).
     """
 
-    variance: np.ndarray
-    cavity_mean: np.ndarray
-    cavity_variance: np.ndarray
-    inverse: np.ndarray
-    white: np.ndarray
-    weight: np.ndarray
+    variance: Array
+    cavity_mean: Array
+    cavity_variance: Array
+    inverse: Array
+    white: Array
+    weight: Array
 
 
 class _Problem:
     """Probit sites on N(mean, covariance)."""
 
-    def __init__(self, mean: np.ndarray, covariance: np.ndarray, nu: float) -> None:
+    def __init__(self, mean: Array, covariance: Array, nu: float) -> None:
         self.mean, self.nu = mean, nu
         self.covariance = 0.5 * (covariance + covariance.T)
         self.prior = self.covariance.diagonal()
 
-    def marginals(self, precision: np.ndarray, shift: np.ndarray) -> _Marginals:
+    def marginals(self, precision: Array, shift: Array) -> _Marginals:
         """From the Cholesky factor of B = I + P^1/2 S P^1/2, without cancellation.
 
         With P the precisions, P_i V_i = 1 - (B^-1)_ii for the posterior variances V, so
@@ -411,9 +357,7 @@ class _Problem:
             variance, cavity_mean, cavity_variance, inverse, white, weight
         )
 
-    def log_scale(
-        self, now: _Marginals, precision: np.ndarray, shift: np.ndarray
-    ) -> float:
+    def log_scale(self, now: _Marginals, precision: Array, shift: Array) -> float:
         """Log-scale of the sites that gives each the mass of its probit site.
 
         The three sums in log Z_EP ([Riihimaki2010monotonicity]_, after (10)), written
@@ -429,7 +373,7 @@ class _Problem:
         return float((mass + 0.5 * (off + np.log(wider))).sum())
 
 
-def truncated_moments(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def truncated_moments(z: Array) -> tuple[Array, Array, Array]:
     r"""Moments of a standard normal variable that is cut off below -z.
 
     With r = phi(z) / Phi(z) its mean is r, which is r + z above the cut, and its
@@ -464,8 +408,8 @@ def truncated_moments(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def probit_site(
-    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
-) -> tuple[np.ndarray, np.ndarray]:
+    cavity_mean: Array, cavity_variance: Array, nu: float
+) -> tuple[Array, Array]:
     """The Gaussian site that, times the cavity, has the moments of the probit site.
 
     These are mu^ and sigma^2 of [Riihimaki2010monotonicity]_ (after (10), with
@@ -491,41 +435,14 @@ def probit_site(
     return r * excess / kept, r * slack * root / kept
 
 
-def probit_log_mass(
-    cavity_mean: np.ndarray, cavity_variance: np.ndarray, nu: float
-) -> np.ndarray:
+def probit_log_mass(cavity_mean: Array, cavity_variance: Array, nu: float) -> Array:
     """Log-probability log Z^ of the probit site under the cavity, ``m``."""
     return log_ndtr(cavity_mean / np.sqrt(nu * nu + cavity_variance))
 
 
-def _inverse_factor(inner: np.ndarray) -> np.ndarray:
+def _inverse_factor(inner: Array) -> Array:
     """L^-1 for I + inner = L L'."""
     m = len(inner)
     size = max(1.0, float(inner.trace()) / m)
-    for jitter in _JITTERS:
-        B = inner.copy()
-        B.flat[:: m + 1] += 1.0 + jitter * size
-        # LAPACK's order is by columns: it can overwrite the transpose without a copy
-        factor, info = dpotrf(B.T, lower=1, clean=1, overwrite_a=1)
-        if info == 0:
-            return dtrtri(factor, lower=1, overwrite_c=1)[0]
-    raise NotPSDError(
-        "covariance: expected a positive semi-definite matrix, got one that is not, "
-        f"even with {_JITTERS[-1]:.0e} of the mean of its diagonal added."
-    )
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().to(device="cpu", dtype=torch.float64).numpy()
-
-
-def _check(mean: Tensor, covariance: Tensor, nu: float) -> None:
-    if not (math.isfinite(nu) and nu > 0.0):
-        raise ValueError(f"nu: expected a positive number, got {nu}.")
-    if covariance.shape != (*mean.shape, mean.shape[-1]):
-        raise ValueError(
-            f"covariance: expected {tuple(mean.shape)} x {mean.shape[-1]} like mean, "
-            f"got {tuple(covariance.shape)}."
-        )
-    if not bool(mean.isfinite().all()) or not bool(covariance.isfinite().all()):
-        raise ValueError("mean, covariance: expected finite values, got others.")
+    factor = cholesky(inner + np.eye(m), [size * jitter for jitter in _JITTERS])
+    return dtrtri(factor, lower=1, overwrite_c=1)[0]

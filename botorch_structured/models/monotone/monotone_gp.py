@@ -84,15 +84,15 @@ from botorch_structured.models.map_fit import fit_map
 from botorch_structured.models.monotone.array_evidence import (
     ArrayGP,
     EvidenceObjective,
-    SlopesGivenData,
-    objective_with_signs,
+    objective_of,
+    slopes_given_data,
 )
 from botorch_structured.models.monotone.expectation_propagation import (
-    ArrayEP,
     EPConvergenceWarning,
     EPResult,
-    array_expectation_propagation,
+    EPRun,
     ep_result,
+    expectation_propagation,
     warn_unless_converged,
 )
 from botorch_structured.models.monotone.prediction import SitePredictor
@@ -106,7 +106,6 @@ from botorch_structured.models.monotone.site_kernel import (
 )
 from botorch_structured.models.monotone.sites import GaussianSites
 from botorch_structured.models.monotone.virtual_points import (
-    DenseSlopes,
     Slopes,
     check_bounds,
     check_monotone,
@@ -115,6 +114,7 @@ from botorch_structured.models.monotone.virtual_points import (
     check_virtual_points,
     choose_points,
     default_virtual_points,
+    dense_slopes,
     probability_positive,
     signs_of,
     transformed_box,
@@ -639,7 +639,7 @@ class MonotoneGP(FastSingleTaskGP):
         starts = self._array_sites().reshape(len(slopes.mean), -1)
         among = slopes.rows(range(len(sites.points)))
         runs = [
-            array_expectation_propagation(mean, covariance, self.nu, start)
+            expectation_propagation(mean, covariance, self.nu, start)
             for mean, covariance, start in zip(slopes.mean, among, starts, strict=True)
         ]
         return self._accept_ep(runs, sites.points)
@@ -672,7 +672,7 @@ class MonotoneGP(FastSingleTaskGP):
         )
         return self._accept_ep(runs, points)
 
-    def _accept_ep(self, runs: Sequence[ArrayEP], points: Tensor) -> EPResult:
+    def _accept_ep(self, runs: Sequence[EPRun], points: Tensor) -> EPResult:
         """Turn sites on derivatives times their signs into sites on derivatives."""
         result = ep_result(runs, self._aug_batch_shape, points.device)
         s, sign = result.sites, self._signs_at(points).double()
@@ -686,11 +686,10 @@ class MonotoneGP(FastSingleTaskGP):
     @torch.no_grad()
     def _slopes_at(self, points: Tensor) -> Slopes:
         """Moments of derivatives at points, each times its sign, given data alone."""
-        columns, gp = self.covar_module.sites.columns, self._array_gp()
-        if gp is None or not gp.fits(len(points)):
-            return DenseSlopes(*self._signed_slopes(points), len(columns))
-        signs = self._signs_at(points).numpy()
-        return SlopesGivenData(gp, gp.seen(points), gp.places(columns), signs)
+        columns, gp = self.covar_module.sites.columns, ArrayGP.of(self)
+        if gp is None:
+            return dense_slopes(*self._signed_slopes(points), len(columns))
+        return slopes_given_data(gp, points, columns, self._signs_at(points).numpy())
 
     @torch.no_grad()
     def _signed_slopes(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -699,14 +698,6 @@ class MonotoneGP(FastSingleTaskGP):
         mean, covariance = self._derivatives(points, columns, given_sites=False)
         sign = self._signs_at(points).double()
         return sign * mean, sign.unsqueeze(-1) * covariance * sign.unsqueeze(-2)
-
-    def _array_gp(self) -> ArrayGP | None:
-        """The process and its data on arrays, without sites; None if not possible."""
-        X = self.train_inputs[0]
-        if self.training:
-            X = self.transform_inputs(X)
-        kernel, mean = self.covar_module.base_kernel, self.mean_module.base_mean
-        return ArrayGP.of(mean, kernel, self.likelihood, X, self.train_targets)
 
     def _state(self) -> tuple[Tensor, float, float]:
         """What the sites depend on: one tensor, compared at once, and settings."""
@@ -821,36 +812,6 @@ class MonotoneGP(FastSingleTaskGP):
             predictor = SitePredictor(kernel, mean, *data, noise)
             self._predictor = predictor
         return predictor(X)
-
-    def _get_test_prior_mean_and_covariances(
-        self,
-        train_inputs: Sequence[Tensor],
-        test_inputs: Sequence[Tensor],
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
-        """Moments that GPyTorch needs for a prediction; training inputs used once.
-
-        GPyTorch's own method repeats them for each element of a t-batch; here each
-        repeated row would cost a triangular solve.
-        """
-        if not (self.has_sites and has_methods_of(MonotoneGP, self, "forward")):
-            return super()._get_test_prior_mean_and_covariances(
-                train_inputs, test_inputs, **kwargs
-            )
-        kernel, mean = self.covar_module, self.mean_module
-        (X,), (x,) = train_inputs, test_inputs
-        x = x.expand(*torch.broadcast_shapes(X.shape[:-2], x.shape[:-2]), *x.shape[-2:])
-        system = kernel.system()
-        old, new = kernel.explained(X, system), kernel.explained(x, system)
-        shifted = mean.shifted(x, new, system)
-        return (
-            shifted,
-            to_linear_operator(kernel.remaining(x, x, new, new)),
-            to_linear_operator(kernel.remaining(x, X, new, old)),
-            shifted.shape[:-1],
-            shifted.shape[-1:],
-            MultivariateNormal,
-        )
 
     # -- BoTorch's life cycle -------------------------------------------------------
 
@@ -978,4 +939,4 @@ def _array_objective(mll: MarginalLogLikelihood) -> EvidenceObjective | None:
     """The objective of a fit on arrays; None where it is that of tensors."""
     if not mll.model.has_sites:
         return None
-    return objective_with_signs(mll, MonotoneGP, SiteEvidence)
+    return objective_of(mll, MonotoneGP, SiteEvidence)

@@ -18,12 +18,11 @@ __all__ = ["SitePredictor"]
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.means import ConstantMean, Mean, ZeroMean
+from gpytorch.means import Mean
 from linear_operator import to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from botorch_structured.linalg.correlations import RBF
 from botorch_structured.models.monotone.site_kernel import (
     SiteConditionedKernel,
     SiteConditionedMean,
@@ -52,8 +51,6 @@ class SitePredictor:
     ) -> None:
         n, form, system = len(X), kernel.derivatives, kernel.system()
         self._mean: Mean = mean.base_mean
-        constant = type(self._mean) in (ConstantMean, ZeroMean)
-        self._constant = self._mean(X[:1]).detach() if constant else None
         self._dtype = targets.dtype
         self._correlation, self._active = form.correlation, form.active
         explained = kernel.explained(X, system)
@@ -78,7 +75,7 @@ class SitePredictor:
         self._length, self._points = length, points / length
         self._n, self._variance = n, variance
         self._places = places
-        self._scales = [variance / length[p] for p in places]
+        self._scales = [2.0 * variance / length[p] for p in places]
         self._Q = Q
 
     def __call__(self, x: Tensor) -> MultivariateNormal:
@@ -89,8 +86,7 @@ class SitePredictor:
         at = at / self._length
         cross = self._cross(at)
         features = cross @ self._Q
-        prior_mean = self._mean(x) if self._constant is None else self._constant
-        mean = (cross @ self._weights).to(self._dtype) + prior_mean
+        mean = (cross @ self._weights).to(self._dtype) + self._mean(x)
         if x.shape[-2] == 1:
             prior = self._variance
             explained = features.square().sum(-1, keepdim=True)
@@ -106,15 +102,8 @@ class SitePredictor:
         n = self._n
         difference = at.unsqueeze(-2) - self._points
         squared = difference.square().sum(-1)
-        if self._correlation is RBF:  # its derivative is itself
-            value = self._variance * self._correlation.value(squared)
-            slope = value[..., n:]
-            parts = [value[..., :n]]
-            scales = [scale / self._variance for scale in self._scales]
-        else:
-            parts = [self._variance * self._correlation.value(squared[..., :n])]
-            slope, _ = self._correlation.slope_and_curvature(squared[..., n:])
-            scales = [2.0 * scale for scale in self._scales]
-        for place, scale in zip(self._places, scales, strict=True):
+        parts = [self._variance * self._correlation.value(squared[..., :n])]
+        slope, _ = self._correlation.slope_and_curvature(squared[..., n:])
+        for place, scale in zip(self._places, self._scales, strict=True):
             parts.append(slope * (scale * difference[..., n:, place]))
         return torch.cat(parts, dim=-1)

@@ -20,7 +20,6 @@ References:
 from __future__ import annotations
 
 __all__ = [
-    "DenseSlopes",
     "Slopes",
     "check_bounds",
     "check_monotone",
@@ -29,6 +28,7 @@ __all__ = [
     "check_virtual_points",
     "choose_points",
     "default_virtual_points",
+    "dense_slopes",
     "probability_positive",
     "signs_of",
     "transformed_box",
@@ -40,7 +40,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Real
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,8 +51,8 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.models.monotone.expectation_propagation import (
-    ArrayEP,
-    array_expectation_propagation,
+    EPRun,
+    expectation_propagation,
 )
 from botorch_structured.spaces.arguments import check_column
 
@@ -94,26 +94,28 @@ def _sobol_points(d: int, count: int) -> Tensor:
     return engine.draw(count, dtype=torch.float64)
 
 
-class Slopes(Protocol):
+class Slopes(NamedTuple):
     """Moments of derivatives times their signs, given data, at ``v`` points.
 
     Attributes:
         mean: ``b x (k v)`` for ``k`` columns, which are slowest; ``b`` processes.
         variance: ``b x (k v)``.
+        rows: From indices of some points to the covariances of the derivatives there
+            with all of them, ``b x (k len(points)) x (k v)``.
     """
 
     mean: np.ndarray
     variance: np.ndarray
+    rows: Callable[[Sequence[int]], np.ndarray]
 
-    def rows(self, points: Sequence[int]) -> np.ndarray:
-        """Covariances of the derivatives at some points, by index, with all of them.
+    def of_one(self, index: int) -> Slopes:
+        """Of one process."""
+        which = slice(index, index + 1)
+        mean, variance, rows = self
+        return Slopes(mean[which], variance[which], lambda points: rows(points)[which])
 
-        Returns:
-            ``b x (k len(points)) x (k v)``.
-        """
 
-
-class DenseSlopes:
+def dense_slopes(mean: Tensor, covariance: Tensor, columns: int) -> Slopes:
     """``Slopes`` whose covariances are known, all of them.
 
     Args:
@@ -121,20 +123,15 @@ class DenseSlopes:
         covariance: ``batch_shape x (k v) x (k v)``.
         columns: ``k``.
     """
+    m = mean.shape[-1]
+    means = mean.detach().cpu().double().reshape(-1, m).numpy()
+    every = covariance.detach().cpu().double().reshape(-1, m, m).numpy()
 
-    def __init__(self, mean: Tensor, covariance: Tensor, columns: int) -> None:
-        m = mean.shape[-1]
-        self.mean = mean.detach().cpu().double().reshape(-1, m).numpy()
-        covariance = covariance.detach().cpu().double().reshape(-1, m, m)
-        self._covariance = covariance.numpy()
-        self.variance = self._covariance.diagonal(axis1=-2, axis2=-1)
-        self._columns = columns
+    def rows(points: Sequence[int]) -> np.ndarray:
+        first = np.arange(columns) * (m // columns)
+        return every[:, np.add.outer(first, np.array(points, dtype=int)).ravel()]
 
-    def rows(self, points: Sequence[int]) -> np.ndarray:
-        """See ``Slopes``."""
-        first = np.arange(self._columns) * (self.mean.shape[-1] // self._columns)
-        at = np.add.outer(first, np.array(points, dtype=int)).ravel()
-        return self._covariance[:, at]
+    return Slopes(means, every.diagonal(axis1=-2, axis2=-1), rows)
 
 
 def choose_points(
@@ -146,7 +143,7 @@ def choose_points(
     limit: int,
     probability: float,
     shared: bool = True,
-) -> tuple[Tensor, list[ArrayEP]]:
+) -> tuple[Tensor, list[EPRun]]:
     """Impose signs where one is least probable, at one more point after the other.
 
     Section 3.1 of [Riihimaki2010monotonicity]_, section 4 of [WangBerger2016shape]_.
@@ -176,25 +173,13 @@ def choose_points(
     if shared or batch == 1:
         chosen, runs = _choose(given, chosen, *rule)
         return points[chosen], runs
-    own = [_choose(_OfOne(given, i), chosen, *rule) for i in range(batch)]
+    own = [_choose(given.of_one(i), chosen, *rule) for i in range(batch)]
     every = list(dict.fromkeys(index for mine, _ in own for index in mine))
     runs = [
         _with_sites_elsewhere(run, [every.index(i) for i in mine], columns, len(every))
         for mine, (run,) in own
     ]
     return points[every], runs
-
-
-class _OfOne:
-    """``Slopes`` of one process of several."""
-
-    def __init__(self, slopes: Slopes, index: int) -> None:
-        self._slopes, self._which = slopes, slice(index, index + 1)
-        self.mean = slopes.mean[self._which]
-        self.variance = slopes.variance[self._which]
-
-    def rows(self, points: Sequence[int]) -> np.ndarray:
-        return self._slopes.rows(points)[self._which]
 
 
 def _choose(
@@ -204,7 +189,7 @@ def _choose(
     nu: float,
     limit: int,
     probability: float,
-) -> tuple[list[int], list[ArrayEP]]:
+) -> tuple[list[int], list[EPRun]]:
     """``choose_points`` by index, the same for all processes."""
     batch, v = len(given.mean), given.mean.shape[-1] // columns
     # ``b x k x v_chosen x (k v)``; more columns are appended as points are chosen
@@ -215,7 +200,7 @@ def _choose(
         among = rows.reshape(batch, len(at), columns * v)
         runs, lowest = [], np.full(v, np.inf)
         for mean, M, start in zip(given.mean, among, starts, strict=True):
-            runs.append(array_expectation_propagation(mean[at], M[:, at], nu, start))
+            runs.append(expectation_propagation(mean[at], M[:, at], nu, start))
         if len(chosen) >= min(limit, v):
             return chosen, runs
         for mean, variance, M, ep in zip(
@@ -237,8 +222,8 @@ def _choose(
 
 
 def _with_sites_elsewhere(
-    run: ArrayEP, places: Sequence[int], columns: int, count: int
-) -> ArrayEP:
+    run: EPRun, places: Sequence[int], columns: int, count: int
+) -> EPRun:
     """Sites at some of that many points, as sites at all of them."""
     at = np.add.outer(count * np.arange(columns), np.array(places, dtype=int)).ravel()
     m = columns * count
