@@ -10,7 +10,6 @@ import torch
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.outcome import OutcomeTransform, Power
 from gpytorch.kernels import RBFKernel
-from gpytorch.means import Mean
 from torch import Tensor
 
 from botorch_structured.models import MonotoneGP
@@ -97,25 +96,6 @@ def test_batch_of_input_transforms() -> None:
     # a batch whose elements are transformed alike may have them
     model = MonotoneGP(X, Y, {0: 1}, input_transform=Normalize(2), virtual_X=POINTS)
     assert model.virtual_points.shape == (2, 2)
-
-
-def test_mean_without_parameters_and_slope() -> None:
-    class Two(Mean):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.new_full(x.shape[:-1], 2.0)
-
-    X, Y = make_data()
-    model = MonotoneGP(X, Y, {0: 1}, mean_module=Two(), virtual_X=POINTS)
-    assert model.derivative_posterior(X, 0).mean.shape == (6, 1)
-    assert (model.covar_module.sites.precision > 0.0).all()
-
-
-def test_state_is_loaded_with_the_arguments_of_torch() -> None:
-    model = MonotoneGP(*make_data(), {0: 1}, virtual_X=POINTS)
-    state = model.state_dict()
-    model.load_state_dict(state, False)
-    with pytest.raises(RuntimeError, match="Missing key"):
-        model.load_state_dict({}, True)
 
 
 @pytest.mark.parametrize(

@@ -54,30 +54,6 @@ def test_gpytorch(matern: bool, ard: int | None) -> None:
 
 
 @pytest.mark.parametrize("matern", [False, True])
-def test_autograd(matern: bool) -> None:
-    """With a scale, and a kernel that sees some of the columns."""
-    inner, _ = kernels(matern, ard_num_dims=2, active_dims=(0, 2))
-    kernel = ScaleKernel(inner).double()
-    kernel.outputscale, inner.lengthscale = 2.5, torch.tensor([[0.4, 0.9]])
-    ours = StationaryDerivatives.of(kernel)
-    x, v = points(1, 3, 3).requires_grad_(True), points(2, 4, 3).requires_grad_(True)
-    K = ours.value(x, v)  # torch does not differentiate the kernel's distances twice
-    torch.testing.assert_close(K, kernel(x, v).to_dense())
-    for j, column in enumerate([2, 0]):
-        for p in range(3):
-            for q in range(4):
-                (dv,) = torch.autograd.grad(
-                    K[p, q], v, create_graph=True, retain_graph=True
-                )
-                slope = dv[q, column]
-                cross = ours.cross(x, v, [2, 0])[p, 4 * j + q]
-                torch.testing.assert_close(cross, slope)
-                (dx,) = torch.autograd.grad(slope, x, retain_graph=True)
-                gram = ours.gram(x, [0], v, [2, 0])[p, 4 * j + q]
-                torch.testing.assert_close(gram, dx[p, 0])
-
-
-@pytest.mark.parametrize("matern", [False, True])
 def test_batches(matern: bool) -> None:
     """Of kernels and of points, each its own."""
     shape = torch.Size([2])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.models.transforms import Normalize
 from gpytorch import settings
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.means import LinearMean
@@ -18,10 +17,8 @@ from hypothesis import strategies as st
 from model_test_case import sampler
 from strategies import seeds
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from botorch_structured.models import DecomposedGP, MonotoneGP
-from botorch_structured.models.fast_inference import FastInference
+from botorch_structured.models import MonotoneGP
 
 KERNELS: dict[str, Callable[[int], Kernel | None]] = {
     "default": lambda d: None,
@@ -73,15 +70,6 @@ def test_they_are_those_of_gpytorch(seed: int, kind: str, shape: Any) -> None:
     check(model, points[0] if points.ndim == 4 else points.squeeze(0))
 
 
-def test_single_precision() -> None:
-    model, points = make_model(3, "matern"), torch.rand(5, 2, 2)
-    expected = moments(model, points)
-    model.float()
-    for a, b in zip(moments(model, points.float()), expected, strict=True):
-        assert a.dtype == torch.float32
-        torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-3)
-
-
 def test_conditioned_models_and_fantasies() -> None:
     """With and without a prediction before."""
     points = torch.rand(4, 2, 2)
@@ -126,42 +114,3 @@ def test_gradients_in_hyperparameters_are_gpytorch_s() -> None:
     # BoTorch detaches what is kept; a posterior has gradients in the points only
     model = make_model(9, "default")
     assert not model.posterior(points).mean.requires_grad
-
-
-class _Reads(TorchDispatchMode):
-    """Counts what would make a GPU wait for the host."""
-
-    names = ("_local_scalar_dense", "equal", "nonzero", "_unique2", "is_nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.count += func._schema.name.removeprefix("aten::") in self.names
-        return func(*args, **(kwargs or {}))
-
-
-def test_values_are_read_a_constant_number_of_times() -> None:
-    """State, and whether points are finite: however many points and sites there are."""
-    counts = []
-    for many in (1, 4):
-        points = torch.rand(6 * many, 2)
-        a = make_model(1, "default", virtual_X=points)
-        b = make_model(2, "default", virtual_X=points)
-        for model in (a, DecomposedGP(a, b)):
-            model.posterior(points.unsqueeze(-2))
-            with _Reads() as reads:
-                model.posterior(points.unsqueeze(-2)).mean.sum()
-            counts.append(reads.count)
-    assert counts[:2] == counts[2:]
-    assert counts[0] <= 4 and counts[1] <= 2 * counts[0] + 1
-
-
-def test_without_signs_gpytorch_predicts() -> None:
-    X = torch.rand(5, 2)
-    model = MonotoneGP(X, X[:, :1], {}, input_transform=Normalize(2))
-    assert isinstance(model, FastInference)
-    assert model.eval()._fast_posterior(X) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 
-import pytest
 import torch
 from botorch.models import SingleTaskGP
 from gpytorch import settings
@@ -110,34 +109,6 @@ def test_posterior_is_that_of_the_joint_system() -> None:
         )
 
 
-def test_gradients() -> None:
-    """Of mean and covariance, with respect to inputs and hyperparameters."""
-    kernel, mean = prior(5, matern=True)
-    parameters = list(kernel.parameters())
-    kernel.train()
-
-    def value(x: Tensor, *raw: Tensor) -> Tensor:
-        with torch.no_grad():
-            for p, r in zip(parameters, raw, strict=True):
-                p.copy_(r)
-        return mean(x).sum() + kernel(x).to_dense().square().sum()
-
-    x = rand(3, 3, 2).requires_grad_(True)
-    start = [p.detach().clone() for p in parameters]
-    total = value(x, *start)
-    gradients = torch.autograd.grad(total, [x, *parameters])
-    h = 1e-6
-    for i, g in enumerate(gradients):
-        direction = rand(20 + i, *g.shape)
-        ends = []
-        for sign in (h, -h):
-            inputs = [x.detach(), *start]
-            inputs[i] = inputs[i] + sign * direction
-            ends.append(value(*inputs).item())
-        slope = (ends[0] - ends[1]) / (2.0 * h)
-        assert slope == pytest.approx((g * direction).sum().item(), rel=1e-6, abs=1e-7)
-
-
 def test_cache_follows_hyperparameters_and_sites() -> None:
     kernel, _ = prior(5)
     X = rand(3, 4, 2)
@@ -155,14 +126,6 @@ def test_cache_follows_hyperparameters_and_sites() -> None:
         assert kernel.system().root.requires_grad
 
 
-def test_a_state_brings_its_points() -> None:
-    kernel, _ = prior(5, points=6)
-    other, _ = prior(6, points=9)
-    kernel.load_state_dict(other.state_dict())
-    X = rand(3, 4, 2)
-    assert torch.equal(kernel(X).to_dense(), other(X).to_dense())
-
-
 def test_copies() -> None:
     kernel, mean = prior(5)
     X = rand(3, 4, 2)
@@ -174,16 +137,6 @@ def test_copies() -> None:
     names = [name for name, _ in both.named_parameters()]
     assert len(names) == len(set(names)) == 2  # the mean has none of the kernel's
     assert not any("kernel" in name for name in mean.state_dict())
-
-
-def test_sites_elsewhere() -> None:
-    kernel, mean = prior(5, points=6)
-    other, other_mean = prior(6, points=9)
-    X = rand(3, 4, 2)
-    kernel.sites.set(other.sites.gaussian, other.sites.points)
-    assert kernel.sites.num_sites == other.sites.num_sites
-    expected = SiteConditionedKernel(kernel.base_kernel, other.sites)(X).to_dense()
-    torch.testing.assert_close(kernel(X).to_dense(), expected)
 
 
 def test_part_of_a_batch() -> None:
@@ -201,11 +154,3 @@ def test_part_of_a_batch() -> None:
     unbatched = SiteConditionedKernel(RBFKernel().double(), sites)
     assert unbatched.batch_shape == shape
     assert unbatched[1](X).to_dense().shape == (4, 4)
-
-
-def test_errors() -> None:
-    kernel, _ = prior(5)
-    with pytest.raises(ValueError, match="last_dim_is_batch: expected False"):
-        kernel.forward(rand(0, 3, 2), rand(0, 3, 2), last_dim_is_batch=True)
-    with pytest.raises(ValueError, match="nu=1.5"):
-        SiteConditionedKernel(MaternKernel(nu=1.5), kernel.sites)
