@@ -79,6 +79,7 @@ def fit_map(
         optimizer_kwargs: See there.
         kwargs: See there.
     """
+    kwargs.setdefault("warning_handler", accept_rounding)
     if closure is None and "optimizer" not in kwargs:
         given = dict((optimizer_kwargs or {}).get("options") or {})
         merged = {**(options or {}), **given}

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 __all__ = ["SitePredictor"]
 
+from copy import deepcopy
+
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.means import Mean
@@ -50,7 +52,8 @@ class SitePredictor:
         noise: Tensor,
     ) -> None:
         n, form, system = len(X), kernel.derivatives, kernel.system()
-        self._mean: Mean = mean.base_mean
+        # in training, parameters have gradients of their own
+        self._mean: Mean = deepcopy(mean.base_mean).requires_grad_(False)
         self._dtype = targets.dtype
         self._correlation, self._active = form.correlation, form.active
         explained = kernel.explained(X, system)
