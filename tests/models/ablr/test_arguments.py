@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.warnings import InputDataWarning
+from botorch.models.transforms import Normalize
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
     Log,
@@ -85,6 +86,21 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
             "mean_module: expected",
         ),
         ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
+        ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
+        ({"task_feature": 3}, "task_feature: expected a column"),
+        ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
+        ({"train_Y": Y.repeat(1, 2)}, "several tasks and several signals"),
+        ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
+        ({"train_X": X + 0.5}, "expected integers in the task column"),
+        ({"input_transform": Normalize(3)}, "leaves the task column"),
+        *(
+            ({"likelihood": one}, "likelihood: expected noise variances of shape")
+            for one in (
+                HadamardGaussianLikelihood(2, task_feature_index=2),
+                FixedNoiseGaussianLikelihood(torch.ones(5)),
+                GaussianLikelihood(batch_shape=torch.Size([3])),
+            )
+        ),
         (
             {"train_X": changed(X, (4, 2), 1e100)},
             "integers in the task .*at most 2.53",
@@ -96,19 +112,6 @@ ONES = torch.ones(12, 1, dtype=torch.float64)
 def test_what_a_model_cannot_be_made_of(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**change)
-
-
-@pytest.mark.parametrize(
-    "likelihood",
-    [
-        HadamardGaussianLikelihood(2, task_feature_index=2),
-        FixedNoiseGaussianLikelihood(torch.ones(5)),
-        GaussianLikelihood(batch_shape=torch.Size([3])),
-    ],
-)
-def test_a_likelihood_of_another_size(likelihood: Any) -> None:
-    with pytest.raises(ValueError, match="likelihood: expected noise variances of sha"):
-        make(likelihood=likelihood)
 
 
 def test_what_was_not_observed_needs_no_noise() -> None:
@@ -123,6 +126,7 @@ def test_what_was_not_observed_needs_no_noise() -> None:
 def test_conditioning_on_what_is_no_number() -> None:
     model, new = make(), torch.rand(3, 2)
     for arguments, message in (
+        ((X[:1], torch.ones(1)), "Y: expected ``batch_shape x 1 x 1``"),
         ((torch.rand(3, 4), torch.rand(3, 2)), "X: expected 3 columns, or one less"),
         ((new * torch.nan, torch.rand(3, 2)), "X: expected finite numbers"),
         ((new, torch.full((3, 2), torch.inf)), "Y: expected finite outcomes, or NaN"),
@@ -198,9 +202,3 @@ def test_columns_that_the_network_would_hardly_see() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", InputDataWarning)
             MultiTaskABLR(good, good[:, :1], None)
-
-
-def test_new_outcomes_without_columns() -> None:
-    model = make()
-    with pytest.raises(ValueError, match="Y: expected ``batch_shape x 1 x 1``"):
-        model.condition_on_observations(torch.tensor([[0.1, 0.2, 0.0]]), torch.ones(1))

@@ -71,15 +71,6 @@ def test_random_shapes(
 
 
 @pytest.mark.parametrize("chunk_rows", [None, 4])
-def test_constant_outcomes_and_repeated_rows(chunk_rows: int | None) -> None:
-    problem = make_problem(RAGGED)
-    problem.X.data[:] = problem.X.data[:1]
-    problem.Y.data.fill_(2.0)
-    value = ours(problem, chunk_rows=chunk_rows)
-    check(problem, value, dense_log_evidence(problem), 1e-10)
-
-
-@pytest.mark.parametrize("chunk_rows", [None, 4])
 def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     """Outcomes that share rows are what they are on rows of their own."""
     g = torch.Generator().manual_seed(0)
@@ -92,14 +83,6 @@ def test_several_outcomes_of_a_row(chunk_rows: int | None) -> None:
     shared.X = X
     expected = dense_log_evidence(shared, shared.features(X)[rows])
     check(shared, value, expected, 1e-11)
-
-
-def test_no_data_at_all() -> None:
-    problem = make_problem([0, 0])
-    value = ours(problem)
-    assert float(value.detach()) == 0.0
-    for g in torch.autograd.grad(value, problem.learnt):
-        assert not g.any()
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
@@ -171,18 +154,6 @@ def test_features_are_computed_once_or_twice(chunk_rows: int | None) -> None:
     with torch.no_grad():
         ours(problem, chunk_rows=chunk_rows)
     assert sum(sizes) == 1 + n
-
-
-def test_held_features_are_computed_once() -> None:
-    problem = make_problem(RAGGED)
-    for p in problem.features.parameters():
-        p.requires_grad_(False)
-    problem.X, problem.Y = problem.X.detach(), problem.Y.detach()
-    sizes: list[int] = []
-    problem.features.register_forward_hook(lambda _, x, __: sizes.append(len(x[0])))
-    value = ours(problem, chunk_rows=5)
-    assert sum(sizes) == 1 + sum(RAGGED)
-    check(problem, value, dense_log_evidence(problem), 1e-11)
 
 
 def test_no_gradient_where_none_is_wanted() -> None:

@@ -74,17 +74,6 @@ def test_fantasies_of_one_task_predict_the_others() -> None:
     )
 
 
-def test_fantasies_at_rows_of_another_task_are_still_a_batch() -> None:
-    model = task_model()
-    rows = data()[0][:1].expand(3, 1, 3)
-    assert (rows[..., -1] == 0.0).all()
-    fantasies = model.fantasize(rows, draws())
-    posterior = fantasies.posterior(points())
-    assert posterior.mean.shape == posterior.variance.shape == (2, 3, 4, 1)
-    expected = model.posterior(points()).mean.expand(2, 3, 4, 1)
-    torch.testing.assert_close(posterior.mean, expected)
-
-
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("signals", [False, True])
 def test_a_batch_outlives_its_caches(given: bool, signals: bool) -> None:
@@ -161,25 +150,6 @@ def test_acquisitions_whose_candidates_have_a_task() -> None:
     with torch.no_grad():  # of a task that says nothing about the target
         solved = model.posterior(project(X[:, 1:])).mean
     torch.testing.assert_close(values, solved.mean((-1, -2)))
-
-
-def test_conditioning_on_another_task_looks_at_no_training_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = task_model()
-    model.posterior(points())
-    seen: list[int] = []
-    original = TanhNetwork.forward
-
-    def forward(self: TanhNetwork, X: Tensor) -> Tensor:
-        seen.append(X.shape[-2])
-        return original(self, X)
-
-    monkeypatch.setattr(TanhNetwork, "forward", forward)
-    rows = data()[0][:1]
-    for _ in range(3):
-        model.condition_on_observations(rows, torch.ones(1, 1)).posterior(points())
-    assert max(seen) == 4
 
 
 def test_an_output_of_a_model_shares_its_rows() -> None:

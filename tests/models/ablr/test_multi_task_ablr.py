@@ -19,7 +19,6 @@ from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.posteriors import TransformedPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.sampling.pathwise import draw_matheron_paths, get_matheron_path_model
-from botorch.utils.datasets import MultiTaskDataset, SupervisedDataset
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -107,17 +106,6 @@ def test_evidence_and_its_gradient_are_those_of_the_dense_gp() -> None:
     )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
-
-
-def test_the_kernel_is_the_formula() -> None:
-    model = task_model()
-    X = model.train_inputs[0]
-    phi, task = model.feature_map(X[:, :2]), model.tasks.index(X[:, 2])
-    K = phi @ phi.mT / model.weight_precision[task].unsqueeze(-1)
-    K = K * (task.unsqueeze(-1) == task)
-    actual = model.covar_module(X)
-    torch.testing.assert_close(actual.to_dense(), K)
-    torch.testing.assert_close(actual.diagonal(), K.diagonal())
 
 
 def test_posterior_is_equations_1_and_2() -> None:
@@ -491,14 +479,6 @@ def test_pathwise_thompson_sampling() -> None:
     assert get_matheron_path_model(signals, sample_shape=shape)(X).shape == (6, 2, 3)
 
 
-def test_many_points_are_sampled_through_the_weights() -> None:
-    model = fitted(task_model(output_tasks=[2]))
-    samples = model.posterior(torch.rand(300, 2)).rsample(torch.Size([9]))
-    assert torch.linalg.matrix_rank(samples[..., 0].mT) == 9
-    centred = samples[..., 0] - model.posterior(torch.rand(1, 2)).mean
-    assert torch.isfinite(centred).all()
-
-
 def test_means_are_fitted_and_predicted() -> None:
     X, Y = task_data(30)
     means = MultitaskMean(ConstantMean(), num_tasks=3)
@@ -620,55 +600,6 @@ def test_extremes_have_finite_fits() -> None:
     assert (inside.variance >= 0.0).all()
 
 
-def test_errors() -> None:
-    X, Y = task_data()
-    for change, message in (
-        ({"output_tasks": [4]}, "output_tasks: expected tasks among"),
-        ({"task_feature": 3}, "task_feature: expected a column"),
-        ({"task_feature": None, "all_tasks": [1]}, "expected None without"),
-        ({"train_Y": torch.cat([Y, Y], -1)}, "several tasks and several signals"),
-        ({"train_X": X[:, 2:]}, "expected columns beside the task's"),
-        ({"train_X": X + 0.5}, "expected integers in the task column"),
-        ({"input_transform": Normalize(3)}, "leaves the task column"),
-    ):
-        arguments = {
-            "train_X": X,
-            "train_Y": Y,
-            "task_feature": -1,
-            **change,
-        }
-        with pytest.raises(ValueError, match=message):
-            MultiTaskABLR(**arguments)
-    with pytest.raises(UnsupportedError, match="does not contain all the task"):
-        MultiTaskABLR(X, Y, -1, all_tasks=[0])
-    model = task_model(output_tasks=[2])
-    with pytest.raises(ValueError, match="one column for each output"):
-        model.condition_on_observations(torch.rand(2, 2), torch.rand(2, 3))
-    model.train()
-    with pytest.raises(RuntimeError, match="train on the training inputs"):
-        model(X + 1.0)
-
-
-def test_construct_inputs() -> None:
-    X, Y = task_data()
-    parts = []
-    for value in TASKS:
-        mine = X[:, 2] == value
-        parts.append(
-            SupervisedDataset(
-                X[mine, :2],
-                Y[mine],
-                feature_names=["a", "b"],
-                outcome_names=[f"y{value}"],
-            )
-        )
-    data = MultiTaskDataset(datasets=parts, target_outcome_name="y5")
-    inputs = MultiTaskABLR.construct_inputs(data, task_feature=-1, output_tasks=[2])
-    assert inputs["all_tasks"] == [0, 1, 2]
-    model = MultiTaskABLR(**inputs)
-    assert model.posterior(torch.rand(3, 2)).mean.shape == (3, 1)
-
-
 def test_unnormalised_inputs_are_scaled_by_the_network() -> None:
     X, Y = task_data()
     bounds = torch.tensor([[-30.0, 5.0, 0.0], [20.0, 5000.0, 0.0]])
@@ -705,19 +636,6 @@ def test_other_optimisers_and_missing_outcomes() -> None:
         mll, optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 10}
     )
     assert not model.training and objective(model) > before
-
-
-def test_a_conditioned_model_is_fitted_on_from_where_it_is() -> None:
-    model = fitted(task_model(output_tasks=[2]), steps=10)
-    weights = model.feature_map.weights[0].detach().clone()
-    updated = model.condition_on_observations(torch.rand(3, 2), 30.0 + torch.rand(3, 1))
-    before = objective(updated)
-    mll = ExactMarginalLogLikelihood(updated.likelihood, updated)
-    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
-    assert objective(updated) > before and len(updated.train_targets) == 24
-    # not from another network, and without a trace in the model it comes from
-    assert (updated.feature_map.weights[0] - weights).abs().max() < 1.0
-    assert torch.equal(model.feature_map.weights[0], weights)
 
 
 def test_lengthscales_change_the_number_of_mondrian_features() -> None:

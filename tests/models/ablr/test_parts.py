@@ -124,19 +124,6 @@ def test_the_prior_is_a_normal_of_the_logarithms(
     assert abs(slope[-1]) < 1e-9
 
 
-def test_samples_of_the_prior_scatter_as_it_says() -> None:
-    prior = ExchangeableLogNormalPrior(2.0, 1.0, 0.5)
-    logs = prior.expand(torch.Size([3])).sample(torch.Size([20_000])).log()
-    assert logs.shape == (20_000, 3)
-    expected = 0.25 * torch.eye(3) + 1.0
-    assert (logs.mT.cov() - expected).abs().max() < 0.08
-    assert (logs.mean(0) - torch.tensor(2.0).log()).abs().max() < 0.05
-    with pytest.raises(
-        ValueError, match="level, spread, task_spread: expected positive"
-    ):
-        ExchangeableLogNormalPrior(1.0, 0.0, 1.0)
-
-
 def test_hyperparameters_stay_within_bounds() -> None:
     precision = WeightPrecision(3, 10.0)
     precision.value = torch.tensor([1e-30, 7.0, 1e30])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,15 +115,6 @@ def test_without_data_it_is_the_prior_of_the_paper() -> None:
     assert torch.allclose(found.root, root[0])
 
 
-def test_order_of_tasks_does_not_matter() -> None:
-    _, _, mean, root, beta = regressions(6, 3, 2, 1)
-    order = torch.tensor([3, 1, 5, 0, 2, 4])
-    one = population(mean, root, beta)
-    other = population(mean[order], root[order], beta[order])
-    assert torch.allclose(one.mean, other.mean, atol=1e-9)
-    assert torch.allclose(one.root, other.root, atol=1e-9)
-
-
 def test_directions_that_no_row_has_seen() -> None:
     """Rounding leaves no negative precision there."""
     beta = torch.tensor([1e8, 1e-6], dtype=torch.float64)
@@ -132,8 +122,3 @@ def test_directions_that_no_row_has_seen() -> None:
     mean = torch.zeros(2, 4, dtype=torch.float64)
     found = population(mean, root, beta)
     assert found.root.isfinite().all() and (found.root.diagonal() > 0).all()
-
-
-def test_no_task() -> None:
-    with pytest.raises(ValueError, match="at least one task"):
-        population(torch.zeros(0, 3), torch.zeros(0, 3, 3), torch.zeros(0))

@@ -55,15 +55,6 @@ def test_against_the_printed_formulas(
     assert not posterior.mean.requires_grad
 
 
-def test_without_data_it_is_the_prior() -> None:
-    problem = make_problem([0, 4])
-    posterior = ours(problem)
-    root, variance = posterior.root[0], (-problem.log_beta[0].detach()).exp()
-    assert not posterior.mean[0].any()
-    eye = torch.eye(6, dtype=torch.float64)
-    torch.testing.assert_close(root @ root.mT, variance * eye, rtol=1e-14, atol=0.0)
-
-
 @given(st.integers(0, 10), st.integers(0, 10), st.integers(0, 1000))
 def test_updates_are_the_posterior_of_all(first: int, later: int, seed: int) -> None:
     """One observation after the other, in any split."""

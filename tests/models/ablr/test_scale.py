@@ -59,17 +59,20 @@ def test_without_outcomes_it_is_the_usual_one() -> None:
     assert found == pytest.approx(math.exp(0.5), rel=1e-6)
 
 
-@pytest.mark.parametrize("scale", [0.3, 5.0])
-def test_many_outcomes_tell_it(scale: float) -> None:
-    assert most_probable_scale(*data(400, scale), OUTCOMES) == pytest.approx(
-        scale, rel=0.3
-    )
-
-
 def test_exact_outcomes() -> None:
+    """Their noise counts as 1e-9 of the usual variance."""
     features, curve, Y = data(4, 2.0)
-    found = most_probable_scale(features, curve, Y, OUTCOMES, torch.zeros_like(Y))
-    assert 0.0 < found < math.inf
+    least = torch.full_like(Y, 1e-9 * math.exp(2.0 * OUTCOMES.log_scale[0]))
+    exact, noisy = (
+        most_probable_scale(features, curve, Y, OUTCOMES, noise)
+        for noise in (torch.zeros_like(Y), least)
+    )
+    assert exact == noisy
+    here, *others = (
+        density(math.log(exact) + step, features, curve, Y, least)
+        for step in (0.0, -0.05, 0.05)
+    )
+    assert max(others) < here
 
 
 @pytest.mark.parametrize("n", [6, 40])

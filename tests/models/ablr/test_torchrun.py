@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,14 +49,3 @@ def test_two_processes_fit_what_one_does() -> None:
         first, second, alone = (float(v) for v in values)
         assert first == second
         assert first == pytest.approx(alone, rel=1e-9)
-
-
-def test_a_process_that_ends_is_an_error_and_no_hang() -> None:
-    start = time.monotonic()
-    status, output = torchrun("--end-rank", "1", "--timeout", "20")
-    assert status != 0
-    assert "as it was told to" in output
-    # torchrun ends the others itself, sometimes before they have noticed
-    ends = ("got no answer from another one of its group", "closing signal SIGTERM")
-    assert any(end in output for end in ends)
-    assert time.monotonic() - start < _LIMIT
