@@ -28,7 +28,8 @@ from torch import Tensor
 from benchmarks.speed import report
 from botorch_structured.models.monotone.derivatives import StationaryDerivatives
 from botorch_structured.models.monotone.expectation_propagation import (
-    EPResult,
+    EPRun,
+    ep_result,
     expectation_propagation,
 )
 from botorch_structured.models.monotone.sites import site_system
@@ -109,10 +110,11 @@ def compare(
     mean, covariance = problem(seed, rows, sites)
     peer_data = mean.numpy(), covariance.numpy()
 
-    def ours() -> EPResult:
-        return expectation_propagation(mean, covariance, nu, tolerance=TOLERANCE)
+    def ours() -> EPRun:
+        return expectation_propagation(*peer_data, nu, tolerance=TOLERANCE)
 
-    result = ours()
+    run = ours()
+    result = ep_result([run], torch.Size(), mean.device, TOLERANCE)
     precision, shift, peer_sweeps = sequential(*peer_data, nu)
     if not bool(result.converged):
         raise RuntimeError(f"Problem {seed}: no convergence.")

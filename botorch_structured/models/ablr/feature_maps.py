@@ -182,8 +182,8 @@ class TanhNetwork(Module):
         drawn = []
         for *_, values in self._layers():
             scale, root = self._spread(values)
-            kind = {"generator": generator, "dtype": torch.float64}
-            drawn.append(torch.randn(values.shape, **kind) * scale / root)
+            normal = torch.randn(values.shape, generator=generator, dtype=torch.float64)
+            drawn.append(normal * scale / root)
         return drawn
 
     def forward(self, X: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ paper optimises a ``DecomposedGP`` whose components are ``MonotoneGP`` s.
 * section 2, posterior of a derivative
   -> ``monotone_gp.MonotoneGP.derivative_posterior``
 * section 2, all three of one process, on arrays
-  -> ``array_evidence.SlopesGivenData``
+  -> ``array_evidence.slopes_given_data``
 * (5) and (8), the probit likelihood
   -> ``expectation_propagation.probit_log_mass``
 * (6), joint prior of values and derivatives

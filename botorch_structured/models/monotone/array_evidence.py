@@ -472,12 +472,12 @@ def slopes_given_data(
         columns: Of the derivatives, ``k`` of them.
         signs: Of the derivatives, columns slowest, ``k v``.
     """
-    places, points = gp.places(columns), gp.seen(points)
+    places, at_points = gp.places(columns), gp.seen(points)
     length, (variance,), noise, constant = gp.values
     length = np.broadcast_to(length, gp.X.shape[1])
     kernel = gp.correlation, length, variance
     L = cholesky(_with_noise(_ValueCovariance(gp.X, gp.X).at(*kernel), noise))
-    C = _CrossCovariance(gp.X, points, places).at(*kernel) * signs
+    C = _CrossCovariance(gp.X, at_points, places).at(*kernel) * signs
     half = dtrtrs(L, C, lower=1)[0]
     white = dtrtrs(L, gp.targets - constant, lower=1)[0]
     at_zero = gp.correlation.array_derivatives(np.zeros(1))[0][0]
@@ -485,7 +485,7 @@ def slopes_given_data(
 
     def rows(chosen: Sequence[int]) -> Array:
         which = np.asarray(chosen, dtype=np.int64)
-        pairs = _SlopeCovariance(points[which], points, places)
+        pairs = _SlopeCovariance(at_points[which], at_points, places)
         at = (len(points) * np.arange(len(places))[:, None] + which).ravel()
         S = pairs.at(*kernel) * signs * signs[at, None]
         return (S - half[:, at].T @ half)[None]
