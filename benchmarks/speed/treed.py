@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.speed import report
 from botorch_structured.linalg.correlations import CORRELATIONS, squared_distance
-from botorch_structured.models.treed.tree import TreeNode
+from botorch_structured.models.treed.cart import TreeNode
 from botorch_structured.models.treed.treed_gp import TreedGP
 
 _MATERN = CORRELATIONS[0]

@@ -233,7 +233,7 @@ class LogPriors:
                 raise UnknownFormError
             name, power = reader
             raw = getattr(module, name)
-            if name in ("raw_constant", "raw_slope"):
+            if name in ("constant", "raw_constant", "raw_slope"):
                 place, tilt = parameters.unbounded(raw), 0.0
                 known = type(prior) is NormalPrior
             else:

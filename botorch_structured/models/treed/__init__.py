@@ -11,11 +11,11 @@ this package unless another is named:
 =====================  ===============================================================
 Section 2.1            Matern-5/2 with a lengthscale per column:
                        ``kernel.TreedStationary``; expected improvement: BoTorch's
-Section 3.1, U(A)      ``tree.split_by_variance``
-Equation (1)           ``tree.split_by_variance``, and the tree: ``tree.grow`` with
+Section 3.1, U(A)      ``cart.split_by_variance``
+Equation (1)           ``cart.split_by_variance``, and the tree: ``cart.grow`` with
                        ``growth.grow_by_variance``
-Section 3.1, figure 1  tau at a data point that both children have: ``tree.Split``,
-                       ``tree.TreeNode.divided``
+Section 3.1, figure 1  tau at a data point that both children have: ``cart.Split``,
+                       ``cart.TreeNode.divided``
 Section 3.1, entropy   not implemented, as the paper found it no better; in its place
                        ``growth.grow_by_evidence``, by the evidence of GPs
                        (``scoring.NodeEvidence``)

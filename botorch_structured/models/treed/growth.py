@@ -29,15 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from botorch_structured.models.treed.scoring import (
-    CONVERGED,
-    FULL_STEPS,
-    NodeEvidence,
-    NodeFit,
-    NodePrior,
-    thinned,
-)
-from botorch_structured.models.treed.tree import (
+from botorch_structured.models.treed.cart import (
     Array,
     ChangePoint,
     Proposal,
@@ -46,6 +38,14 @@ from botorch_structured.models.treed.tree import (
     TreeNode,
     grow,
     split_by_variance,
+)
+from botorch_structured.models.treed.scoring import (
+    CONVERGED,
+    FULL_STEPS,
+    NodeEvidence,
+    NodeFit,
+    NodePrior,
+    thinned,
 )
 
 #: Smallest noise variance, in units of the variance of the outcomes.

@@ -38,7 +38,7 @@ from botorch_structured.linalg.correlations import (
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
-from botorch_structured.models.treed.partition import TreePartition
+from botorch_structured.models.treed.tree_partition import TreePartition
 
 _LENGTHSCALES = (1e-2, 50.0)
 _VARIANCES = (1e-5, 1e2)

@@ -1,19 +1,22 @@
 r"""What equation (2) asks of the hyperparameters of one leaf, on NumPy arrays.
 
-``theta = (log l_1, .., log l_d, log s^2, m, log v)``. With the rows of the leaf first,
-then what its parent has besides, and so on, one factorisation serves the terms that
-share hyperparameters: see ``objective``, which has the same sum and gradient in torch,
-for any kernel, batch and device. ``maximum`` adds the leaves up and climbs.
+``theta = (log l_1, .., log l_d, log s^2, m, log v)``. Where a node has what the leaf
+has (``path_sharing="all"``), one factorisation serves all terms of a leaf: the nodes of
+a path are nested, so with the rows of the leaf first, then what its parent has besides,
+and so on, the Cholesky factor L of the root's covariance has those of all others as
+leading blocks. One inverse does too: with D the diagonal matrix of the sums of the
+weights of all nodes that a row is in,
+
+.. math:: G = \tfrac12 (\sum_i w_i \alpha_i \alpha_i^\top - (L D^{-1} L^\top)^{-1})
+
+is the derivative of the sum by the covariance. Where a node has an amplitude, a mean
+and noise of its own, each node has a factorisation. ``objective`` has the definition,
+``maximum`` adds the leaves up and climbs.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafDensity",
-    "LeafTerm",
-    "NodePoints",
-    "leaf_terms",
-]
+__all__ = ["LeafDensity", "LeafTerm", "NodeDensities", "Scratch", "leaf_terms"]
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,10 +24,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.models.treed.cart import Array, Rows, TreeNode
 from botorch_structured.models.treed.objective import path_weight
 from botorch_structured.models.treed.scoring import (
     Point,
@@ -32,7 +35,6 @@ from botorch_structured.models.treed.scoring import (
     likelihood,
     thinned,
 )
-from botorch_structured.models.treed.tree import Array, Rows, TreeNode
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 # What is added to the diagonal of a matrix without a factor, as by GPyTorch.
@@ -43,7 +45,6 @@ _INFORMED_ROWS = 75
 _SAMPLED_NODES = 30
 _BLOCK = 128  # rows of a matrix that is worked on at once
 
-_NodePoint = tuple[float, Array, Array]
 Scratch = tuple[Array, Array]  # a covariance and its slope; two factors of distances
 
 
@@ -55,20 +56,20 @@ class LeafTerm:
         X: Their data, those of nested nodes one after the other, ``m x d``.
         y: ``m``.
         noise: Known noise variances, ``m``; None if they are not.
+        nodes: Their numbers in ``TreeNode.walk``, the smallest first.
         sizes: How many of the rows each node has.
         weights: Of the nodes.
         level: Amplitude, mean and noise variance of a node that does not share those of
             the leaf; None if it does.
-        nodes: Names of the nodes.
     """
 
     X: Array
     y: Array
     noise: Array | None
+    nodes: tuple[int, ...]
     sizes: tuple[int, ...]
     weights: Array
     level: tuple[float, float, float] | None
-    nodes: tuple[int, ...]
 
     @cached_property
     def of_rows(self) -> tuple[Array, Array, Array]:
@@ -80,20 +81,17 @@ class LeafTerm:
         weights = inside @ self.weights
         return weights, weights**-0.5, inside
 
-    def up_to(self, most: float) -> LeafTerm | None:
-        """Without nodes with more rows than ``most``; None if there is no other."""
-        count = sum(size <= most for size in self.sizes)
-        if not count:
-            return None
+    def first(self, count: int) -> LeafTerm:
+        """That of the smallest nodes only."""
         rows = slice(self.sizes[count - 1])
         return replace(
             self,
             X=self.X[rows],
             y=self.y[rows],
             noise=None if self.noise is None else self.noise[rows],
+            nodes=self.nodes[:count],
             sizes=self.sizes[:count],
             weights=self.weights[:count],
-            nodes=self.nodes[:count],
         )
 
 
@@ -116,26 +114,22 @@ def leaf_terms(
         levels: Amplitude, mean and noise variance of each node, which it has above the
             leaves; None if it has those of the leaf there.
     """
-    place = {id(node): k for k, node in enumerate(root.walk())}
+    number = {id(node): k for k, node in enumerate(root.walk())}
 
     def term(nodes: Sequence[TreeNode], leaf: TreeNode) -> LeafTerm:
-        rows, seen = data(nodes[0]), np.zeros(len(X), dtype=bool)
-        parts = [rows]
-        for node in nodes[1:]:
-            seen[rows] = True
-            rows = data(node)
-            parts.append(rows[~seen[rows]])
-        rows = np.concatenate(parts)
-        first = place[id(nodes[0])]
-        own = nodes[0] is leaf
+        # each row once, with the first node that has it
+        rows = np.concatenate([data(node) for node in nodes])
+        rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
+        first = number[id(nodes[0])]
+        own = nodes[0] is leaf or levels is None
         return LeafTerm(
             X[rows],
             y[rows],
             None if noise is None else noise[rows],
-            tuple(np.cumsum([len(part) for part in parts]).tolist()),
-            np.array([path_weight(leaf, v, lambda u: len(data(u))) for v in nodes]),
-            None if own or levels is None else tuple(levels[first].tolist()),
-            tuple(place[id(node)] for node in nodes),
+            tuple(number[id(node)] for node in nodes),
+            tuple(len(data(node)) for node in nodes),
+            np.array([path_weight(leaf, node, data) for node in nodes]),
+            None if own else tuple(levels[first].tolist()),
         )
 
     found = []
@@ -181,19 +175,21 @@ class LeafDensity:
         return value, gradient
 
     def prior(self, theta: Array) -> tuple[float, Array]:
-        """That of the prior alone."""
+        """Value and gradient of the prior alone."""
         z = theta - self.mode
         slope = -self.precision * z
         return 0.5 * float(slope @ z), slope
 
-    def up_to(self, most: float) -> LeafDensity:
-        """That of the prior, and of nodes with no more rows than ``most``."""
-        found = LeafDensity(
-            [], self.correlation, self.mode, self.precision, self.scratch
+    def of_small_nodes(self, most: float) -> LeafDensity:
+        """That of the prior, and of nodes with at most so many rows."""
+        counts = [sum(size <= most for size in term.sizes) for term in self.terms]
+        return LeafDensity(
+            [t.first(k) for t, k in zip(self.terms, counts, strict=True) if k],
+            self.correlation,
+            self.mode,
+            self.precision,
+            self.scratch,
         )
-        small = (term.up_to(most) for term in self.terms)
-        found.terms = [term for term in small if term is not None]
-        return found
 
 
 def _term_evidence(
@@ -233,7 +229,7 @@ def _term_evidence(
             k, slope[block] = correlation.array_value_and_slope(squared)
             np.multiply(k, amplitude, out=covariance[block])
         covariance.ravel()[:: m + 1] += noise + jitter
-        # what is symmetric is in the order of Fortran its own transpose
+        # a symmetric matrix is its own transpose, which has the order of Fortran
         chol, info = lapack.dpotrf(covariance.T, lower=1, clean=0, overwrite_a=1)
         if info == 0:
             break
@@ -246,7 +242,7 @@ def _term_evidence(
     logs = float(row_weights @ np.log(chol.diagonal()))
     mass = float(weights @ term.sizes)
     alpha = lapack.dtrtrs(chol, parts, lower=1, trans=1)[0]
-    # G of ``objective``, its lower triangle
+    # the lower triangle of G, see the module
     chol *= inverse_roots
     g = blas.dsyrk(
         0.5,
@@ -274,11 +270,8 @@ def _term_evidence(
     return -0.5 * (fit + mass * _LOG_TWO_PI) - logs, gradient
 
 
-class NodePoints:
-    """Log densities of the data of nodes, without priors, by name of the node.
-
-    With the gradients and Fisher informations, and remembered: all leaves may begin
-    at the same hyperparameters.
+class NodeDensities:
+    """Log densities of the data of nodes, from some rows that count for all.
 
     Args:
         densities: Of the leaves.
@@ -291,153 +284,54 @@ class NodePoints:
             for term in density.terms:
                 for k, node in enumerate(term.nodes):
                     self.uses.setdefault(node, []).append((j, term, k))
-        self._squared: dict[int, Array] = {}
-        self._known: dict[tuple[int, bytes, bool], _NodePoint | None] = {}
 
-    def __call__(self, node: int, at: Array, exact: bool = True) -> _NodePoint | None:
-        """Value, gradient and information; None if there is no factor.
-
-        Args:
-            node: Its name.
-            at: Of its leaves.
-            exact: Whether value and gradient are those of all rows; if not, and always
-                for the information, some of them count for all.
-        """
-        name = node, at.tobytes(), exact
-        if name not in self._known:
-            evaluate = self._on_all_rows if exact else self._on_some_rows
-            self._known[name] = evaluate(node, at)
-        return self._known[name]
-
-    def _on_some_rows(self, node: int, at: Array) -> _NodePoint | None:
+    def __call__(self, node: int, theta: Array) -> Point | None:
+        """That of a node, with its Fisher information; None if it has no factor."""
         _, term, k = self.uses[node][0]
-        size = term.sizes[k]
         if term.level is not None:
             amplitude, mean, v = term.level
-            at = np.array([*at[:-3], math.log(amplitude), mean, math.log(v)])
-        rows = thinned(np.arange(size), _INFORMED_ROWS)
-        if node not in self._squared:
-            X = term.X[rows].T
-            self._squared[node] = (X[:, :, None] - X[:, None, :]) ** 2
+            theta = np.array([*theta[:-3], math.log(amplitude), mean, math.log(v)])
+        rows = thinned(np.arange(term.sizes[k]), _INFORMED_ROWS)
+        X, share = term.X[rows].T, term.sizes[k] / len(rows)
         found = likelihood(
-            at,
-            self._squared[node],
+            theta,
+            (X[:, :, None] - X[:, None, :]) ** 2,
             term.y[rows],
             self.densities[0].correlation,
             noise=None if term.noise is None else term.noise[rows],
         )
-        if found is None or len(rows) == size:
-            return found
-        value, gradient, information = found
-        share = size / len(rows)
-        return share * value, share * gradient, share * information
+        return None if found is None else Point(*(share * part for part in found))
 
-    def _on_all_rows(self, node: int, at: Array) -> _NodePoint | None:
-        point = self(node, at, exact=False)
-        _, term, k = self.uses[node][0]
-        size = term.sizes[k]
-        if point is None or size <= _INFORMED_ROWS:
-            return point
-        whole = replace(
-            term,
-            X=term.X[:size],
-            y=term.y[:size],
-            noise=None if term.noise is None else term.noise[:size],
-            sizes=(size,),
-            weights=np.ones(1),
-        )
-        density = self.densities[0]
-        exact = _term_evidence(whole, at, density.correlation, density.scratch)
-        return None if exact is None else (*exact, point[2])
-
-    def informations(self, theta: Array) -> Array:
-        """Minus the expected second derivatives for each leaf, ``L x p x p``.
+    def sums(self, theta: Array, least: float = 0.0) -> tuple[Array, Array, Array]:
+        """Values, gradients and informations of leaves, priors apart.
 
         Those of a node at the mean of the hyperparameters of its leaves.
-        """
-        L, p = theta.shape
-        found = np.zeros((L, p, p))
-        for j, density in enumerate(self.densities):
-            np.fill_diagonal(found[j], density.precision)
-        for node, places in self.uses.items():
-            own = [theta[j] for j, *_ in places]
-            at = own[0] if (own == own[0]).all() else np.mean(own, axis=0)
-            point = self(node, at, exact=False)
-            for j, term, k in places:
-                last = slice(p if term.level is None else p - 3)
-                if point is not None:
-                    found[j, last, last] += term.weights[k] * point[2][last, last]
-                else:  # a rough guess: updates will tell
-                    found[j] += term.weights[k] * term.sizes[k] * np.eye(p)
-        return found
-
-    def sums(
-        self, theta: Array, most: float = math.inf
-    ) -> tuple[Array, Array, Array] | None:
-        """Values, gradients and informations of leaves, priors included.
 
         Args:
             theta: ``L x p``.
-            most: Nodes with more rows are left out.
+            least: Nodes with no more rows are left out.
 
         Returns:
-            ``L``, ``L x p`` and ``L x p x p``; None if a node has no factor.
+            ``L``, ``L x p`` and ``L x p x p``.
         """
         L, p = theta.shape
         values, slopes, bends = np.zeros(L), np.zeros((L, p)), np.zeros((L, p, p))
-        for j, density in enumerate(self.densities):
-            values[j], slopes[j] = density.prior(theta[j])
-            np.fill_diagonal(bends[j], density.precision)
         for node, places in self.uses.items():
+            _, term, k = places[0]
+            if term.sizes[k] <= least:
+                continue
+            point = self(node, theta[[j for j, *_ in places]].mean(0))
+            if point is None:  # a rough guess: updates will tell
+                point = Point(0.0, np.zeros(p), term.sizes[k] * np.eye(p))
+            last = slice(p if term.level is None else p - 3)
             for j, term, k in places:
-                if term.sizes[k] > most:
-                    continue
-                point = self(node, theta[j])
-                if point is None:
-                    return None
-                for total, part in zip((values, slopes, bends), point, strict=True):
-                    total[j] += term.weights[k] * part
+                weight = term.weights[k]
+                values[j] += weight * point.value
+                slopes[j, last] += weight * point.gradient[last]
+                bends[j, last, last] += weight * point.information[last, last]
         return values, slopes, bends
 
-    def kin(self, most: float) -> tuple[NDArray[np.int64], Array]:
-        """Which leaves are below the same large nodes, and the data these count for.
-
-        Args:
-            most: Rows of a node that is not large.
-
-        Returns:
-            Equal numbers for the same nodes, ``L``; sums of their rows times weights,
-            ``L``.
-        """
-        names: dict[tuple[int, ...], int] = {}
-        kin, scale = [], []
-        for density in self.densities:
-            large = [
-                (node, weight * size)
-                for term in density.terms
-                for node, weight, size in zip(
-                    term.nodes, term.weights, term.sizes, strict=True
-                )
-                if size > most
-            ]
-            kin.append(names.setdefault(tuple(node for node, _ in large), len(names)))
-            scale.append(sum(share for _, share in large))
-        return np.array(kin), np.array(scale)
-
-    @cached_property
-    def _sample(self) -> dict[int, float]:
-        """Nodes of all sizes, with weights that make them count for all nodes."""
-        weight, mass = {}, {}
-        for node, places in self.uses.items():
-            weight[node] = sum(float(term.weights[k]) for _, term, k in places)
-            _, term, k = places[0]
-            mass[node] = weight[node] * term.sizes[k]
-        every = math.ceil(len(mass) / _SAMPLED_NODES)
-        chosen = sorted(mass, key=lambda node: -mass[node])[::every]
-        factor = sum(mass.values()) / sum(mass[node] for node in chosen)
-        return {node: factor * weight[node] for node in chosen}
-
-    def common(self, theta: Array, lower: Array, upper: Array) -> Point | None:
+    def together(self, theta: Array, lower: Array, upper: Array) -> Point | None:
         """The sum of the log densities of all leaves at the same hyperparameters.
 
         Many nodes are represented by some of them: leaves only begin where it is large.
@@ -453,15 +347,28 @@ class NodePoints:
             prior, by_prior = density.prior(at)
             value += prior
             slope += by_prior
-            bend[np.diag_indices(len(at))] += density.precision
+            bend += np.diag(density.precision)
         for node, weight in self._sample.items():
-            point = self(node, at, exact=False)
+            point = self(node, at)
             if point is None:
                 return None
-            value += weight * point[0]
-            slope += weight * point[1]
-            bend += weight * point[2]
+            value += weight * point.value
+            slope += weight * point.gradient
+            bend += weight * point.information
         outwards = ((at <= lower) & (slope < 0)) | ((at >= upper) & (slope > 0))
         bend[outwards] = bend[:, outwards] = 0.0
         bend[outwards, outwards] = 1.0
         return Point(value, np.where(outwards, 0.0, slope), bend)
+
+    @cached_property
+    def _sample(self) -> dict[int, float]:
+        """Nodes of all sizes, with weights that make them count for all nodes."""
+        weight, mass = {}, {}
+        for node, places in self.uses.items():
+            weight[node] = sum(float(term.weights[k]) for _, term, k in places)
+            _, term, k = places[0]
+            mass[node] = weight[node] * term.sizes[k]
+        every = math.ceil(len(mass) / _SAMPLED_NODES)
+        chosen = sorted(mass, key=lambda node: -mass[node])[::every]
+        factor = sum(mass.values()) / sum(mass[node] for node in chosen)
+        return {node: factor * weight[node] for node in chosen}

@@ -31,9 +31,10 @@ from botorch_structured.linalg.hyperparameter import (
     Hyperparameter,
     LogInterval,
     log_gaussian_prior,
+    reads,
 )
 from botorch_structured.models.treed.kernel import element_of, place_of
-from botorch_structured.models.treed.partition import TreePartition
+from botorch_structured.models.treed.tree_partition import TreePartition
 
 _MAX_NOISE = 1e1
 _NOISE_MODE, _NOISE_SCALE = math.exp(-9.0), 3.0
@@ -73,6 +74,7 @@ class TreedMean(Mean):
         return constant.gather(-1, leaf.unsqueeze(-1)).squeeze(-1)
 
 
+@reads("constant")
 def read_constant(module: TreedMean) -> Tensor:
     return module.constant
 

@@ -3,58 +3,64 @@ r"""The maximum of equation (2), leaf by leaf, on NumPy arrays.
 The hyperparameters of a leaf are ``theta = (log l_1, .., log l_d, log s^2, m, log v)``.
 What equation (2) asks of them is a function of the leaf alone (``LeafDensity``), except
 that all leaves may have one v. So a quasi-Newton method learns the curvature of each
-leaf by itself (a partially separable problem, Griewank and Toint 1982): after the same
-number of evaluations it is nearer the maximum than L-BFGS on all of them together. It
-begins with the Fisher information of the nodes, one factorisation for each node where
-all leaves start alike.
+leaf by itself (a partially separable problem, [Griewank1982]_): after the same number
+of evaluations it is nearer the maximum than L-BFGS on all of them together, which takes
+six times as long for the 40 leaves of 200 points. It begins with the Fisher information
+of the nodes.
+
+Where nodes have the hyperparameters of the leaf, large nodes take nearly all of the
+time, and of what a leaf asks for little: the weights of equation (2) fall with the
+distance from the leaf. So a climb has the small nodes exactly, and a parabola
+
+.. math:: f(c) + g^\top \delta - \tfrac12 \delta^\top B \delta, \quad
+    \delta = \theta - c
+
+in place of the sum f of the others, where g is the gradient at c. The next climb begins
+where it ended, with the true value and gradient there. This halves the time for 200
+points and divides it by three for 500. Each B is updated, as all curvatures are, by
+damped BFGS [Powell1978]_.
+
+References:
+
+.. [Griewank1982]
+    A. Griewank and P. L. Toint. Partitioned variable metric updates for large
+    structured optimization problems. Numerische Mathematik 39, 1982.
+.. [Powell1978]
+    M. J. D. Powell. A fast algorithm for nonlinearly constrained optimization
+    calculations. Numerical Analysis, Lecture Notes in Mathematics 630, 1978.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "LeafProblem",
-    "Maximum",
-    "Quantity",
-    "maximise",
-]
+__all__ = ["LeafProblem", "Maximum", "maximise"]
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.optim.core import OptimizationResult, OptimizationStatus
-from gpytorch import Module
-from gpytorch.constraints import GreaterThan
 from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior, NormalPrior, Prior
 from linear_operator.utils.errors import NotPSDError
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, minimize
-from torch.nn import Parameter
+from torch import Tensor
 
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.linalg.hyperparameter import LogInterval, QuickLogNormalPrior
+from botorch_structured.models.parameters import (
+    LogPriors,
+    RawParameters,
+    UnknownFormError,
+)
+from botorch_structured.models.treed.cart import Array
 from botorch_structured.models.treed.leaf_density import (
     LeafDensity,
     LeafTerm,
-    NodePoints,
+    NodeDensities,
     Scratch,
 )
-from botorch_structured.models.treed.parabola import (
-    NearbyDensity,
-    Parabolas,
-    damped_update,
-)
 from botorch_structured.models.treed.scoring import climb
-from botorch_structured.models.treed.tree import Array
 
-_BLOCK = 128
 _LARGEST_STEP = 2.0  # of a component of theta
 _LARGEST_COMMON = 1.0  # of one that all leaves share
 _LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
@@ -66,18 +72,19 @@ _MOST_STEPS = 100
 # What all leaves share stays where it is unless it promises so much of what the rest
 # does.
 _HOLD = 0.3
-# Up to so many rows leaves are fitted by short steps too.
-_ROWS_OF_TWO_FITS, _SHORT_STEP = 100, 0.4
+# Added to a curvature, times one and its trace: each damped update along a direction
+# leaves as little as a fifth of what there was.
+_RIDGE = 1e-11
+_LEAST_CURVATURE = 0.2  # of what was expected, below which an update is damped
 # Most steps that all leaves make together.
 _COMMON_STEPS = 3
 # Nodes with a larger share of the data are large; with few data the calls take longer.
 _SMALL_SHARE, _FEW_ROWS = 0.3, 128
-# Rounds of parabolas: by how much the least gain that a step has to promise is larger.
-_ROUNDS = (1000.0, 100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-# Share of a parabola's fall that may be wrong.
-_WRONG = 0.5
 # A curvature of which steps are taken: its lowest eigenvalue, of the sum of all.
 _DEFINITE = 1e-3
+# Climbs with parabolas: the least gain that a step has to promise, in units of that of
+# the last.
+_ROUNDS = (1000.0, 100.0, 10.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 Density = Callable[[Array], tuple[float, Array]]
 
@@ -115,7 +122,6 @@ def maximise(
     shared: bool,
     tolerance: float,
     max_steps: int,
-    longest_step: float | Array = _LARGEST_STEP,
     here: tuple[Array, Array] | None = None,
 ) -> Maximum:
     """Maximise the sum of log densities by quasi-Newton steps between bounds.
@@ -134,7 +140,6 @@ def maximise(
         shared: Whether all leaves have the same last component.
         tolerance: The least gain that a step has to promise.
         max_steps: Most steps.
-        longest_step: Largest change of a component in one step, of each leaf.
         here: Values and gradients at the start, ``L`` and ``L x p``, if known.
 
     Raises:
@@ -144,7 +149,7 @@ def maximise(
     value, gradient = here or _all_of(densities, theta)
     if not np.isfinite(value).all():
         raise NotPSDError("theta: expected covariances that are positive definite.")
-    reach, common_reach = np.full(L, longest_step), _LARGEST_COMMON
+    reach, common_reach = np.full(L, _LARGEST_STEP), _LARGEST_COMMON
     own = slice(p - 1) if shared else slice(p)
     evaluations, hold = 0 if here else L, _HOLD
     steps, converged = max_steps, False
@@ -156,7 +161,7 @@ def maximise(
         held |= (theta >= upper) & (slope > 0)
         fixed, pushed = np.zeros((2, L, p))
         for _ in range(p):  # what would leave the bounds goes to the bounds
-            pull = gradient - np.einsum("lij,lj->li", curvature, pushed)
+            pull = gradient - _times(curvature, pushed)
             moves, common = _newton_steps(pull, curvature, held | (fixed > 0), shared)
             common = min(max(common, -common_reach), common_reach)
             common = min(
@@ -215,7 +220,7 @@ def maximise(
             new_value[j], new_gradient[j] = densities[j](trial[j])
         evaluations += int(chosen.sum())
         finite = np.isfinite(new_value)
-        curvature = damped_update(
+        curvature = _damped_update(
             curvature, moved, gradient - new_gradient, chosen & finite
         )
         # -- accept
@@ -240,7 +245,7 @@ def maximise(
                 )
         length = np.abs(moved[:, own]).max(-1)
         reach = np.where(bad, _SHRINK * length, np.maximum(reach, 2.0 * length))
-        np.minimum(reach, longest_step, out=reach)
+        np.minimum(reach, _LARGEST_STEP, out=reach)
         good &= chosen
         theta = np.where(good[:, None], trial, theta)
         value = np.where(good, new_value, value)
@@ -259,8 +264,12 @@ def _all_of(densities: Sequence[Density], theta: Array) -> tuple[Array, Array]:
 
 def _expected(gradient: Array, curvature: Array, moved: Array) -> Array:
     """What steps gain if the curvature is right, ``L``."""
-    bend = np.einsum("li,lij,lj->l", moved, curvature, moved)
-    return (gradient * moved).sum(-1) - 0.5 * bend
+    return ((gradient - 0.5 * _times(curvature, moved)) * moved).sum(-1)
+
+
+def _times(curvature: Array, moved: Array) -> Array:
+    """By how much gradients fall along steps ``L x p``, ``L x p``."""
+    return np.einsum("lij,lj->li", curvature, moved)
 
 
 def _newton_steps(
@@ -292,304 +301,279 @@ def _newton_steps(
     return found, float(rest.sum() / bend.sum())
 
 
-# -- the hyperparameters of a model ----------------------------------------------------
+def _damped_update(
+    curvature: Array, moved: Array, fall: Array, seen: NDArray[np.bool_]
+) -> Array:
+    """BFGS, damped (Powell) where the density is not concave along the step.
+
+    Args:
+        curvature: Positive definite, ``L x p x p``.
+        moved: Steps, ``L x p``.
+        fall: By how much the gradient fell, ``L x p``.
+        seen: Which have made a step, ``L``.
+    """
+    bent = _times(curvature, moved)
+    expected = (bent * moved).sum(-1)
+    found = (fall * moved).sum(-1)
+    seen = seen & (expected > 1e-14)
+    expected = np.where(seen, expected, 1.0)
+    least = _LEAST_CURVATURE * expected
+    lacking = found < least
+    lack = np.where(lacking, expected - found, 1.0)
+    share = np.where(lacking, (expected - least) / lack, 1.0)
+    r = share[:, None] * fall + (1.0 - share)[:, None] * bent
+    rs = np.where(seen, (r * moved).sum(-1), 1.0)
+    update = r[:, :, None] * r[:, None, :] / rs[:, None, None]
+    update -= bent[:, :, None] * bent[:, None, :] / expected[:, None, None]
+    ridge = _RIDGE * (1.0 + np.trace(curvature, axis1=1, axis2=2))
+    update += ridge[:, None, None] * np.eye(curvature.shape[-1])
+    return np.where(seen[:, None, None], curvature + update, curvature)
 
 
-class Quantity(NamedTuple):
-    """A parameter of a module, and what a fit has to know of it.
+class _Parabolas:
+    """In place of what leaves ask of large nodes, see the module.
 
-    Attributes:
-        parameter: A value, or its logarithm.
-        of_value: Whether it is a positive value, of which theta has the logarithm.
-        mode: Of the Gaussian prior of what theta has.
-        precision: Inverse variance of that; zero without a prior.
-        highest: Log density of the prior at its mode.
-        bounds: Of what theta has.
+    Args:
+        centre: c, ``L x p``.
+        value: f there, ``L``.
+        gradient: ``L x p``.
+        curvature: B, positive semidefinite, ``L x p x p``.
     """
 
-    parameter: Parameter
-    of_value: bool
-    mode: float
-    precision: float
-    highest: float
-    bounds: tuple[float, float]
+    def __init__(
+        self, centre: Array, value: Array, gradient: Array, curvature: Array
+    ) -> None:
+        self.centre, self.value = centre.copy(), value
+        self.gradient, self.curvature = gradient, curvature
 
-    @classmethod
-    def of(cls, module: Module, priors: Sequence[Prior]) -> Quantity | None:
-        """That of a module, or None if a Gaussian between bounds is not all it is.
+    def at(self, leaf: int, theta: Array) -> tuple[float, Array]:
+        """Value and gradient of one of them."""
+        moved = theta - self.centre[leaf]
+        bent = self.curvature[leaf] @ moved
+        value = self.value[leaf] + float(moved @ (self.gradient[leaf] - 0.5 * bent))
+        return value, self.gradient[leaf] - bent
 
-        Args:
-            module: With one parameter.
-            priors: That are registered on it.
-        """
-        named = list(module.named_parameters(recurse=False))
-        if len(named) != 1 or len(priors) > 1:
-            return None
-        ((name, parameter),) = named
-        interval = module.constraint_for_parameter_name(name)
-        kinds = [type(prior) for prior in priors]
-        mode = precision = highest = 0.0
-        bounds = -math.inf, math.inf
-        if interval is None:
-            positive = False
-            if kinds not in ([], [NormalPrior]):
-                return None
-        else:
-            positive = type(interval) is LogInterval or (
-                type(interval) is GreaterThan and not interval.enforced
-            )
-            if not positive or kinds not in ([LogNormalPrior], [QuickLogNormalPrior]):
-                return None
-            lower, upper = interval.lower_bound, interval.upper_bound
-            bounds = float(lower.log()), float(upper.log())
-        for prior in priors:
-            top: Any = prior.mode
-            if prior.batch_shape.numel() != 1:
-                return None
-            mode = float(top.log() if positive else top)
-            precision = float(prior.scale) ** -2.0
-            highest = float(prior.log_prob(top))
-        of_value = positive and type(interval) is not LogInterval
-        return cls(parameter, of_value, mode, precision, highest, bounds)
+    def beside(self, leaf: int, small: Density) -> Density:
+        """The log density of a leaf of which ``small`` has the small nodes."""
+
+        def density(theta: Array) -> tuple[float, Array]:
+            value, gradient = small(theta)
+            more, by_more = self.at(leaf, theta)
+            return value + more, gradient + by_more
+
+        return density
+
+    def worth_of_errors(self, theta: Array, curvature: Array) -> Array:
+        """What is to be gained if the fall of the gradients is half wrong, ``L``."""
+        error = 0.5 * _times(self.curvature, theta - self.centre)
+        step = np.linalg.solve(curvature, error[..., None])[..., 0]
+        return (step * error).sum(-1)
+
+    def move(self, leaf: int, theta: Array, value: float, gradient: Array) -> None:
+        """Take another point as centre, where f is known too, and learn from it."""
+        one = slice(leaf, leaf + 1)
+        self.curvature[one] = _damped_update(
+            self.curvature[one],
+            (theta - self.centre[leaf])[None],
+            (self.gradient[leaf] - gradient)[None],
+            np.ones(1, dtype=bool),
+        )
+        self.centre[leaf], self.value[leaf], self.gradient[leaf] = (
+            theta,
+            value,
+            gradient,
+        )
 
 
 class LeafProblem:
-    """What a fit of a treed GP maximises, as a function of arrays.
+    """Minus the objective of a treed GP per data point, an ``ArrayObjective``.
 
     Args:
-        quantities: Lengthscales ``L x d``, amplitudes ``L`` (None if they are one),
-            means ``L`` and noise variances, ``L`` or one for all (None if known).
+        mll: The objective.
+        raw: Raw lengthscales ``L x d``, amplitudes ``L`` (None if they are one), means
+            ``L`` and noise variances, ``L`` or one for all (None if known).
         terms: Of the leaves.
         correlation: Of their kernel.
-        rows: n, by which the objective is divided.
+
+    Attributes:
+        in_logarithms: Whether all raw parameters are components of theta.
+
+    Raises:
+        UnknownFormError: If other parameters are free too, or a log prior is not
+            quadratic in theta.
     """
 
     def __init__(
         self,
-        quantities: Sequence[Quantity | None],
+        mll: MarginalLogLikelihood,
+        raw: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
         terms: Sequence[Sequence[LeafTerm]],
         correlation: Correlation,
-        rows: int,
     ) -> None:
-        self.rows = rows
-        lengths = quantities[0]
-        assert lengths is not None
-        L, d = lengths.parameter.shape
-        self.shape = L, d + 3
-        # whether the nodes above a leaf have its hyperparameters
-        self.alike = all(term.level is None for part in terms for term in part)
-        places = [slice(d), *(slice(d + k, d + k + 1) for k in range(3))]
-        self.columns = [
-            (place, quantity)
-            for place, quantity in zip(places, quantities, strict=True)
-            if quantity is not None
-        ]
-        noise = quantities[3]
-        self.shared = noise is not None and noise.parameter.numel() < L
-        # where each leaf has its own, it goes far from where parabolas hold
-        self.own_noise = noise is not None and not self.shared
-        mode, precision = np.zeros(d + 3), np.zeros(d + 3)
-        self.lower, self.upper = np.full(d + 3, -np.inf), np.full(d + 3, np.inf)
-        self.free = np.zeros(self.shape, dtype=bool)
-        self.constant = 0.0
-        for place, quantity in self.columns:
-            mode[place], precision[place] = quantity.mode, quantity.precision
-            self.lower[place], self.upper[place] = quantity.bounds
-            self.free[:, place] = quantity.parameter.requires_grad
-            self.constant += quantity.highest * quantity.parameter.numel()
+        self._parameters = own = RawParameters(mll, None)
+        self.read, self.write = own.read, own.write
+        self.bounds, self.units = own.bounds, np.ones(len(own.free))
+        self.rows = mll.model.train_targets.numel()
+        lengths, variances, means, noise = raw
+        L, d = lengths.shape
+        # where theta is among all parameters; behind them is what is no parameter
+        nowhere = len(own.values)
+        self._places = places = np.full((L, d + 3), nowhere)
+        places[:, :d] = own.logarithm(lengths).reshape(L, d)
+        places[:, d + 1] = own.unbounded(means)
+        for column, part in ((d, variances), (d + 2, noise)):
+            if part is not None:
+                places[:, column] = own.logarithm(part)
+        if not set(own.free) <= set(places.flat):
+            raise UnknownFormError
+        self.shared = noise is not None and noise.numel() < L
+        u, slope = own.logarithms(own.read())
+        self.in_logarithms = slope is None
+        free = np.zeros(nowhere + 1, dtype=bool)
+        bounds = np.tile([-np.inf, np.inf], (nowhere + 1, 1))
+        free[own.free], bounds[own.free] = True, own.bounds
+        self.free, self._within = free[places], bounds[places[0]].T
+        mode, precision, self.constant = _gaussian(LogPriors(mll.model, own), u)
         if self.shared:  # each leaf has its part of the prior
-            precision[-1] /= L
+            precision[places[0, -1]] /= L
         scratch: dict[int, Scratch] = {}
         self.densities = [
-            LeafDensity(part, correlation, mode, precision, scratch) for part in terms
+            LeafDensity(part, correlation, mode[at], precision[at], scratch)
+            for part, at in zip(terms, places, strict=True)
         ]
+
+    def __call__(self, raw: Array) -> tuple[float, Array]:
+        """See ``ArrayObjective``."""
+        u, slope = self._parameters.logarithms(raw)
+        values, slopes = _all_of(self.densities, np.append(u, 0.0)[self._places])
+        total = float(values.sum())
+        if total == -math.inf:
+            raise NotPSDError("theta: expected a positive definite covariance.")
+        gradient = np.bincount(self._places.ravel(), slopes.ravel(), len(u) + 1)[:-1]
+        if slope is not None:
+            gradient *= slope
+        gradient = gradient[self._parameters.free]
+        return -(total + self.constant) / self.rows, -gradient / self.rows
 
     def theta(self) -> Array:
         """The parameters as they are, ``L x (d + 3)``, within their bounds."""
-        found = np.zeros(self.shape)
-        for place, quantity in self.columns:
-            values = quantity.parameter.detach().double().numpy()
-            if quantity.of_value:
-                values = np.log(values)
-            found[:, place] = values.reshape(-1, place.stop - (place.start or 0))
-        return np.clip(found, self.lower, self.upper)
-
-    def write(self, theta: Array) -> None:
-        """Set the parameters that may change."""
-        for place, quantity in self.columns:
-            parameter = quantity.parameter
-            if parameter.requires_grad:
-                values = theta[:, place].reshape(-1)[: parameter.numel()]
-                if quantity.of_value:
-                    values = np.exp(values)
-                with torch.no_grad():
-                    parameter.copy_(torch.as_tensor(values).view_as(parameter))
-
-    def loss_and_gradient(self, theta: Array) -> tuple[float, Array]:
-        """``compute_custom_loss`` and its derivatives, ``L x (d + 3)``."""
-        found = [density(at) for density, at in zip(self.densities, theta, strict=True)]
-        total = sum(value for value, _ in found) + self.constant
-        return -total / self.rows, -np.stack([slope for _, slope in found]) / self.rows
+        u, _ = self._parameters.logarithms(self.read())
+        return np.clip(np.append(u, 0.0)[self._places], *self._within)
 
     def maximum(self, tolerance: float, max_steps: int) -> Maximum:
-        """Maximise, first over what all leaves have in common if they begin alike.
-
-        Few data have several optima: then each leaf makes short steps too, and the
-        better of the two is taken.
+        """Maximise.
 
         Args:
             tolerance: The least gain that a step has to promise.
             max_steps: Most steps.
         """
-        theta, points = self.theta(), NodePoints(self.densities)
-        bounds = self.lower, self.upper
-        free = self.free[0]
-        alike = self.alike and len(theta) > 1 and bool((theta == theta[0]).all())
-        if alike and free.all():
-            together = climb(
-                lambda at, least: points.common(at, *bounds),
-                theta[0],
-                _COMMON_STEPS,
-                free,
-            )
-            if together is not None:
-                theta = np.tile(np.clip(together[0], *bounds), (len(theta), 1))
-        if alike and not self.own_noise and self.rows > _FEW_ROWS:
-            found = self._climb_by_parts(points, theta, tolerance, max_steps)
-        else:
-            found = self._climb(points, theta, tolerance, max_steps)
-        if self.shared or len(theta) == 1 or self.rows > _ROWS_OF_TWO_FITS:
-            return found
-        other = self._climb(points, theta, tolerance, max_steps, _SHORT_STEP)
-        better = other.values > found.values
-        return Maximum(
-            np.where(better[:, None], other.theta, found.theta),
-            np.where(better, other.values, found.values),
-            found.steps + other.steps,
-            found.evaluations + other.evaluations,
-            found.converged and other.converged,
-            np.where(better[:, None], other.gradients, found.gradients),
-            np.where(better[:, None, None], other.curvature, found.curvature),
-        )
+        theta = self.theta()
+        terms = [term for density in self.densities for term in density.terms]
+        if self.rows > _FEW_ROWS and all(term.level is None for term in terms):
+            return self._climb_by_parts(theta, tolerance, max_steps)
+        return self._climb(theta, tolerance, max_steps)
 
     def _climb_by_parts(
-        self, points: NodePoints, theta: Array, tolerance: float, max_steps: int
+        self, theta: Array, tolerance: float, max_steps: int
     ) -> Maximum:
-        """From where all leaves are alike; of large nodes by rounds of parabolas.
-
-        Large nodes take nearly all of the time, and of what a leaf asks for little: the
-        weights of equation (2) fall with the distance from the leaf. So a climb has the
-        small nodes exactly and parabolas in place of the others, with the true value
-        and gradient where it begins, and the next one begins where it ended.
-
-        Args:
-            points: At the start all of them are known.
-            theta: Where to begin.
-            tolerance: The least gain that a step has to promise.
-            max_steps: Most steps.
-        """
-        most = _SMALL_SHARE * self.rows
-        whole, part = points.sums(theta), points.sums(theta, most)
-        if whole is None or part is None:
-            return self._climb(points, theta, tolerance, max_steps)
-        value, gradient, curvature = first, _, _ = whole
-        small = [density.up_to(most) for density in self.densities]
-        kin, scale = points.kin(most)
-        rest = [a - b for a, b in zip(whole, part, strict=True)]
-        large = Parabolas(theta, rest[0], rest[1], rest[2], kin, scale)
-        near = [NearbyDensity(at, large, j) for j, at in enumerate(small)]
-        steps, evaluations, start = 0, 0, theta
+        """With parabolas for large nodes, until these are good enough."""
+        nodes, most, steps = NodeDensities(self.densities), _SMALL_SHARE * self.rows, 0
+        if (theta == theta[0]).all() and self.free.all():
+            together = climb(
+                lambda at, _: nodes.together(at, *self._within),
+                theta[0],
+                _COMMON_STEPS,
+                self.free[0],
+            )
+            if together is not None:
+                theta = np.tile(np.clip(together[0], *self._within), (len(theta), 1))
+        small = [density.of_small_nodes(most) for density in self.densities]
+        large = _Parabolas(theta, *nodes.sums(theta, most))
+        near = [large.beside(j, density) for j, density in enumerate(small)]
+        value, gradient = _all_of(near, theta)
+        start, evaluations = theta, 0
+        curvature = self._curvature(theta)
         for promised in _ROUNDS:
-            found = maximise(
+            found = self._maximise(
                 near,
                 theta,
                 curvature,
-                self.lower,
-                self.upper,
-                self.free,
-                self.shared,
                 promised * tolerance,
                 max_steps - steps,
-                here=(value, gradient),
+                (value, gradient),
             )
-            steps += found.steps
-            theta, value, gradient, curvature = (
-                found.theta,
-                found.values.copy(),
-                found.gradients.copy(),
-                found.curvature,
-            )
-            # what is to be gained if the parabolas are so wrong
-            error = _WRONG * large.bent(theta)
-            gain = np.linalg.solve(curvature, error[..., None])[..., 0] * error
-            gain = gain.sum(-1)
-            order = np.argsort(gain)  # all but those with the least together
-            doubtful = np.sort(order[np.cumsum(gain[order]) > tolerance])
-            if not len(doubtful):
-                if promised > 1.0:
-                    continue
-                if value.sum() < first.sum() or not found.converged:
-                    break
-                return found._replace(steps=steps, evaluations=evaluations)
-            here = theta[doubtful]
-            expected, by_expected = _all_of(
-                [partial(large.at, j) for j in doubtful], here
-            )
-            inner = value[doubtful] - expected, gradient[doubtful] - by_expected
-            value[doubtful], gradient[doubtful] = _all_of(
-                [self.densities[j] for j in doubtful], here
-            )
+            theta, curvature, steps = found.theta, found.curvature, steps + found.steps
+            value, gradient = found.values.copy(), found.gradients.copy()
+            worth = large.worth_of_errors(theta, curvature)
+            order = np.argsort(worth)  # all but those with the least together
+            doubtful = order[np.cumsum(worth[order]) > tolerance].tolist()
+            before = large.curvature.copy()
+            for j in doubtful:
+                expected, by_expected = large.at(j, theta[j])
+                rest, by_rest = value[j] - expected, gradient[j] - by_expected
+                value[j], gradient[j] = self.densities[j](theta[j])
+                large.move(j, theta[j], value[j] - rest, gradient[j] - by_rest)
+            changed = curvature + (large.curvature - before)
+            lowest = np.linalg.eigvalsh(changed)[:, 0]
+            definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
+            curvature[definite] = changed[definite]
             evaluations += len(doubtful)
             if not np.isfinite(value).all():
                 break
-            before = large.curvature[doubtful]
-            large.move(
-                doubtful,
-                here,
-                value[doubtful] - inner[0],
-                gradient[doubtful] - inner[1],
-            )
-            # the curvature of the sum changes by what that of the parabolas does
-            changed = curvature[doubtful] + (large.curvature[doubtful] - before)
-            lowest = np.linalg.eigvalsh(changed)[:, 0]
-            definite = lowest > _DEFINITE * np.trace(changed, axis1=1, axis2=2)
-            curvature[doubtful[definite]] = changed[definite]
-        if not value.sum() > first.sum():
+            if not doubtful and promised == 1.0:
+                if not found.converged:
+                    break
+                return found._replace(steps=steps, evaluations=evaluations)
+        if not np.isfinite(value).all():
             theta = start
-        return self._climb(points, theta, tolerance, max_steps)
+        return self._climb(theta, tolerance, max_steps)
 
-    def _climb(
-        self,
-        points: NodePoints,
-        theta: Array,
-        tolerance: float,
-        max_steps: int,
-        longest_step: float = _LARGEST_STEP,
-    ) -> Maximum:
+    def _climb(self, theta: Array, tolerance: float, max_steps: int) -> Maximum:
         steps = evaluations = 0
         reached = -math.inf
         while True:
-            found = maximise(
+            found = self._maximise(
                 self.densities,
                 theta,
-                points.informations(theta),
-                self.lower,
-                self.upper,
-                self.free,
-                self.shared,
+                self._curvature(theta),
                 tolerance,
                 max_steps - steps,
-                longest_step,
             )
             steps += found.steps
             evaluations += found.evaluations
-            gained = float(found.values.sum()) - reached
+            theta, gained = found.theta, float(found.values.sum()) - reached
             # what was learnt of the curvature may mislead: on with the information
             if found.converged or steps >= max_steps or gained < tolerance:
                 return found._replace(
                     steps=steps, evaluations=evaluations, converged=steps < max_steps
                 )
-            theta, reached = found.theta, float(found.values.sum())
+            reached += gained
+
+    def _curvature(self, theta: Array) -> Array:
+        prior = [np.diag(density.precision) for density in self.densities]
+        _, _, information = NodeDensities(self.densities).sums(theta)
+        return information + np.stack(prior)
+
+    def _maximise(
+        self,
+        densities: Sequence[Density],
+        theta: Array,
+        curvature: Array,
+        tolerance: float,
+        max_steps: int,
+        here: tuple[Array, Array] | None = None,
+    ) -> Maximum:
+        return maximise(
+            densities,
+            theta,
+            curvature,
+            *self._within,
+            self.free,
+            self.shared,
+            tolerance,
+            max_steps,
+            here,
+        )
 
     def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
         """An ``optimizer`` of ``fit_gpytorch_mll``.
@@ -599,10 +583,10 @@ class LeafProblem:
             kwargs: Not used: BoTorch's closure.
         """
         start = time.monotonic()
-        if any(quantity.of_value for _, quantity in self.columns):
-            return self._minimise(start)
         found = self.maximum(_TOLERANCE * self.rows, _MOST_STEPS)
-        self.write(found.theta)
+        values = np.append(self._parameters.values, 0.0)
+        values[self._places] = found.theta
+        self.write(values[self._parameters.free])
         status = OptimizationStatus
         return OptimizationResult(
             step=found.steps,
@@ -611,48 +595,18 @@ class LeafProblem:
             runtime=time.monotonic() - start,
         )
 
-    def _minimise(self, start: float) -> OptimizationResult:
-        """By SciPy's L-BFGS-B from values, not logarithms, as BoTorch's own fit goes.
 
-        A step in another scale may lead to another of several optima.
-        """
-        theta, free = self.theta(), self.free
-        positive = np.zeros(self.shape, dtype=bool)
-        for place, quantity in self.columns:
-            positive[:, place] = quantity.of_value
-        raised = positive[free]
+def _gaussian(priors: LogPriors, u: Array) -> tuple[Array, Array, float]:
+    """Modes and precisions of log priors, behind them zeros, and their sum at the mode.
 
-        def loss(x: Array) -> tuple[float, Array]:
-            theta[free] = np.where(raised, np.log(np.where(raised, x, 1.0)), x)
-            value, gradient = self.loss_and_gradient(theta)
-            if not math.isfinite(value):
-                raise NotPSDError("theta: expected a positive definite covariance.")
-            return value, gradient[free] / np.where(raised, x, 1.0)
-
-        lower, upper, first = (
-            np.where(raised, np.exp(np.where(raised, values, 0.0)), values)
-            for values in (
-                np.broadcast_to(self.lower, self.shape)[free],
-                np.broadcast_to(self.upper, self.shape)[free],
-                theta[free],
-            )
-        )
-        found = minimize(
-            loss, first, jac=True, method="L-BFGS-B", bounds=Bounds(lower, upper)
-        )
-        loss(found.x)
-        self.write(theta)
-        status = OptimizationStatus
-        if not found.success:
-            warnings.warn(
-                f"L-BFGS-B: expected to converge, got {found.message}.",
-                OptimizationWarning,
-                stacklevel=2,
-            )
-        return OptimizationResult(
-            step=found.nit,
-            fval=float(found.fun),
-            status=status.SUCCESS if found.success else status.FAILURE,
-            message=str(found.message),
-            runtime=time.monotonic() - start,
-        )
+    Raises:
+        UnknownFormError: If they are not quadratic: then slopes fall by other amounts.
+    """
+    value, slope = priors(u)
+    second, third = (priors(u + k)[1] for k in (1.0, 2.0))
+    precision = slope - second
+    if not np.allclose(second - third, precision, rtol=1e-9, atol=1e-9):
+        raise UnknownFormError
+    away = np.divide(slope, precision, out=np.zeros_like(u), where=precision > 0.0)
+    highest = value + 0.5 * float(slope @ away)
+    return np.append(u + away, 0.0), np.append(precision, 0.0), highest

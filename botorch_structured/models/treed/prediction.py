@@ -30,13 +30,13 @@ import torch
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from botorch_structured.models.treed.cart import TreeNode
 from botorch_structured.models.treed.kernel import TreedKernel
 from botorch_structured.models.treed.leaf_modules import TreedMean, TreedMeanCopies
-from botorch_structured.models.treed.partition import (
+from botorch_structured.models.treed.tree_partition import (
     TreePartition,
     left_probability,
 )
-from botorch_structured.models.treed.tree import TreeNode
 
 # The right leaf also predicts from the point at the threshold (it is lent that point)
 # if the point is within so many standard deviations of its prediction.

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from scipy.linalg import blas, lapack
 
 from botorch_structured.linalg.correlations import MATERN52, RBF, Correlation
-from botorch_structured.models.treed.tree import Array, Rows
+from botorch_structured.models.treed.cart import Array, Rows
 
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LARGEST_STEP = 2.0  # of a component of theta

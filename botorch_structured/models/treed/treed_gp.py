@@ -41,7 +41,6 @@ from gpytorch.likelihoods import (
     GaussianLikelihood,
     Likelihood,
 )
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from linear_operator import to_linear_operator
@@ -49,15 +48,14 @@ from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import RBF
-from botorch_structured.linalg.hyperparameter import read_value
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
 from botorch_structured.models.fantasy_noise import joined_noise, noise_of_rows
 from botorch_structured.models.fast_inference import (
-    FastInference,
     FastSingleTaskGP,
     check_noise,
     check_own_objective,
+    has_methods_of,
     noise_at,
     training_prior,
     with_variance_floor,
@@ -68,6 +66,8 @@ from botorch_structured.models.input_transforms import (
     refuse_dependencies,
 )
 from botorch_structured.models.map_fit import FIT_OPTIONS, fit_map
+from botorch_structured.models.parameters import UnknownFormError
+from botorch_structured.models.treed.cart import Rows, TreeNode
 from botorch_structured.models.treed.growth import NOISE_FLOOR, GrownTrees, grow_trees
 from botorch_structured.models.treed.kernel import (
     TreedCopies,
@@ -80,31 +80,18 @@ from botorch_structured.models.treed.leaf_modules import (
     LeafNoiseLikelihood,
     TreedMean,
     TreedMeanCopies,
-    read_constant,
     shared_noise_likelihood,
 )
-from botorch_structured.models.treed.maximum import LeafProblem, Quantity
-from botorch_structured.models.treed.objective import (
-    TreeData,
-    covariances_of,
-    nested_groups,
-    node_groups,
-    path_evidence,
-)
-from botorch_structured.models.treed.partition import TreePartition
+from botorch_structured.models.treed.maximum import LeafProblem
+from botorch_structured.models.treed.objective import TreeData, path_evidence
 from botorch_structured.models.treed.prediction import TreedPredictor, given_last
-from botorch_structured.models.treed.tree import Rows, TreeNode
+from botorch_structured.models.treed.tree_partition import TreePartition
 
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
 # curvature of each leaf, for which its default memory of 10 steps is short.
 _FIT_OPTIONS = {**FIT_OPTIONS, "maxcor": 30}
-# Functions that read a value as it is: a prior on another function of it is not known.
-_READERS = {
-    read_value,
-    read_constant,
-    Kernel._lengthscale_param,
-    HomoskedasticNoise._noise_param,
-}
+# Methods that say what the objective is.
+_OWN_METHODS = ("forward", "compute_custom_loss", "_fast_evidence")
 
 
 class TreedGP(FastSingleTaskGP):
@@ -567,12 +554,14 @@ class TreedGP(FastSingleTaskGP):
         direct use.
         """
         own = self._is_treed and not self.partition.tree_shape
+        options = _FIT_OPTIONS if own else None
+        problem = None
         if not any(kwargs.values()):  # None is what was not given
             problem = self._leaf_problem(mll.train())
-            if problem is not None:
+            if problem is not None and problem.in_logarithms:
                 kwargs["optimizer"] = problem.optimize
         with few_threads(self.train_targets.shape[-1]):
-            return fit_map(mll, _FIT_OPTIONS if own else None, **kwargs)
+            return fit_map(mll, options, objective=problem, **kwargs)
 
     def _leaf_problem(self, mll: MarginalLogLikelihood) -> LeafProblem | None:
         """The objective as a sum of functions of the leaves' hyperparameters.
@@ -581,74 +570,51 @@ class TreedGP(FastSingleTaskGP):
         the default ones, and no method is a subclass's own.
         """
         kernel, mean, likelihood = self.covar_module, self.mean_module, self.likelihood
-        cls = type(self)
         if (
-            cls.forward is not TreedGP.forward
-            or cls.compute_custom_loss is not FastInference.compute_custom_loss
-            or cls._fast_evidence is not TreedGP._fast_evidence
+            not has_methods_of(TreedGP, self, *_OWN_METHODS)
             or any(True for _ in self.added_loss_terms())
             or type(mll) is not ExactMarginalLogLikelihood
             or mll.likelihood is not likelihood
             or self.partition.tree_shape
             or self.train_targets.ndim > 1
-            or self.train_targets.device.type != "cpu"
         ):
             return None
-        owners: list[Any]
-        if type(kernel) is TreedStationary and type(mean) is TreedMean:
+        own: tuple[Tensor, Tensor | None, Tensor]
+        if isinstance(kernel, TreedStationary) and isinstance(mean, TreedMean):
             if kernel.warp or kernel.categorical:
                 return None
-            owners = [kernel.lengthscale_of_leaf, kernel.variance_of_leaf, mean]
+            length, variance = kernel.lengthscale_of_leaf, kernel.variance_of_leaf
+            own = length.raw_value, variance.raw_value, mean.constant
             correlation = kernel.correlation(0)
-        elif (
-            not self._is_treed
-            and type(kernel) is RBFKernel
-            and kernel.active_dims is None
-            and type(mean) is ConstantMean
-        ):
-            owners, correlation = [kernel, None, mean], RBF
-        else:
-            return None
-        noise = None
-        if type(likelihood) is LeafNoiseLikelihood:
-            owners.append(likelihood.noise_covar.noise_of_leaf)
-        elif type(likelihood) is GaussianLikelihood and (
-            self._share_all or not self._is_treed
-        ):
-            # else a node above the leaves has their common noise, but values of its own
-            owners.append(likelihood.noise_covar)
-        elif type(likelihood) is FixedNoiseGaussianLikelihood:
-            owners.append(None)
-            noise = self._known_noise().detach().double().numpy()
-        else:
-            return None
-        priors: dict[Any, set[Any]] = {}
-        for _, module, prior, read, _ in mll.named_priors():
-            if getattr(read, "__func__", read) not in _READERS:
+        elif type(kernel) is RBFKernel and isinstance(mean, ConstantMean):
+            if kernel.active_dims is not None:
                 return None
-            priors.setdefault(module, set()).add(prior)
-        quantities = [
-            None if owner is None else Quantity.of(owner, [*priors.pop(owner, ())])
-            for owner in owners
-        ]
-        free = {p for p in mll.parameters() if p.requires_grad}
-        if (
-            priors
-            or sum(q is None for q in quantities) > owners.count(None)
-            or not free <= {q.parameter for q in quantities if q is not None}
-        ):
+            own, correlation = (kernel.raw_lengthscale, None, mean.raw_constant), RBF
+        else:
+            return None
+        raw_noise = noise = None
+        if isinstance(likelihood, LeafNoiseLikelihood):
+            raw_noise = likelihood.noise_covar.noise_of_leaf.raw_value
+        elif isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            noise = self._known_noise().detach().cpu().double().numpy()
+        elif self._share_all or not self._is_treed:
+            raw_noise = likelihood.noise_covar.raw_noise
+        else:  # a node above the leaves has their noise, but other values of its own
             return None
         (data,) = self._plan()
-        levels = self.levels.double().numpy() if self._is_treed else None
+        own_levels = self._is_treed and not self._share_all
         terms = leaf_terms(
             data.root,
             self._data_of,
-            data.X.double().numpy(),
-            data.y.double().numpy(),
+            data.X.cpu().double().numpy(),
+            data.y.cpu().double().numpy(),
             noise,
-            None if self._share_all else levels,
+            None if not own_levels else self.levels.cpu().double().numpy(),
         )
-        return LeafProblem(quantities, terms, correlation, self._num_observed)
+        try:
+            return LeafProblem(mll, (*own, raw_noise), terms, correlation)
+        except UnknownFormError:
+            return None
 
     def _plan(self) -> list[TreeData]:
         """Data and terms of equation (2), tree by tree."""
@@ -658,14 +624,12 @@ class TreedGP(FastSingleTaskGP):
             with torch.no_grad():
                 X = self.transform_inputs(raw) if self.training else raw
             X = X.expand(*y.shape, X.shape[-1])
-            group = nested_groups if self._share_all else node_groups
-            plans = []
+            self._plan_cache = cache = (raw, y, [])
             for e, (x, t) in enumerate(
                 zip(self._elements(X, 2)[0], self._elements(y, 1)[0], strict=True)
             ):
                 tree = self.partition.element(e).tree(x.cpu().double().numpy())
-                plans.append(TreeData(tree, x, t, self._data_of, group))
-            self._plan_cache = cache = (raw, y, plans)
+                cache[2].append(TreeData(tree, x, t, self._data_of))
         return cache[2]
 
     @property
@@ -674,28 +638,28 @@ class TreedGP(FastSingleTaskGP):
 
     def _log_path_evidence(self) -> Tensor:
         """The sum of equation (2) without the prior, ``batch_shape``."""
-        all_levels = self.levels.reshape(-1, *self.levels.shape[-2:])
+        levels = self.levels.reshape(-1, *self.levels.shape[-2:]).unbind(-1)
         totals = []
-        for e, (data, levels) in enumerate(zip(self._plan(), all_levels, strict=True)):
-            covariances = covariances_of(self.covar_module, e, data, levels[:, 0])
-            mean, noise = self._mean_and_noise(e, data, levels)
-            totals.append(path_evidence(data.groups, data.y, covariances, mean, noise))
+        for e, data in enumerate(self._plan()):
+            leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
+            X = data.X.expand(len(leaves), *data.X.shape)
+            mean = self.mean_module.leaf_mean(e, leaves, X)
+            amplitude, constant, own_noise = (values[e] for values in levels)
+            if isinstance(self.likelihood, LeafNoiseLikelihood):
+                noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
+            else:  # the same in all leaves and nodes
+                noise, own_noise = self._elements(self._known_noise(), 1)[0, e], None
+            totals.append(
+                path_evidence(
+                    data.terms,
+                    data.y,
+                    self.covar_module.leaf_covariance(e, leaves, X),
+                    mean,
+                    noise.expand(mean.shape),
+                    None if self._share_all else (amplitude, constant, own_noise),
+                )
+            )
         return torch.stack(totals).reshape(self.partition.tree_shape)
-
-    def _mean_and_noise(
-        self, element: int, data: TreeData, levels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Of the data, in leaves and then in nodes: see ``PathGroup.values``."""
-        leaves = data.leaves
-        inputs = data.X.expand(len(leaves), *data.X.shape)
-        mean = self.mean_module.leaf_mean(element, leaves, inputs)
-        mean = torch.cat([mean, levels[:, 1:2].expand(-1, len(data.y))])
-        if isinstance(self.likelihood, LeafNoiseLikelihood):
-            noise = self.likelihood.noise_covar.leaf_noise(element, leaves)
-            noise = torch.cat([noise, levels[:, 2]]).unsqueeze(-1)
-        else:  # the same in all leaves and nodes
-            noise = self._elements(self._known_noise(), 1)[0, element]
-        return mean, noise.expand(mean.shape)
 
     def _known_noise(self) -> Tensor:
         """Noise variances of the training data under a common likelihood."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior, NormalPrior
+from gpytorch.priors import GammaPrior, NormalPrior
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from botorch_structured.models.tree.noise import register_noise_std_prior
 from botorch_structured.models.treed.kernel import TreedStationary
+from botorch_structured.models.treed.leaf_modules import LeafNoiseLikelihood
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, randomised, step_data
 
@@ -29,39 +34,42 @@ def with_gradient(model: TreedGP, value: Tensor) -> list[Tensor]:
 
 
 def by_the_kernel(model: TreedGP) -> Tensor:
-    """The objective from covariances as predictions take them, by autograd."""
-    totals = []
+    """The objective, each term from torch's own distribution."""
+    totals, of_leaves = [], isinstance(model.likelihood, LeafNoiseLikelihood)
     for e, data in enumerate(model._plan()):
         levels = model.levels.reshape(-1, *model.levels.shape[-2:])[e]
-        mean, noise = model._mean_and_noise(e, data, levels)
-        L = len(data.root.leaves())
+        place = {id(node): k for k, node in enumerate(data.root.walk())}
         total = torch.zeros(())
-        for group in data.groups:
-            for b, (leaf, v) in enumerate(zip(group.leaves, group.values, strict=True)):
-                for member, weight in zip(
-                    group.members[b], group.weights[b], strict=True
-                ):
-                    if weight == 0.0:
-                        continue
-                    rows = group.rows[b, member > 0.0]
-                    X = data.X[rows].unsqueeze(0)
-                    # two sets of points: no shortcut for the gradient
-                    K = model.covar_module.leaf_covariance(
-                        e, leaf.unsqueeze(0), X, X.clone()
-                    )[0]
-                    if v >= L:
-                        own = model.covar_module.variance_of(e, leaf)
-                        K = K * (levels[v - L, 0] / own)
-                    K = K + torch.diag(noise[v, rows])
-                    density = torch.distributions.MultivariateNormal(mean[v, rows], K)
-                    total = total + weight * density.log_prob(data.y[rows])
+        for j, leaf in enumerate(data.root.leaves()):
+            number = torch.tensor([j])
+            for node in leaf.path():
+                rows = torch.as_tensor(data.data(node))
+                X = data.X[rows].unsqueeze(0)
+                # two sets of points: no shortcut for the gradient
+                K = model.covar_module.leaf_covariance(e, number, X, X.clone())[0]
+                mean = model.mean_module.leaf_mean(e, number, X)[0]
+                if of_leaves:
+                    noise = model.likelihood.noise_covar.leaf_noise(e, number)
+                else:
+                    noise = model._known_noise().reshape(-1, len(data.y))[e, rows]
+                if node is not leaf and not model._share_all:
+                    variance, level, own = levels[place[id(node)]]
+                    K = K * (variance / K.diagonal().mean())
+                    mean, noise = level, own if of_leaves else noise
+                weight = len(data.data(leaf)) / len(rows)
+                weight /= 1 + leaf.depth - node.depth
+                total = total + weight * torch.distributions.MultivariateNormal(
+                    mean.expand(len(rows)), K + noise.expand(len(rows)).diag()
+                ).log_prob(data.y[rows])
         totals.append(total)
     return torch.stack(totals).reshape(model.partition.tree_shape)
 
 
 @pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("kind", ["warp", "categorical", "known noise", "batch"])
-def test_one_pass_over_the_terms_is_autograd_over_each(
+@pytest.mark.parametrize(
+    "kind", ["default", "warp", "categorical", "known noise", "one noise", "batch"]
+)
+def test_the_sum_over_nodes_is_that_over_leaves_and_paths(
     kind: str, published: bool
 ) -> None:
     X, Y = step_data(40, seed=1)
@@ -73,7 +81,9 @@ def test_one_pass_over_the_terms_is_autograd_over_each(
         kwargs["categorical_features"] = [2]
     elif kind == "known noise":
         kwargs["train_Yvar"] = 0.01 + 0.1 * X[:, :1]
-    else:
+    elif kind == "one noise":
+        kwargs["leaf_noise"] = False
+    elif kind == "batch":
         Y = torch.cat([Y, Y.flip(0), X[:, :1]], dim=-1)  # trees of several sizes
     model = randomised(TreedGP(X, Y, **kwargs), seed=2).train()
     assert isinstance(model.covar_module, TreedStationary)
@@ -152,28 +162,86 @@ def test_what_a_fit_maximises_is_the_objective(published: bool, noise: str) -> N
             return
         assert problem is not None
         expected = with_gradient(model, model.compute_custom_loss(mll))
-        names = [name for name, _ in model.named_parameters()]
-        theta = problem.theta()
-        value, gradient = problem.loss_and_gradient(theta)
+        raw = problem.read()
+        value, gradient = problem(raw)
         assert value == pytest.approx(expected[0].item(), rel=1e-11)
-        for name, slope in zip(names, expected[1:], strict=True):
-            d = X.shape[-1]
-            (k,) = (
-                k
-                for k, key in enumerate(("length", "variance", "constant", "noise"))
-                if key in name
-            )
-            part = gradient[:, :d] if k == 0 else gradient[:, d + k - 1]
-            if slope.numel() == 1:  # of all leaves
-                part = part.sum(keepdims=True)
-            np.testing.assert_allclose(
-                part.reshape(slope.shape), slope.numpy(), rtol=1e-9, atol=1e-11
-            )
+        slopes = torch.cat([slope.flatten() for slope in expected[1:]])
+        np.testing.assert_allclose(gradient, slopes.numpy(), rtol=1e-9, atol=1e-11)
+        # each leaf has its part of it, but for a constant
+        parts = [
+            f(x)[0] for f, x in zip(problem.densities, problem.theta(), strict=True)
+        ]
+        assert -(sum(parts) + problem.constant) / 40 == pytest.approx(value)
         # what is written is what is read
-        problem.write(theta - 0.01)
-        np.testing.assert_allclose(
-            problem.theta()[problem.free], (theta - 0.01)[problem.free]
-        )
+        problem.write(raw - 0.01)
+        np.testing.assert_array_equal(problem.read(), raw - 0.01)
+
+
+def test_one_leaf_is_fitted_in_closed_form() -> None:
+    model = TreedGP(*step_data(), max_leaves=1)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    problem = model._leaf_problem(mll)
+    assert problem is not None and not problem.in_logarithms
+    loss = -mll(model(*model.train_inputs), model.train_targets)
+    expected, *slopes = with_gradient(model, loss)
+    value, gradient = problem(problem.read())
+    assert value == pytest.approx(expected.item(), rel=1e-11)
+    # the likelihood comes first in the objective, last in the model
+    names = [name for name, _ in model.named_parameters()]
+    found = dict(zip(names, slopes, strict=True))
+    inner = [name.removeprefix("model.") for name in problem._parameters.names]
+    slopes = torch.cat([found[name].flatten() for name in inner])
+    np.testing.assert_allclose(gradient, slopes.numpy(), rtol=1e-8, atol=1e-10)
+
+
+def factors_of(model: TreedGP) -> list[Any]:
+    """Value and gradient of the objective, and how often jitter was warned of."""
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    return with_gradient(model, model.compute_custom_loss(mll))
+
+
+def test_one_covariance_without_a_factor_gets_jitter() -> None:
+    """One node of several: the others stay as they are, and nothing becomes NaN."""
+    X, Y = step_data(40, seed=1)
+    X[1] = X[0]  # twice the same point
+    known = torch.full_like(Y, 0.05)
+    model = TreedGP(X, Y, known, leaf_kernel="matern")
+    results = []
+    for noise in (-1e-10, 1e-8 - 1e-10):  # as it is with jitter
+        variances = known.squeeze(-1).clone()
+        variances[:2] = noise
+        model.likelihood.noise_covar.noise = variances
+        with pytest.warns(NumericalWarning) if noise < 0.0 else nullcontext():
+            results.append(factors_of(model))
+    for a, b in zip(*results, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05 * b.abs().max().item())
+    model.likelihood.noise_covar.noise = variances - 5.0
+    with pytest.raises(NotPSDError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        factors_of(model)
+
+
+def test_an_amplitude_may_vanish() -> None:
+    """Without a prior it does: nodes above the leaf then lose their covariance too."""
+    kernel = ScaleKernel(MaternKernel(nu=2.5, ard_num_dims=2))
+    model = TreedGP(*step_data(), covar_module=kernel)
+    assert model.partition.num_leaves > 1
+    with torch.no_grad():
+        for copy in model.covar_module.copies:
+            copy.raw_outputscale.fill_(-300.0)
+    assert all(part.isfinite().all() for part in factors_of(model))
+
+
+def test_single_precision() -> None:
+    expected, found = (
+        factors_of(randomised(TreedGP(*step_data()), seed=1).to(dtype))
+        for dtype in (torch.float64, torch.float32)
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        scale = b.abs().max().item()
+        torch.testing.assert_close(a.double(), b, rtol=1e-2, atol=1e-2 * scale)
 
 
 def test_other_modules_have_no_written_out_objective() -> None:
@@ -190,18 +258,19 @@ def test_other_modules_have_no_written_out_objective() -> None:
         {"likelihood": GaussianLikelihood()},
         {"covar_module": MaternKernel(nu=2.5), "max_leaves": 1},
         {"covar_module": RBFKernel(active_dims=[1]), "max_leaves": 1},
-        {"likelihood": with_prior_of_deviation(), "max_leaves": 1},
+        {"likelihood": with_gamma_prior(), "max_leaves": 1},
     ):
         model = TreedGP(X, Y, **kwargs)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         assert model._leaf_problem(mll) is None, kwargs
 
 
-def with_prior_of_deviation() -> GaussianLikelihood:
-    """A prior on the square root of what is fitted."""
-    likelihood = GaussianLikelihood()
-    register_noise_std_prior(likelihood.noise_covar, LogNormalPrior(-2.0, 0.5))
-    return likelihood
+def with_gamma_prior() -> GaussianLikelihood:
+    """A log density that is not quadratic in logarithms."""
+    return GaussianLikelihood(
+        noise_prior=GammaPrior(1.1, 0.05),
+        noise_constraint=GreaterThan(1e-4, None, initial_value=1e-2),
+    )
 
 
 def test_the_objective_of_a_subclass_is_its_own() -> None:

@@ -31,9 +31,9 @@ from treed_models import (
 )
 
 from botorch_structured.fit import fit_slice_sampling
+from botorch_structured.models.treed.cart import TreeNode
 from botorch_structured.models.treed.kernel import TreedStationary
 from botorch_structured.models.treed.prediction import TreedPredictor
-from botorch_structured.models.treed.tree import TreeNode
 from botorch_structured.models.treed.treed_gp import TreedGP
 
 

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from botorch_structured.models.treed.growth import (
-    grow_by_evidence,
-    grow_by_variance,
-)
-from botorch_structured.models.treed.partition import TreePartition
-from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
-from botorch_structured.models.treed.tree import (
+from botorch_structured.models.treed.cart import (
     ChangePoint,
     Split,
     TreeNode,
     split_by_variance,
 )
+from botorch_structured.models.treed.growth import (
+    grow_by_evidence,
+    grow_by_variance,
+)
+from botorch_structured.models.treed.scoring import NodeEvidence, NodePrior
+from botorch_structured.models.treed.tree_partition import TreePartition
 
 Array = NDArray[np.float64]
 seeds = st.integers(0, 10_000)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from botorch_structured.models.treed.tree import Array, ChangePoint, Split, TreeNode
+from botorch_structured.models.treed.cart import Array, ChangePoint, Split, TreeNode
 
 # fill value of nodes that do not exist, and dtype
 _BUFFERS: dict[str, tuple[float, torch.dtype]] = {
