@@ -17,6 +17,7 @@ __all__ = ["ModelDensity", "StationaryDensity"]
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,11 @@ from scipy.linalg import lapack
 
 from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES
-from botorch_structured.models.fast_inference import FastInference, noise_is_known
+from botorch_structured.models.fast_inference import (
+    FastInference,
+    has_methods_of,
+    noise_is_known,
+)
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.leaf_model import LeafModel
@@ -42,8 +47,6 @@ Correlation = Callable[[Vector, Vector], Vector]
 
 # A distance at which every correlation is exactly zero: exp(-sqrt(1e8)) underflows.
 _APART = 1e8
-# Distances of single columns are kept up to this many numbers (128 MiB).
-_MAX_KEPT = 2**24
 # With more rows ``ModelDensity`` is faster for a conditional kernel, whose blocks it
 # factorises one by one, and for a model on a GPU.
 _MANY_ROWS = 500
@@ -53,7 +56,14 @@ _MANY_ROWS = 500
 _MAX_SUBTRACTED = 1e4
 # Jitter as in linear_operator's psd_safe_cholesky in double precision.
 _JITTERS = (0.0, 1e-8, 1e-7, 1e-6)
-_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+# By class and nu.
+_CORRELATIONS: dict[tuple[type[Kernel], float | None], str] = {
+    (RBFKernel, None): "rbf",
+    (MaternKernel, 0.5): "matern12",
+    (MaternKernel, 1.5): "matern32",
+    (MaternKernel, 2.5): "matern52",
+    (LaplaceKernel, None): "laplace",
+}
 # Implementations of the hook that compute the evidence of an exact GP.
 _OWN_EVIDENCE = (None, FastInference._fast_evidence, LeafModel._fast_evidence)
 
@@ -158,8 +168,8 @@ def _has_leaves(model: object) -> bool:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """The parts of a model that the evaluation needs.
+class _PlainKernel:
+    """The kernel of a plain GP, and its data.
 
     Attributes:
         correlation: A function of the sum of |x_j - x'_j|^e / l_j^e.
@@ -179,41 +189,31 @@ class _Form:
     scale: ScaleKernel | None
 
 
-def _find_form(model: SingleTaskGP) -> _Form | None:
-    """The form of a plain model (``_is_plain``); None for other kernels.
+def _plain_kernel(model: SingleTaskGP) -> _PlainKernel | None:
+    """That of a model in training mode for which ``_is_plain`` holds; None for others.
 
     Args:
-        model: The model, which is put in training mode; its training inputs are
-            transformed.
+        model: The model.
     """
-    model.train()  # in evaluation mode its inputs are transformed already
     with torch.no_grad():
         points = model.transform_inputs(model.train_inputs[0])
         kernel, key = model.covar_module, None
-        if type(kernel) is ConditionalKernel:
+        if isinstance(kernel, ConditionalKernel):
             places = kernel.locate(points)
             points = torch.where(places.active, points, kernel.fill.to(points))
             key, kernel = places.key.cpu().numpy(), kernel.base_kernel
-        scale = None
-        columns = kernel.active_dims
-        if type(kernel) is ScaleKernel:
+        scale, columns = None, kernel.active_dims
+        if isinstance(kernel, ScaleKernel):
             scale, kernel = kernel, kernel.base_kernel
-        exponent = 2.0
-        if type(kernel) is RBFKernel:
-            correlation = "rbf"
-        elif type(kernel) is MaternKernel:
-            correlation = _MATERN[kernel.nu]
-        elif type(kernel) is LaplaceKernel:
-            correlation, exponent = "laplace", 1.0
-        else:
-            return None
-        if kernel.batch_shape or (scale is not None and scale.batch_shape):
+        # a subclass has a formula of its own: GPyTorch's RBF with gradients is one
+        name = _CORRELATIONS.get((type(kernel), getattr(kernel, "nu", None)))
+        if name is None or kernel.batch_shape or (scale and scale.batch_shape):
             return None
         if columns is not None:
             points = points[..., columns]
     numbers = points.cpu().double().numpy()
-    value = ARRAY_VALUES[correlation]
-    return _Form(value, exponent, numbers, key, kernel, scale)
+    exponent = 1.0 if name == "laplace" else 2.0
+    return _PlainKernel(ARRAY_VALUES[name], exponent, numbers, key, kernel, scale)
 
 
 def _is_plain(mll: MarginalLogLikelihood) -> bool:
@@ -223,16 +223,16 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
         mll: The objective.
     """
     model = mll.model
-    cls = type(model)
-    own = getattr(cls, "compute_custom_loss", None)
+    own = getattr(type(model), "compute_custom_loss", None)
+    evidence = getattr(type(model), "_fast_evidence", None)
     transform = getattr(model, "input_transform", None)
     return (
         type(mll) is ExactMarginalLogLikelihood
         and mll.likelihood is model.likelihood
         and isinstance(model, SingleTaskGP)
-        and cls.forward is SingleTaskGP.forward
+        and has_methods_of(SingleTaskGP, model, "forward")
         and own in (None, FastInference.compute_custom_loss)
-        and getattr(cls, "_fast_evidence", None) in _OWN_EVIDENCE
+        and evidence in _OWN_EVIDENCE
         and noise_is_known(mll.likelihood)
         and getattr(mll.likelihood, "second_noise_covar", None) is None
         and not any(True for _ in model.added_loss_terms())
@@ -243,9 +243,8 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """The role of one coordinate.
+class _Role(NamedTuple):
+    """What one coordinate is.
 
     Attributes:
         name: "length", "scale", "noise" or "mean".
@@ -258,55 +257,53 @@ class _Kind:
     power: float
 
 
-def _find_kinds(
-    mll: MarginalLogLikelihood, coordinates: PriorCoordinates, form: _Form
-) -> list[_Kind] | None:
+def _find_roles(
+    mll: MarginalLogLikelihood, coordinates: PriorCoordinates, kernel: _PlainKernel
+) -> list[_Role] | None:
     """The role of each coordinate; None if one has another role.
 
     Args:
         mll: The objective.
         coordinates: Of its model.
-        form: Of its model.
+        kernel: Of its model.
     """
     model = mll.model
-    names = {form.length.raw_lengthscale: "length"}
-    if form.scale is not None:
-        names[form.scale.raw_outputscale] = "scale"
-    if type(model.likelihood) is GaussianLikelihood:
+    names = {kernel.length.raw_lengthscale: "length"}
+    if kernel.scale is not None:
+        names[kernel.scale.raw_outputscale] = "scale"
+    if isinstance(model.likelihood, GaussianLikelihood):
         names[model.likelihood.noise_covar.raw_noise] = "noise"
-    if type(model.mean_module) is ConstantMean:
-        names[model.mean_module.raw_constant] = "mean"
+    mean = model.mean_module
+    if isinstance(mean, ConstantMean) and has_methods_of(ConstantMean, mean, "forward"):
+        names[mean.raw_constant] = "mean"
     parameters = dict(model.named_parameters())
-    kinds = []
+    roles = []
     for block in coordinates.blocks:
-        if block.power is None:
-            return None
         name = names.get(parameters[block.parameter])
-        if name is None or (name != "length" and block.size != 1):
+        if block.power is None or name is None or (name != "length" and block.size > 1):
             return None
-        kinds += [_Kind(name, i, block.power) for i in range(block.size)]
-    return kinds
+        roles += [_Role(name, i, block.power) for i in range(block.size)]
+    return roles
 
 
 # -- their density, one change at a time -------------------------------------------
 
 
-class _State:
-    """Results at one position.
+class _Naturals(NamedTuple):
+    """Values of the parameters: lengthscales ``e``, variance, noise, mean."""
 
-    Attributes:
-        distance: Sum over columns, packed.
-        value: Its correlation, packed.
-        factor: Cholesky factor of the covariance, packed.
-        half: L^-1 (y - mean), ``n``.
-        log_det: Log determinant of the covariance.
-        log_prior: Log prior density, Jacobian included.
-    """
+    length: Vector
+    scale: float
+    noise: float | Vector
+    mean: float | Vector
 
-    def __init__(self, size: int) -> None:
-        self.distance, self.value, self.factor = (np.empty(size) for _ in range(3))
-        self.half = np.empty(0)
-        self.log_det = self.log_prior = 0.0
+    def changed(self, role: _Role, natural: float) -> _Naturals:
+        """With another value of one of them."""
+        if role.name != "length":
+            return self._replace(**{role.name: natural})
+        length = self.length.copy()
+        length[role.index] = natural
+        return self._replace(length=length)
 
 
 class StationaryDensity:
@@ -319,30 +316,49 @@ class StationaryDensity:
         self,
         mll: MarginalLogLikelihood,
         coordinates: PriorCoordinates,
-        form: _Form,
-        kinds: list[_Kind],
+        kernel: _PlainKernel,
+        roles: list[_Role],
     ) -> None:
-        self.coordinates = coordinates
-        self._form = form
-        n = len(form.points)
-        self.num_data = n
+        self.coordinates, self._kernel, self._roles = coordinates, kernel, roles
+        self.num_data = n = len(kernel.points)
         numbers = np.arange(n * n, dtype=np.float64).reshape(n, n, order="F")
         packed, _ = lapack.dtrttf(numbers, transr="N", uplo="L")
         index = packed.astype(np.int64)
         self._rows, self._columns = index % n, index // n
         diagonal = np.flatnonzero(self._rows == self._columns)
         self._diagonal = diagonal[np.argsort(self._rows[diagonal])]  # row by row
-        self._apart: Vector | None = None
-        if form.key is not None:
-            apart = form.key[self._rows] != form.key[self._columns]
-            self._apart = np.where(apart, _APART, 0.0)
-        self._differences: dict[int, Vector] = {}
-        self._keep = form.points.shape[1] * len(index) <= _MAX_KEPT
-        size = len(index)
-        # results at the current position and at the last one evaluated
-        self._now, self._new = _State(size), _State(size)
-        self._kinds = kinds
-        self._read(mll)
+        self._apart = np.zeros(len(index))
+        if kernel.key is not None:
+            apart = kernel.key[self._rows] != kernel.key[self._columns]
+            self._apart[apart] = _APART
+        # packed: sums of distances over columns, and their correlations, at the current
+        # position and at the last one with another lengthscale
+        self._distance, self._value, self._next_distance, self._next_value = np.empty(
+            (4, len(index))
+        )
+        self._factor = np.empty(len(index))
+        model = mll.model
+        with torch.no_grad():
+            noise = _numbers(model.likelihood.noise)
+            mean = model.mean_module(model.transform_inputs(model.train_inputs[0]))
+            self._now = _Naturals(
+                _numbers(kernel.length.lengthscale),
+                1.0 if kernel.scale is None else float(kernel.scale.outputscale),
+                float(noise[0]) if noise.size == 1 else noise,
+                _numbers(mean),
+            )
+            self._targets = _numbers(model.train_targets)
+            # priors of parameters without a gradient are constants
+            every = sum(
+                float(prior.log_prob(closure(module)).sum())
+                for _, module, prior, closure, _ in model.named_priors()
+            )
+        values = coordinates.read_values()
+        of_blocks = (b.log_prior(b.part(values)) for b in coordinates.blocks)
+        self._held_prior = every - sum(of_blocks)
+        self._log_prior = 0.0
+        self._position = coordinates.to_position(values)
+        self._trial = (0, 0.0, self._now, 0.0)
 
     @classmethod
     def of(
@@ -366,36 +382,11 @@ class StationaryDensity:
         remote = mll.model.train_targets.device.type != "cpu"
         if n == 0 or (n > _MANY_ROWS and remote):
             return None
-        form = _find_form(mll.model)
-        if form is None or (n > _MANY_ROWS and form.key is not None):
+        kernel = _plain_kernel(mll.model)
+        if kernel is None or (n > _MANY_ROWS and kernel.key is not None):
             return None
-        kinds = _find_kinds(mll, coordinates, form)
-        return None if kinds is None else cls(mll, coordinates, form, kinds)
-
-    def _read(self, mll: MarginalLogLikelihood) -> None:
-        """Read from the model what is constant: data, and parameters not sampled."""
-        model, c, form = mll.model, self.coordinates, self._form
-        with torch.no_grad():
-            self._length = _numbers(form.length.lengthscale)
-            self._scale = 1.0 if form.scale is None else float(form.scale.outputscale)
-            noise = _numbers(model.likelihood.noise)
-            self._noise = float(noise[0]) if noise.size == 1 else noise
-            X = model.transform_inputs(model.train_inputs[0])
-            mean = _numbers(model.mean_module(X))
-            targets = _numbers(model.train_targets)
-            self._residual = targets - mean
-            self._ones = np.ones((self.num_data, 1), order="F")
-            self._mean = float(mean[0]) if mean.size else 0.0
-            # priors of parameters without a gradient are constants
-            every = sum(
-                float(prior.log_prob(closure(module)).sum())
-                for _, module, prior, closure, _ in model.named_priors()
-            )
-        values = c.read_values()
-        self._held_prior = every - sum(b.log_prior(b.part(values)) for b in c.blocks)
-        self._constant = -0.5 * self.num_data * math.log(2.0 * math.pi)
-        self._position = c.to_position(values)
-        self._trial: tuple[int, float, float] = (0, 0.0, 0.0)
+        roles = _find_roles(mll, coordinates, kernel)
+        return None if roles is None else cls(mll, coordinates, kernel, roles)
 
     @property
     def dim(self) -> int:
@@ -404,164 +395,126 @@ class StationaryDensity:
 
     def move_to(self, position: Vector) -> float:
         """See ``Target.move_to``."""
-        c, new = self.coordinates, self._new
+        c, natural = self.coordinates, self._now
         values = c.to_values(position)
         if not c.inside(values):
             return -math.inf
-        before = self._scale, self._noise, self._residual, self._mean
-        lengths = self._length.copy()
-        for kind, value in zip(self._kinds, values.tolist(), strict=True):
-            self._set(kind, value**kind.power)
-        self._sum_distances(new.distance)
-        new.value = self._form.correlation(new.distance, new.value)
-        new.log_prior = c.log_prior(position) + self._held_prior
-        evidence = self._evidence(new, new.value, self._scale, self._noise)
-        result = evidence + new.log_prior
+        for role, value in zip(self._roles, values.tolist(), strict=True):
+            natural = natural.changed(role, value**role.power)
+        self._sum_distances(natural.length, self._next_distance)
+        log_prior = c.log_prior(position) + self._held_prior
+        result = self._evidence(self._next_correlation(), natural) + log_prior
         if not math.isfinite(result):
-            self._scale, self._noise, self._residual, self._mean = before
-            self._length = lengths
             return -math.inf
+        self._now, self._log_prior = natural, log_prior
         self._position = position.copy()
-        self._now, self._new = new, self._now
+        self._swap()
         return result
-
-    def _sum_distances(self, out: Vector, without: int | None = None) -> Vector:
-        """Sum of distances, without the columns of one lengthscale if given."""
-        out[:] = 0.0 if self._apart is None else self._apart
-        for k, length in enumerate(self._length.tolist()):
-            if k != without:
-                out += length**-self._form.exponent * self._difference(k)
-        return out
-
-    def _set(self, kind: _Kind, natural: float) -> None:
-        if kind.name == "length":
-            self._length[kind.index] = natural
-        elif kind.name == "scale":
-            self._scale = natural
-        elif kind.name == "noise":
-            self._noise = natural
-        else:
-            self._residual = self._residual + (self._mean - natural)
-            self._mean = natural
 
     def along(self, axis: int) -> Callable[[float], float]:
         """See ``Target.along``."""
-        c, kind = self.coordinates, self._kinds[axis]
+        c, role = self.coordinates, self._roles[axis]
         start = float(self._position[axis])
         to_value = c.scalar_value(axis)
-        if kind.name == "length":
-            evidence = self._along_length(kind.index)
-        elif kind.name == "mean":
-            evidence = self._along_mean()
-        else:
-            evidence = self._along_variance(kind)
+        correlation: Callable[[float], Vector] = lambda _: self._value  # noqa: E731
+        if role.name == "length":
+            correlation = self._along_length(role.index)
         prior = c.log_prior_along(self._position, axis)
-        rest = self._now.log_prior - prior(
-            start, float(c.to_values(self._position)[axis])
-        )
+        rest = self._log_prior - prior(start, float(c.to_values(self._position)[axis]))
 
         def log_density(coordinate: float) -> float:
             value = to_value(coordinate)
             if value is None:
                 return -math.inf
-            natural = value**kind.power
-            self._trial = (axis, coordinate, natural)
-            self._new.log_prior = rest + prior(coordinate, value)
-            if not math.isfinite(self._new.log_prior):
+            natural = value**role.power
+            log_prior = rest + prior(coordinate, value)
+            if not math.isfinite(log_prior):
                 return -math.inf
-            return evidence(natural) + self._new.log_prior
+            trial = self._now.changed(role, natural)
+            self._trial = (axis, coordinate, trial, log_prior)
+            return self._evidence(correlation(natural), trial) + log_prior
 
         return log_density
 
-    def _along_length(self, index: int) -> Callable[[float], float]:
-        new, e = self._new, self._form.exponent
-        difference = self._difference(index)
-        mine = self._length[index] ** -e * difference
-        if mine.max(initial=0.0) > _MAX_SUBTRACTED:
-            rest = self._sum_distances(mine, without=index)
-        else:
-            rest = np.maximum(self._now.distance - mine, 0.0)
-
-        def evidence(length: float) -> float:
-            np.multiply(difference, length**-e, out=new.distance)
-            new.distance += rest
-            new.value = self._form.correlation(new.distance, new.value)
-            return self._evidence(new, new.value, self._scale, self._noise)
-
-        return evidence
-
-    def _along_variance(self, kind: _Kind) -> Callable[[float], float]:
-        new, value = self._new, self._now.value
-        if kind.name == "scale":
-            return lambda scale: self._evidence(new, value, scale, self._noise)
-        return lambda noise: self._evidence(new, value, self._scale, noise)
-
-    def _along_mean(self) -> Callable[[float], float]:
-        new, now = self._new, self._now
-        unit = _half_solve(now.factor, self._ones)
-        new.log_det = now.log_det
-
-        def evidence(mean: float) -> float:
-            new.half = now.half + (self._mean - mean) * unit
-            return self._constant - 0.5 * (float(new.half @ new.half) + new.log_det)
-
-        return evidence
-
     def accept(self) -> None:
         """See ``Target.accept``."""
-        axis, coordinate, natural = self._trial
-        kind, now, new = self._kinds[axis], self._now, self._new
-        self._position[axis] = coordinate
-        self._set(kind, natural)
-        now.log_prior, now.log_det, now.half = new.log_prior, new.log_det, new.half
-        if kind.name == "length":
-            now.distance, new.distance = new.distance, now.distance
-            now.value, new.value = new.value, now.value
-        if kind.name != "mean":
-            now.factor, new.factor = new.factor, now.factor
+        axis, self._position[axis], self._now, self._log_prior = self._trial
+        if self._roles[axis].name == "length":
+            self._swap()
+
+    def _swap(self) -> None:
+        self._distance, self._next_distance = self._next_distance, self._distance
+        self._value, self._next_value = self._next_value, self._value
+
+    def _along_length(self, index: int) -> Callable[[float], Vector]:
+        """Correlations as a function of one lengthscale."""
+        e, lengths = self._kernel.exponent, self._now.length
+        difference = self._difference(index)
+        rest = lengths[index] ** -e * difference
+        if rest.max(initial=0.0) > _MAX_SUBTRACTED:
+            self._sum_distances(lengths, rest, without=index)
+        else:
+            rest = np.maximum(self._distance - rest, 0.0)
+
+        def correlation(length: float) -> Vector:
+            np.multiply(difference, length**-e, out=self._next_distance)
+            self._next_distance += rest
+            return self._next_correlation()
+
+        return correlation
+
+    def _next_correlation(self) -> Vector:
+        self._next_value = self._kernel.correlation(
+            self._next_distance, self._next_value
+        )
+        return self._next_value
+
+    def _sum_distances(
+        self, lengths: Vector, out: Vector, without: int | None = None
+    ) -> None:
+        """Sum of distances, without the columns of one lengthscale if given."""
+        out[:] = self._apart
+        for k, length in enumerate(lengths.tolist()):
+            if k != without:
+                out += length**-self._kernel.exponent * self._difference(k)
 
     def _difference(self, k: int) -> Vector:
         """Sum over the columns of lengthscale k of |x - x'|^e, packed."""
-        if k in self._differences:
-            return self._differences[k]
-        points = self._form.points
-        shared = len(self._length) == 1
+        points = self._kernel.points
         total = np.zeros(len(self._rows))
-        for j in range(points.shape[1]) if shared else (k,):
-            x = points[:, j]
-            total += np.abs(x[self._rows] - x[self._columns]) ** self._form.exponent
-        if self._keep:
-            self._differences[k] = total
+        for x in points.T if len(self._now.length) == 1 else points.T[k : k + 1]:
+            total += np.abs(x[self._rows] - x[self._columns]) ** self._kernel.exponent
         return total
 
-    def _evidence(
-        self, state: _State, value: Vector, scale: float, noise: float | Vector
-    ) -> float:
-        """Log N(y; mean, scale * value + noise); fills the factor of ``state``."""
+    def _evidence(self, value: Vector, natural: _Naturals) -> float:
+        """Log N(y; mean, scale * value + noise)."""
         n = self.num_data
         for jitter in _JITTERS:
-            np.multiply(value, scale, out=state.factor)
-            state.factor[self._diagonal] += noise + jitter
-            state.factor, info = lapack.dpftrf(
-                n, state.factor, transr="N", uplo="L", overwrite_a=1
+            np.multiply(value, natural.scale, out=self._factor)
+            self._factor[self._diagonal] += natural.noise + jitter
+            self._factor, info = lapack.dpftrf(
+                n, self._factor, transr="N", uplo="L", overwrite_a=1
             )
             if info == 0:
                 break
         else:
             return -math.inf
-        state.half = _half_solve(state.factor, self._residual[:, None])
-        state.log_det = 2.0 * float(np.log(state.factor[self._diagonal]).sum())
-        result = self._constant - 0.5 * (float(state.half @ state.half) + state.log_det)
+        residual = (self._targets - natural.mean)[:, None]
+        half = lapack.dtfsm(
+            1.0,
+            self._factor,
+            residual,
+            transr="N",
+            side="L",
+            uplo="L",
+            trans="N",
+            diag="N",
+        )[:, 0]
+        log_det = 2.0 * float(np.log(self._factor[self._diagonal]).sum())
+        constant = -0.5 * n * math.log(2.0 * math.pi)
+        result = constant - 0.5 * (float(half @ half) + log_det)
         return result if math.isfinite(result) else -math.inf
 
 
 def _numbers(tensor: torch.Tensor) -> Vector:
     return tensor.detach().reshape(-1).cpu().double().numpy().copy()
-
-
-def _half_solve(factor: Vector, right: Vector) -> Vector:
-    """L^-1 b of a packed factor and an ``n x 1`` right-hand side, ``n``."""
-    solved = lapack.dtfsm(
-        1.0, factor, right, transr="N", side="L", uplo="L", trans="N", diag="N"
-    )
-    return solved[:, 0]

@@ -199,28 +199,6 @@ class TreedStationary(TreedKernel):
         """Variances of given leaves, ``B``."""
         return element_of(self.variance_of_leaf.value, element, 1)[leaves]
 
-    def coordinates(self, element: int, X: Tensor) -> Tensor:
-        """Where correlations of the data depend on the Euclidean distance alone.
-
-        Inputs over lengthscales; a categorical column becomes one column for each of
-        its values, 1 / (sqrt2 l) or 0, so that any two values are 1 / l apart.
-
-        Args:
-            element: Element of the (flattened) batch of trees.
-            X: The data, ``n x d``.
-
-        Returns:
-            ``L x n x e``.
-        """
-        num_leaves = self.variance_of_leaf.raw_value.shape[-1]
-        leaves = torch.arange(num_leaves, device=X.device)
-        scaled, scale = self._scaled(element, leaves, X)
-        parts = [scaled]
-        for j in self.categorical:
-            values = X[:, j : j + 1] == X[:, j].unique()
-            parts.append(values / (math.sqrt(2.0) * scale[..., j : j + 1]))
-        return torch.cat(parts, dim=-1) if self.categorical else scaled
-
     def _scaled(self, element: int, leaves: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
         """Warped inputs over lengthscales, and lengthscales ``B x 1 x d``."""
         scale = element_of(self.lengthscale_of_leaf.value, element, 2)[leaves]

@@ -399,8 +399,6 @@ def inverse_of_factor(chol: Array) -> Array:
     Args:
         chol: L, ``n x n`` in the order of Fortran; it may be overwritten.
     """
-    if len(chol) <= _SMALL_TRIANGLE:
-        return lapack.dpotri(chol, lower=1, overwrite_c=1)[0]
     return lapack.dlauum(_inverse_triangle(chol), lower=1, overwrite_c=1)[0]
 
 

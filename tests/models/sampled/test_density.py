@@ -26,11 +26,7 @@ from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.sampled.chains import effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates
-from botorch_structured.models.sampled.density import (
-    ModelDensity,
-    StationaryDensity,
-    _find_form,
-)
+from botorch_structured.models.sampled.density import ModelDensity, StationaryDensity
 from botorch_structured.models.sampled.slice_sampling import SliceSampler, first_widths
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -207,9 +203,6 @@ def test_evaluation_mode_does_not_transform_inputs_twice(make, bounds) -> None:
     z = coordinates.to_position(coordinates.read_values()) - 0.5
     z = np.maximum(z, coordinates.to_position(coordinates.lower.clip(1e-300)))
     assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-8)
-    forms = _find_form(model.eval()), _find_form(transformed())
-    assert forms[0] is not None and forms[1] is not None
-    np.testing.assert_array_equal(forms[0].points, forms[1].points)
 
 
 def test_the_definition_is_the_objective_of_a_fit() -> None:
