@@ -405,22 +405,27 @@ def best_split_by_evidence(
         least_gain: float = CONVERGED,
     ) -> None:
         """Score splits; fits begin where an earlier trial or the parent is."""
-        starts = (base, base) if like is None else like.fits
         for split in splits:
-            trial = _score(
-                node,
-                X,
-                split,
-                evidence,
-                starts,
-                trials.get(split),
-                in_score,
-                min_leaf_size,
-                steps,
-                least_gain,
+            left, right = children = node.divided(X, split)
+            # the right child has the point at the threshold too, but not in its home
+            least = max(min_leaf_size - 1, 1)
+            if len(left.home) < min_leaf_size or len(right.home) < least:
+                continue
+            rows = [child.home[in_score[child.home]] for child in children]
+            if min(map(len, rows)) < 2:
+                continue
+            seen = trials.get(split)
+            earlier = seen or like
+            starts = (base, base) if earlier is None else earlier.fits
+            first, second = (
+                evidence.fit(
+                    own, [start.theta], steps, start.point if seen else None, least_gain
+                )
+                for own, start in zip(rows, starts, strict=True)
             )
-            if trial is not None:
-                trials[split] = trial
+            value = first.log_evidence + second.log_evidence
+            if math.isfinite(value):
+                trials[split] = _Trial(value, children, (first, second))
 
     def best_of(count: int) -> list[Split]:
         return sorted(trials, key=lambda split: -trials[split].value)[:count]
@@ -546,32 +551,3 @@ class _Trial:
     value: float
     children: tuple[TreeNode, TreeNode]
     fits: tuple[NodeFit, NodeFit]
-
-
-def _score(
-    node: TreeNode,
-    X: Array,
-    split: Split,
-    evidence: NodeEvidence,
-    starts: tuple[NodeFit, NodeFit],
-    seen: _Trial | None,
-    in_score: np.ndarray,
-    min_leaf_size: int,
-    steps: int,
-    least_gain: float,
-) -> _Trial | None:
-    left, right = children = node.divided(X, split)
-    # the right child has the point at the threshold too, but not in its home
-    if len(left.home) < min_leaf_size or len(right.home) < max(min_leaf_size - 1, 1):
-        return None
-    fits = []
-    for child, start in zip(children, seen.fits if seen else starts, strict=True):
-        rows = child.home[in_score[child.home]]
-        if len(rows) < 2:
-            return None
-        here = start.point if seen else None
-        fits.append(evidence.fit(rows, [start.theta], steps, here, least_gain))
-    value = fits[0].log_evidence + fits[1].log_evidence
-    if not math.isfinite(value):
-        return None
-    return _Trial(value, children, (fits[0], fits[1]))

@@ -127,7 +127,7 @@ def test_evidence_of_a_node(seed: int, rbf: bool, one: bool) -> None:
 
 
 def test_evidence_of_a_node_is_near_the_integral() -> None:
-    """Against sampling from the prior, by two tenths of a nat or so."""
+    """Against sampling from the prior; Laplace falls short by .15 of a nat."""
     rng = np.random.default_rng(0)
     x = np.linspace(0.0, 1.0, 10)[:, None]
     y = np.sin(6.0 * x[:, 0]) + 0.1 * rng.standard_normal(10)
@@ -143,7 +143,7 @@ def test_evidence_of_a_node_is_near_the_integral() -> None:
         values.append(-math.inf if point is None else point.value - density)
     peak = max(values)
     integral = peak + math.log(np.mean(np.exp(np.array(values) - peak)))
-    assert fit.log_evidence == pytest.approx(integral, abs=1.0)
+    assert fit.log_evidence == pytest.approx(integral, abs=0.25)
 
 
 @pytest.mark.parametrize("n", [1, 20, 64, 65, 131, 260])
