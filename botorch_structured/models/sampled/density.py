@@ -17,7 +17,7 @@ __all__ = ["ModelDensity", "StationaryDensity"]
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -243,7 +243,8 @@ def _is_plain(mll: MarginalLogLikelihood) -> bool:
     )
 
 
-class _Role(NamedTuple):
+@dataclass(frozen=True)
+class _Role:
     """What one coordinate is.
 
     Attributes:
@@ -300,7 +301,8 @@ class _Naturals(NamedTuple):
     def changed(self, role: _Role, natural: float) -> _Naturals:
         """With another value of one of them."""
         if role.name != "length":
-            return self._replace(**{role.name: natural})
+            changed: dict[str, Any] = {role.name: natural}
+            return self._replace(**changed)
         length = self.length.copy()
         length[role.index] = natural
         return self._replace(length=length)

@@ -121,7 +121,6 @@ def leaf_terms(
         rows = np.concatenate([data(node) for node in nodes])
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
         first = number[id(nodes[0])]
-        own = nodes[0] is leaf or levels is None
         return LeafTerm(
             X[rows],
             y[rows],
@@ -129,7 +128,9 @@ def leaf_terms(
             tuple(number[id(node)] for node in nodes),
             tuple(len(data(node)) for node in nodes),
             np.array([path_weight(leaf, node, data) for node in nodes]),
-            None if own else tuple(levels[first].tolist()),
+            None
+            if levels is None or nodes[0] is leaf
+            else tuple(levels[first].tolist()),
         )
 
     found = []
@@ -300,7 +301,10 @@ class NodeDensities:
             self.densities[0].correlation,
             noise=None if term.noise is None else term.noise[rows],
         )
-        return None if found is None else Point(*(share * part for part in found))
+        if found is None:
+            return None
+        value, gradient, information = found
+        return Point(share * value, share * gradient, share * information)
 
     def sums(self, theta: Array, least: float = 0.0) -> tuple[Array, Array, Array]:
         """Values, gradients and informations of leaves, priors apart.

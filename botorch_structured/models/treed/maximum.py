@@ -65,6 +65,7 @@ _LARGEST_STEP = 2.0  # of a component of theta
 _LARGEST_COMMON = 1.0  # of one that all leaves share
 _LEAST_DESCENT = 1e-4  # of what the slope promises, for a step to be accepted
 _SHRINK = 0.4
+_ROUNDING = 1e-12
 # Per data point: the least gain that a step has to promise.
 _TOLERANCE = 1e-5
 _MOST_STEPS = 100
@@ -186,7 +187,19 @@ def maximise(
         way *= np.minimum(1.0, reach / np.maximum(longest, 1e-300))[:, None]
         if shared:
             way[:, -1] = common
-        trial = np.clip(theta + way, lower, upper)
+        # uphill between the bounds, should that promise more
+        plain = np.where(held, 0.0, gradient)
+        plain /= np.trace(curvature, axis1=1, axis2=2)[:, None]
+        if shared:
+            plain[:, -1] = common
+        newton, plain = (np.clip(theta + to, lower, upper) for to in (way, plain))
+        better = _expected(gradient, curvature, plain - theta) > _expected(
+            gradient, curvature, newton - theta
+        )
+        trial = np.where(better[:, None], plain, newton)
+        # at a bound in spite of rounding
+        trial = np.where(trial > upper - _ROUNDING, upper, trial)
+        trial = np.where(trial < lower + _ROUNDING, lower, trial)
         moved = trial - theta
         promised = (gradient * moved).sum(-1)
         expected = _expected(gradient, curvature, moved)
@@ -196,7 +209,8 @@ def maximise(
             if waits:
                 hold = 0.0
                 continue
-            steps, converged = step, True
+            # Newton's step that leads down between the bounds is no sign of an end
+            steps, converged = step, not better.any()
             break
         hold = _HOLD
         # -- evaluate
@@ -427,14 +441,16 @@ class LeafProblem:
             for part, at in zip(terms, places, strict=True)
         ]
 
-    def __call__(self, raw: Array) -> tuple[float, Array]:
-        """See ``ArrayObjective``."""
-        u, slope = self._parameters.logarithms(raw)
+    def __call__(self, theta: Array) -> tuple[float, Array]:
+        """See ``ArrayObjective``, where theta are the raw parameters."""
+        u, slope = self._parameters.logarithms(theta)
         values, slopes = _all_of(self.densities, np.append(u, 0.0)[self._places])
         total = float(values.sum())
         if total == -math.inf:
             raise NotPSDError("theta: expected a positive definite covariance.")
-        gradient = np.bincount(self._places.ravel(), slopes.ravel(), len(u) + 1)[:-1]
+        gradient = np.zeros(len(u) + 1)
+        np.add.at(gradient, self._places, slopes)
+        gradient = gradient[:-1]
         if slope is not None:
             gradient *= slope
         gradient = gradient[self._parameters.free]
@@ -548,11 +564,13 @@ class LeafProblem:
         max_steps: int,
         here: tuple[Array, Array] | None = None,
     ) -> Maximum:
+        lower, upper = self._within
         return maximise(
             densities,
             theta,
             curvature,
-            *self._within,
+            lower,
+            upper,
             self.free,
             self.shared,
             tolerance,

@@ -109,7 +109,7 @@ def path_evidence(
     covariance: Tensor,
     mean: Tensor,
     noise: Tensor,
-    levels: Sequence[Tensor | None] | None = None,
+    levels: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> Tensor:
     """The sum of equation (2) without the prior, over all leaves of a tree: a scalar.
 

@@ -644,11 +644,13 @@ class TreedGP(FastSingleTaskGP):
             leaves = torch.arange(len(data.root.leaves()), device=data.y.device)
             X = data.X.expand(len(leaves), *data.X.shape)
             mean = self.mean_module.leaf_mean(e, leaves, X)
-            amplitude, constant, own_noise = (values[e] for values in levels)
+            amplitude, constant, level_noise = (values[e] for values in levels)
+            own_noise: Tensor | None = None
             if isinstance(self.likelihood, LeafNoiseLikelihood):
                 noise = self.likelihood.noise_covar.leaf_noise(e, leaves).unsqueeze(-1)
+                own_noise = level_noise
             else:  # the same in all leaves and nodes
-                noise, own_noise = self._elements(self._known_noise(), 1)[0, e], None
+                noise = self._elements(self._known_noise(), 1)[0, e]
             totals.append(
                 path_evidence(
                     data.terms,
