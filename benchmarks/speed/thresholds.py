@@ -30,7 +30,6 @@ from torch import Tensor
 
 from benchmarks.speed.problems import binary_tree, flat_tree, make_data, sizes
 from benchmarks.speed.tree_rows import evaluation, fitted, objective
-from benchmarks.summary import markdown_table
 from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.linalg.factor import inverse_factors
 from botorch_structured.models import (
@@ -219,8 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # chains of a few draws have not converged
     rows = [t for t in THRESHOLDS if any(n in t.constant for n in options.rows)]
-    header = ["constant", "value", "below", "at", "above", "gain"]
-    print(markdown_table(header, [_line(row, options.repeats) for row in rows]))
+    print("| constant | value | below | at | above | gain |\n|---|---|---|---|---|---|")
+    for row in rows:
+        print(f"| {' | '.join(_line(row, options.repeats))} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import torch
 from benchmarks import ablr_methods, network_tables
 from benchmarks.harness import read_records
 from benchmarks.quality import forests, quadratics, signals
-from benchmarks.speed import ablr_against_gp
 from benchmarks.summary import Run
 from benchmarks.transfer_report import (
     evaluations_to,
@@ -161,18 +160,6 @@ def test_signals_scripts(
         path = tmp_path / "out" / "sonar" / method / "100.jsonl"
         records = read_records(path)
         assert len(records) == 7 and not any("error" in r for r in records)
-
-
-def test_time_against_evaluations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--largest", "720", "--largest-gp", "720"]
-    ablr_against_gp.main([*arguments, "--figures", str(tmp_path)])
-    assert "exponent" in capsys.readouterr().out
-    numbers = json.loads((tmp_path / "ablr_against_gp.json").read_text())
-    for of in numbers["models"].values():
-        assert list(of["seconds"]) == ["360", "720"]
-        assert all(seconds > 0 for seconds in of["seconds"].values())
 
 
 def test_what_pairs_say() -> None:

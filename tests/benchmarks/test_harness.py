@@ -192,21 +192,3 @@ def test_truth_and_middle_value_are_recorded(tmp_path: Path) -> None:
         assert 0 < record["value"] - record["truth"] < 1 and record["middle"] == 0.7
     for record in read_records(tmp_path / "toy/guess/0.jsonl"):
         assert "truth" not in record and "middle" not in record
-
-
-def own_starts(problem: Toy, X: torch.Tensor, Y: torch.Tensor, seed: int) -> list:
-    return guess(problem, X, Y, seed)
-
-
-own_starts.starts = lambda problem, seed: problem.sample(3, seed + 1)  # type: ignore[attr-defined]
-
-
-def test_a_method_may_have_starts_of_its_own(tmp_path: Path) -> None:
-    shared = {"seeds": [0], "progress": False, "processes": 0}
-    methods = {"guess": guess, "own": own_starts}
-    for budget in (4, 6):  # the second time the runs are resumed
-        assert run(methods, {"toy": Toy}, budget=budget, out=tmp_path, **shared) == {}
-    own = read_records(tmp_path / "toy/own/0.jsonl")
-    assert [r["x"] for r in own[:3]] == Toy(0).sample(3, 1).tolist()
-    assert [r.get("start", False) for r in own] == [True] * 3 + [False] * 3
-    assert sum("start" in r for r in read_records(tmp_path / "toy/guess/0.jsonl")) == 2

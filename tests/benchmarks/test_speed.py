@@ -146,23 +146,3 @@ def test_the_pages_show_the_table() -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     mine = [line for line in readme.splitlines() if line.startswith("| ")][1:]
     assert {tuple(c.strip() for c in line.split("|")[1:-1]) for line in mine} <= rows
-
-
-def test_arguments_and_files_that_are_not_right(
-    toy: list[command.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (
-        ["--rows", "nothing"],
-        ["--repeats", "0"],
-        ["--quick", "--out", "f"],
-        ["--device", "cuda", "--rows", "toy"],
-    ):
-        with pytest.raises(SystemExit):
-            command.main(arguments)
-    errors = capsys.readouterr().err
-    assert "expected at least 1, got 0" in errors
-    assert "expected cpu for ['toy'], got cuda" in errors
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"row": "elsewhere"}\n')
-    with pytest.raises(ValueError, match="elsewhere"):
-        command.main(["--report", str(other)])

@@ -12,7 +12,7 @@ from benchmarks.harness import read_records
 from benchmarks.monotone_methods import METHODS
 from benchmarks.quality import wang
 from benchmarks.summary import Run
-from botorch_structured.test_functions import ElasticNetTuning, MonotoneMixture1D
+from botorch_structured.test_functions import MonotoneMixture1D
 
 _MODELS = [name for name in METHODS if name != "random"]
 
@@ -28,16 +28,6 @@ def test_methods_suggest_new_points_of_the_space(name: str) -> None:
     assert torch.equal(*points)  # nothing but the seeds decides
     assert problem.space.feasible(points[0]).all()
     assert (points[0] - X).abs().min() > 1e-3
-
-
-def test_methods_maximise_the_negative_of_the_problem() -> None:
-    """All look where the observations so far say that it is low."""
-    problem = ElasticNetTuning(0)
-    X = torch.tensor([[0.5, -9.5], [0.5, -7.0], [0.5, -4.0], [0.5, -0.5]]).double()
-    for name in ("standard", "decomposed"):
-        torch.manual_seed(0)
-        x = METHODS[name](problem, X, -problem(X)[:, None], 0).reshape(-1)
-        assert -7.5 < x[1] < -1.5
 
 
 def test_the_papers_gps_revert_to_the_zero_of_the_outcomes() -> None:

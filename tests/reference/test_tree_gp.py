@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.acquisition.analytic import ExpectedImprovement, LogExpectedImprovement
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -165,17 +164,6 @@ def test_weight_posterior(problem: Problem) -> None:
     assert_close(posterior.mean, torch.tensor(problem.case["c_posterior_mean"])[order])
     covariance = torch.tensor(problem.case["c_posterior_cov"])[order][:, order]
     assert_close(posterior.covariance_matrix, covariance)
-
-
-def test_expected_improvement(problem: Problem) -> None:
-    X = problem.encode(problem.problem["test"]).unsqueeze(-2)
-    for acquisition in problem.case["acquisition"]:
-        best = acquisition["value"]
-        ei = ExpectedImprovement(problem.model, best_f=best, maximize=False)
-        log_ei = LogExpectedImprovement(problem.model, best_f=best, maximize=False)
-        expected = torch.tensor(acquisition["EI"])
-        assert_close(ei(X), expected)
-        assert_close(log_ei(X).exp(), expected)
 
 
 def test_path_expected_improvement(problem: Problem) -> None:

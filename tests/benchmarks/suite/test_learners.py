@@ -32,16 +32,6 @@ def test_columns_of_text(tmp_path: Path) -> None:
     assert X.tolist() == [[1, 2], [3, 4]] and y.tolist() == [0, 1]
 
 
-def test_large_data_sets_are_stratified() -> None:
-    from sklearn.datasets import load_breast_cancer
-
-    _, whole = load_breast_cancer(return_X_y=True)
-    X, y = read_dataset("breast_cancer")
-    assert X.shape == (300, 30)
-    assert y.mean() == pytest.approx(whole.mean(), abs=1 / 300)
-    assert np.array_equal(read_dataset("breast_cancer")[0], X)
-
-
 def test_a_configuration_has_one_value() -> None:
     problem = DEVELOP["cash-wine"](0)
     configs = [

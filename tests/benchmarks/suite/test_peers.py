@@ -121,19 +121,6 @@ def test_suggestions_are_allowed_and_repeatable(name: str) -> None:
     assert torch.equal(suggest(name, space, X, Y, 3).reshape(1, -1), first)
 
 
-@pytest.mark.parametrize("name", ["tpe", "smac"])
-def test_own_starts(name: str) -> None:
-    """They are allowed, different from each other, and depend on the seed."""
-    space = mixed()
-    problem = SimpleNamespace(space=space)
-    X = peer(name).starts(problem, 5)
-    assert 10 <= len(X) <= 15 and space.feasible(X).all()
-    assert len(X.unique(dim=0)) == len(X)
-    assert torch.equal(X, peer(name).starts(problem, 5))
-    assert not torch.equal(X[0], peer(name).starts(problem, 6)[0])
-    assert not hasattr(peer(f"{name}_starts"), "starts")
-
-
 def test_walk_asks_for_active_columns() -> None:
     space = mixed()
     for x in space.sample(40, seed=1):

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import wilcoxon
@@ -11,7 +8,6 @@ from benchmarks.suite.ranks import (
     compare,
     mean_ranks,
     mean_regrets,
-    plot_ranks,
     report,
     scaled_regrets,
     widely_run,
@@ -140,13 +136,3 @@ def test_missing_runs_and_failures_are_told(runs: list[Run]) -> None:
         report([one("p", "a", 0, 1.0, optimum=None)])
     left = report([*runs, one("z", "a", 0, 1.0, middle=None)], None, [2])
     assert "left out: ['z']" in left and "against" not in left
-
-
-def test_the_plot(runs: list[Run], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    plot_ranks(runs, tmp_path / "ranks.svg", least=1)
-    assert "mean rank of 3 (10 problems)" in (tmp_path / "ranks.svg").read_text()
-    for order, expected in (((), "abc"), (["nobody", "c"], "cab")):
-        plot_ranks(runs, tmp_path / "ranks.svg", least=1, order=order)
-        labels = re.findall(r"<!-- ([abc]) -->", (tmp_path / "ranks.svg").read_text())
-        assert "".join(labels) == expected

@@ -70,20 +70,6 @@ def test_every_active_column_counts() -> None:
         assert changed[active[:, c] & (X[:, c] != Z[:, c])].any()
 
 
-def test_noise_is_of_the_global_generator() -> None:
-    noisy = next(p for k in range(40) if (p := draw(k)).noise_std > 0)
-    x = noisy.starts(0)[0]
-    torch.manual_seed(0)
-    many = np.array([noisy(x) for _ in range(400)])
-    torch.manual_seed(0)
-    assert noisy(x) == many[0]
-    assert many.std() == pytest.approx(noisy.noise_std, rel=0.15)
-    assert many.mean() == pytest.approx(noisy.truth(x), abs=0.3 * noisy.noise_std)
-    quiet = next(p for k in range(40) if not (p := draw(k)).noise_std)
-    x = quiet.starts(0)[0]
-    assert quiet(x) == quiet.truth(x)
-
-
 @pytest.fixture(scope="module")
 def drawn() -> Iterator[list[SyntheticProblem]]:
     """40 draws, without the search for their optima."""

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from benchmarks.suite import yahpo
-from benchmarks.suite.optima import read_scale
 from benchmarks.suite.yahpo import DATA, DEVELOP, YahpoXGBoost
 
 TREES = ["dart", "gbtree"]
@@ -132,14 +131,6 @@ def test_space_and_starts(stand_in: StandIn, tmp_path: Path) -> None:
     values = torch.tensor([problem(x) for x in starts])
     assert values.tolist() == pytest.approx([0.48, 0.47, 0.49])
     assert [problem.truth(x) for x in starts] == values.tolist()
-
-
-def test_the_table_has_all_data_sets(stand_in: StandIn, tmp_path: Path) -> None:
-    problem = YahpoXGBoost("3", tmp_path)
-    assert 0.0 <= problem.optimal_value < 0.01 < 0.28 < problem.middle_value < 0.29
-    for task in yahpo.DEVELOP_TASKS + yahpo.REPORT_TASKS:
-        scale = read_scale("yahpo", task)
-        assert scale is not None and scale.optimal < scale.middle
 
 
 @needs_surrogate
