@@ -5,7 +5,8 @@
 Each row sets a constant so that one way is taken, then the other, at a size below the
 constant, at it and above it, in turn in one process, and prints the time of the way
 that is for large sizes over that for small ones. The constant is right if the ratio is
-above 1 below it, and below 1 above it; the last column is the larger gain of the two.
+above 1 below it, and below 1 above it. The last column is its worth: how much longer
+one of the sizes takes at least if one way, the better one, is taken always.
 CPU time of one thread; for the number of threads, wall time (without
 ``OMP_NUM_THREADS=1``).
 """
@@ -142,8 +143,8 @@ THRESHOLDS = [
     ),
     Threshold(
         "models.tree.leaf_model._SMALL",
-        lambda n: _by_torch(binary_tree(64), n),
-        (100, 200, 400),
+        lambda n: _by_torch(binary_tree(n), n),
+        (50, 200, 500),
     ),
     Threshold(
         "models.tree.leaf_model._MANY_WEIGHTS",
@@ -204,10 +205,10 @@ def measure(row: Threshold, size: int, repeats: int) -> tuple[float, float]:
 def _line(row: Threshold, repeats: int) -> list[str]:
     found = [measure(row, size, repeats) for size in row.sizes]
     ratios = [low / high for low, high in found]
-    gain = max(ratios[0], 1.0 / ratios[-1])
+    worth = min(ratios[0], 1.0 / ratios[-1])
     value = getattr(row.module, row.constant.rpartition(".")[2])
     cells = [f"{n:,}: {r:.2f}" for n, r in zip(row.sizes, ratios, strict=True)]
-    return [row.constant, f"{value:,}", *cells, f"{gain:.2f}"]
+    return [row.constant, f"{value:,}", *cells, f"{worth:.2f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -218,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # chains of a few draws have not converged
     rows = [t for t in THRESHOLDS if any(n in t.constant for n in options.rows)]
-    print("| constant | value | below | at | above | gain |\n|---|---|---|---|---|---|")
+    print(
+        "| constant | value | below | at | above | worth |\n|---|---|---|---|---|---|"
+    )
     for row in rows:
         print(f"| {' | '.join(_line(row, options.repeats))} |", flush=True)
 
