@@ -6,7 +6,6 @@ that computes one of them faster overrides one of two methods,
     _fast_evidence(mll, kwargs)   the log evidence, or None for the dense one,
     _fast_posterior(X)            the posterior at transformed inputs, or None,
 
-(and ``_point_posterior`` and ``point_moments``, where points one by one are simpler).
 A shorter way than through a public method is for models that have this method as it is
 here (``has_methods_of``): a subclass may define another one. The class lists the
 attributes that hold its caches,
@@ -28,7 +27,6 @@ from __future__ import annotations
 __all__ = [
     "FastInference",
     "FastSingleTaskGP",
-    "PointMoments",
     "check_noise",
     "check_own_objective",
     "has_methods_of",
@@ -39,9 +37,8 @@ __all__ = [
     "with_variance_floor",
 ]
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -94,22 +91,6 @@ from botorch_structured.models.outcome_scale import (
 )
 
 
-class PointMoments(NamedTuple):
-    """Posterior means and variances of ``t`` points, each by itself.
-
-    Attributes:
-        mean: ``t``.
-        variance: ``t``.
-        mean_gradient: ``t x d``, or None.
-        variance_gradient: ``t x d``, or None.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    mean_gradient: Tensor | None = None
-    variance_gradient: Tensor | None = None
-
-
 class FastInference(ExactGP):
     """An ``ExactGP`` with caches and, in subclasses, a fast evidence and posterior.
 
@@ -153,7 +134,8 @@ class FastInference(ExactGP):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; nothing is set where it is the mode of all modules already."""
-        if not _all_in_mode(self, mode):
+        # BoTorch calls ``eval`` for each posterior, a third of whose time torch's takes
+        if any(part.training != mode for part in self.modules()):
             return super().train(mode)
         if mode:
             self._clear_cache()
@@ -175,9 +157,11 @@ class FastInference(ExactGP):
 
     def _apply(self, fn: Any) -> Any:
         # BoTorch's analytic acquisitions call ``.to(X)`` on each evaluation: where that
-        # changes nothing the caches are kept, and modules are not walked through
+        # changes nothing the caches are kept
+        data = [] if self.train_inputs is None else self.train_inputs
+        tensors = (*data, self.train_targets, *self.parameters(), *self.buffers())
         with torch.no_grad():
-            if all(fn(tensor) is tensor for tensor in _tensors(self)):
+            if all(tensor is None or fn(tensor) is tensor for tensor in tensors):
                 return self
         result = super()._apply(fn)
         if self._fantasy_noise is not None:
@@ -235,21 +219,6 @@ class FastInference(ExactGP):
 
         Args:
             X: ``batch_shape x q x d``.
-        """
-        return None
-
-    def point_moments(
-        self, X: Tensor, gradient: bool = False, path: bool = False
-    ) -> PointMoments | None:
-        """Moments of ``posterior`` without autograd; None where they are not at hand.
-
-        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
-        a graph of the operations that led to them takes longer than these.
-
-        Args:
-            X: ``t x d``, not transformed.
-            gradient: Whether gradients are wanted.
-            path: Whether those of ``path_posterior`` are wanted.
         """
         return None
 
@@ -340,7 +309,7 @@ class FastInference(ExactGP):
             return super().get_fantasy_model(inputs, targets, **kwargs)
 
 
-def has_methods_of(kind: type, model: object, *names: str) -> bool:
+def has_methods_of(kind: type, model: Any, *names: str) -> bool:
     """Whether methods of a model are those of a class: no subclass has its own.
 
     Args:
@@ -348,35 +317,8 @@ def has_methods_of(kind: type, model: object, *names: str) -> bool:
         model: An instance of it.
         names: Of the methods.
     """
-    return all(getattr(type(model), name) is getattr(kind, name) for name in names)
-
-
-def _all_in_mode(model: torch.nn.Module, mode: bool) -> bool:
-    """Whether it is the mode of a model and of all its parts.
-
-    ``Module.modules`` takes several times as long, at each posterior.
-    """
-    stack: list[torch.nn.Module | None] = [model]
-    while stack:
-        module = stack.pop()
-        if module is not None:
-            if module.training != mode:
-                return False
-            stack += module._modules.values()
-    return True
-
-
-def _tensors(model: ExactGP) -> Iterator[Tensor]:
-    """Training data, parameters, their gradients and buffers of a model."""
-    for module in model.modules():
-        if isinstance(module, ExactGP) and module.train_inputs is not None:
-            yield from (*module.train_inputs, module.train_targets)
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                yield parameter
-                if parameter.grad is not None:
-                    yield parameter.grad
-        yield from (b for b in module._buffers.values() if b is not None)
+    own = type(model)
+    return all(getattr(own, name, None) is getattr(kind, name) for name in names)
 
 
 class FastSingleTaskGP(FastInference, SingleTaskGP):
@@ -524,21 +466,17 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
 
     def _check_points(self, X: Tensor) -> None:
         """Raise an error for points at which no prediction is possible."""
-        transformed = hasattr(self, "input_transform")
-        columns = None if transformed else self.train_inputs[0].shape[-1]
+        tree = getattr(self, "tree", None)
+        conditional = tree is not None and bool(tree.decision_columns)
         dtype = self.train_targets.dtype
-        if not _are_points(X, columns, dtype):
-            tree = getattr(self, "tree", None)
-            conditional = tree is not None and bool(tree.decision_columns)
-            if columns is None:
-                check_finite_points(X, dtype, conditional)
-            else:
-                check_points(X, columns, dtype, conditional)
-        if transformed:
-            width = (X.shape[-1], fantasize_flag.on())
-            if width not in self._widths:
-                self._check_transformed(X)
-                self._widths |= {width}
+        if not hasattr(self, "input_transform"):
+            check_points(X, self.train_inputs[0].shape[-1], dtype, conditional)
+            return
+        check_finite_points(X, dtype, conditional)
+        width = (X.shape[-1], fantasize_flag.on())
+        if width not in self._widths:
+            self._check_transformed(X)
+            self._widths |= {width}
 
     def _check_transformed(self, X: Tensor) -> None:
         """Check the number of columns after the transform, which may append some."""
@@ -557,17 +495,6 @@ class FastSingleTaskGP(FastInference, SingleTaskGP):
                 f"input_transform, a {type(self.input_transform).__name__}, makes "
                 f"that of; got {tuple(X.shape)}."
             )
-
-
-def _are_points(X: object, columns: int | None, dtype: torch.dtype) -> bool:
-    """Whether ``check_points`` would pass; reads the values once."""
-    if not isinstance(X, Tensor) or X.dtype != dtype or X.layout != torch.strided:
-        return False
-    if X.is_meta or not (columns is None or X.ndim > 1 and X.shape[-1] == columns):
-        return False
-    # a sum is finite only if all of its terms are; distances are of squares
-    flat = X.detach().reshape(-1)
-    return math.isfinite(torch.dot(flat, flat).item())
 
 
 def training_prior(
@@ -623,25 +550,32 @@ def with_variance_floor(covariance: Tensor, unit: Tensor | float = 1.0) -> Tenso
 
 # -- noise ------------------------------------------------------------------------
 
-# These classes add exactly ``likelihood.noise``. A subclass may add something else: its
-# noise is found by calling it.
-_NOISE = {
+# These classes add exactly ``likelihood.noise``. Of a subclass that has a method of its
+# own for that, the noise is found by calling it.
+_NOISE: dict[type, type] = {
     GaussianLikelihood: HomoskedasticNoise,
     FixedNoiseGaussianLikelihood: FixedGaussianNoise,
     HadamardGaussianLikelihood: MultitaskHomoskedasticNoise,
 }
+_WAY_OF_NOISE = "__call__", "forward"
 
 
-def noise_is_known(likelihood: Likelihood, tasks: bool = False) -> bool:
+def noise_is_known(likelihood: Any, tasks: bool = False) -> bool:
     """Whether the noise variances are ``likelihood.noise``: one, or one for each row.
 
     Args:
-        likelihood: Any likelihood; for subclasses the answer is False.
+        likelihood: Any likelihood.
         tasks: Whether one noise variance for each task is accepted, too.
     """
-    kind = type(likelihood)
-    known = kind in _NOISE and type(likelihood.noise_covar) is _NOISE[kind]
-    return known and (tasks or kind is not HadamardGaussianLikelihood)
+    names = (*_WAY_OF_NOISE, "marginal", "noise", "_shaped_noise_covar")
+    noise = getattr(likelihood, "noise_covar", None)
+    return any(
+        isinstance(likelihood, kind)
+        and has_methods_of(kind, likelihood, *names)
+        and has_methods_of(part, noise, *_WAY_OF_NOISE)
+        and (tasks or kind is not HadamardGaussianLikelihood)
+        for kind, part in _NOISE.items()
+    )
 
 
 def noise_at(likelihood: Likelihood, X: Tensor, shape: torch.Size) -> Tensor:

@@ -26,7 +26,7 @@ from botorch_structured.acquisition import (
     PathLogExpectedImprovement,
 )
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
-from botorch_structured.models.fast_inference import PointMoments
+from botorch_structured.models.tree.moments import PointMoments
 from botorch_structured.optim.closed_form import closed_form
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.transforms import ClipTail

@@ -47,7 +47,6 @@ from botorch_structured.models.checks import (
 from botorch_structured.models.fantasy_noise import joined_noise
 from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
-    PointMoments,
     has_methods_of,
     noise_is_known,
     with_gradient,
@@ -75,6 +74,7 @@ from botorch_structured.models.tree.leaf_inference import (
 from botorch_structured.models.tree.moments import (
     Array,
     LeafMoments,
+    PointMoments,
     differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
@@ -459,7 +459,16 @@ class LeafModel(FastSingleTaskGP):
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
-        """See ``FastInference.point_moments``."""
+        """Moments of ``posterior`` without autograd; None where they are not at hand.
+
+        For optimisers: they have the values of a posterior of ``t x 1 x d`` points, and
+        a graph of the operations that led to them takes longer than these.
+
+        Args:
+            X: ``t x d``, not transformed.
+            gradient: Whether gradients are wanted.
+            path: Whether those of ``path_posterior`` are wanted.
+        """
         own = has_methods_of(LeafModel, self, *_WAY_OF_A_POSTERIOR)
         return point_moments(self, X, gradient, path) if own else None
 

@@ -27,13 +27,14 @@ __all__ = [
     "Array",
     "LeafMoments",
     "PathMoments",
+    "PointMoments",
     "differentiable_moments",
 ]
 
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +43,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from botorch_structured.linalg.correlations import Correlation
-from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
 from botorch_structured.models.tree.path_tables import (
     codes_of,
@@ -55,6 +55,22 @@ Array = NDArray[Any]
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+
+
+class PointMoments(NamedTuple):
+    """Posterior means and variances of ``t`` points, each by itself.
+
+    Attributes:
+        mean: ``t``.
+        variance: ``t``.
+        mean_gradient: ``t x d``, or None.
+        variance_gradient: ``t x d``, or None.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    mean_gradient: Tensor | None = None
+    variance_gradient: Tensor | None = None
 
 
 class PathMoments:

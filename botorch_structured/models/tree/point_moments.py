@@ -30,9 +30,12 @@ from gpytorch import settings
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from botorch_structured.models.fast_inference import PointMoments
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
-from botorch_structured.models.tree.moments import Array, LeafMoments
+from botorch_structured.models.tree.moments import (
+    Array,
+    LeafMoments,
+    PointMoments,
+)
 from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.transforms import ClipTail
@@ -164,7 +167,7 @@ def _at_hand(
 def point_moments(
     model: Any, X: Tensor, gradient: bool, path: bool
 ) -> PointMoments | None:
-    """See ``FastInference.point_moments``."""
+    """See ``LeafModel.point_moments``."""
     found_at = _at_hand(model, X, (*MEANS_OF_PATHS, OldStudiesMean))
     if found_at is None:
         return None

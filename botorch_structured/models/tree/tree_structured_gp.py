@@ -40,7 +40,6 @@ import botorch_structured.models.tree.leaf_features  # noqa: F401 (registers its
 from botorch_structured._botorch_names import DefaultType
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models.fast_inference import (
-    PointMoments,
     has_methods_of,
     with_gradient,
     with_variance_floor,
@@ -57,7 +56,7 @@ from botorch_structured.models.tree.leaf_model import (
     output_dimensions,
     read_arguments,
 )
-from botorch_structured.models.tree.moments import Array
+from botorch_structured.models.tree.moments import Array, PointMoments
 from botorch_structured.models.tree.noise import (
     default_likelihood,
     set_noise_prior,
@@ -372,7 +371,7 @@ class TreeStructuredGP(LeafModel):
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False
     ) -> PointMoments | None:
-        """See ``FastInference.point_moments``."""
+        """See ``LeafModel.point_moments``."""
         if path and not has_methods_of(TreeStructuredGP, self, "path_posterior"):
             return None
         return super().point_moments(X, gradient, path)

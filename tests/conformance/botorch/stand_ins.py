@@ -10,11 +10,12 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.types import DEFAULT, _DefaultType
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
+from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.models import (
     ConditionalGP,
     MonotoneGP,
@@ -98,6 +99,37 @@ class OnePathConditionalGP(_StandIn, ConditionalGP):
     arguments = staticmethod(_no_decisions)
 
 
+class _OwnKernel(_StandIn):
+    """With a kernel of leaves that is the user's, in a space without decisions."""
+
+    arguments = staticmethod(_no_decisions)
+
+    @staticmethod
+    def kernel(dim: int, batch_shape: torch.Size) -> Kernel:
+        raise AssertionError("a stand-in says which kernel")
+
+    def __init__(
+        self, train_X: Tensor, train_Y: Tensor, *args: Any, **kwargs: Any
+    ) -> None:
+        if len(args) < 3 and kwargs.get("covar_module") is None:
+            _, batch_shape = self.get_batch_dimensions(train_X, train_Y)
+            kwargs["covar_module"] = self.kernel(train_X.shape[-1], batch_shape)
+        super().__init__(train_X, train_Y, *args, **kwargs)
+
+
+class OwnKernelTreeStructuredGP(_OwnKernel, TreeStructuredGP):
+    @staticmethod
+    def kernel(dim: int, batch_shape: torch.Size) -> Kernel:
+        return TreeStructuredKernel(ParameterTree(dim), batch_shape=batch_shape)
+
+
+class OwnKernelConditionalGP(_OwnKernel, ConditionalGP):
+    @staticmethod
+    def kernel(dim: int, batch_shape: torch.Size) -> Kernel:
+        base = RBFKernel(ard_num_dims=dim, batch_shape=batch_shape)
+        return ConditionalKernel(base, ParameterTree(dim))
+
+
 class HalvesTreeStructuredGP(_StandIn, TreeStructuredGP):
     arguments = staticmethod(_halves)
 
@@ -144,8 +176,10 @@ class SignalsABLR(_StandIn, MultiTaskABLR):
 
 STAND_INS = {
     "TreeStructuredGP of one leaf": OneLeafTreeStructuredGP,
+    "TreeStructuredGP with its kernel": OwnKernelTreeStructuredGP,
     "TreeStructuredGP of two paths": HalvesTreeStructuredGP,
     "ConditionalGP of one path": OnePathConditionalGP,
+    "ConditionalGP with its kernel": OwnKernelConditionalGP,
     "ConditionalGP of two paths": HalvesConditionalGP,
     "TreedGP of one leaf": OneLeafTreedGP,
     "TreedGP": SplitTreedGP,

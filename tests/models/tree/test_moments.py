@@ -24,6 +24,7 @@ from leaf_models import random_model, some_points
 from strategies import random_points, seeds
 from torch import Tensor
 
+from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
 from botorch_structured.models.tree.moments import differentiable_moments
@@ -240,6 +241,25 @@ def test_copies_of_a_model_with_moments(seed: int) -> None:
 
 
 # -- of other kernels ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [
+        (TreeStructuredGP, lambda tree: TreeStructuredKernel(tree)),
+        (ConditionalGP, lambda tree: ConditionalKernel(RBFKernel(), tree)),
+    ],
+)
+def test_a_kernel_of_the_user_without_decisions(kind: Any, kernel: Any) -> None:
+    X = torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    model = kind(X, X.sum(-1, keepdim=True), {}, covar_module=kernel(ParameterTree(3)))
+    test = (X[:3] + 0.1).requires_grad_()
+    alone, joint = model.eval().posterior(test[:, None]), model.posterior(test)
+    for name in ("mean", "variance"):
+        a, b = (getattr(posterior, name).flatten() for posterior in (alone, joint))
+        close(a, b)
+        slopes = [torch.autograd.grad(v.sum(), test, retain_graph=True) for v in (a, b)]
+        all_close(*slopes)
 
 
 def numbers(count: int, columns: list[int]) -> Any:
