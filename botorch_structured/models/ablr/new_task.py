@@ -143,7 +143,7 @@ def new_task_model(
         task_feature=None,
         train_Yvar=train_Yvar,
         mean_module=LearntMean(features, curve),
-        outcome_transform=UsualScale(outcomes.level[0], own),
+        outcome_transform=UsualScale(outcomes.level[0], own).to(train_X),
         input_transform=inputs,
         feature_map=features,
         priors=model._has_priors,
@@ -381,13 +381,11 @@ class UsualScale(AnyScaleStandardize):
         self.stdvs = torch.full((1, 1), scale, dtype=torch.float64)
         self._stdvs_sq = self.stdvs.square()
         self._is_trained = torch.tensor(True)
+        self.eval()
 
-    def forward(
-        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Transform, see ``Standardize.forward``; in training mode nothing changes."""
-        means, stdvs = self.means.to(Y), self.stdvs.to(Y)
-        return (Y - means) / stdvs, None if Yvar is None else Yvar / stdvs.square()
+    def train(self, mode: bool = True) -> UsualScale:
+        """Always in evaluation mode: nothing here learns from the new task's rows."""
+        return super().train(False)
 
 
 class Population(NamedTuple):

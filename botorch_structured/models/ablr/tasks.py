@@ -83,16 +83,10 @@ class TaskColumn(nn.Module):
         return place
 
     def _message(self, unexpected: list[float]) -> str:
-        known = self.values.tolist()
         got = {int(v) if float(v).is_integer() else v for v in unexpected[:10]}
-        if known == list(range(len(known))):
-            return (
-                "Expected all task features in `X` to be between 0 and "
-                f"{len(known) - 1}, but got unexpected task values: {got}."
-            )
+        known = self.values.tolist()
         return (
-            "Received invalid raw task values. Expected raw value to be in "
-            f"{set(known)}, but got unexpected task values: {got}."
+            f"X: expected task values among {known}, got unexpected task values: {got}."
         )
 
     def index_of(self, value: int) -> int:

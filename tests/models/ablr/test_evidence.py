@@ -172,30 +172,6 @@ def test_no_gradient_where_none_is_wanted() -> None:
     assert not ours(problem).requires_grad
 
 
-def test_single_precision_is_computed_in_double() -> None:
-    """The algebra, that is; features and gradients are as precise as they come."""
-    problem = make_problem(RAGGED)
-    expected = torch.autograd.grad(ours(problem), problem.learnt)
-    problem.features.float()
-    single = Problem(
-        problem.features,
-        problem.X.detach().float().requires_grad_(),
-        problem.Y.detach().float().requires_grad_(),
-        problem.task,
-        *(
-            p.detach().float().requires_grad_()
-            for p in (problem.log_alpha, problem.log_beta)
-        ),
-        None,
-    )
-    value = ours(single)
-    assert value.dtype == torch.float32
-    for g, e in zip(torch.autograd.grad(value, single.learnt), expected, strict=True):
-        assert g.dtype == torch.float32
-        size = float(e.abs().max())
-        torch.testing.assert_close(g.double(), e, rtol=1e-3, atol=1e-3 * size)
-
-
 @pytest.mark.parametrize(
     ("what", "message"),
     [("features", "features or outcomes are not"), ("log_beta", "hyperparameters are")],

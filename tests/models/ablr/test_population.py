@@ -96,17 +96,6 @@ def test_mean_of_tasks_that_tell_little_of_some_weights() -> None:
     assert torch.allclose(found.mean, expected, atol=1e-4)
 
 
-def test_many_tasks_tell_where_they_come_from() -> None:
-    g = torch.Generator().manual_seed(0)
-    mu = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    half = torch.tensor([[1.0, 0, 0], [0.9, 0.1, 0], [0, 0, 0.3]], dtype=torch.float64)
-    w = mu + torch.randn(4000, 3, generator=g, dtype=torch.float64) @ half.mT
-    root = 1e-3 * torch.eye(3, dtype=torch.float64).expand(4000, 3, 3)
-    found = population(w, root, torch.full((4000,), 0.3, dtype=torch.float64))
-    assert torch.allclose(found.mean, mu, atol=0.05)
-    assert torch.allclose(found.root @ found.root.mT, half @ half.mT, atol=0.06)
-
-
 def test_without_data_it_is_the_prior_of_the_paper() -> None:
     beta = torch.tensor([4.0, 4.0], dtype=torch.float64)
     root = 0.5 * torch.eye(3, dtype=torch.float64).expand(2, 3, 3)

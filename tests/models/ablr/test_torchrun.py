@@ -1,4 +1,4 @@
-"""Rows shared by processes: the example, as it is and with a process that ends."""
+"""Rows shared by processes: the example."""
 
 from __future__ import annotations
 

@@ -12,9 +12,7 @@ import pytest
 import torch
 from botorch.acquisition import (
     LogExpectedImprovement,
-    qKnowledgeGradient,
 )
-from botorch.acquisition.max_value_entropy_search import qLowerBoundMaxValueEntropy
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
@@ -24,7 +22,6 @@ from botorch.models.deterministic import (
     GenericDeterministicModel,
 )
 from botorch.models.transforms import Log, Normalize, Standardize
-from botorch.optim import optimize_acqf
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors import GPyTorchPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
@@ -129,16 +126,6 @@ class TestPosterior:
         close(model.posterior(x).mean, expected)
         assert [len(y) for y in model.train_targets] == [12, 7]
 
-    def test_gradient_in_X(self) -> None:
-        model = DecomposedGP(*components(), GenericDeterministicModel(price))
-        X = points(2, 2).requires_grad_(True)
-
-        def value(x: Tensor) -> Tensor:
-            posterior = model.posterior(x)
-            return (posterior.mean + posterior.variance).sum()
-
-        torch.autograd.gradcheck(value, X, rtol=1e-4, atol=1e-5)
-
     def test_posterior_transform_sees_the_components_in_order(self) -> None:
         first, second = components()
         model = DecomposedGP(first, GenericDeterministicModel(price), second)
@@ -211,20 +198,6 @@ class TestAcquisition:
         expected = LogExpectedImprovement(best_f=best, **told)(X)
         close(LogExpectedImprovement(model, best_f=best)(X), expected)
 
-    def test_one_shot_and_entropy(self) -> None:
-        model = DecomposedGP(*components(), GenericDeterministicModel(price))
-        gradient = qKnowledgeGradient(model, num_fantasies=4)
-        candidate, value = optimize_acqf(
-            gradient, BOUNDS, 1, 1, 4, options={"maxiter": 5}
-        )
-        assert candidate.shape == (1, D)
-        assert value.isfinite()
-        # BoTorch takes `train_inputs[0]`, here a tuple, unless it is told the points
-        entropy = qLowerBoundMaxValueEntropy(
-            model, candidate_set=points(20), train_inputs=data()[0]
-        )
-        assert entropy(points(2, 1)).isfinite().all()
-
 
 class TestObservations:
     def test_conditioning_is_the_model_with_more_data(self) -> None:
@@ -246,20 +219,6 @@ class TestObservations:
             assert len(conditioned.components) == 3
             close(conditioned.posterior(x).mean, more.posterior(x).mean, 1e-7)
             close(conditioned.posterior(x).variance, more.posterior(x).variance, 1e-7)
-
-    def test_observations_at_different_points(self) -> None:
-        models = components()
-        model = DecomposedGP(*models)
-        model.posterior(points(1))
-        where = [points(2, seed=1), points(2, seed=2)]
-        what = torch.ones(2, 2, dtype=torch.double)
-        conditioned = model.condition_on_observations(where, what)
-        for i, one in enumerate(models):
-            alone = one.condition_on_observations(where[i], what[:, i : i + 1])
-            close(
-                conditioned.models[i].posterior(points(3)).mean,
-                alone.posterior(points(3)).mean,
-            )
 
     def test_fantasy_models_keep_known_components(self) -> None:
         first, second = components()

@@ -681,17 +681,6 @@ def test_without_convergence_there_is_a_warning(
 # -- virtual points ---------------------------------------------------------------
 
 
-def test_default_points_leave_the_random_state_alone() -> None:
-    state = torch.get_rng_state()
-    g = torch.Generator().manual_seed(0)
-    for d, count in ((1, 10), (2, 100), (3, 64), (4, 64), (6, 64)):
-        X = torch.rand(5, d, generator=g)
-        model = MonotoneGP(X, X[:, :1], {0: 1}, virtual_X="grid")
-        assert model.virtual_points.shape == (count, d)
-        assert model.covar_module.sites.precision.shape == (count,)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_adaptive_points() -> None:
     """None where data say it, and afterwards no sign is in doubt anywhere."""
     g = torch.Generator().manual_seed(2)
