@@ -36,18 +36,14 @@ from torch._C import _are_functorch_transforms_active as functorch_is_active
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.dropout import _DropoutNd as DropoutNd
 
-_LATER = {
-    "fit_fallback": ("botorch.fit", "_fit_fallback"),
-}
 if TYPE_CHECKING:
     fit_fallback: Any
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, private = _LATER[name]
-    return getattr(importlib.import_module(module), private)
+    if name == "fit_fallback":
+        return importlib.import_module("botorch.fit")._fit_fallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 #: Class to the private attributes and methods that are read, set or overridden.
@@ -75,7 +71,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_supports_batched_models",
         "_supports_cache_root",
         "_task_feature",
-        "_validate_tensor_args",
     ),
     "botorch.models.ModelListGP": ("_broadcast_mvns",),
     "botorch.models.model.Model": (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 __all__ = ["best_so_far", "plot_traces"]
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from botorch_structured.plots.style import COLOURS, GREY, new_axes, step_curve, tidy
 from botorch_structured.spaces.arguments import brief
@@ -29,10 +28,9 @@ def best_so_far(values: Any, minimize: bool = True) -> np.ndarray:
     Returns:
         ``... x n`` numbers, NaN before the first success.
     """
-    array = _array(values)
-    if minimize:
-        return np.fmin.accumulate(array, axis=-1)
-    return np.fmax.accumulate(array, axis=-1)
+    better = np.fmin if minimize else np.fmax
+    best: np.ndarray = better.accumulate(np.asarray(values, dtype=float), axis=-1)
+    return best
 
 
 def plot_traces(
@@ -121,7 +119,7 @@ def plot_traces(
         ticks.set_params(integer=True)  # not those that the caller has chosen
     # Place of the legend: gaps on a log scale fall like lines, other best values fall
     # steeply at first.
-    corner: Literal["lower left", "lower right", "upper right"] = "lower left"
+    corner: Any = "lower left"
     if optimum is None:
         corner = "upper right" if minimize else "lower right"
     ax.legend(loc=corner, edgecolor="none", framealpha=0.8)
@@ -136,34 +134,22 @@ def _coincide(one: np.ndarray, other: np.ndarray) -> bool:
     return 2 * alike > len(one)
 
 
-def _array(values: Any, name: str = "values") -> np.ndarray:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    try:
-        return np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name}: expected n or runs x n outcomes, got {brief(values)}."
-        ) from None
-
-
 def _runs(method: str, values: Any) -> np.ndarray:
     """``runs x n``, at least one of each."""
     name = f"traces[{method!r}]"
-    if isinstance(values, Sequence) and values and np.ndim(values[0]) > 0:
-        many = [_array(run, name).reshape(-1) for run in values]
-        shortest = min(len(run) for run in many)
-        array = np.stack([run[:shortest] for run in many])
-    else:
-        array = np.atleast_2d(_array(values, name))
-        if array.ndim == 3 and array.shape[-1] == 1:  # runs x n x 1, BoTorch's Y
-            array = array[..., 0]
-        elif array.shape[-1] == 1 and array.shape[0] > 1:  # n x 1: one run
-            array = array.T
-    if array.ndim != 2 or array.shape[-1] == 0 or array.shape[0] == 0:
+    try:
+        runs = [np.asarray(run, dtype=float).reshape(-1) for run in values]
+    except (TypeError, ValueError):
+        runs = []
+    shortest = min(map(len, runs), default=0)
+    if not shortest:
         raise ValueError(
-            f"{name}: expected n or runs x n outcomes, got shape {array.shape}."
+            f"{name}: expected n or runs x n outcomes, got {brief(values)}."
         )
+    if max(map(len, runs)) == 1:  # n or n x 1 outcomes of one run
+        array = np.concatenate(runs)[None]
+    else:
+        array = np.stack([run[:shortest] for run in runs])
     (failed,) = np.isnan(array).all(axis=-1).nonzero()
     if len(failed):
         raise ValueError(

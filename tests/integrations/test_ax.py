@@ -17,13 +17,10 @@ from botorch_structured.spaces import SearchSpace
 pytest.importorskip("ax")
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
-from ax.api.protocols.metric import IMetric
-from ax.api.protocols.runner import IRunner
 from ax.core.trial_status import TrialStatus
 from ax.exceptions.core import SearchSpaceExhausted
 
 from botorch_structured.integrations.ax import (
-    StructuredNode,
     structured_generation_strategy,
 )
 
@@ -135,16 +132,6 @@ def test_it_is_the_study_point_for_point() -> None:
         client.complete_trial(trial, raw_data={"error": error(dict(config))})
 
 
-def test_seeds() -> None:
-    first, second, other = (
-        search(make_client(seed=seed), error, 5) for seed in (0, 0, 1)
-    )
-    assert first == second != other
-    assert structured_generation_strategy().nodes_by_name["Structured"].seed >= 0
-    with pytest.raises(ValueError, match="seed: expected an integer"):
-        structured_generation_strategy(seed="a")  # type: ignore[arg-type]
-
-
 def test_maximising_is_minimising_the_negative() -> None:
     least = search(make_client(), error, 5)
     most = search(make_client(objective="score"), lambda c: {"score": -error(c)}, 5)
@@ -170,35 +157,6 @@ def test_several_trials_at_once() -> None:
     configs = search(client, error, 9, at_once=3)
     assert len({json.dumps(c, sort_keys=True) for c in configs}) == 9
     assert {c["learner"] for c in configs[:3]} == set(ACTIVE)
-
-
-class Runner(IRunner):
-    """Every fourth trial fails."""
-
-    def run_trial(self, trial_index: int, parameterization: Any) -> dict[str, Any]:
-        return {"config": dict(parameterization)}
-
-    def poll_trial(self, trial_index: int, trial_metadata: Any) -> TrialStatus:
-        return TrialStatus.COMPLETED if trial_index % 4 else TrialStatus.FAILED
-
-    def stop_trial(self, trial_index: int, trial_metadata: Any) -> dict[str, Any]:
-        return {}
-
-
-class Error(IMetric):
-    def fetch(self, trial_index: int, trial_metadata: Any) -> tuple[int, float]:
-        return 0, error(trial_metadata["config"])
-
-
-def test_ax_may_run_the_trials() -> None:
-    client = make_client()
-    client.configure_runner(Runner())
-    client.configure_metrics([Error("error")])
-    client.run_trials(max_trials=6, parallelism=2, initial_seconds_between_polls=0)
-    trials = client._experiment.trials.values()
-    assert [t.status.is_failed for t in trials] == [i % 4 == 0 for i in range(6)]
-    assert {t.arm.parameters["learner"] for t in trials} == set(ACTIVE)
-    assert client.get_best_parameterization()[1]["error"][0] < 1  # type: ignore[index]
 
 
 # -- trials in every state ----------------------------------------------------------
@@ -279,12 +237,6 @@ def test_completed_trials_without_the_metric_are_pending() -> None:
     client = with_data()
     attach(client, D, other=1.0)
     assert next_of(client) == expected(KNOWN, [D])
-
-
-def test_other_metrics_change_nothing() -> None:
-    client = with_data()
-    client.configure_tracking_metrics(["seconds"])  # pending, says Ax
-    assert next_of(client) == expected(KNOWN)
 
 
 def test_trials_outside_of_the_space_are_named() -> None:
@@ -490,14 +442,6 @@ def test_aligned_parameters_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "aligned", ["ab", [["rate_adam"]], [["a", "b"], ["b", "c"]], ["ab"], 3, [[1, 2]]]
-)
-def test_alignments_that_are_none(aligned: Any) -> None:
-    with pytest.raises(ValueError, match="aligned: expected groups of two or more"):
-        structured_generation_strategy(aligned=aligned)
-
-
-@pytest.mark.parametrize(
     "group, changes",
     [
         (["rate_adam", "nobody"], {}),
@@ -539,16 +483,6 @@ def test_loaded_in_a_new_process_it_goes_on_identically(tmp_path: Path) -> None:
 
 def number(value: Any) -> float:
     return value if isinstance(value, float) else float(len(value))
-
-
-def test_the_node_is_saved_whole() -> None:
-    from ax.storage.json_store.decoder import object_from_json
-    from ax.storage.json_store.encoder import object_to_json
-
-    node = StructuredNode(seed=5, aligned=[("a", "b")])
-    again = object_from_json(json.loads(json.dumps(object_to_json(node))))
-    assert (again.seed, again.aligned) == (5, [["a", "b"]])
-    assert not again.should_deduplicate and again.fallback_specs == {}
 
 
 def test_strategies_with_our_models_are_saved_too(tmp_path: Path) -> None:
@@ -669,20 +603,6 @@ def test_outcome_constraints(given: str, bound: str) -> None:
         o = outcomes(config)
         study.tell(config, {"a": -o["error"], "c": weight * o["cost"]})
     assert next_of(client) == study.ask()[0]
-
-
-def test_the_best_keeps_its_constraints() -> None:
-    client = make_client(constraints=["cost <= 1.2"])
-    search(client, outcomes, 10)
-    best, values, *_ = client.get_best_parameterization()
-    assert values["cost"][0] <= 1.2  # type: ignore[index]
-    assert best["learner"] != "boost" or best["share"] < 0.2
-    feasible = [
-        trial.arm.parameters
-        for trial in client._experiment.trials.values()
-        if outcomes(trial.arm.parameters)["cost"] <= 1.2
-    ]
-    assert len(feasible) >= 5
 
 
 def test_constraints_relative_to_a_baseline() -> None:

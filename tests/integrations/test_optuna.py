@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from botorch_structured.integrations.optuna import StructuredSampler
-from botorch_structured.integrations.optuna.trial_parameter import TrialParameter
 from botorch_structured.spaces import SearchSpace
 
 Objective = Callable[[optuna.Trial], Any]
@@ -232,30 +230,6 @@ def test_trials_that_stop_early_are_bad_outcomes(
     assert {(t.params["x"], None) for t in early} < known
 
 
-def test_trials_that_stop_early_on_a_branch() -> None:
-    """What is missing is drawn on the path that they asked for."""
-    space = [
-        {"kind": ["a"], "x": (0.0, 1.0)},
-        {"kind": ["b"], "depth": (1, 9), "solver": ["c"], "z": (0.0, 1.0)},
-        {"kind": ["b"], "depth": (1, 9), "solver": ["d"]},
-    ]
-
-    def objective(trial: optuna.Trial) -> float:
-        if trial.suggest_categorical("kind", ["a", "b"]) == "b":
-            trial.suggest_int("depth", 1, 9)
-            raise MemoryError
-        return trial.suggest_float("x", 0.0, 1.0) ** 2 + 0.1
-
-    study = make_study(StructuredSampler(space, seed=0))
-    study.optimize(objective, n_trials=16, catch=(MemoryError,))
-    failed = [trial.config for trial in told(study) if trial.value is None]
-    assert [t.params for t in study.trials if t.state == TrialState.FAIL] == [
-        {name: config[name] for name in ("kind", "depth")} for config in failed
-    ]
-    assert 1 < len(failed) < 10
-    assert len({str(config) for config in failed}) > 1
-
-
 def test_pruned_trials_count() -> None:
     def objective(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0, 1)
@@ -310,19 +284,6 @@ def test_a_range_that_ends_at_another_value() -> None:
     sampler = Counting(seed=0)
     study = ended(make_study(sampler), objective, 14)
     assert all(t.params["x"] <= t.params["high"] for t in study.trials)
-
-
-def test_choices_that_are_equal_as_numbers() -> None:
-    values = [1, "1", None, 2.5, False]
-
-    def objective(trial: optuna.Trial) -> float:
-        value = trial.suggest_categorical("value", values)
-        x = trial.suggest_float("x", 0, 1)
-        return values.index(value) + x
-
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 10)
-    seen = {str(trial.params["value"]) for trial in study.trials}
-    assert seen == {str(value) for value in values}
 
 
 def test_whole_numbers_decide() -> None:
@@ -617,12 +578,6 @@ def test_a_fixed_number_is_held_where_it_is_asked_for() -> None:
     assert study.best_value < 1e-2  # the other branches are searched
 
 
-def test_a_fixed_value_that_no_choice_has() -> None:
-    study = make_study(partial({"learner": "boosting"}, StructuredSampler(seed=0)))
-    with pytest.raises(ValueError, match="boosting"):
-        ended(study, classifier, 1)
-
-
 def test_open_parameters_of_enqueued_trials_are_suggested() -> None:
     """As the best ones for those that are given, in the early trials, too."""
     for early in (4, 12):
@@ -688,11 +643,6 @@ def test_several_objectives() -> None:
     assert [t.params["kind"] for t in study.trials].count("b") < 6
 
 
-def test_a_trial_that_asks_for_nothing() -> None:
-    study = ended(make_study(StructuredSampler(seed=0)), lambda trial: 1.0, 3)
-    assert len(study.trials) == 3
-
-
 @pytest.mark.parametrize(
     "arguments, name",
     [
@@ -726,17 +676,6 @@ def test_functions_in_place_of_the_default_model() -> None:
 
     ended(make_study(StructuredSampler(seed=0, model=model)), classifier, 6)
     assert seen == [3, 4, 5]
-
-
-def test_float_grids() -> None:
-    d = FloatDistribution(0, 1, step=0.1)
-
-    def objective(trial: optuna.Trial) -> float:
-        x = trial.suggest_float("x", 0, 1, step=0.1)
-        return (x - 0.3) ** 2 + trial.suggest_float("y", 0, 1)
-
-    study = ended(make_study(StructuredSampler(seed=0)), objective, 8)
-    assert all(d._contains(trial.params["x"]) for trial in study.trials)
 
 
 @pytest.mark.parametrize("seed", [2**64 - 3, -1])
@@ -789,11 +728,3 @@ def test_a_value_between_two_steps_is_left_out() -> None:
     values = [trial.params["k"] for trial in study.trials]
     assert values[0] == 18
     assert sorted(values[1:]) == [*range(1, 52, 5)]
-
-
-@pytest.mark.parametrize(("high", "step"), [(1000.0, 1e-6), (1.0, 1e-8), (5.0, 0.1)])
-def test_values_on_a_step_are_in_range(high: float, step: float) -> None:
-    parameter = TrialParameter("x", FloatDistribution(0.0, high, step=step))
-    for k in np.random.default_rng(0).integers(0, int(parameter.size), 200):
-        assert parameter.contains(parameter.value(int(k)))
-    assert not parameter.contains(1.5 * step)

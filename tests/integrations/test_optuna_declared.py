@@ -157,69 +157,6 @@ def test_what_a_trial_did_not_ask_for_is_drawn_on_a_path_that_has_the_rest() -> 
         assert config is not None and config["a"] == v and config["b"] <= v
 
 
-def test_what_was_not_asked_for_differs_from_trial_to_trial() -> None:
-    cs = ConfigurationSpace()
-    a, b, c = Integer("a", (0, 1000)), Integer("b", (0, 1000)), Float("c", (0.0, 1.0))
-    cs.add(a, b, c, ForbiddenLessThanRelation(a, b))
-    space = SearchSpace.from_configspace(cs)
-    found = configurations(space, [{"a": 3}] * 20, [False] * 20, list(range(20)))
-    assert len({config["c"] for config in found if config is not None}) > 5
-    assert {config["b"] for config in found if config is not None} == {0, 1, 2, 3}
-
-
-def test_a_parameter_that_is_declared_on_other_paths_only() -> None:
-    """An objective may ask for it anyway; what fails there is told as it would be."""
-    space = [
-        {"opt": ["sgd"], "lr": (0.0, 1.0), "wd": (0.0, 1.0), "momentum": (0.0, 1.0)},
-        {"opt": ["adam"], "lr": (0.0, 1.0), "wd": (0.0, 1.0)},
-    ]
-
-    def study(always: bool) -> optuna.Study:
-        def objective(trial: optuna.Trial) -> float:
-            opt = trial.suggest_categorical("opt", ["sgd", "adam"])
-            if always or opt == "sgd":
-                trial.suggest_float("momentum", 0.0, 1.0)
-            lr = trial.suggest_float("lr", 0.0, 1.0)
-            if opt == "adam" and lr > 0.3:
-                raise MemoryError
-            return lr + trial.suggest_float("wd", 0.0, 1.0) - (opt == "adam")
-
-        return run(space, objective, 16)
-
-    ours, theirs = study(True), study(False)
-    assert [t.params["lr"] for t in ours.trials] == [
-        t.params["lr"] for t in theirs.trials
-    ]
-    assert len(told(ours)) == 16
-    assert any(t.state == TrialState.FAIL for t in ours.trials)
-
-
-def test_a_trial_that_asked_for_nothing_declared_says_nothing() -> None:
-    def objective(trial: optuna.Trial) -> float:
-        trial.suggest_int("fold", 0, 3)
-        trial.suggest_int("epochs", 1, 99)
-        if trial.number % 2:
-            raise MemoryError
-        return trial.suggest_float("x", 0.0, 1.0)
-
-    study = run({"epochs": [20], "x": (0.0, 1.0)}, objective)
-    assert [trial.value is None for trial in told(study)] == [False] * 4
-
-
-def test_trials_that_fail_for_what_they_ask_for_first() -> None:
-    """Starts do not go on for ever: of random trials a fifth would be complete."""
-
-    def objective(trial: optuna.Trial) -> float:
-        lr = trial.suggest_float("lr", 0.0, 1.0)
-        if lr > 0.2:
-            raise MemoryError
-        kind = trial.suggest_categorical("kind", KINDS)
-        return 1.0 + lr + trial.suggest_float(kind, 0.0, 1.0)
-
-    trials = run(LEARNERS, objective, 30).trials
-    assert sum(trial.state == TrialState.COMPLETE for trial in trials[-12:]) > 4
-
-
 @pytest.mark.parametrize("declared", [False, True])
 def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
     """Another object each time; pending where a running trial was suggested it."""
@@ -243,18 +180,3 @@ def test_nan_is_a_choice_as_others_are(declared: bool) -> None:
     assert len(set(asked)) == len(asked)
     assert sum(x == "nan" for x, _ in asked[6:]) > 1
     assert len(told(study)) == 6
-
-
-def test_nan_and_none_come_back_from_a_storage(tmp_path: Any) -> None:
-    choices = [None, math.nan, "a"]
-    study = run(
-        {"x": choices, "z": (0.0, 1.0)},
-        lambda t: (
-            len(str(t.suggest_categorical("x", choices)))
-            + t.suggest_float("z", 0.0, 1.0)
-        ),
-        storage=f"sqlite:///{tmp_path / 'study.db'}",
-    )
-    expected = [str(trial.params["x"]) for trial in study.trials]
-    assert [str(trial.config["x"]) for trial in told(study)] == expected
-    assert {"None", "nan", "a"} == set(expected)

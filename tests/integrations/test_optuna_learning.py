@@ -118,12 +118,6 @@ def test_few_trials_show_the_tree(objective: Objective, most: int, seed: int) ->
     assert is_right(LearntSpace(trials), objective)
 
 
-def test_paths_are_those_of_the_program() -> None:
-    space = LearntSpace(explored(network, 0)).space
-    # layers, (adam, sgd with and without momentum, lbfgs), dropout
-    assert space.tree.num_paths == 5 * 4 * 2
-
-
 def test_one_name_with_several_ranges_has_several_columns() -> None:
     learnt = LearntSpace(explored(learners, 0))
     assert sorted(learnt.names) == ["C#1", "C#2", "depth", "learner"]
@@ -255,14 +249,6 @@ def test_what_nothing_explains_counts_as_active() -> None:
 
     learnt = LearntSpace(random_trials(objective, 40))
     assert learnt.space.tree.num_paths == 1
-
-
-def test_the_order_of_parameters_and_of_ranges_does_not_matter() -> None:
-    trials = explored(network, 0)
-    turned = [Asked(dict(reversed(list(t.values.items()))), t.complete) for t in trials]
-    one, other = LearntSpace(trials), LearntSpace(turned)
-    assert one.names == other.names
-    assert one.space.tree.conditions == other.space.tree.conditions
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ from torch import Tensor
 
 from botorch_structured.kernels.laplace import LaplaceKernel
 from botorch_structured.kernels.mondrian import MondrianKernel, MondrianPartition
-from botorch_structured.models import ConditionalGP
-from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.spaces import ParameterTree
 
 DTYPE = torch.float64
 
@@ -54,16 +51,6 @@ def grid(low: float, high: float, steps: int, d: int) -> Tensor:
 
 class TestApproachesTheLaplaceKernel:
     """Differences are sums over independent trees: their size is known."""
-
-    @pytest.mark.parametrize(
-        "test_grid",
-        [grid(0, 1, 41, 1), grid(0, 1, 7, 2), grid(0, 1, 4, 3), grid(-1, 2, 7, 2)],
-        ids=["1-D", "2-D", "3-D", "beyond the bounds"],
-    )
-    def test_within_003_of_it_with_10000_trees(self, test_grid: Tensor) -> None:
-        kernel = mondrian(1 / 0.75, 10_000, ard_num_dims=test_grid.shape[-1])
-        error = dense(kernel, test_grid) - laplace(kernel, test_grid)
-        assert error.abs().max() < 0.03
 
     @pytest.mark.parametrize("features_per_tree", [None, 4])
     @pytest.mark.parametrize("low, high", [(0.0, 1.0), (-1.5, 2.5)])
@@ -254,14 +241,6 @@ class TestKernel:
         assert torch.equal(dense(kernel, a), dense(kernel, b))
         assert torch.equal(kernel.features(a), kernel.features(b))
 
-    def test_float32_decides_like_double(self) -> None:
-        kernel = MondrianKernel(2.0, 50, seed=0)
-        X = points(20, 2).float()
-        K = kernel(X).to_dense()
-        assert K.dtype == kernel.features(X).dtype == torch.float32
-        twin = copy.deepcopy(kernel).double()
-        torch.testing.assert_close(K.double(), dense(twin, X.double()))
-
     def test_device(self, device: torch.device) -> None:
         kernel = mondrian(2.0, 50)
         X = points(20, 2, high=1.5)
@@ -301,11 +280,6 @@ class TestFeatures:
         noisy = dense(kernel, X) + 0.1 * torch.eye(60, dtype=DTYPE)
         expected = dense(kernel, test, X) @ torch.linalg.solve(noisy, y)
         torch.testing.assert_close(kernel.features(test).detach() @ weights, expected)
-
-    def test_batches_of_points(self) -> None:
-        kernel = mondrian(2.0, 10)
-        X = points(3, 4, 2)
-        assert torch.equal(kernel.features(X)[1], kernel.features(X[1]))
 
     def test_batches_of_lengthscales(self) -> None:
         batch = torch.Size([2])
@@ -350,33 +324,6 @@ class TestInAModel:
         assert torch.isfinite(best).all() and torch.isfinite(value)
         features = kernel.features(x)
         assert torch.equal(torch.autograd.grad(features.sum(), x)[0], torch.zeros(4, 2))
-
-    def test_batched_outputs(self) -> None:
-        X = points(8, 2)
-        kernel = mondrian(2.0, 20, ard_num_dims=2, batch_shape=torch.Size([2]))
-        model = SingleTaskGP(X, X.sin(), covar_module=ScaleKernel(kernel).double())
-        assert model.posterior(points(3, 4, 2)).mean.shape == (3, 4, 2)
-
-    def test_within_a_conditional_kernel(self) -> None:
-        """Inference by block asks for blocks, the dense one for the whole matrix."""
-        tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
-        X = points(20, 3)
-        X[:, 0] = X[:, 0].round()
-        Y, test = X.sum(-1, keepdim=True).sin(), X[:6] * torch.tensor([1.0, 0.9, 0.9])
-        kernel = mondrian(2.0, 100)
-        model = ConditionalGP(X, Y, tree, covar_module=kernel)
-        dense_model = SingleTaskGP(
-            X,
-            Y,
-            covar_module=ConditionalKernel(kernel, tree),
-            likelihood=model.likelihood,
-            mean_module=model.mean_module,
-        )
-        actual, expected = model.posterior(test), dense_model.posterior(test)
-        torch.testing.assert_close(actual.mean, expected.mean, rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(
-            actual.variance, expected.variance, rtol=1e-9, atol=1e-10
-        )
 
 
 def test_lengthscales_start_at_one() -> None:

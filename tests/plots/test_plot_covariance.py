@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -109,16 +108,6 @@ def test_limits_and_signs() -> None:
     assert given.get_clim() == (0, 4)
     zero = plot_covariance(torch.zeros(10, 10), X).images[0]
     assert zero.to_rgba(0.0) == (1.0, 1.0, 1.0, 1.0)
-
-
-def test_axes_colour_bar_and_matrices() -> None:
-    X = section_3a(10)
-    K = torch.eye(10, requires_grad=True)
-    ax = plt.subplots()[1]
-    assert plot_covariance(K, X, ax=ax, colorbar=False) is ax
-    assert len(ax.figure.axes) == 1
-    np.testing.assert_array_equal(drawn(ax), np.eye(10))
-    assert len(plot_covariance(K, X).figure.axes) == 2
 
 
 @pytest.mark.parametrize(

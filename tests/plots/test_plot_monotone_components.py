@@ -138,16 +138,6 @@ def test_a_slice_of_two_dimensions() -> None:
     assert axes[0].get_xlim() == pytest.approx((0.0, 1.0))
 
 
-def test_one_model_is_one_panel_in_given_axes() -> None:
-    X, parts = data()
-    model = MonotoneGP(X, parts[:, :1], {0: 1}, virtual_X="grid")
-    ax = plt.subplots()[1]
-    (drawn,) = plot_monotone_components(model, [ax], names=["demand"])
-    assert drawn is ax
-    assert ax.get_title() == "demand"
-    assert len(np.asarray(dots(ax)[-1].get_offsets())) == 10  # the paper's grid
-
-
 def test_components_observed_at_different_points_have_no_observed_sum() -> None:
     X, parts = data()
     model = DecomposedGP(

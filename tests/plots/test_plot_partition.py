@@ -197,18 +197,6 @@ def test_a_treed_gp() -> None:
     assert len(curves(ax)) == 2
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_a_treed_gp_without_borders_along_an_axis(split: bool) -> None:
-    X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
-    Y = 5.0 * (X[:, :1] > 0.5).double() if split else X[:, :1].sin()
-    model = TreedGP(X, Y)
-    assert model.partition.num_leaves == 1 + split
-    (lines,) = (
-        c for c in plot_partition(model).collections if type(c) is LineCollection
-    )
-    assert bool(lines.get_segments()) == split
-
-
 def test_the_model_is_left_as_it_was() -> None:
     """A transform that learns its bounds must not learn those of the picture."""
     X, Y = data(2)

@@ -67,7 +67,7 @@ FAILED = [math.nan, math.nan]
     ("traces", "message"),
     [
         ({}, "at least one method"),
-        ({"a": []}, r"traces\['a'\]: expected .* got shape"),
+        ({"a": []}, r"traces\['a'\]: expected .* outcomes, got \[\]"),
         (None, "traces: expected a mapping .* got None"),
         ({"a": ["b", "c"]}, r"traces\['a'\]: expected .* outcomes"),
         ({"a": [["b"], ["c"]]}, r"traces\['a'\]: expected .* outcomes"),

@@ -85,15 +85,6 @@ def test_optimum_and_bounds(variant: dict) -> None:
 
 
 @pytest.mark.parametrize("balanced", [True, False])
-def test_columns(balanced: bool) -> None:
-    problem = JenattonTree(4, shared=True, balanced=balanced)
-    assert problem.space.names == [*(f"x{k}" for k in range(1, 8)), "r8", "r9"]
-    assert problem.tree.decision_columns == [0, 1, 2]
-    assert problem.tree.shared_columns == [7, 8]
-    assert problem.space.tree == problem.tree
-
-
-@pytest.mark.parametrize("balanced", [True, False])
 def test_inactive_columns_are_ignored(balanced: bool) -> None:
     problem = JenattonTree(
         8, shared=True, quadratic_shared=True, off_centre=True, balanced=balanced

@@ -1,23 +1,16 @@
 from __future__ import annotations
 
-import copy
 import gzip
-import json
 import math
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from botorch.acquisition import UpperConfidenceBound
-from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf_discrete
 from botorch.test_functions.synthetic import SyntheticTestFunction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks import harness
 from botorch_structured import Study
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.test_functions import (
@@ -196,54 +189,6 @@ def test_a_category_is_kept_where_it_has_a_row() -> None:
     )
     with pytest.raises(ValueError, match="whole numbers"):
         TableProblem([[0.5]], [1.0], space=space)
-
-
-@pytest.mark.parametrize("make", [lambda: TableProblem(*table()), conditional])
-def test_copies(make) -> None:
-    problem = make()
-    X = problem.candidates
-    for same in (pickle.loads(pickle.dumps(problem)), copy.deepcopy(problem)):
-        assert torch.equal(same(X), problem.values)
-        assert torch.equal(same.starts(1), problem.starts(1))
-        assert same.space == problem.space
-    single = copy.deepcopy(problem).to(torch.float)
-    assert single(X.float()).dtype == torch.float
-    torch.testing.assert_close(single(single.candidates), problem.values.float())
-    assert make().bounds.dtype == torch.double
-
-
-def test_an_acquisition_function_over_the_rows() -> None:
-    """What the docstring says; every row once, then BoTorch's own error."""
-    X, y = table(n=12, d=2)
-    problem = TableProblem(X, y)
-    seen = problem.starts(0)
-    while len(seen) < 12:
-        model = SingleTaskGP(seen, -problem(seen).unsqueeze(-1))
-        acqf = UpperConfidenceBound(model, beta=1.0)
-        x, _ = optimize_acqf_discrete(acqf, 1, problem.candidates, X_avoid=seen)
-        seen = torch.cat([seen, x])
-    assert len(seen.unique(dim=0)) == 12
-
-
-def _row_after_row(problem, X: Tensor, Y: Tensor, seed: int) -> Tensor:
-    if len(X) == 7:
-        raise RuntimeError("a method that fails now and then")
-    return problem.candidates[len(X)]
-
-
-def test_in_the_harness(tmp_path: Path) -> None:
-    make = {"table": lambda seed: TableProblem(*table())}
-    failed = harness.run(
-        {"rows": _row_after_row}, make, [0, 1], 10, tmp_path, 0, progress=False
-    )
-    assert not failed
-    records = harness.read_records(harness.RunKey("table", "rows", 1).path(tmp_path))
-    assert len(records) == 10
-    assert [bool(r.get("error")) for r in records] == [i == 7 for i in range(10)]
-    assert records[0]["optimum"] == table()[1].min()
-    assert json.dumps(records[-1]["x"]) == json.dumps(
-        TableProblem(*table()).candidates[9].tolist()
-    )
 
 
 class TestFiles:

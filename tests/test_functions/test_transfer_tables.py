@@ -85,14 +85,6 @@ def test_subset() -> None:
             known.subset(names)
 
 
-def test_spread() -> None:
-    known = tables()
-    assert known.spread()[2] == 0.0
-    values = known.y[known.task == 0]
-    assert known.spread()[0] == values.max() - values.min()
-    assert known.leave_out(0).history.contexts is None
-
-
 def test_random_forests(tmp_path: Path) -> None:
     plain, zipped = tmp_path / "rf.arff", tmp_path / "rf.arff.gz"
     plain.write_text(ARFF)

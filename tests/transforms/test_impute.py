@@ -99,7 +99,3 @@ def test_when_it_applies_and_copies() -> None:
 def test_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Impute(**{"tree": TREE, **arguments})
-
-
-def test_bounds_of_integers() -> None:
-    assert torch.equal(Impute(TREE, BOUNDS.long()).fill, BOUNDS.mean(0))
