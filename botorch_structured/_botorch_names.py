@@ -1,7 +1,7 @@
 """Every private name of other libraries that this package relies on.
 
 Private names are imported here and nowhere else. Those of fits are imported when they
-are asked for: ``botorch.fit`` and what it imports take some 50 ms, which importing a
+are asked for: ``botorch.fit`` and its imports take some 50 ms, which importing a
 model does not need. Attributes and methods that are read or overridden are listed.
 ``tests/test_botorch_names.py`` looks for each of them, and says which one is missing
 when one of these libraries has changed.

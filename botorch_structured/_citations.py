@@ -15,8 +15,8 @@ BIBTEX: dict[str, str] = {
     for entry in _TEXT.split("\n\n")
 }
 
-# By name, so that this module imports nothing: a class here also covers what derives
-# from it elsewhere.
+# By name, so that this module imports nothing: a class here also covers classes
+# that derive from it elsewhere.
 _OBJECTS_OF = {
     "Jenatton2017tree": """
         ContextLogExpectedImprovement JenattonTree PathContextLogExpectedImprovement
@@ -53,7 +53,7 @@ def cite(obj: object) -> str:
             the papers, such as ``"Jenatton2017tree"``.
 
     Raises:
-        ValueError: Where no paper is known; it lists what is.
+        ValueError: Where no paper is known; it lists those that are known.
 
     Example:
         >>> print(cite(TreeStructuredGP))

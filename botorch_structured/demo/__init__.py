@@ -1,7 +1,7 @@
 """The demonstration behind ``python -m botorch_structured``.
 
-`Comparison` has a study by a model and one at random, `Settings` are what it was asked
-for, and `report` turns both into tables, code and a picture.
+`Comparison` has a study by a model and one at random, `Settings` are its
+options, and `report` turns both into tables, code and a picture.
 """
 
 from __future__ import annotations

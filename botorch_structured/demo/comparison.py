@@ -78,7 +78,7 @@ class Comparison:
         return torch.tensor(known, dtype=torch.double)
 
     def run(self, method: str) -> None:
-        """Evaluate what is missing, under a progress bar."""
+        """Make the missing evaluations, under a progress bar."""
         study = self.studies[method]
         if method == RANDOM:  # it shares the starts, which are evaluated once
             done = self.studies[MODEL].trials[len(study.trials) : len(self.starts)]

@@ -28,7 +28,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
 
 
 def learner_table(comparison: Comparison) -> str:
-    """A row for each learner: how often it was tried, its best, what it promises."""
+    """A row for each learner: how often it was tried, its best, its expected gain."""
     rows = comparison.space.starts(kind="middle")  # one of each learner
     learners = [str(config["learner"]) for config in comparison.space.decode(rows)]
     X, errors = comparison.data(MODEL)

@@ -93,7 +93,7 @@ def structured_generation_strategy(
     loaded, in another process, goes on exactly as it would have.
 
     ===================================== ============================================
-    trial                                 what it is to the search
+    trial                                 its part in the search
     ===================================== ============================================
     completed, or stopped early           an observation, by the last value of each
                                           metric (NaN or infinite: a failure), and by
@@ -107,7 +107,7 @@ def structured_generation_strategy(
     stale, or outside of the space        none
     ===================================== ============================================
 
-    Outcomes are used with ten decimals, which is what Ax saves, unless they all lie
+    Outcomes are used with ten decimals, as Ax saves them, unless they all lie
     within 1e-4.
 
     Args:

@@ -45,11 +45,11 @@ _Params = dict[str, Any]
 
 # Those whose gamma may be a word.
 _KERNELS = (SVC, SVR, NuSVC, NuSVR, OneClassSVM, RBFSampler)
-# Of two or three paths each has two starts: what was compared is in docs/default.md,
+# Of two or three paths each has two starts: the comparison is in docs/default.md,
 # "Starts of a pipeline".
 _FEW_PATHS = 3
 # After the starts, each so many-th candidate is a random one on the path that has the
-# fewest: what was compared is in docs/default.md, "A learner that begins badly".
+# fewest: the comparison is in docs/default.md, "A learner that begins badly".
 _EXPLORES = 4
 _ALL_FAILED = re.compile(r"All the (\d+) fits failed")
 
@@ -62,8 +62,8 @@ class StructuredSearchCV(BaseSearchCV):
     the scores of those before. It has the arguments, methods and attributes of
     ``RandomizedSearchCV``.
 
-    The space says what belongs to what: which classifier, and *its* parameters. One
-    candidate for each path of the space is evaluated first, all at once (two for each
+    The space says which parameters belong to which classifier. One candidate for each
+    path of the space is evaluated first, all at once (two for each
     of two or three paths; of more than ten, five to ten that show every choice, if ten
     can); then as many at a time as it takes to keep ``n_jobs`` processes busy with
     their folds (one, if there are at least as many folds as processes), so that results
@@ -186,7 +186,7 @@ class StructuredSearchCV(BaseSearchCV):
             del self._history  # it holds the data
 
     def __getstate__(self) -> dict[str, Any]:
-        # Processes that fit get the search, too; what it has found is not for them.
+        # Processes that fit get the search, too; its findings are not for them.
         state = super().__getstate__()
         return {k: v for k, v in state.items() if k not in ("_data", "_history")}
 
@@ -344,7 +344,7 @@ def _least_tried(study: Study, q: int, begun: int, n_iter: int) -> list[_Params]
 
     Each is on the path that has the fewest candidates for its number of parameters: one
     that begins badly would be left alone otherwise. Where paths outnumber the random
-    candidates of the search, what counts is not the path but its least tried choice.
+    candidates of the search, the least tried choice of a path counts, and not the path.
 
     Args:
         study: The study.
@@ -445,7 +445,7 @@ class _History:
 
     @property
     def metrics(self) -> list[str]:
-        """The names of what is maximised; none before they are known."""
+        """The names of the maximised scores; none before they are known."""
         prefix = "mean_test_"
         names = [k.removeprefix(prefix) for k in self._results if k.startswith(prefix)]
         return [self._search.refit] if self._search.refit in names else names

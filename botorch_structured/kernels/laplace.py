@@ -66,7 +66,7 @@ class LaplaceKernel(BatchKernel):
             x2: ``batch_shape x m x d``.
             diag: Whether to return the diagonal only; then ``n = m``.
             last_dim_is_batch: Whether each column is a batch of its own.
-            params: Not used; GPyTorch passes what its own kernels know.
+            params: Not used; GPyTorch passes arguments of its own kernels.
 
         Returns:
             ``batch_shape x n x m``, or ``batch_shape x n`` if ``diag``; with

@@ -3,7 +3,7 @@
 ==========================  =========================================================
 `plot_tree`                 a search space, and the evaluations on each path
 `plot_covariance`           the covariances of points under a kernel
-`plot_partition`            the regions of a treed model, and what it predicts
+`plot_partition`            the regions of a treed model, and its predictions
 `plot_monotone_components`  the parts of a sum, with and without known signs
 `plot_traces`               the best value so far of one or many runs
 ==========================  =========================================================

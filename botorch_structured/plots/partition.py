@@ -1,4 +1,4 @@
-"""`plot_partition`: where the regions of a treed model are, and what it predicts."""
+"""`plot_partition`: the regions of a treed model, and its predictions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def plot_partition(
 ) -> Axes:
     """The regions of a treed model with the surface it predicts, in 1-D or 2-D.
 
-    Use it to see where the model splits and what it predicts on each side. In one
+    Use it to see where the model splits, and its predictions on each side. In one
     dimension: the mean, a band of two standard deviations, the observations, a line at
     each border and the number of observations of each region. In two: the mean, or the
     standard deviation, as colours.

@@ -1,8 +1,8 @@
 """`plot_tree`: the decisions of a search space, and the evaluations on each path.
 
 The decisions of a tree may be a forest, and be switched on by combinations of others.
-But along one path they have an order, so the paths make a trie: each inner `Node` is
-the next decision on all its paths, each leaf is one path. `layout` makes that trie,
+But along one path they have an order, so the paths make a trie: each inner `TrieNode`
+is the next decision on all its paths, each leaf is one path. `layout` makes that trie,
 `Drawing` computes positions and draws it.
 """
 
@@ -189,7 +189,7 @@ def _interval(low: float, high: float) -> str:
 
 
 @dataclass
-class Node:
+class TrieNode:
     """The state after some decisions.
 
     Args:
@@ -209,16 +209,16 @@ class Node:
     decision: int | None = None
     depth: int = 0
     row: float = 0.0
-    children: list[Node] = field(default_factory=list)
+    children: list[TrieNode] = field(default_factory=list)
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[TrieNode]:
         """This node and all below it, from the top."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-def layout(tree: ParameterTree) -> Node:
+def layout(tree: ParameterTree) -> TrieNode:
     """The root of the drawing; each leaf has exactly one path."""
     paths = list(tree.paths)
     decisions = set(tree.decision_columns)
@@ -230,10 +230,12 @@ def layout(tree: ParameterTree) -> Node:
         made: frozenset[int],
         shown: frozenset[int],
         depth: int,
-    ) -> Node:
+    ) -> TrieNode:
         here = [paths[i] for i in members]
         active = set.intersection(*(set(path.active_columns) for path in here))
-        node = Node(outcome, members, sorted(active - decisions - shown), depth=depth)
+        node = TrieNode(
+            outcome, members, sorted(active - decisions - shown), depth=depth
+        )
         open_decisions = set.intersection(*(set(p.decisions) for p in here)) - made
         if not open_decisions:
             node.row = next(rows)
@@ -290,7 +292,7 @@ class Drawing:
 
     def __init__(
         self,
-        root: Node,
+        root: TrieNode,
         names: Sequence[str],
         labels: Mapping[tuple[int, Any], str],
         data: PathData | None,
@@ -301,7 +303,7 @@ class Drawing:
         self.nodes = list(root.walk())
         self._place()
 
-    def beside(self, node: Node) -> str:
+    def beside(self, node: TrieNode) -> str:
         """The columns of a node; ``svm:C`` is just ``C`` beside the outcome ``svm``."""
         prefix = "" if node.outcome is None else f"{self.labels[node.outcome]}:"
         names = [shortened(self.names[c].removeprefix(prefix)) for c in node.columns]
@@ -322,10 +324,10 @@ class Drawing:
         value = self.data.best[path]
         return "none" if math.isinf(value) else format(value, self.value_format)
 
-    def box(self, node: Node) -> str:
+    def box(self, node: TrieNode) -> str:
         return "" if node.outcome is None else shortened(self.labels[node.outcome])
 
-    def decision(self, node: Node) -> str:
+    def decision(self, node: TrieNode) -> str:
         return "" if node.decision is None else shortened(self.names[node.decision])
 
     def _place(self) -> None:
@@ -351,10 +353,10 @@ class Drawing:
             (leaves + (0.9 if self.data else 0.0)) * _ROW + 0.1,
         )
 
-    def box_width(self, node: Node) -> float:
+    def box_width(self, node: TrieNode) -> float:
         return text_width(self.box(node)) + 2 * _PAD if self.box(node) else 0.0
 
-    def width_of(self, node: Node) -> float:
+    def width_of(self, node: TrieNode) -> float:
         parts = [self.box_width(node)]
         if node.decision is not None:
             parts.append(text_width(self.decision(node), bold=True) + _PAD)
@@ -388,7 +390,7 @@ class Drawing:
         room = self.ax.get_window_extent().transformed(inches)
         return min(1.0, room.width / self.size[0], room.height / self.size[1])
 
-    def draw_edge(self, node: Node, child: Node, marked: bool) -> None:
+    def draw_edge(self, node: TrieNode, child: TrieNode, marked: bool) -> None:
         x0, y0 = self.end[id(node)], node.row * _ROW
         x1, y1 = self.left[child.depth], child.row * _ROW
         t = np.linspace(0.0, 1.0, 33)
@@ -400,7 +402,7 @@ class Drawing:
             zorder=2 if marked else 1,
         )
 
-    def draw_node(self, node: Node, marked: bool) -> None:
+    def draw_node(self, node: TrieNode, marked: bool) -> None:
         x, y = self.left[node.depth], node.row * _ROW
         if node.outcome is not None:
             colour, face = ("white", RED) if marked else (INK, PALE)

@@ -15,7 +15,7 @@ Sums of parts that are observed and bend one way each (``components``, ``monoton
 - `MonotoneMixture1D`: synthetic, known optimum.
 - `ElasticNetTuning`: validation error as training error and gap; real trainings.
 
-Many tasks, one of them to be solved with what the others show (a ``history``):
+Many tasks, one of them to be solved with data of the others (a ``history``):
 
 - `QuadraticTasks`: synthetic, known optima; ``leave_out(t)`` is one task.
 - `TransferTables`: the same of tables; `random_forest_tables` reads published ones.

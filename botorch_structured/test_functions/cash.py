@@ -168,7 +168,7 @@ class Evaluation(NamedTuple):
     """What came of one configuration."""
 
     value: float  # the cross-validation error; 1.0, the worst, where it failed
-    error: str | None  # what went wrong
+    error: str | None  # of a failure, the message
     seconds: float
     status: Literal["ok", "failed", "timeout"]
 
@@ -197,7 +197,7 @@ class ScikitLearnCASH(ConditionalTestFunction):
     training fold. Random states are fixed: the same configuration has the same value.
 
     An exception or a time-out in a learner is a *failed evaluation*: its value is the
-    worst error rate, 1.0, and what happened is in ``evaluations``. ``ClipTail`` keeps
+    worst error rate, 1.0, and its message is in ``evaluations``. ``ClipTail`` keeps
     it from blinding a model. To be minimised, unless ``negate``.
 
     Example:

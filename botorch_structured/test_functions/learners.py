@@ -101,7 +101,7 @@ def cross_validated_error(
 
 
 def serve() -> None:
-    """Answer ``(learner, arguments)`` with what ``cross_validated_error`` returns.
+    """Answer ``(learner, arguments)`` with ``cross_validated_error``.
 
     Pickles over standard input and output. The first message brings the path to look
     for modules on, the data and the seed, and is answered with ``"ready"``.
@@ -109,7 +109,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     source = sys.stdin.buffer
     sink = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a learner prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # prints of a learner
 
     def answer(message: Any) -> None:
         pickle.dump(message, sink)

@@ -49,7 +49,7 @@ class DecomposedTestFunction(BoxTestFunction):
         """For each component ``{column: 1 where it rises, -1 where it falls}``.
 
         Of what ``components`` returns: both change their sign with ``negate``. For real
-        learners they are what is expected, and not guaranteed at each point.
+        learners they are expected, and not guaranteed at each point.
         """
         sign = -1 if self.negate else 1
         return tuple(

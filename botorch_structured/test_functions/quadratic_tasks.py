@@ -77,7 +77,7 @@ class QuadraticTask(BoxTestFunction):
 
     @property
     def value_range(self) -> float:
-        """The largest value on the box less the smallest: what gaps are measured in."""
+        """The largest value on the box less the smallest: the unit of gaps."""
         a, b, c = self.context
         best = self._optimizers[0][0]
         return _DIM * (0.5 * a * (1.0 - best**2) + b * (1.0 - best))

@@ -32,8 +32,8 @@ _SAME = 1e-6
 class TableProblem(ConditionalTestFunction):
     r"""A lookup: the rows of a table are all the points that there are.
 
-    For grids that others have computed, and for what was measured where it was
-    measured (boreholes, experiments): a benchmark on real values that costs nothing.
+    For grids that others have computed, and for measurements where nobody
+    can measure again (boreholes): a benchmark on real values that costs nothing.
     As in section 4 of Assael et al. (2014), an acquisition function is to be maximised
     over the rows:
 
@@ -46,7 +46,7 @@ class TableProblem(ConditionalTestFunction):
 
     A point that is not a row, up to rounding, is a ``ValueError`` and not the value of
     some row nearby: two suggestions would then have one value, and nobody would know
-    what was evaluated. For an optimiser that cannot be told about the rows, say which
+    which was evaluated. For an optimiser that cannot be told about the rows, say which
     one is meant: ``problem(problem.nearest(x))``.
 
     ``space`` is that of the columns; its ``sample`` draws rows, and only rows are
@@ -75,7 +75,7 @@ class TableProblem(ConditionalTestFunction):
                 repeated is one candidate, with the mean of its values.
             y: ``n`` values.
             names: Of the columns. Default: ``x1, ..., xd``.
-            log_features: Columns whose decimal logarithm is what a model sees: what
+            log_features: Columns whose decimal logarithm a model sees. It
                 stands in ``candidates`` and ``bounds``.
             space: For tables with integers, categories or conditions, in place of
                 ``names`` and ``log_features``: ``X`` holds points of it then, as its
@@ -83,12 +83,13 @@ class TableProblem(ConditionalTestFunction):
             maximize: Whether large values are the good ones. The problem then returns
                 their negative, to be minimised.
             noise_std: Standard deviation of noise to add.
-            negate: Whether to return the negative of what is to be minimised.
+            negate: Whether to return the negative, to be maximised.
             dtype: The dtype of ``candidates``, ``values`` and ``bounds``.
 
         Raises:
             ValueError: For shapes that do not fit, numbers that are not finite, a
-                logarithm of what is not positive, rows that are not of the space.
+                logarithm of a number that is not positive, or rows outside of the
+                space.
         """
         X, y = np.asarray(X, dtype=float), np.asarray(y, dtype=float)
         if X.ndim != 2 or not X.size or y.shape != X.shape[:1]:

@@ -1,4 +1,4 @@
-"""Tables of many tasks, one of them to be solved with what the others show.
+"""Tables of many tasks, one of them to be solved with data of the others.
 
 .. [Perrone2017multiple]
     V. Perrone, R. Jenatton, M. Seeger, C. Archambeau. Multiple Adaptive Bayesian Linear
@@ -52,7 +52,7 @@ class TaskHistory:
 
     Attributes:
         X: ``N x (d + 1)``, the task last.
-        Y: ``N x 1``, of the same sign as what the problem returns.
+        Y: ``N x 1``, of the same sign as values of the problem.
         task: The number of the target.
         num_tasks: ``T``, the target included.
         contexts: ``T x c`` numbers that describe the tasks (a data set's size, its

@@ -86,7 +86,7 @@ class RKHS1D(BoxTestFunction):
 class GramacyExponential2D(BoxTestFunction):
     r"""A dip and a bump in one corner of a plain: ``x1 exp(-x1^2 - x2^2)``.
 
-    On [-2, 6]^2; nearly all of what happens is in [-2, 2]^2. From [Gramacy2005treed]_,
+    On [-2, 6]^2; nearly all that happens is in [-2, 2]^2. From [Gramacy2005treed]_,
     where observations have noise of standard deviation 0.001 (``noise_std=0.001``);
     "2-D Exp" in [Assael2014treed]_, section 4. To be minimised: the dip is at
     ``(-1/sqrt(2), 0)``. By symmetry maximising it (``negate``) is the same problem up

@@ -58,7 +58,7 @@ class Asked:
     Args:
         values: ``{name: (distribution, value)}``, all distributions known.
         complete: Whether the trial came to its end, so that there is nothing else.
-        expected: Whether it is only what the trial was suggested. Nothing is learnt
+        expected: Whether it is only a suggestion for the trial. Nothing is learnt
             from it, as the trial may ask for something else, but it is not tried twice.
     """
 
@@ -67,11 +67,11 @@ class Asked:
     expected: bool = False
 
 
-class _Split(NamedTuple):
+class _DecisionSplit(NamedTuple):
     """Branches of a decision: where its number is, and which trials are there."""
 
     decision: int
-    cost: float  # what stays unexplained
+    cost: float  # trials that stay unexplained
     branches: list[tuple[_Span, int]]
 
 
@@ -101,7 +101,7 @@ class LearntSpace:
             if several:
                 self._read(trials)
             self._unexplained: set[int] = set()
-            self._rivals: dict[int, list[_Split]] = {}
+            self._rivals: dict[int, list[_DecisionSplit]] = {}
             self._ways = self._learn()
             names = [self.parameters[i].name for i in self._unexplained]
             several = {n for n in names if len(self._columns_of[n]) > 1}
@@ -257,7 +257,7 @@ class LearntSpace:
         return self._follow(splits[0], with_it, without, depth)
 
     def _follow(
-        self, split: _Split, with_it: int, without: int, depth: int
+        self, split: _DecisionSplit, with_it: int, without: int, depth: int
     ) -> tuple[list[_Where], bool]:
         ways: list[_Where] = []
         explained = True
@@ -275,7 +275,9 @@ class LearntSpace:
                 ways.append({**way, split.decision: spans})
         return ways, explained
 
-    def _splits(self, with_it: int, without: int, many: bool = False) -> list[_Split]:
+    def _splits(
+        self, with_it: int, without: int, many: bool = False
+    ) -> list[_DecisionSplit]:
         """Decisions that tell some trials from others, the best ones first.
 
         Args:
@@ -294,7 +296,7 @@ class LearntSpace:
                 branches = self._runs(i, with_it, without)
             if self._is_decision(i) or (many and len(branches) == 2):
                 cost = sum(_impurity(with_it & b, without & b) for _, b in branches)
-                splits.append(_Split(i, cost, branches))
+                splits.append(_DecisionSplit(i, cost, branches))
         return sorted(
             splits,
             key=lambda s: (
@@ -391,7 +393,7 @@ class LearntSpace:
             held: Entries that the trial has in any case, see `held`.
 
         Returns:
-            ``{name: (distribution, value)}``: the new ones, and what leads there.
+            ``{name: (distribution, value)}``: the new ones, and those that lead there.
         """
         fixed = {}
         for name, entry in (held or {}).items():
@@ -477,7 +479,9 @@ class LearntSpace:
                         return found
         return {}
 
-    def _disagreement(self, i: int, one: _Split, other: _Split) -> dict[int, float]:
+    def _disagreement(
+        self, i: int, one: _DecisionSplit, other: _DecisionSplit
+    ) -> dict[int, float]:
         """A trial for which one decision has the parameter, and another one has not."""
         p, q = one.decision, other.decision
         lacking = [

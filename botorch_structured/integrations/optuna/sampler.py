@@ -351,7 +351,7 @@ class StructuredSampler(BaseSampler):
         held: dict[str, Any] = {}
         wrapper = getattr(study, "sampler", None)
         if isinstance(wrapper, PartialFixedSampler):
-            # it does not say what it holds, but hands on everything else
+            # it does not say which it holds, but hands on all others
             seen = {k: v for other in trials for k, v in self._values(other).items()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said again when the trial asks for it
@@ -498,7 +498,7 @@ def _as_declared(column: Column) -> tuple[BaseDistribution, Any]:
 
 
 def _agree(suggestion: SuggestedPath, values: Values) -> bool:
-    """Whether a trial does what it was suggested; an enqueued one need not."""
+    """Whether a trial has its suggested values; an enqueued one need not."""
     return all(
         name not in values or is_alike(values[name][1], value)
         for name, (_, value) in suggestion.values.items()
