@@ -6,17 +6,20 @@ __all__ = [
     "Feasible",
     "MAX_PATHS",
     "Problem",
+    "Values",
+    "best_of_paths",
     "check_acquisition",
     "check_points",
     "first_of_each",
     "is_known",
     "make_problem",
+    "read_fixed",
 ]
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,6 @@ from botorch.acquisition.objective import IdentityMCObjective
 from botorch.posteriors.fully_bayesian import MCMC_DIM
 from torch import Tensor
 
-from botorch_structured.optim.values import Values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import (
     check_booleans,
@@ -44,8 +46,8 @@ MAX_PATHS = 1024
 # Closer than this, in widths of the bounds, two points are the same to any model; but
 # two values of a discrete column are not, however wide it is.
 _SAME = {torch.float64: 1e-8, torch.float32: 1e-5}
-# Numbers that a comparison of points holds at once.
-_MAX_NUMBERS = 1 << 24
+# Candidates that are compared with known points at once.
+_MAX_COMPARED = 1 << 12
 # Of more training points than this the posterior is not asked for.
 _MAX_ROWS = 2048
 
@@ -53,6 +55,90 @@ _MAX_ROWS = 2048
 _OF_SPACE = ("bounds", "tree", "integer_features", "categorical_features", "fill")
 
 Feasible = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What ``d`` columns may hold: any number, any integer, or the values in a list.
+
+    The values in a list have *positions* 0, 1, 2, ...; integers and real numbers are
+    their own positions, so that one expression serves columns of all kinds.
+
+    Args:
+        whole: ``d`` booleans: columns of integers.
+        logarithmic: ``d`` booleans: the columns of integers, all of them positive, that
+            are drawn and moved on a logarithmic scale.
+        listed: ``d`` booleans: columns with a list.
+        ordered: ``d`` booleans: the discrete columns in which neighbouring positions
+            are alike (integers), so that a search steps along them; in the others
+            (categoricals) it tries all values.
+        table: ``d x w`` listed values, ascending, followed by at least one infinity.
+    """
+
+    whole: Tensor
+    logarithmic: Tensor
+    listed: Tensor
+    ordered: Tensor
+    table: Tensor
+
+    @cached_property
+    def discrete(self) -> Tensor:
+        """``d`` booleans: columns of integers or with a list."""
+        return self.whole | self.listed
+
+    @cached_property
+    def gap(self) -> Tensor:
+        """``d`` least distances between two values; infinite in continuous columns."""
+        # an infinity less another is NaN
+        listed = self.table.diff(dim=-1).nan_to_num(nan=torch.inf).amin(-1)
+        listed = listed.masked_fill(~self.listed, torch.inf)
+        return torch.where(self.whole, 1.0, listed)
+
+    def take(self, columns: Tensor) -> Values:
+        """The same of some columns."""
+        parts = (
+            self.whole,
+            self.logarithmic,
+            self.listed,
+            self.ordered,
+            self.table,
+        )
+        return Values(*(part[columns] for part in parts))
+
+    def position(self, X: Tensor) -> Tensor:
+        """``n x d`` positions of the nearest admissible values."""
+        at = X.mT.contiguous()
+        right = torch.searchsorted(self.table, at).clamp(1, self.table.shape[1] - 1)
+        left = right - 1
+        near = at - self.table.gather(1, left) <= self.table.gather(1, right) - at
+        listed = torch.where(near, left, right).mT.to(X)
+        return torch.where(self.listed, listed, torch.where(self.whole, X.round(), X))
+
+    def value(self, position: Tensor) -> Tensor:
+        """``n x d`` admissible values at these positions."""
+        index = position.mT.clamp(0, self.table.shape[1] - 1).long()
+        return torch.where(self.listed, self.table.gather(1, index).mT, position)
+
+    def snap(self, X: Tensor) -> Tensor:
+        """``n x d`` nearest admissible values."""
+        return self.value(self.position(X))
+
+    def inside(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and last admissible values in ``[lower, upper]``, ``n x d`` each.
+
+        The first is above the last where there is none.
+        """
+        table, end = self.table, self.table.shape[1] - 1
+        first = torch.searchsorted(table, lower.mT.contiguous()).clamp_max(end)
+        last = torch.searchsorted(table, upper.mT.contiguous(), right=True) - 1
+        low, high = table.gather(1, first).mT, table.gather(1, last.clamp_min(0)).mT
+        high = torch.where(last.mT >= 0, high, -torch.inf)
+        return (
+            torch.where(self.listed, low, torch.where(self.whole, lower.ceil(), lower)),
+            torch.where(
+                self.listed, high, torch.where(self.whole, upper.floor(), upper)
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -84,12 +170,8 @@ class Problem:
         feasible: Any other restriction.
         known: ``m x d`` points not to be proposed, pending ones included.
         good: ``k x d`` points to look around, the best first.
-        good_keys: Their ``k`` path keys.
         max_paths: The number of paths up to which all of them are searched.
         min_distance: How far from known points to stay, in widths of the bounds.
-        declared: Whether all known and good points are on paths that ``listed``
-            declares.
-        kept: What was made of the space, which the next search of it finds again.
     """
 
     tree: ParameterTree
@@ -105,11 +187,8 @@ class Problem:
     feasible: Feasible | None
     known: Tensor
     good: Tensor
-    good_keys: Tensor
     max_paths: int
     min_distance: float
-    declared: bool
-    kept: dict[str, Any]
 
     @property
     def empty(self) -> Tensor:
@@ -144,7 +223,7 @@ class Problem:
         """``d`` differences up to which two points are the same."""
         bounds, gap = (t.cpu().numpy() for t in (self.bounds, self.values.gap))
         room = _SAME.get(self.bounds.dtype, 1e-5) * (bounds[1] - bounds[0])
-        # of a discrete column, what is no step to the next value
+        # the next value of a discrete column is another point
         return np.minimum(room, 0.25 * gap)
 
     @property
@@ -344,39 +423,23 @@ def make_problem(
     for c, numbers in lists.items():
         name = f"categorical_features[{c}]"
         lists[c] = list(check_values(name, {check_number(name, v) for v in numbers}))
-    fixed = _fixed(tree, fixed_features, whole, lists, bounds)
+    fixed = read_fixed(tree, bounds, fixed_features, whole, lists)
     tables = [
         ("X_avoid", bounds[:0] if X_avoid is None else X_avoid),
         *(("X_pending", p.reshape(-1, p.shape[-1])) for p in pending if p is not None),
     ]
-    seen = [check_points(k, X, tree, bounds) for k, X in tables]
-    imputed = [tree.impute(X, fill_row) for X in seen]
-    known = imputed[0] if len(imputed) == 1 else torch.cat(imputed)
-    good: Tensor = bounds[:0]
-    order: Tensor | None = None
+    known = torch.cat([check_points(name, X, tree, bounds) for name, X in tables])
     if X_start is None:
-        good, order = _promising(tree, bounds, acq_function)
-    elif not isinstance(X_start, tuple):
-        good = check_points("X_start", X_start, tree, bounds)
-    seen.append(good)
-    good_keys = tree.path_key(good)  # of all of them, which are located already
-    good = tree.impute(good, fill_row)
-    if order is not None:  # the best one of every path
-        order = order[first_of_each(good_keys[order])]
-        good, good_keys = good[order], good_keys[order]
+        good = _promising(tree, bounds, acq_function)
+    else:
+        good = bounds[:0]
+        if not isinstance(X_start, tuple):
+            good = check_points("X_start", X_start, tree, bounds)
     listed = _with_outcomes(tree, lists, fixed)
-    unknown = _undeclared(listed, seen)
-    kept: dict[str, Any] = {}
-    if not unknown and bounds.device.type == "cpu":
-        box = bounds.numpy().tobytes(), fill_row.numpy().tobytes(), bounds.dtype
-        named = tuple((c, tuple(v)) for c, v in lists.items())
-        columns = tuple(whole), tuple(logarithmic)
-        kept = _kept(tree, listed, box, columns, named, tuple(fixed.items()))
-    if "columns" not in kept:
-        kept["columns"] = _columns(
-            listed, whole, logarithmic, lists, fixed, bounds, unknown
-        )
-    values, lower, upper = kept["columns"]
+    unknown = _undeclared(listed, torch.cat([known, good]))
+    values, lower, upper = _columns(
+        listed, whole, logarithmic, lists, fixed, bounds, unknown
+    )
     return Problem(
         tree=tree,
         listed=listed,
@@ -389,13 +452,10 @@ def make_problem(
         fixed=fixed,
         constraints=_constraints(d, inequality_constraints, bounds),
         feasible=feasible,
-        known=known,
-        good=good,
-        good_keys=good_keys,
+        known=tree.impute(known, fill_row),
+        good=tree.impute(good, fill_row),
         max_paths=check_count("max_paths", max_paths),
         min_distance=distance,
-        declared=not unknown,
-        kept=kept,
     )
 
 
@@ -479,24 +539,15 @@ def check_points(
     return X
 
 
-@lru_cache(maxsize=32)
-def _kept(*space: Any) -> dict[str, Any]:
-    """What was made of a space; empty where it is a new one."""
-    return {}
-
-
-def _undeclared(tree: ParameterTree, seen: list[Tensor]) -> dict[int, set[float]]:
+def _undeclared(tree: ParameterTree, X: Tensor) -> dict[int, set[float]]:
     """Columns with outcomes that the tree does not declare: those of points seen."""
     out: dict[int, set[float]] = {}
-    for X in seen:  # not side by side: what was located is not looked up again
-        if tree.is_declared(X).all():
-            continue
-        sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
-        codes = tree.decision_codes(X, strict=False)
-        unknown = codes == torch.tensor(sizes, device=X.device)
-        for k in unknown.any(0).nonzero().flatten().tolist():
-            column = tree.decision_columns[k]
-            out.setdefault(column, set()).update(X[unknown[:, k], column].tolist())
+    if tree.is_declared(X).all():
+        return out
+    codes = tree.decision_codes(X, strict=False)
+    for k, column in enumerate(tree.decision_columns):
+        unknown = codes[:, k] == len(tree.decision_values[column])
+        out[column] = {*X[unknown, column].tolist()}
     return out
 
 
@@ -537,13 +588,25 @@ def _columns(
     return values, lower, upper
 
 
-def _fixed(
+def read_fixed(
     tree: ParameterTree,
+    bounds: Tensor,
     fixed_features: Mapping[int, float] | None,
     whole: Sequence[int],
     lists: Mapping[int, Sequence[float]],
-    bounds: Tensor,
 ) -> dict[int, float]:
+    """Columns and the admissible values that they are held at.
+
+    Args:
+        tree: The space.
+        bounds: ``2 x d``.
+        fixed_features: What was given.
+        whole: The columns of integers.
+        lists: Column -> its admissible values.
+
+    Raises:
+        ValueError: For columns and values that are not admissible.
+    """
     if fixed_features is not None and not isinstance(fixed_features, Mapping):
         raise ValueError(
             f"fixed_features: expected {{column: value}}, got {fixed_features!r}."
@@ -573,8 +636,21 @@ def _fixed(
             value = float(nearest)
         elif col not in tree.decisions_by_value:
             value = min(max(value, lo), hi)
+        _check_declared(name, tree, col, [value])
         fixed[col] = value
     return fixed
+
+
+def _check_declared(
+    name: str, tree: ParameterTree, col: int, values: Sequence[float]
+) -> None:
+    new = [float(v) for v in values if v not in tree.decision_values.get(col, ())]
+    if new and col in tree._values:
+        declared = list(tree.decision_values[col])
+        raise ValueError(
+            f"{name}: expected among the values that the tree declares, {declared}, "
+            f"got {new}."
+        )
 
 
 def _constraints(
@@ -618,34 +694,25 @@ def _with_outcomes(
     fixed: Mapping[int, float],
 ) -> ParameterTree:
     """The tree with the outcomes declared that other arguments name."""
-    strict: Mapping[int, Sequence[float]] = tree._values
     extended: dict[int, list[float]] = {}
     for col in tree.decisions_by_value:
-        declared = tree.decision_values[col]
-        named = {
-            "categorical_features": list(categorical_features.get(col, ())),
-            "fixed_features": [fixed[col]] if col in fixed else [],
-        }
-        for name, values in named.items():
-            new = [float(v) for v in values if v not in extended.get(col, declared)]
-            if new and col in strict:
-                raise ValueError(
-                    f"{name}[{col}]: expected among the values that the tree "
-                    f"declares, {list(declared)}, got {new}."
-                )
-            if new:
-                extended[col] = sorted({*extended.get(col, declared), *new})
+        named = categorical_features.get(col, ())
+        _check_declared(f"categorical_features[{col}]", tree, col, named)
+        every = {*tree.decision_values[col], *named}
+        every |= {fixed[col]} if col in fixed else set()
+        if len(every) > len(tree.decision_values[col]):
+            extended[col] = sorted(every)
     if not extended:
         return tree
     return ParameterTree(
-        tree.dim, conditions=tree.conditions, values={**strict, **extended}
+        tree.dim, conditions=tree.conditions, values={**tree._values, **extended}
     )
 
 
 def _promising(
     tree: ParameterTree, bounds: Tensor, acq_function: AcquisitionFunction | None
-) -> tuple[Tensor, Tensor | None]:
-    """Training points, and the order in which they are promising.
+) -> Tensor:
+    """The best training point of every path, the best of all first.
 
     Args:
         tree: The space.
@@ -653,10 +720,9 @@ def _promising(
         acq_function: Its model, objective and direction say what is best.
 
     Returns:
-        ``n x d`` points and ``n`` numbers, that of the best first; none if the
-        acquisition function has no model with one table of training points.
+        ``k x d`` points; none if the acquisition function has no model with one table
+        of training points.
     """
-    none = bounds[:0], None
     model: Any = getattr(acq_function, "model", None)
     # As they were given, before any input transform.
     X = getattr(model, "_original_train_inputs", None)
@@ -664,14 +730,19 @@ def _promising(
         X = (getattr(model, "train_inputs", None) or (None,))[0]
     X = _of_one_sample(model, X, ndim=2)
     if X is None or X.shape[-1] != tree.dim or not len(X):
-        return none
+        return bounds[:0]
     X = X.detach().to(bounds)
     with torch.no_grad():
         score = _score(acq_function, model, X)
     if score is None:
-        return none
-    ranks = (-score.cpu().numpy()).argsort(kind="stable")
-    return X, torch.from_numpy(ranks).to(X.device)
+        return bounds[:0]
+    return best_of_paths(tree, X, score)
+
+
+def best_of_paths(tree: ParameterTree, X: Tensor, score: Tensor) -> Tensor:
+    """The point with the largest score on each path, the best of all first."""
+    X = X[score.argsort(descending=True, stable=True)]
+    return X[first_of_each(tree.path_key(X))]
 
 
 def _of_one_sample(model: Any, values: Any, ndim: int) -> Tensor | None:
@@ -716,12 +787,6 @@ def _inner(acq_function: AcquisitionFunction | None) -> AcquisitionFunction | No
     return None
 
 
-@lru_cache(maxsize=32)
-def _directions(d: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """``d`` numbers no two of which are alike; not to be written to."""
-    return np.sin(np.linspace(1.0, 2.0, d, dtype=dtype))
-
-
 def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     """Which candidates equal a known point on the columns that are active.
 
@@ -738,6 +803,9 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     found = torch.zeros(len(X), dtype=torch.bool, device=X.device)
     if not len(X) or not len(known):
         return found
+    if len(X) > _MAX_COMPARED:  # pairs that are compared at once need memory
+        parts = X.split(_MAX_COMPARED)
+        return torch.cat([is_known(problem, part, known) for part in parts])
     # NumPy: an operation on arrays of this size takes a third of that of torch
     x, other, bounds = (t.cpu().numpy() for t in (X, known, problem.bounds))
     width = bounds[1] - bounds[0]
@@ -747,7 +815,9 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
         near[problem.discrete] = 0.0  # the next value of a list is another point
         room = np.maximum(room, near)
     # Equal points have equal projections on a line: sorted, few are left to compare.
-    weight = _directions(x.shape[-1], x.dtype) / np.where(width > 0, width, 1.0)
+    d = x.shape[-1]
+    weight = np.sin(np.linspace(1.0, 2.0, d, dtype=x.dtype))  # no two are alike
+    weight = weight / np.where(width > 0, width, 1.0)
     line = other @ weight
     order = line.argsort()
     at, line = x @ weight, line[order]
@@ -755,22 +825,12 @@ def is_known(problem: Problem, X: Tensor, known: Tensor) -> Tensor:
     reach = room @ weight + 64 * np.finfo(x.dtype).eps * size
     first = np.searchsorted(line, at - reach)
     count = np.searchsorted(line, at + reach, side="right") - first
-    rows = (count > 0).nonzero()[0]
-    if not len(rows):
-        return found
-    piece = max(1, _MAX_NUMBERS // x.shape[-1])
-    # As many rows at a time as have at most that many pairs, but at least one.
-    group = (count[rows].cumsum() - 1) // piece
-    for g in range(int(group[-1]) + 1):
-        part = rows[group == g]
-        row = np.repeat(part, count[part])
-        start = first[part] - count[part].cumsum() + count[part]
-        pair = order[np.arange(len(row)) + np.repeat(start, count[part])]
-        same = (np.abs(x[row] - other[pair]) <= room).all(-1)
-        if not same.any():
-            continue
-        mine, theirs = (torch.from_numpy(i[same]).to(X.device) for i in (row, pair))
-        # On the same path the same columns are active: the fill values agree, too.
-        keys = map(problem.tree.path_key, (X[mine], known[theirs]))
-        found[mine[torch.eq(*keys)]] = True
+    row = np.repeat(np.arange(len(x)), count)
+    start = first - count.cumsum() + count
+    pair = order[np.arange(len(row)) + np.repeat(start, count)]
+    same = (np.abs(x[row] - other[pair]) <= room).all(-1)
+    mine, theirs = (torch.from_numpy(i[same]).to(X.device) for i in (row, pair))
+    # On the same path the same columns are active: the fill values agree, too.
+    keys = map(problem.tree.path_key, (X[mine], known[theirs]))
+    found[mine[torch.eq(*keys)]] = True
     return found

@@ -301,10 +301,8 @@ class Search:
             per_box = max(4, min(per_box, _IN_ALL // num))
         else:
             per_box = -(-raw_samples // num)
-        good, keys = self.problem.good, self.problem.good_keys
-        if not around:  # those known to be good
-            good, keys = good[:0], keys[:0]
-        sample = raw_candidates(boxes, per_box, good, self.generator, keys)
+        good = self.problem.good if around else known[:0]
+        sample = raw_candidates(boxes, per_box, good, self.generator)
         sample = self._unknown(boxes, sample, known)
         if len(sample.X):
             return sample

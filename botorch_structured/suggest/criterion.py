@@ -29,16 +29,15 @@ from botorch_structured.acquisition import (
 from botorch_structured.acquisition.mixtures import Mixtures
 from botorch_structured.models.outcome_scale import AnyScaleStandardize
 from botorch_structured.models.tree.leaf_model import LeafModel
-from botorch_structured.optim.problem import first_of_each
+from botorch_structured.optim.problem import best_of_paths
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.suggest.held import hold
 from botorch_structured.suggest.surrogates import Mixture, Surrogates
 from botorch_structured.transforms import ClipTail
 
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
-# From this probability on a known point counts as feasible, and from a smaller one if
-# its outcomes were: at an outcome that is the limit, the models are of two minds.
+# From this probability on a known point counts as feasible. A smaller one does where its
+# outcomes were feasible: at the limit the probability is about a half.
 _FEASIBLE, _POSSIBLE = 0.5, 0.05
 
 
@@ -74,7 +73,7 @@ def make_criterion(
     constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
     every, rows = known, torch.arange(len(known), device=known.device)
     if held:
-        moved, of_known = hold(space, known, held)
+        moved, of_known = _moved(space, known, held)
         if len(moved):  # else nothing is known of the paths that are left
             rows = torch.where((moved == known[of_known]).all(-1), of_known, len(known))
             known, every = moved, torch.cat([every, moved])
@@ -95,7 +94,7 @@ def make_criterion(
     good: Tensor | None
     if prior is not None and not feasible.any():
         criterion = AveragedLogProbabilityOfFeasibility(prior)
-        good = _best_of_paths(space, known, log_probability)
+        good = best_of_paths(space.tree, known, log_probability)
     else:
         one = len(objectives) == 1
         criterion, good = (
@@ -105,7 +104,9 @@ def make_criterion(
         )
         if prior is not None:
             criterion = PriorGuidedAcquisitionFunction(criterion, prior, log=True)
-            others = _best_of_paths(space, known[~feasible], log_probability[~feasible])
+            others = best_of_paths(
+                space.tree, known[~feasible], log_probability[~feasible]
+            )
             good = torch.cat([good, others])
         elif one:
             good = None
@@ -119,6 +120,28 @@ def make_criterion(
         prior_exponent=_PRIOR_OBSERVATIONS / num_evaluated,
     )
     return inside, good
+
+
+def _moved(
+    space: SearchSpace, X: Tensor, held: Mapping[int, float]
+) -> tuple[Tensor, Tensor]:
+    """Points with some columns held; those whose path has another value are left out.
+
+    Args:
+        space: The space.
+        X: ``n x d`` points of it.
+        held: Column -> its value wherever it is active.
+
+    Returns:
+        ``m x d`` feasible points, and the ``m`` rows of ``X`` that they come from.
+    """
+    fixed = X.clone()
+    for column, value in held.items():
+        fixed[:, column] = value
+    fixed = space.impute(fixed)
+    same = space.tree.path_key(fixed) == space.tree.path_key(X)
+    rows = (same & space.feasible(fixed)).nonzero().flatten()
+    return fixed[rows], rows
 
 
 def _given_means(mixture: Mixture, X: Tensor) -> Mixture:
@@ -189,7 +212,7 @@ def _improvement(
     best_f = means.amax(-1)
     return (
         AveragedLogExpectedImprovement(objective.models, best_f, objective.weights),
-        _best_of_paths(space, known, objective.weights @ means),
+        best_of_paths(space.tree, known, objective.weights @ means),
     )
 
 
@@ -229,11 +252,5 @@ def _hypervolume(
         ref_point = torch.stack([_as_predicted(some[0], f) for some, f in pairs])
     boxes = FastNondominatedPartitioning(ref_point, means)
     acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes, weights)
-    best = _best_of_paths(space, known, scaled.sum(-1))
+    best = best_of_paths(space.tree, known, scaled.sum(-1))
     return acqf, torch.cat([known[is_non_dominated(means)], best])
-
-
-def _best_of_paths(space: SearchSpace, X: Tensor, score: Tensor) -> Tensor:
-    """The point with the largest score on each path, the best of all first."""
-    X = X[score.argsort(descending=True, stable=True)]
-    return X[first_of_each(space.tree.path_key(X))]

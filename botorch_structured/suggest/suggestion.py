@@ -6,9 +6,8 @@ __all__ = ["Suggestion", "suggest"]
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +16,12 @@ from botorch.exceptions.errors import CandidateGenerationError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from botorch_structured.models.contexts import seeded
 from botorch_structured.models.tree.leaf_model import LeafModel
 from botorch_structured.models.tree.noise import has_steps
 from botorch_structured.optim import optimize_acqf_paths
-from botorch_structured.optim.problem import make_problem
+from botorch_structured.optim.problem import read_fixed
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.spaces.arguments import check_count, check_seed
+from botorch_structured.spaces.arguments import check_count
 from botorch_structured.suggest.criterion import make_criterion
 from botorch_structured.suggest.surrogates import (
     Mixture,
@@ -31,7 +29,8 @@ from botorch_structured.suggest.surrogates import (
     check_data,
     check_models,
     check_table,
-    fit_surrogates,
+    fit_checked,
+    seeded_if,
 )
 
 # Nearer than this to a known point, in widths of the bounds, a step function has little
@@ -144,18 +143,20 @@ def suggest(
         pending = X_pending.detach().to(train_X)
     start = _read_start(start_from)
     reference = _read_reference(ref_point, train_Y)
-    make_problem(space=space, fixed_features=fixed_features)  # raises before any work
-    seed = check_seed(seed)
+    held = read_fixed(
+        space.tree,
+        space.bounds,
+        fixed_features,
+        space.integer_features,
+        space.categorical_features,
+    )
 
-    def chosen() -> Suggestion:
-        surrogates = fit_surrogates(
-            space,
-            train_X,
-            train_Y,
-            start,
-            train_C=train_C,
-            train_cost=train_cost,
-            **kwargs,
+    # Nobody can do anything about a jitter of 1e-8 where pending points are close to
+    # each other, or in single precision, of which BoTorch warns by itself.
+    with seeded_if(seed, train_X.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumericalWarning)
+        surrogates = fit_checked(
+            space, train_X, train_Y, start, train_C, train_cost, **kwargs
         )
         known = torch.cat([train_X, pending])
         targets = [some.models[0].train_targets for some in surrogates.objectives]
@@ -164,38 +165,16 @@ def suggest(
         failed = (train_Y == -math.inf).any(-1)
         for k in range(q):
             criterion, good = make_criterion(
-                space,
-                surrogates,
-                known,
-                len(train_X),
-                reference,
-                train_C,
-                fixed_features,
+                space, surrogates, known, len(train_X), reference, train_C, held
             )
-            search = partial(_maximise, criterion, space, known, good, distances)
-            again = _held_for_another_try(space, known, failed, fixed_features or {})
-            found = None if again is None else _if_any(search, again)
-            if found is None:
-                try:
-                    found = search(fixed_features)
-                except CandidateGenerationError:
-                    if not k:
-                        raise
-                    raise CandidateGenerationError(
-                        f"q: expected at most {k}, as many new points as are left, got "
-                        f"{q}."
-                    ) from None
+            again = _held_for_another_try(space, known, failed, held)
+            wanted = [held] if again is None else [again, held]
+            try:
+                found = _maximise(criterion, space, known, good, distances, wanted)
+            except CandidateGenerationError as error:
+                raise (_too_many(q, k) if k else error) from None
             known = torch.cat([known, found.to(train_X)])
         return Suggestion(known[-q:], *surrogates.objectives[0], surrogates)
-
-    with ExitStack() as stack:
-        if seed is not None:
-            stack.enter_context(seeded(seed, train_X.device))
-        # Nobody can do anything about a jitter of 1e-8 where pending points are close
-        # to each other, or in single precision, of which BoTorch warns by itself.
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", NumericalWarning)
-        return chosen()
 
 
 def _read_start(start_from: Any) -> Surrogates | None:
@@ -252,38 +231,42 @@ def _held_for_another_try(
     return None
 
 
-def _if_any(
-    search: Callable[[Mapping[int, float]], Tensor], held: Mapping[int, float]
-) -> Tensor | None:
-    try:
-        return search(held)
-    except CandidateGenerationError:
-        return None
-
-
 def _maximise(
     criterion: AcquisitionFunction,
     space: SearchSpace,
     known: Tensor,
     good: Tensor | None,
     distances: Sequence[float],
-    fixed_features: Mapping[int, float] | None,
+    wanted: Sequence[Mapping[int, float]],
 ) -> Tensor:
-    """The best point at the first of some distances from known ones that has any."""
+    """The best point where there is any: of the first columns held, then distances.
 
-    def at(distance: float) -> Tensor:
-        return optimize_acqf_paths(
-            criterion,
-            space=space,
-            fixed_features=fixed_features,
-            X_avoid=known,
-            X_start=good,
-            min_distance=distance,
-        )[0]
-
-    for distance in distances[:-1]:
+    Args:
+        criterion: The criterion.
+        space: The space.
+        known: ``n x d`` points that are not suggested again.
+        good: ``k x d`` points near which to search, or None.
+        distances: How far from known points to stay, the most wanted first.
+        wanted: What columns are held at, likewise.
+    """
+    nothing: CandidateGenerationError | None = None
+    for held, distance in product(wanted, distances):
         try:
-            return at(distance)
-        except CandidateGenerationError:
-            continue
-    return at(distances[-1])
+            return optimize_acqf_paths(
+                criterion,
+                space=space,
+                fixed_features=held,
+                X_avoid=known,
+                X_start=good,
+                min_distance=distance,
+            )[0]
+        except CandidateGenerationError as error:
+            nothing = error
+    assert nothing is not None
+    raise nothing
+
+
+def _too_many(q: int, left: int) -> CandidateGenerationError:
+    return CandidateGenerationError(
+        f"q: expected at most {left}, as many new points as are left, got {q}."
+    )

@@ -8,12 +8,15 @@ __all__ = [
     "check_data",
     "check_models",
     "check_table",
+    "fit_checked",
     "fit_models",
     "fit_surrogates",
+    "seeded_if",
 ]
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -95,19 +98,8 @@ def fit_models(
     _check_space(space)
     check_table("train_X", train_X, space.dim)
     check_table("train_Y", train_Y, 1)
-    earlier = {type(model): model for model in check_models(start_from or ())}
-    classes: list[type[LeafModel]] = [TreeStructuredGP]
-    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
-        classes.append(ConditionalGP)
-    models: list[LeafModel] = []
-    for kind in classes:
-        # a transform learns from the data: each model has its own
-        options = {k: deepcopy(v) for k, v in kwargs.items()}
-        if "outcome_transform" not in options:
-            options["outcome_transform"] = _compressed_tail()
-        start = earlier.get(kind)
-        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
-    return models
+    earlier = check_models(start_from or ())
+    return _fit_models(space, train_X, train_Y, earlier, averaged, **kwargs)
 
 
 def fit_surrogates(
@@ -146,42 +138,58 @@ def fit_surrogates(
         ValueError: An argument is not what it should be, or all evaluations failed.
     """
     check_data(space, train_X, train_Y, train_C, train_cost, train_Yvar)
-    if (seed := check_seed(seed)) is not None:
-        with seeded(seed, train_X.device):
-            return fit_surrogates(
-                space,
-                train_X,
-                train_Y,
-                start_from,
-                train_C=train_C,
-                train_cost=train_cost,
-                train_Yvar=train_Yvar,
-                **kwargs,
-            )
+    with seeded_if(seed, train_X.device):
+        return fit_checked(
+            space,
+            train_X,
+            train_Y,
+            start_from,
+            train_C,
+            train_cost,
+            train_Yvar,
+            **kwargs,
+        )
+
+
+def fit_checked(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    start_from: Surrogates | None = None,
+    train_C: Tensor | None = None,
+    train_cost: Tensor | None = None,
+    train_Yvar: Tensor | None = None,
+    **kwargs: Any,
+) -> Surrogates:
+    """`fit_surrogates` of data that `check_data` has seen."""
     last = Surrogates([], []) if start_from is None else start_from
-    # what failed has no objective at all
+    # a row of which one objective failed has none
     failed = (train_Y == -math.inf).any(-1, keepdim=True)
-    objectives = []
     # of several objectives the second model makes the front worse, not better
     averaged = train_Y.shape[-1] == 1
+
+    def mixture(
+        earlier: list[Mixture], k: int, X: Tensor, Y: Tensor, **options: Any
+    ) -> Mixture:
+        # Variances are squares: those of larger numbers, such as the largest float that
+        # some return for a failure, are infinite.
+        most = torch.finfo(Y.dtype).max ** 0.4
+        Y = torch.where(Y.isfinite(), Y.clamp(-most, most), Y)
+        start = earlier[k].models if k < len(earlier) else ()
+        models = _fit_models(space, X, Y, start, averaged, **options)
+        return Mixture(models, leave_one_out_weights(models))
+
+    objectives = []
     for k, y in enumerate(train_Y.masked_fill(failed, -math.inf).split(1, dim=-1)):
         noise = {} if train_Yvar is None else {"train_Yvar": train_Yvar[:, k, None]}
-        start = last.objectives[k].models if k < len(last.objectives) else None
-        objectives.append(
-            _mixture(space, train_X, y, start, averaged, **noise, **kwargs)
-        )
+        objectives.append(mixture(last.objectives, k, train_X, y, **noise, **kwargs))
     constraints = []
     for k, c in enumerate(() if train_C is None else train_C.split(1, dim=-1)):
         known = ~c.isnan().squeeze(-1)
-        start = last.constraints[k].models if k < len(last.constraints) else None
+        tail = _compressed_tail(maximize=False)
         constraints.append(
-            _mixture(
-                space,
-                train_X[known],
-                c[known],
-                start,
-                averaged,
-                outcome_transform=_compressed_tail(maximize=False),
+            mixture(
+                last.constraints, k, train_X[known], c[known], outcome_transform=tail
             )
         )
     cost = None
@@ -191,6 +199,12 @@ def fit_surrogates(
             logs = train_cost[known].log()
             cost = _fitted(TreeStructuredGP, space, train_X[known], logs, last.cost)
     return Surrogates(objectives, constraints, cost)
+
+
+def seeded_if(seed: int | None, device: torch.device) -> AbstractContextManager[None]:
+    """The seed for a while, if there is one."""
+    seed = check_seed(seed)
+    return nullcontext() if seed is None else seeded(seed, device)
 
 
 def check_data(
@@ -305,20 +319,26 @@ def _compressed_tail(maximize: bool = True) -> ChainedOutcomeTransform:
     )
 
 
-def _mixture(
+def _fit_models(
     space: SearchSpace,
     train_X: Tensor,
     train_Y: Tensor,
-    start_from: Sequence[LeafModel] | None,
+    start_from: Sequence[LeafModel],
     averaged: bool,
     **kwargs: Any,
-) -> Mixture:
-    # Variances are squares: those of larger numbers, such as the largest float that
-    # some return for a failure, are infinite.
-    most = torch.finfo(train_Y.dtype).max ** 0.4
-    Y = torch.where(train_Y.isfinite(), train_Y.clamp(-most, most), train_Y)
-    models = fit_models(space, train_X, Y, start_from, averaged, **kwargs)
-    return Mixture(models, leave_one_out_weights(models))
+) -> list[LeafModel]:
+    earlier = {type(model): model for model in start_from}
+    classes: list[type[LeafModel]] = [TreeStructuredGP]
+    if averaged and space.tree.decision_columns and len(train_X) <= _MANY_ROWS:
+        classes.append(ConditionalGP)
+    models: list[LeafModel] = []
+    for kind in classes:
+        # a transform learns from the data: each model has its own
+        options = {k: deepcopy(v) for k, v in kwargs.items()}
+        options.setdefault("outcome_transform", _compressed_tail())
+        start = earlier.get(kind)
+        models.append(_fitted(kind, space, train_X, train_Y, start, **options))
+    return models
 
 
 def _fitted(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -94,44 +95,29 @@ def test_paths_are_parts_of_the_whole_space() -> None:
     assert boxes.upper[1].tolist() == [1, math.nextafter(0.5, 0), FILL, 7]
 
 
-def test_what_is_kept_of_a_space_is_of_that_space_alone() -> None:
-    """Searches of one tree one after the other, with other arguments each time."""
+def test_the_boxes_of_all_paths() -> None:
+    """Declared ones, those seen, and as many random ones as are wanted."""
     tree = ParameterTree(4, {0: {0: [1, 2], 1: [2, 3]}})
     bounds = torch.tensor([[0.0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.double)
-    half = bounds.clone()
-    half[1, 1:] = 0.5
 
-    def boxes(bounds: Tensor = bounds, **kwargs: object) -> Boxes:
+    def upper(bounds: Tensor = bounds, **kwargs: Any) -> list[list[float]]:
         problem = make_problem(bounds, tree, **{"fill": FILL, **kwargs})
-        generator = torch.Generator().manual_seed(0)
-        found = path_boxes(problem, problem.known, generator)
-        assert found.problem is problem
-        return found
-
-    def upper(boxes: Boxes) -> list[list[float]]:
-        return sorted(boxes.upper.tolist())
+        found = path_boxes(problem, problem.known, torch.Generator().manual_seed(0))
+        assert found.lower.dtype == bounds.dtype
+        return sorted(found.upper.tolist())
 
     plain = [[0, 1, 1, FILL], [1, FILL, 1, 1]]
-    for _ in range(2):  # the second time all of them are known
-        assert upper(boxes()) == plain
-        assert upper(boxes(half)) == [[0, 0.5, 0.5, FILL], [1, FILL, 0.5, 0.5]]
-        assert upper(boxes(fill=3.0)) == [[0, 1, 1, 3], [1, 3, 1, 1]]
-        assert upper(boxes(fixed_features={0: 1})) == [[1, FILL, 1, 1]]
-        assert upper(boxes(categorical_features={1: [0.0, 0.7]}))[0][1] == 0.7
-        assert boxes(integer_features=[2]).continuous[:, 2].any().logical_not()
-        assert boxes().continuous[:, 2].all()
-        assert len(boxes(max_paths=1)) == 1
-        assert len(boxes(fixed_features={0: 1}, max_paths=1)) == 1
-        seen = bounds.new_tensor([[7.0, 0, 0, 0]])  # not declared, and out of bounds
-        assert upper(boxes(X_avoid=seen)) == plain
-        single = boxes(bounds.float())
-        assert single.lower.dtype == torch.float32 and upper(single) == plain
-        restricted = boxes(feasible=lambda X: X[:, 0] == 0).problem
-        assert restricted.is_restricted and not boxes().problem.is_restricted
-        start = bounds.new_tensor([[0.0, 0.1, 0.2, FILL]])
-        found = boxes(X_start=start)
-        assert torch.equal(found.problem.good, start) and len(boxes().problem.good) == 0
-        assert found.upper[found.of_rows(start)].tolist() == [plain[0]]
+    assert upper() == upper(bounds.float()) == plain
+    assert upper(fixed_features={0: 1}) == [[1, FILL, 1, 1]]
+    assert upper(categorical_features={1: [0.0, 0.7]})[0][1] == 0.7
+    assert (
+        len(upper(max_paths=1)) == len(upper(fixed_features={0: 1}, max_paths=1)) == 1
+    )
+    seen = bounds.new_tensor([[7.0, 0, 0, 0]])  # not declared, and out of bounds
+    assert upper(X_avoid=seen) == plain
+    wide = bounds.clone()
+    wide[1, 0] = 9.0
+    assert upper(wide, X_avoid=seen) == [*plain, [7, FILL, FILL, FILL]]
 
 
 def test_integers_on_a_logarithmic_scale_are_drawn_there() -> None:
