@@ -35,7 +35,8 @@ from torch.nn.functional import pad
 from torch.quasirandom import SobolEngine
 
 from botorch_structured.linalg.block_low_rank import positions
-from botorch_structured.optim.problem import Problem, Values, first_of_each
+from botorch_structured.optim.problem import Problem, first_of_each
+from botorch_structured.optim.values import Values
 from botorch_structured.spaces import ParameterTree
 
 # Distances, as powers of ten of the width of the box, at which points known to be good

@@ -6,7 +6,6 @@ __all__ = [
     "Feasible",
     "MAX_PATHS",
     "Problem",
-    "Values",
     "best_of_paths",
     "check_acquisition",
     "check_points",
@@ -29,6 +28,7 @@ from botorch.acquisition.objective import IdentityMCObjective
 from botorch.posteriors.fully_bayesian import MCMC_DIM
 from torch import Tensor
 
+from botorch_structured.optim.values import Values
 from botorch_structured.spaces import ParameterTree, SearchSpace
 from botorch_structured.spaces.arguments import (
     check_booleans,
@@ -55,90 +55,6 @@ _MAX_ROWS = 2048
 _OF_SPACE = ("bounds", "tree", "integer_features", "categorical_features", "fill")
 
 Feasible = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Values:
-    """What ``d`` columns may hold: any number, any integer, or the values in a list.
-
-    The values in a list have *positions* 0, 1, 2, ...; integers and real numbers are
-    their own positions, so that one expression serves columns of all kinds.
-
-    Args:
-        whole: ``d`` booleans: columns of integers.
-        logarithmic: ``d`` booleans: the columns of integers, all of them positive, that
-            are drawn and moved on a logarithmic scale.
-        listed: ``d`` booleans: columns with a list.
-        ordered: ``d`` booleans: the discrete columns in which neighbouring positions
-            are alike (integers), so that a search steps along them; in the others
-            (categoricals) it tries all values.
-        table: ``d x w`` listed values, ascending, followed by at least one infinity.
-    """
-
-    whole: Tensor
-    logarithmic: Tensor
-    listed: Tensor
-    ordered: Tensor
-    table: Tensor
-
-    @cached_property
-    def discrete(self) -> Tensor:
-        """``d`` booleans: columns of integers or with a list."""
-        return self.whole | self.listed
-
-    @cached_property
-    def gap(self) -> Tensor:
-        """``d`` least distances between two values; infinite in continuous columns."""
-        # an infinity less another is NaN
-        listed = self.table.diff(dim=-1).nan_to_num(nan=torch.inf).amin(-1)
-        listed = listed.masked_fill(~self.listed, torch.inf)
-        return torch.where(self.whole, 1.0, listed)
-
-    def take(self, columns: Tensor) -> Values:
-        """The same of some columns."""
-        parts = (
-            self.whole,
-            self.logarithmic,
-            self.listed,
-            self.ordered,
-            self.table,
-        )
-        return Values(*(part[columns] for part in parts))
-
-    def position(self, X: Tensor) -> Tensor:
-        """``n x d`` positions of the nearest admissible values."""
-        at = X.mT.contiguous()
-        right = torch.searchsorted(self.table, at).clamp(1, self.table.shape[1] - 1)
-        left = right - 1
-        near = at - self.table.gather(1, left) <= self.table.gather(1, right) - at
-        listed = torch.where(near, left, right).mT.to(X)
-        return torch.where(self.listed, listed, torch.where(self.whole, X.round(), X))
-
-    def value(self, position: Tensor) -> Tensor:
-        """``n x d`` admissible values at these positions."""
-        index = position.mT.clamp(0, self.table.shape[1] - 1).long()
-        return torch.where(self.listed, self.table.gather(1, index).mT, position)
-
-    def snap(self, X: Tensor) -> Tensor:
-        """``n x d`` nearest admissible values."""
-        return self.value(self.position(X))
-
-    def inside(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and last admissible values in ``[lower, upper]``, ``n x d`` each.
-
-        The first is above the last where there is none.
-        """
-        table, end = self.table, self.table.shape[1] - 1
-        first = torch.searchsorted(table, lower.mT.contiguous()).clamp_max(end)
-        last = torch.searchsorted(table, upper.mT.contiguous(), right=True) - 1
-        low, high = table.gather(1, first).mT, table.gather(1, last.clamp_min(0)).mT
-        high = torch.where(last.mT >= 0, high, -torch.inf)
-        return (
-            torch.where(self.listed, low, torch.where(self.whole, lower.ceil(), lower)),
-            torch.where(
-                self.listed, high, torch.where(self.whole, upper.floor(), upper)
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -221,10 +137,15 @@ class Problem:
     @cached_property
     def room(self) -> np.ndarray:
         """``d`` differences up to which two points are the same."""
-        bounds, gap = (t.cpu().numpy() for t in (self.bounds, self.values.gap))
-        room = _SAME.get(self.bounds.dtype, 1e-5) * (bounds[1] - bounds[0])
-        # the next value of a discrete column is another point
-        return np.minimum(room, 0.25 * gap)
+        width = self.bounds[1] - self.bounds[0]
+        room = _SAME.get(width.dtype, 1e-5) * width
+        values = self.values
+        # the next value of a discrete column is another point; between the infinities
+        # that fill a table up the difference is NaN
+        gap = values.table.diff(dim=-1).nan_to_num(nan=torch.inf).amin(-1)
+        gap = torch.where(values.whole, 1.0, gap)
+        near = torch.where(values.discrete, torch.minimum(room, 0.25 * gap), room)
+        return near.cpu().numpy()
 
     @property
     def is_restricted(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import Constant
-from botorch_structured.suggest.held import hold as hold_columns
+from botorch_structured.suggest.criterion import hold as hold_columns
 
 Point = tuple[float, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["make_criterion"]
+__all__ = ["hold", "make_criterion"]
 
 import math
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ from botorch_structured.transforms import ClipTail
 
 # The exponent of the prior is 1 at so many observations.
 _PRIOR_OBSERVATIONS = 1.0
-# From this probability on a known point counts as feasible. A smaller one does where its
-# outcomes were feasible: at the limit the probability is about a half.
+# From this probability on a known point counts as feasible. A smaller one does where
+# its outcomes were feasible: at the limit the probability is about a half.
 _FEASIBLE, _POSSIBLE = 0.5, 0.05
 
 
@@ -73,7 +73,7 @@ def make_criterion(
     constraints = [_given_means(mixture, taken) for mixture in surrogates.constraints]
     every, rows = known, torch.arange(len(known), device=known.device)
     if held:
-        moved, of_known = _moved(space, known, held)
+        moved, of_known = hold(space, known, held)
         if len(moved):  # else nothing is known of the paths that are left
             rows = torch.where((moved == known[of_known]).all(-1), of_known, len(known))
             known, every = moved, torch.cat([every, moved])
@@ -122,7 +122,7 @@ def make_criterion(
     return inside, good
 
 
-def _moved(
+def hold(
     space: SearchSpace, X: Tensor, held: Mapping[int, float]
 ) -> tuple[Tensor, Tensor]:
     """Points with some columns held; those whose path has another value are left out.
