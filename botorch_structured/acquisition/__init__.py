@@ -10,7 +10,7 @@
 * ``ContextLogExpectedImprovement``, ``PathContextLogExpectedImprovement``: at a target
   context, per expected cost (the same, section 5); ``best_at_context`` is their
   incumbent.
-* ``CostPrior``: any of them per expected cost, where what is left pays for it.
+* ``CostPrior``: any of them per expected cost, within the budget that is left.
 """
 
 from __future__ import annotations

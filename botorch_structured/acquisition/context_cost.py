@@ -35,13 +35,16 @@ from botorch.acquisition.analytic import AnalyticAcquisitionFunction
 from botorch.models.model import Model
 from botorch.utils.transforms import (
     average_over_ensemble_models,
-    is_ensemble,
     t_batch_mode_transform,
 )
 from torch import Tensor
 
 from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
-from botorch_structured.acquisition.path_expected_improvement import least_sigma
+from botorch_structured.acquisition.cost_prior import check_cost_model
+from botorch_structured.acquisition.path_expected_improvement import (
+    least_sigma,
+    read_best_f,
+)
 from botorch_structured.spaces.arguments import check_column, check_number
 
 Improvement = Literal["learned", "published"]
@@ -70,24 +73,20 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
                     f"{name}: expected one with a path_posterior, such as "
                     f"TreeStructuredGP, got {type(given).__name__}."
                 )
-            if not isinstance(given, Model) or given.num_outputs != 1:
-                raise ValueError(
-                    f"{name}: expected a BoTorch model with one output, got {given!r}."
-                )
-        if cost_model is not None and is_ensemble(cost_model):
+        if not isinstance(model, Model) or model.num_outputs != 1:
             raise ValueError(
-                "cost_model: expected one set of hyperparameters, got an ensemble, "
-                f"{type(cost_model).__name__}."
+                f"model: expected a BoTorch model with one output, got {model!r}."
             )
+        if cost_model is not None:
+            check_cost_model(cost_model)
         if improvement not in ("learned", "published"):
             raise ValueError(
                 f'improvement: expected "learned" or "published", got {improvement!r}.'
             )
         columns, values = _read_target(model, target)
         super().__init__(model=model)
-        if not isinstance(best_f, Tensor):
-            best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
-        if best_f.numel() != 1 or not best_f.isfinite().all():
+        best_f = read_best_f(best_f)
+        if best_f.numel() != 1:
             raise ValueError(
                 f"best_f: expected a finite number, got {best_f.tolist()}."
             )

@@ -1,4 +1,4 @@
-r"""What an evaluation costs, and whether what is left pays for it.
+r"""A prior for candidates that are cheap, and affordable with the budget that is left.
 
 References:
 
@@ -14,9 +14,10 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["CostPrior"]
+__all__ = ["CostPrior", "check_cost_model"]
 
 import math
+from typing import Any
 
 import torch
 from botorch.models.model import Model
@@ -29,6 +30,19 @@ from botorch_structured.spaces.arguments import check_number
 _LEAST_VARIANCE = 1e-12
 
 
+def check_cost_model(model: Any) -> None:
+    """Raise unless it has one output and one set of hyperparameters."""
+    if not isinstance(model, Model) or model.num_outputs != 1:
+        raise ValueError(
+            f"cost_model: expected a BoTorch model with one output, got {model!r}."
+        )
+    if is_ensemble(model):
+        raise ValueError(
+            "cost_model: expected one set of hyperparameters, got an ensemble, "
+            f"{type(model).__name__}."
+        )
+
+
 class CostPrior(MixturePrior):
     r"""Weight of a candidate: affordable, per expected cost.
 
@@ -38,9 +52,9 @@ class CostPrior(MixturePrior):
     of a log-normal cost. Choose it where costs differ between candidates, with
     BoTorch's ``PriorGuidedAcquisitionFunction`` ([Hvarfner2022pibo]_), exponent 1,
     around any logarithmic acquisition function: log EI becomes EI per second
-    ([Snoek2012practical]_) of candidates that what is left pays for. With
+    ([Snoek2012practical]_) of affordable candidates. With
     ``optimize_acqf_paths`` it costs no autograd. Where the context of an evaluation is
-    to be chosen as well, ``ContextLogExpectedImprovement`` is what goes into it.
+    to be chosen as well, choose ``ContextLogExpectedImprovement``.
 
     Args:
         cost_model: Of the *logarithm* of the cost, with one output.
@@ -60,16 +74,7 @@ class CostPrior(MixturePrior):
     """
 
     def __init__(self, cost_model: Model, left: float | Tensor | None = None) -> None:
-        if not isinstance(cost_model, Model) or cost_model.num_outputs != 1:
-            raise ValueError(
-                "cost_model: expected a BoTorch model with one output, got "
-                f"{cost_model!r}."
-            )
-        if is_ensemble(cost_model):
-            raise ValueError(
-                "cost_model: expected one set of hyperparameters, got an ensemble, "
-                f"{type(cost_model).__name__}."
-            )
+        check_cost_model(cost_model)
         if left is not None:
             left = check_number("left", float(left))
             if not left > 0.0:

@@ -17,7 +17,12 @@ References:
 
 from __future__ import annotations
 
-__all__ = ["PathExpectedImprovement", "PathLogExpectedImprovement", "least_sigma"]
+__all__ = [
+    "PathExpectedImprovement",
+    "PathLogExpectedImprovement",
+    "least_sigma",
+    "read_best_f",
+]
 
 import torch
 from botorch.acquisition.analytic import AnalyticAcquisitionFunction
@@ -50,6 +55,19 @@ def least_sigma(dtype: torch.dtype) -> float:
     return _MIN_SIGMA.get(dtype, 1e-6)
 
 
+def read_best_f(best_f: float | Tensor) -> Tensor:
+    """Finite best values as a tensor, or a ``ValueError``.
+
+    Python's numbers in double precision: the rounding error of torch's default dtype is
+    larger than the improvements at the end of a run.
+    """
+    if not isinstance(best_f, Tensor):
+        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
+    if not best_f.isfinite().all():
+        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
+    return best_f
+
+
 class _PathImprovement(AnalyticAcquisitionFunction):
     """Both forms; ``_log`` says whether the logarithm is taken."""
 
@@ -66,13 +84,7 @@ class _PathImprovement(AnalyticAcquisitionFunction):
                 f"TreeStructuredGP, got {type(model).__name__}."
             )
         super().__init__(model=model, posterior_transform=posterior_transform)
-        if not isinstance(best_f, Tensor):
-            # in double precision: the rounding error of torch's default dtype is larger
-            # than the improvements at the end of a run
-            best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
-        if not best_f.isfinite().all():
-            raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
-        self.register_buffer("best_f", best_f)
+        self.register_buffer("best_f", read_best_f(best_f))
         self.maximize = maximize
 
     @t_batch_mode_transform(expected_q=1)

@@ -213,21 +213,20 @@ def boxes_at(problem: Problem, rows: Tensor) -> tuple[Boxes, Tensor]:
     codes, active, _ = tree.locate(rows)
     lower, upper = (e.repeat(len(rows), 1) for e in (problem.lower, problem.upper))
     for k, col in enumerate(tree.decision_columns):
+        outcomes = rows.new_tensor(tree.decision_values[col])
+        code = codes[:, k].clamp_min(0)
         if col in tree.numeric_decisions:
-            code, outcomes = codes[:, k].clamp_min(0), tree.decision_values[col]
-            low, high = rows.new_tensor(outcomes)[code].unbind(-1)
+            low, high = outcomes[code].unbind(-1)
             lower[:, col] = torch.maximum(lower[:, col], low)
             upper[:, col] = torch.minimum(upper[:, col], high)
-    places, columns, table = problem.outcomes
-    if len(columns):
+            continue
         # The declared value, not one within the tolerance of it.
-        declared = table.gather(1, codes.mT[places].clamp_min(0))
-        value = torch.where(declared.isnan(), rows.mT[columns], declared)
-        table = problem.values.table[columns]
-        near = torch.searchsorted(table, value).clamp_max(table.shape[1] - 1)
-        ok = table.gather(1, near) == value
-        lower[:, columns] = torch.where(ok, value, torch.inf).mT
-        upper[:, columns] = torch.where(ok, value, -torch.inf).mT
+        undeclared = code == len(outcomes)
+        declared = outcomes[code.clamp_max(len(outcomes) - 1)]
+        value = torch.where(undeclared, rows[:, col], declared)
+        ok = torch.isin(value, problem.values.table[col])
+        lower[:, col] = torch.where(ok, value, torch.inf)
+        upper[:, col] = torch.where(ok, value, -torch.inf)
     lower, upper = problem.values.inside(lower, upper)
     lower = torch.where(active, lower, problem.fill)
     upper = torch.where(active, upper, problem.fill)

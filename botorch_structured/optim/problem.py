@@ -117,24 +117,6 @@ class Problem:
         return _mask(self.tree.shared_columns, self.bounds)
 
     @cached_property
-    def outcomes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Decisions by value: which they are, their columns, what the tree declares.
-
-        ``C`` places among the decisions, ``C`` columns, and ``C x w`` declared values
-        by code, followed by at least one NaN.
-        """
-        tree = self.tree
-        by_value = [
-            (k, c)
-            for k, c in enumerate(tree.decision_columns)
-            if c not in tree.numeric_decisions
-        ]
-        lists = [list(tree.decision_values[c]) for _, c in by_value]
-        table = _padded(lists, torch.nan, self.bounds)
-        places, columns = torch.tensor(by_value).reshape(-1, 2).to(table.device).mT
-        return places, columns, table
-
-    @cached_property
     def room(self) -> np.ndarray:
         """``d`` differences up to which two points are the same."""
         width = self.bounds[1] - self.bounds[0]
@@ -200,15 +182,6 @@ class Problem:
             rows = new.nonzero().squeeze(-1)
             new[rows] = self.admissible(X[rows], active[rows])
         return new
-
-
-def _padded(
-    rows: Sequence[Sequence[float]], with_: float, like: Tensor, least: int = 1
-) -> Tensor:
-    """Lists of numbers side by side, each followed by at least one of another."""
-    width = max(least, 1 + max((len(row) for row in rows), default=0))
-    filled = [[*row, *[with_] * (width - len(row))] for row in rows]
-    return like.new_tensor(filled).reshape(len(rows), width)
 
 
 def _mask(columns: Sequence[int], bounds: Tensor) -> Tensor:
@@ -491,7 +464,9 @@ def _columns(
         elif col in whole:
             options = {v for v in options if float(v).is_integer()}
         tables[col] = sorted(options)
-    table = _padded([tables.get(c, ()) for c in range(tree.dim)], torch.inf, bounds, 2)
+    width = 1 + max((len(values) for values in tables.values()), default=1)
+    rows = [list(tables.get(c, ())) for c in range(tree.dim)]
+    table = bounds.new_tensor([row + [math.inf] * (width - len(row)) for row in rows])
     inside = (bounds[0, :, None] <= table) & (table <= bounds[1, :, None])
     for col, value in fixed.items():
         inside[col] &= table[col] == table.new_tensor(value)

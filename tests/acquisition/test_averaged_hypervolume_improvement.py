@@ -67,24 +67,6 @@ def test_mixtures_are_exact() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_is_the_mean_of_sampled_improvements() -> None:
-    models, Y = problem(2)
-    ref = Y.amin(0)
-    boxes = FastNondominatedPartitioning(ref, Y)
-    x = points(1)
-    posteriors = [model.posterior(x) for model in models]
-    draws = torch.cat([p.rsample(torch.Size([200])) for p in posteriors], -1).detach()
-
-    def volume(front: Tensor) -> Tensor:
-        return FastNondominatedPartitioning(ref, front).compute_hypervolume()
-
-    gains = torch.stack([volume(torch.cat([Y, y])) - volume(Y) for y in draws])
-    acqf = AveragedLogExpectedHypervolumeImprovement([[m] for m in models], boxes)
-    error = gains.std() / len(gains) ** 0.5
-    expected = acqf(x.unsqueeze(-2)).exp().detach()
-    assert float((gains.mean() - expected).abs() / error) < 4.0
-
-
 def test_far_from_the_front_values_and_gradients_stay_finite() -> None:
     """BoTorch's own is 0 there, with a gradient of 0; and nothing is known yet."""
     models, Y = problem(2)

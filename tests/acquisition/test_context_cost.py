@@ -244,7 +244,7 @@ def test_bad_arguments(models: Any) -> None:
         make(model, 0.0, {3: math.inf})
     with pytest.raises(ValueError, match="target: expected {column: value}, got 3"):
         make(model, 0.0, 3)
-    with pytest.raises(ValueError, match="best_f: expected a finite number"):
+    with pytest.raises(ValueError, match="best_f: expected finite numbers"):
         make(model, torch.tensor(math.nan), TARGET)
     with pytest.raises(ValueError, match='improvement: expected "learned" or'):
         make(model, 0.0, TARGET, cost, "printed")

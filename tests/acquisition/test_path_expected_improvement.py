@@ -8,7 +8,6 @@ import torch
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import SingleTaskGP
-from botorch.optim import optimize_acqf
 from botorch.posteriors import GPyTorchPosterior
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
@@ -175,29 +174,9 @@ def test_constant_in_leaf_columns(
     assert torch.equal(value(X), value(other))
 
 
-def test_gradient_in_the_shared_columns(device: torch.device) -> None:
-    value = PathLogExpectedImprovement(tree_model(device), 0.2, maximize=False)
-    X = torch.tensor([[[0.0, 0.4, 0.5, 0.5]]], dtype=torch.double, device=device)
-    X.requires_grad_()
-    (gradient,) = torch.autograd.grad(value(X).sum(), X)
-    step = torch.zeros_like(X)
-    step[..., 1] = 1e-5
-    with torch.no_grad():
-        slope = (value(X + step) - value(X - step)) / 2e-5
-    assert torch.allclose(gradient[0, 0, 1], slope, rtol=1e-4)
-    assert gradient[0, 0, 2:].abs().max() == 0
-
-
 def test_single_precision() -> None:
     X = torch.rand(6, 1, 3)
     for acqf in BOTH:
         value = acqf(given_moments(torch.float), 0.5)(X)
         assert value.dtype == torch.float
         assert value.isfinite().all()
-
-
-def test_works_in_optimize_acqf() -> None:
-    acqf = PathLogExpectedImprovement(given_moments(), 0.0)
-    bounds = torch.tensor([[0.0, 0.1, 0.0], [1.0, 0.2, 1.0]]).double()
-    X, _ = optimize_acqf(acqf, bounds, q=1, num_restarts=2, raw_samples=8)
-    assert torch.allclose(X[0, 0], torch.ones((), dtype=torch.double))

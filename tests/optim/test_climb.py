@@ -404,35 +404,3 @@ def test_the_first_of_the_best_of_every_group() -> None:
     values = torch.tensor([1.0, -math.inf, 3.0, 2.0, -math.inf, 3.0])
     assert best_of_each(group, values).tolist() == [3, 2, 4]
     assert best_of_each(group[:0], values[:0]).tolist() == []
-
-
-class _Waves(AcquisitionFunction):
-    """A smooth function with many maxima between whole numbers."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(model=None)
-        generator = torch.Generator().manual_seed(seed)
-        self.centres = 20 * torch.rand(30, 4, generator=generator, dtype=torch.double)
-        self.heights = torch.rand(30, generator=generator, dtype=torch.double)
-
-    def forward(self, X: Tensor) -> Tensor:
-        distance = (X - self.centres).square().sum(-1)
-        return (self.heights.log() - distance / 8.0).logsumexp(-1)
-
-
-@pytest.mark.parametrize("seed", [7, 8, 27])
-def test_the_best_of_relaxed_columns_is_not_the_best_of_whole_numbers(
-    seed: int,
-) -> None:
-    """No start ends for another one: that may be worse once it is rounded."""
-    bounds = torch.tensor([[0.0], [20.0]]).double().expand(2, 4)
-    space = whole(ParameterTree(4, {}), bounds, integer_features=[0, 1, 2])
-    X = points(space, 8, seed)
-    evaluator, none = Evaluator(_Waves(seed)), X[:0]
-    values = evaluator.values(X)
-    box = torch.zeros(8, dtype=torch.long)
-    together = refine(evaluator, X, values, space.take(box), none)[1].max()
-    for i in range(8):
-        one = slice(i, i + 1)
-        alone = refine(evaluator, X[one], values[one], space.take(box[one]), none)[1]
-        assert together >= alone.max() - 1e-10

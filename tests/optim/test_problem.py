@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import pickle
@@ -17,6 +16,7 @@ from botorch.acquisition import (
     ExpectedImprovement,
     GenericMCObjective,
     LogExpectedImprovement,
+    qKnowledgeGradient,
     qLogExpectedImprovement,
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
@@ -49,6 +49,7 @@ OVER_TREES = [
     optimize_acqf_local_search,
     optimize_acqf_random,
 ]
+CLIMBING = [optimize_acqf_paths, two_step, optimize_acqf_local_search]
 OVER_BOXES = [optimize_acqf_sobol]
 
 
@@ -73,6 +74,7 @@ def small() -> tuple[ParameterTree, torch.Tensor]:
 
 
 nan = math.nan
+LATE = torch.tensor([[0.5], [9.0]]).expand(2, 4)
 BAD = [
     (
         dict(fixed_features={3: 9.0}),
@@ -127,6 +129,26 @@ BAD = [
     (dict(bounds=None), "bounds, tree: expected both"),
     (dict(tree=None), r"bounds, tree: expected both of them, or space="),
     (dict(tree={0: {0: [1]}}), "tree: expected a ParameterTree"),
+    (dict(num_restarts=0), "num_restarts: expected a positive integer, got 0"),
+    (dict(q=2), "acq_function: .*pending.*q=2"),
+    (dict(min_distance=1.0), "min_distance: expected a share .*got 1.0"),
+    (dict(X_start=torch.full((2, 4), nan)), "X_start: column 0: expected"),
+    (dict(X_start=torch.zeros(2, 3)), "X_start: expected an m x 4 tensor"),
+    (
+        dict(categorical_features={0: [0, 7]}),
+        r"categorical_features\[0\]: .*got \[7.0\]",
+    ),
+    (
+        dict(
+            categorical_features={0: [0]},
+            bounds=LATE,
+        ),
+        "expected to leave at least one path",
+    ),
+    (
+        dict(inequality_constraints=[(torch.tensor([0, 1]), torch.ones(1), 0.0)]),
+        r"inequality_constraints\[0\]: .*shapes \(2,\) and \(1,\)",
+    ),
     (dict(space=SearchSpace(["a"], [[0], [1]])), "space: .*got bounds, tree, integer"),
     (dict(space=CS.ConfigurationSpace()), "space: .*got ConfigurationSpace"),
 ]
@@ -145,8 +167,9 @@ def test_arguments_are_refused_before_any_work(
         "integer_features": [1],
         "categorical_features": {2: [0, 1, 4]},
     }
-    with pytest.raises(ValueError, match=message):
-        optimize(acqf, **{**given, **arguments})
+    if not {*arguments} & {"num_restarts", "X_start"} or optimize in CLIMBING:
+        with pytest.raises(ValueError, match=message):
+            optimize(acqf, **{**given, **arguments})
     assert acqf.calls == 0
 
 
@@ -164,9 +187,12 @@ def test_pending_points_of_another_width() -> None:
 def test_no_acquisition_function(optimize: Callable[..., Any]) -> None:
     tree, bounds = small()
     X = torch.rand(4, 4, dtype=torch.double)
-    for wrong in (None, lambda X: X, SingleTaskGP(X, X[:, :1])):
+    model = SingleTaskGP(X, X[:, :1])
+    for wrong in (None, lambda X: X, model):
         with pytest.raises(ValueError, match="acq_function: expected .*, got"):
             optimize(wrong, bounds)
+    with pytest.raises(ValueError, match="acq_function.*one-shot.*qLogNoisy"):
+        optimize(qKnowledgeGradient(model, num_fantasies=2), bounds)
 
 
 def test_boxes_refuse_what_is_no_box() -> None:
@@ -259,14 +285,6 @@ def test_random_spaces(seed: int) -> None:
         seed=seed,
     )
     assert torch.equal(X, same) and torch.equal(value, other)
-
-
-def test_the_tree_of_a_space_is_equal_to_the_one_given() -> None:
-    tree, bounds = small()
-    space = SearchSpace(["a", "b", "c", "d"], bounds, tree, integer_features=[1])
-    assert tree.space is None and space.tree.space is space
-    assert space.tree == tree and hash(space.tree) == hash(tree)
-    assert copy.deepcopy(space.tree).space is space
 
 
 def test_what_is_given_restricts_what_the_tree_brings() -> None:

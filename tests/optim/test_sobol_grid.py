@@ -192,21 +192,6 @@ def test_every_promise_is_kept() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_known_points_are_never_proposed_again() -> None:
-    """The best of all is known: the second best is returned."""
-    bounds = box(2)
-    width = bounds[1] - bounds[0]
-    acqf = Steps(bounds.mean(0), width, steps=10**9)
-    x, value = optimize_acqf_sobol(acqf, bounds, num_rounds=0, seed=0)
-    y, second = optimize_acqf_sobol(acqf, bounds, num_rounds=0, seed=0, X_avoid=x)
-    assert second < value
-    z, third = optimize_acqf_sobol(
-        acqf, bounds, num_rounds=0, seed=0, X_avoid=torch.cat([x, y])
-    )
-    assert third < second
-    assert len(torch.cat([x, y, z]).unique(dim=0)) == 3
-
-
 def test_does_not_return_to_the_same_place() -> None:
     """By default a thousandth of the width away, in some column, from what is known."""
     bounds = box(2)
@@ -269,18 +254,6 @@ def test_nothing_left() -> None:
         )
 
 
-class Nan(Steps):
-    def forward(self, X: Tensor) -> Tensor:
-        value = super().forward(X)
-        return torch.where(value < -100, math.nan, value)
-
-
-def test_a_number_is_better_than_none() -> None:
-    bounds = box(2)
-    acqf = Nan(bounds.mean(0), bounds[1] - bounds[0])
-    assert optimize_acqf_sobol(acqf, bounds, seed=0)[1] >= -10
-
-
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.double)
 
 
@@ -324,14 +297,3 @@ def test_the_maximiser_says_what_it_expects() -> None:
             optimize_acqf_sobol(acqf, UNIT, **arguments)
     with pytest.raises(ValueError, match="one-shot"):
         optimize_acqf_sobol(qKnowledgeGradient(model, num_fantasies=2), UNIT)
-
-
-def test_single_precision() -> None:
-    bounds = box(3, dtype=torch.float)
-    X = adaptive_sobol_candidates(bounds, 500, bounds.mean(0), seed=0)
-    assert X.dtype == torch.float
-    assert ((bounds[0] <= X) & (X <= bounds[1])).all()
-    acqf = Steps(bounds.mean(0), bounds[1] - bounds[0])
-    x, value = optimize_acqf_sobol(acqf, bounds, seed=0)
-    assert x.dtype == value.dtype == torch.float
-    assert value >= -10

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.acquisition import LogExpectedImprovement
 from botorch.exceptions.errors import CandidateGenerationError
-from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
@@ -139,26 +138,6 @@ def test_the_papers_algorithm(space, device) -> None:
     many[:, 0] = torch.arange(3000, device=device) % 3
     values = path(many.unsqueeze(1))
     assert many[values.argmax(), 0] == new[0, 0]
-
-
-def test_batches(space) -> None:
-    tree, bounds = space
-    X, Y = data(tree, torch.device("cpu"))
-    model = TreeStructuredGP(X, Y, tree)
-    sampler = SobolQMCNormalSampler(torch.Size([32]), seed=0)
-    path = PathLogExpectedImprovement(model, Y.max())
-    leaf = qLogExpectedImprovement(model, Y.max(), sampler=sampler)
-    new, values = optimize_acqf_two_step(
-        path, leaf, bounds, tree, q=3, top_k=2, X_avoid=X, seed=0
-    )
-    assert new.shape == (3, 5)
-    assert values.shape == (3,)
-    assert len(new.unique(dim=0)) == 3
-    assert leaf.X_pending is None
-    again, _ = optimize_acqf_two_step(
-        path, leaf, bounds, tree, q=3, top_k=2, X_avoid=X, seed=0
-    )
-    assert torch.equal(new, again)
 
 
 def test_errors(peak, space) -> None:

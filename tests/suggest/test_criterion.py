@@ -293,14 +293,3 @@ def test_cheap_points_first() -> None:
     )
     assert dear.surrogates.cost is None and cheap.surrogates.cost is not None
     assert price(cheap) < 0.1 and price(cheap) <= price(dear)
-
-
-def test_the_same_seed_gives_the_same_points() -> None:
-    X = SPACE.sample(8, seed=0)
-    state = torch.random.get_rng_state()
-    found = [
-        suggest(SPACE, X, conflict(X), 2, train_C=X[:, :1] - 0.5, seed=4).X
-        for _ in range(2)
-    ]
-    assert torch.equal(*found)
-    assert torch.equal(torch.random.get_rng_state(), state)

@@ -44,18 +44,6 @@ def test_the_same_seed_gives_the_same_points_and_leaves_the_generator() -> None:
     assert torch.equal(found, again)
 
 
-def test_several_points_differ_from_each_other_and_from_pending_ones() -> None:
-    problem, X, Y = evaluated(12)
-    first = suggest(problem.space, X, Y, q=3, seed=0).X
-    assert first.shape == (3, X.shape[-1])
-    assert problem.space.feasible(first).all()
-    after = suggest(problem.space, X, Y, X_pending=first, seed=0).X
-    known = problem.space.tree.impute(torch.cat([X, first, after]))
-    assert len(known.unique(dim=0)) == len(known)
-    # means at pending points leave no improvement near them
-    assert not torch.isclose(after, first[:1], atol=1e-3).all()
-
-
 def test_later_fits_start_from_the_last_ones() -> None:
     problem, X, Y = evaluated(12)
     last = suggest(problem.space, X[:-1], Y[:-1], seed=0)
@@ -95,17 +83,6 @@ def test_an_exhausted_space_is_an_error() -> None:
     X = torch.tensor([[0.0], [1.0]], dtype=torch.double)
     with pytest.raises(CandidateGenerationError):
         suggest(space, X, X.clone(), seed=0)
-
-
-def test_noise_that_is_known() -> None:
-    problem, X, Y = evaluated(12)
-    noise = torch.full_like(Y, 1e-4)
-    pending = problem.space.sample(2, seed=5)
-    found = suggest(
-        problem.space, X, Y, q=2, X_pending=pending, seed=0, train_Yvar=noise
-    ).X
-    known = problem.space.tree.impute(torch.cat([X, pending, found]))
-    assert len(known.unique(dim=0)) == len(known)
 
 
 def test_steps_of_a_column_without_room() -> None:

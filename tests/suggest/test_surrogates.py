@@ -146,19 +146,6 @@ def test_all_but_one_failed() -> None:
         suggest(space, X[1:], Y[1:])
 
 
-def test_outcomes_of_another_type() -> None:
-    space, X, Y = data()
-    for other in (torch.long, torch.float):
-        with pytest.raises(ValueError, match="train_Y: expected a tensor of shape"):
-            suggest(space, X, Y.to(other))
-
-
-def test_no_data() -> None:
-    space, X, Y = data()
-    with pytest.raises(ValueError, match=r"one evaluated point, got none.*starts"):
-        suggest(space, X[:0], Y[:0])
-
-
 def test_single_precision_has_one_kind_of_warning() -> None:
     """BoTorch's, that double precision is recommended; none of each matrix."""
     problem = JenattonTree(shared=True, off_centre=True)
@@ -194,6 +181,8 @@ def test_bad_data() -> None:
         ("train_Y: expected numbers, or -inf", {"train_Y": Y / 0.0}),
         ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y[:, 0]}),
         ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y.tolist()}),
+        ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y.long()}),
+        ("train_Y: expected a tensor of shape 10 x m", {"train_Y": Y.float()}),
         ("train_Yvar: expected a tensor of shape 10 x 2", {"train_Yvar": C}),
         ("train_C: expected a tensor of shape 10 x m", {"train_C": C[:4]}),
         ("train_C: expected a tensor .* torch.float64", {"train_C": C.float()}),
@@ -208,3 +197,5 @@ def test_bad_data() -> None:
     for match, change in wrong:
         with pytest.raises(ValueError, match=match):
             suggest(space, X, **{"train_Y": Y, **change})
+    with pytest.raises(ValueError, match=r"one evaluated point, got none.*starts"):
+        suggest(space, X[:0], Y[:0])
