@@ -168,7 +168,6 @@ THRESHOLDS = [
     ),
     Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
     Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
-    Threshold("models.treed.objective._SMALL", _treed, (60, 150, 400)),
     Threshold(
         "models.contexts._ROWS_FOR_ONE_THREAD",
         _threads,
