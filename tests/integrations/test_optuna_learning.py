@@ -353,3 +353,11 @@ def test_ranges_that_are_explained_stay_apart() -> None:
         trials.append(Asked(values))
     learnt = LearntSpace(trials)
     assert [name for name in learnt.names if name.startswith("z")] == ["z#1", "z#2"]
+
+
+@pytest.mark.parametrize(("size", "tried"), [(10, True), (20, False)])
+def test_many_choices_are_not_tried_one_by_one(size: int, tried: bool) -> None:
+    choices = CategoricalDistribution(list(range(size)))
+    untried = LearntSpace([Asked({"x": (choices, 0)})]).untried()
+    assert (untried == {"x": (choices, 1)}) == tried
+    assert (untried is None) != tried

@@ -115,6 +115,8 @@ def test_batches_and_outputs_are_separate() -> None:
     sub = both.subset_output([1])
     sub.eval()
     assert torch.equal(sub(Y[..., 1:])[0], Z[..., 1:])
+    sub.train()
+    assert torch.equal(sub(Y[..., 1:])[0], Z[..., 1:])
 
 
 def test_eval_applies_the_stored_cut_and_noise_passes() -> None:
