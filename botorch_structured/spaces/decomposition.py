@@ -8,11 +8,7 @@ smaller condition. What is left falls into groups that do not refer to each othe
 the counts of independent groups multiply. Equal remainders are met again and again and
 are stored, so 20 independent on/off decisions take 20 steps and not 2^20.
 
-A decision that activates others by plain "its outcome is one of these", and they others
-in the same way, is the root of a plain tree. What is left of it once it is active is
-known in advance: a state names such a tree by its root alone, so that a step takes as
-long in a deep tree as in a small one. Recursions are generators (see `_run`), because
-trees may be deeper than Python's stack.
+Recursions are generators (see `_run`), because trees may be deeper than Python's stack.
 
 Conditions are written as `Expr`: ``True``, ``False``, ``("atom", k, mask)`` for
 "the bit of decision k's state is set in mask" (bit 0: inactive, bit c + 1: outcome c),
@@ -36,10 +32,9 @@ __all__ = [
 
 import math
 import random
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from graphlib import TopologicalSorter
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -266,52 +261,7 @@ class Decomposition:
             if expr is False:
                 self._assign(items, k, -1)
         self._possible = set(items)
-        self._read_trees(items)
-        tops = {k: e for k, e in items.items() if self._top[k] == k}
-        self.root = tuple(sorted(tops.items()))
-
-    def _read_trees(self, items: dict[int, Expr]) -> None:
-        """Find the plain trees: what they activate, and which decisions they have."""
-        # Root of a plain tree -> the decisions that it activates, with their masks.
-        self._children: dict[int, list[tuple[int, int]]] = {}
-        above = {k: refers_to(expr) for k, expr in items.items()}
-        order = list(TopologicalSorter(above).static_order())
-        # The smallest decision of the tree; independent groups are ordered by it.
-        self._least: dict[int, int] = {}
-        for k in reversed(order):
-            children = []
-            for j in self._waiting[k]:
-                if j in items and k in above[j]:
-                    children.append(j)
-            exprs = [items[j] for j in children]
-            plain = all(e[0] == "atom" and not e[2] & 1 for e in exprs)
-            self._least[k] = k
-            if plain and all(j in self._children for j in children):
-                pairs = zip(children, exprs, strict=True)
-                self._children[k] = [(j, expr[2]) for j, expr in pairs]
-                least = (self._least[j] for j in children)
-                self._least[k] = min(k, *least) if children else k
-        # The root of the tree that names each decision, and places in depth-first
-        # order: a tree has those from ``first`` up to ``last``.
-        self._top: dict[int, int] = {}
-        for k in order:
-            self._top.setdefault(k, k)
-            for j, _ in self._children.get(k, ()):
-                self._top[j] = self._top[k]
-        self._first: dict[int, int] = {}
-        self._last: dict[int, int] = {}
-        for k in order:
-            if self._top[k] != k:
-                continue
-            stack = [k]
-            while stack:
-                k = stack.pop()
-                if k in self._first:
-                    self._last[k] = len(self._first) - 1
-                    continue
-                self._first[k] = len(self._first)
-                below = self._children.get(k, ())
-                stack += [k, *(j for j, _ in reversed(below))]
+        self.root = tuple(items.items())
 
     @property
     def num_paths(self) -> int:
@@ -368,7 +318,7 @@ class Decomposition:
         where: Expr,
         goals: Iterable[Expr],
         rng: random.Random,
-        first: dict[int, int] | None = None,
+        first: Sequence[dict[int, int]] = (),
     ) -> list[dict[int, int]]:
         """Paths on which ``where`` holds, each as often as the others or once more.
 
@@ -382,31 +332,27 @@ class Decomposition:
             where: What has to hold on all paths.
             goals: What has to hold on some path, unless it cannot.
             rng: Random numbers.
-            first: The path to begin with, if ``where`` holds on it.
+            first: Paths to begin with, on which ``where`` holds.
 
         Returns:
             The active decisions of each path with their outcomes.
         """
-        begin = self._begin(where, first)
-        total = self.count_where(where)
         every = None
         if self.num_paths <= _MAX_LISTED:
             paths = map(self.unrank, range(self.num_paths))
-            every = [p for p in paths if evaluate(where, p) and p not in begin]
-            every = begin + every
-        if n is None and every is not None:
-            return every
-        if n is not None and 0 < total <= n:
+            rest = [p for p in paths if evaluate(where, p) and p not in first]
+            every = [*first, *rest]
+        if n is None:
+            return self.cover(n, where, goals, rng, first) if every is None else every
+        total = self.count_where(where)
+        if 0 < total <= n:
             if every is None:
-                every = self._fill(begin, total, where, rng)
-            rest = self.spread(n % total, where, goals, rng, first)
-            return every * (n // total) + rest
-        found = self.cover(n, where, goals, rng, first) if n != 0 else []
-        return found if n is None or not total else self._fill(found, n, where, rng)
-
-    @staticmethod
-    def _begin(where: Expr, first: dict[int, int] | None) -> list[dict[int, int]]:
-        return [first] if first is not None and evaluate(where, first) else []
+                every = self._fill(first, total, where, rng)
+            times, more = divmod(n, total)
+            few = self.spread(more, where, goals, rng, first) if more else []
+            return every * times + few
+        found = self.cover(n, where, goals, rng, first)
+        return self._fill(found, n, where, rng) if total else found
 
     def cover(
         self,
@@ -414,10 +360,10 @@ class Decomposition:
         where: Expr,
         goals: Iterable[Expr],
         rng: random.Random,
-        first: dict[int, int] | None = None,
+        first: Sequence[dict[int, int]] = (),
     ) -> list[dict[int, int]]:
         """Paths until each goal holds on one, or there are ``n``; see `spread`."""
-        found = self._begin(where, first)
+        found = list(first)
         counts = {g: self.count_where(all_of([g, where])) for g in goals}
         # What holds on many paths comes first: a few paths then differ at the top.
         missing = sorted((g for g in counts if counts[g]), key=lambda g: -counts[g])
@@ -436,7 +382,7 @@ class Decomposition:
             found += new
 
     def _fill(
-        self, found: list[dict[int, int]], n: int, where: Expr, rng: random.Random
+        self, found: Sequence[dict[int, int]], n: int, where: Expr, rng: random.Random
     ) -> list[dict[int, int]]:
         """``found``, and other random paths until there are ``n``."""
         found = list(found)
@@ -484,23 +430,9 @@ class Decomposition:
         """What is left of both once decision ``k`` has an outcome."""
         items = dict(state)
         del items[k]
-        goal = _substitute(goal, k, code)
-        if k in self._children:
-            active = [j for j, mask in self._children[k] if mask >> code + 1 & 1]
-            items |= dict.fromkeys(active, True)
-            inside = [self._first[j] for j in active]
-            for j in refers_to(goal):
-                place = self._first[j]
-                if self._first[k] < place <= self._last[k]:
-                    at = bisect_right(inside, place) - 1
-                    if at < 0 or place > self._last[active[at]]:
-                        goal = _substitute(goal, j, -1)
-        else:
-            dropped = {j for j, _ in self._assign(items, k, code)}
-            for j in refers_to(goal):
-                if self._top[j] in dropped:
-                    goal = _substitute(goal, j, -1)
-        return tuple(sorted(items.items())), goal
+        for j, decided in self._assign(items, k, code):
+            goal = _substitute(goal, j, decided)
+        return tuple(items.items()), goal
 
     def _assign(
         self, items: dict[int, Expr], k: int, code: int
@@ -535,16 +467,11 @@ class Decomposition:
         groups: dict[int, list[tuple[int, Expr]]] = {}
         for item in state:
             groups.setdefault(find(item[0]), []).append(item)
-        ordered = sorted(
-            groups.values(), key=lambda group: min(self._least[k] for k, _ in group)
-        )
-        return [tuple(group) for group in ordered]
+        return [tuple(group) for group in groups.values()]
 
     def _pick(self, state: State, goal: Expr = False) -> int:
         """The active decision that most of the others (and the goal) wait for."""
-        waiting = {
-            k: len(self._children.get(k, ())) for k, expr in state if expr is True
-        }
+        waiting = {k: 0 for k, expr in state if expr is True}
         for expr in (goal, *(expr for _, expr in state)):
             for k in refers_to(expr):
                 if k in waiting:
@@ -553,8 +480,7 @@ class Decomposition:
 
     def _cases(self, state: State, k: int, goal: Expr) -> list[tuple[int, list[int]]]:
         """Outcomes of ``k`` grouped by effect: (one of them, all of them)."""
-        masks = {mask for _, mask in self._children.get(k, ())}
-        masks |= _masks(goal, k).union(*(_masks(expr, k) for _, expr in state))
+        masks = _masks(goal, k).union(*(_masks(expr, k) for _, expr in state))
         effects: list[list[int]] = [[] for _ in range(self.sizes[k])]
         for mask in masks:
             for code in codes_in(mask, self.sizes[k]):
@@ -599,14 +525,9 @@ class Decomposition:
             return self._counts[key]
         factor = 1
         linked: State = ()
-        places = sorted(self._first[j] for j in refers_to(goal))
-
-        def concerns_goal(k: int) -> bool:
-            at = bisect_left(places, self._first[k])
-            return at < len(places) and places[at] <= self._last[k]
-
+        concerned = refers_to(goal)
         for group in self._groups(state):
-            if not any(concerns_goal(k) for k, _ in group):
+            if concerned.isdisjoint(k for k, _ in group):
                 factor *= self._node(group).count
             else:
                 linked += group

@@ -1,46 +1,36 @@
 """Which outcome, which columns active: the tensor side of a parameter tree.
 
-`Outcomes` are what one decision column can decide: its declared values, or the
-intervals of a numeric one. `Lookup` finds the outcomes of whole tensors of points, and
-the columns that they switch on.
+A `Decision` is a column that others depend on: its declared values, or the intervals of
+a numeric one. `Lookup` finds, for whole tensors of points, the *state* of each decision
+(0: inactive, ``c + 1``: outcome ``c``, the last one: a value that was not declared) and
+the columns that these states switch on.
 
-All tables live on one device and are indexed, never looped over per row. Where there
-are few combinations of outcomes, one row for each says everything. Otherwise conditions
-are evaluated level by level: within a level of the tree they are independent of each
-other, so one gather does for any number of plain ``parent == value`` conditions; only
-compound ones are walked through one by one.
+An atom is a row of truth values, one for each state of its decision. Conditions are
+evaluated level by level: those of a level refer to decisions of the levels above only,
+so one gather does for any number of plain atoms; compound ones are walked through one
+by one.
 """
 
 from __future__ import annotations
 
-__all__ = ["Located", "Lookup", "Outcomes", "cut_intervals", "mix"]
+__all__ = ["Decision", "Located", "Lookup", "cut_intervals", "mix"]
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from graphlib import TopologicalSorter
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from botorch_structured.spaces.conditions import Atom, Inactive
-from botorch_structured.spaces.decomposition import Expr, refers_to
+from botorch_structured.spaces.decomposition import Expr, codes_in, refers_to
 
 # How far from a declared value still counts as it, in units of the smallest gap.
 _TOLERANCE = 1e-3
-# Up to so many combinations of outcomes are tabulated.
-_MAX_TABLE = 4096
-# From so many levels on one matrix product is faster than a pass over them, if the
-# matrix has no more entries than that.
-_MANY_LEVELS, _MAX_NEEDS = 16, 1 << 21
-# Of so many tables of points what is located is kept, if they have at most so many
-# numbers each, and all together: a search asks several times for the training data,
-# among its candidates.
-_KEPT, _MAX_KEPT, _MAX_ALL = 8, 1 << 20, 1 << 21
 _KEY_BITS = 62
 _KEY_MASK = (1 << _KEY_BITS) - 1
 
@@ -65,8 +55,8 @@ def cut_intervals(
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """What decision column ``col`` can decide.
+class Decision:
+    """What column ``col`` can decide.
 
     Args:
         col: The column.
@@ -147,70 +137,59 @@ def mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
-class _Level:
-    """Conditions to evaluate once all the decisions they refer to are known.
+class Located(NamedTuple):
+    """Where points are.
 
-    Plain ones, a single atom each, are kept as index tensors (where to write, which
-    atom, which decision); compound ones with the positions they decide.
+    Attributes:
+        values: ``batch_shape x n x D`` float64 values of the decision columns.
+        states: ``batch_shape x n x D`` states: 0 where inactive, else the number of the
+            outcome plus 1, which is the number of outcomes plus 1 where undeclared.
+    """
+
+    values: Tensor
+    states: Tensor
+
+
+class _Conditions:
+    """Some conditions, whose truth follows from the states of decisions.
+
+    Args:
+        conditions: The conditions.
+        offsets: Where the truth values of each atom begin.
+        truth: Those of all atoms, end to end; for ``True`` from 0 on.
     """
 
     def __init__(
-        self,
-        conditions: Sequence[tuple[int, Expr]],
-        atoms: dict[Expr, int],
-        device: torch.device,
+        self, conditions: Sequence[Expr], offsets: dict[Expr, int], truth: Tensor
     ) -> None:
-        plain: list[tuple[int, int, int]] = []
-        self.compound: dict[Expr, list[int]] = {}
-        for position, expr in conditions:
-            if isinstance(expr, tuple) and expr[0] == "atom":
-                plain.append((position, atoms[expr], expr[1]))
-            else:
-                self.compound.setdefault(expr, []).append(position)
-        self.plain = torch.tensor(plain, dtype=torch.long, device=device).t()
+        self.truth, self.offsets = truth, offsets
+        distinct = {expr: i for i, expr in enumerate(dict.fromkeys(conditions))}
+        simple = [e if e in offsets else True for e in distinct]
+        parents = [0 if e is True else e[1] for e in simple]
+        self.parents = torch.tensor(parents, device=truth.device)
+        starts = [[offsets[e]] for e in simple]
+        self.starts = torch.tensor(starts, device=truth.device)
+        self.compound = {e: i for e, i in distinct.items() if e not in offsets}
+        which = [distinct[expr] for expr in conditions]
+        self.which = torch.tensor(which, device=truth.device)
 
+    def holds(self, states: Tensor) -> Tensor:
+        """``D x n`` states -> booleans, a row for each condition."""
+        places = states.index_select(0, self.parents) + self.starts
+        found = self.truth.index_select(0, places.flatten()).view(places.shape)
+        for expr, i in self.compound.items():
+            found[i] = self._evaluate(expr, states)
+        return found.index_select(0, self.which)
 
-class Located:
-    """What a lookup says of some points; each part is worked out once it is asked for.
-
-    Those of the last points are kept, and shared: nothing here may be written to.
-
-    Args:
-        lookup: The tables.
-        values: ``batch_shape x n x D`` float64 values of the decision columns.
-
-    Attributes:
-        checked: Whether no decision has a value that is an error.
-    """
-
-    def __init__(self, lookup: Lookup, values: Tensor) -> None:
-        self._lookup, self.values = lookup, values
-        self.checked = False
-
-    @cached_property
-    def codes(self) -> Tensor:
-        """``batch_shape x n x D`` outcomes, their number where undeclared."""
-        return self._lookup.codes(self.values)
-
-    @cached_property
-    def decisions(self) -> Tensor:
-        """``batch_shape x n x D`` booleans: which decisions are active."""
-        return self._lookup.active_decisions(self.codes)
-
-    @cached_property
-    def declared(self) -> Tensor:
-        """``batch_shape x n`` booleans: whether all active decisions are declared."""
-        return ~(self.decisions & (self.codes == self._lookup.sizes)).any(-1)
-
-    @cached_property
-    def columns(self) -> Tensor:
-        """``batch_shape x n x d`` booleans: which columns are active."""
-        return self._lookup.active_columns(self.codes, self.decisions)
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """``batch_shape x n`` integers, equal where the paths are the same."""
-        return self._lookup.keys(self.values, self.codes, self.decisions)
+    def _evaluate(self, expr: Expr, states: Tensor) -> Tensor:
+        if expr is False:
+            return torch.zeros_like(states[0], dtype=torch.bool)
+        if expr[0] == "atom":
+            return self.truth[states[expr[1]] + self.offsets[expr]]
+        parts = [self._evaluate(part, states) for part in expr[1]]
+        return reduce(
+            torch.logical_and if expr[0] == "and" else torch.logical_or, parts
+        )
 
 
 class Lookup:
@@ -218,7 +197,7 @@ class Lookup:
 
     Args:
         dim: Number of columns.
-        outcomes: The outcomes of the ``D`` decisions, columns ascending.
+        decisions: The ``D`` decisions, columns ascending.
         conditions: For every column what activates it, over the decisions.
         device: Where the tables live.
     """
@@ -226,15 +205,12 @@ class Lookup:
     def __init__(
         self,
         dim: int,
-        outcomes: Sequence[Outcomes],
+        decisions: Sequence[Decision],
         conditions: Sequence[Expr],
         device: torch.device,
     ) -> None:
-        self.dim, self.device = dim, device
-        # that asked for last is the last
-        self._last: OrderedDict[tuple[torch.Size, bytes], Located] = OrderedDict()
-        self.columns = [o.col for o in outcomes]
-        D, width = len(outcomes), max((len(o) for o in outcomes), default=0)
+        self.dim = dim
+        D, width = len(decisions), max((len(o) for o in decisions), default=0)
 
         def index(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.long, device=device)
@@ -242,283 +218,116 @@ class Lookup:
         # Padded to one width: beyond the last outcome nothing is ever found.
         low = torch.full((D, width), torch.inf, dtype=torch.double)
         high = torch.full((D, width), -torch.inf, dtype=torch.double)
-        for k, o in enumerate(outcomes):
+        for k, o in enumerate(decisions):
             lows, highs = o.limits
             low[k, : len(o)] = torch.tensor(lows, dtype=torch.double)
             high[k, : len(o)] = torch.tensor(highs, dtype=torch.double)
         self.low, self.high = low.to(device), high.to(device)
-        self.sizes = index([len(o) for o in outcomes])
-        self.all_columns = index(self.columns)
-        self._places = np.array(self.columns, dtype=np.int64)
-        self.strict = torch.tensor([o.strict for o in outcomes], device=device)
-        self.any_strict = any(o.strict for o in outcomes)
-        self.all_strict = all(o.strict or o.numeric for o in outcomes)
-
-        # One row of truth values per atom, laid end to end; False where undeclared.
-        exprs: dict[Expr, None] = {}
-        for expr in conditions:
-            exprs.update(dict.fromkeys(_atoms(expr)))
-        self.atoms: dict[Expr, int] = {a: i for i, a in enumerate(exprs)}
-        truth: list[bool] = []
-        offsets = []
-        for _, k, mask in self.atoms:
-            offsets.append(len(truth))
-            size = len(outcomes[k])
-            digits = f"{mask >> 1:0{size}b}"[:size]  # the highest bit first
-            truth += [digit == "1" for digit in reversed(digits)]
-            truth.append(False)
-        self.truth = torch.tensor(truth, dtype=torch.bool, device=device)
-        self.atom_offset = index(offsets)
-        self.atom_decision = index([a[1] for a in self.atoms])
-
-        of_decisions = [conditions[c] for c in self.columns]
-        depth = _depths(of_decisions)
-        self.conditional = any(e is not True for e in of_decisions)
-        decided = [(k, e) for k, e in enumerate(of_decisions) if e is not True]
-        self.levels = [
-            _Level([(k, e) for k, e in decided if depth[k] == d], self.atoms, device)
-            for d in range(max(depth, default=-1) + 1)
-        ]
-        off = [bool(a[2] & 1) for a in self.atoms]  # holds where inactive
-        self.off = torch.tensor(off, device=device) if any(off) else None
-        self.needs = self._needs(device)
-        others = dict(enumerate(conditions))
-        for c in self.columns:
-            del others[c]
-        others = {c: e for c, e in others.items() if e is not True}
-        self.others = _Level(list(others.items()), self.atoms, device)
-        # Digit 0 is "inactive" where that can happen; outcomes count from there, and an
-        # undeclared value from behind them.
-        shifts = [0 if e is True else 1 for e in of_decisions]
-        strides, total = _radix(
-            [len(o) + 1 + shifts[k] for k, o in enumerate(outcomes)]
+        self.columns = index([o.col for o in decisions])
+        self.undeclared = index([len(o) + 1 for o in decisions])
+        self.strict = torch.tensor(
+            [o.strict for o in decisions], dtype=torch.bool, device=device
         )
-        self.shifts = index(shifts)
-        self.strides = index(strides) if total <= 1 << _KEY_BITS else None
+
+        truth = [True] * (width + 2)
+        offsets: dict[Expr, int] = {True: 0}
+        for a in dict.fromkeys(a for expr in conditions for a in _atoms(expr)):
+            offsets[a] = len(truth)
+            _, k, mask = a
+            row = [bool(mask & 1)] + [False] * (len(decisions[k]) + 1)
+            for code in codes_in(mask, len(decisions[k])):
+                row[code + 1] = True
+            truth += row
+        table = torch.tensor(truth, device=device)
+        own = [conditions[o.col] for o in decisions]
+        self.levels = [
+            (index(level), _Conditions([own[k] for k in level], offsets, table))
+            for level in _levels(own)
+        ]
+        self.of_columns = _Conditions(conditions, offsets, table)
+        # A digit of the key is a state, from 1 on where it cannot be "inactive".
+        self.first = index([1 if expr is True else 0 for expr in own])
+        self.strides: Tensor | None = None
+        strides, total = [0] * D, 1
+        for k in reversed(range(D)):
+            strides[k] = total
+            total *= len(decisions[k]) + 2 - int(self.first[k])
+        if total <= 1 << _KEY_BITS:
+            self.strides = index(strides)
         self.salts = index([_signed((k + 1) * _GOLDEN) for k in range(D)])
 
-        strides, total = _radix([len(o) + 1 for o in outcomes])
-        self.combinations: Tensor | None = None
-        self.ranks: Tensor | None = None  # their path numbers, once they are needed
-        if total <= _MAX_TABLE:
-            ranges = [torch.arange(len(o) + 1, device=device) for o in outcomes]
-            every = torch.cartesian_prod(*ranges) if D else self.sizes.new_zeros(1, 0)
-            every = every.reshape(total, D)
-            self.combination_strides = index(strides)
-            self.decision_table = self.active_decisions(every)
-            self.column_table = self.active_columns(every)
-            self.combinations = every
-
-    def _needs(self, device: torch.device) -> Tensor | None:
-        """Which atoms each decision needs, those of decisions above it included.
-
-        One product with it takes the place of a pass over levels.
-
-        Returns:
-            ``A x D`` zeros and ones; None where that is no faster, or a decision needs
-            something else than that atoms hold.
-        """
-        A, D = len(self.atoms), len(self.columns)
-        plain = self.off is None and not any(level.compound for level in self.levels)
-        if not plain or len(self.levels) < _MANY_LEVELS or A * D > _MAX_NEEDS:
-            return None
-        needs = torch.zeros(A, D, device=device)
-        for level in self.levels:
-            if level.plain.numel():
-                positions, atoms, parents = level.plain
-                needs[:, positions] = needs[:, parents]
-                needs[atoms, positions] = 1.0
-        return needs
-
     def at(self, X: Tensor) -> Located:
-        """What there is to say of points.
-
-        A suggestion asks several times for the same points: for the training data and
-        those to avoid, say. They are told by their values.
+        """The states of all decisions.
 
         Args:
             X: ``batch_shape x n x d`` points.
         """
-        X = X.detach()
-        try:  # in a third of the time of torch
-            array = X.numpy().take(self._places, -1).astype(np.float64, copy=False)
-        except (RuntimeError, TypeError):  # under a transform of functorch; on a GPU
-            values = X.index_select(-1, self.all_columns).to(torch.double)
-            return Located(self, values)
-        if X.numel() > _MAX_KEPT:
-            return Located(self, torch.from_numpy(array))
-        name = X.shape, array.tobytes()
-        found = self._last.pop(name, None)
-        self._last[name] = at = found or Located(self, torch.from_numpy(array))
-        if found is None:
-            sizes = [shape.numel() for shape, _ in self._last]
-            while len(self._last) > _KEPT or sum(sizes) > _MAX_ALL:
-                self._last.popitem(last=False)
-                del sizes[0]
-        return at
-
-    def codes(self, values: Tensor) -> Tensor:
-        """The outcomes that values of the decision columns stand for.
-
-        Args:
-            values: ``batch_shape x n x D`` float64 values.
-
-        Returns:
-            ``batch_shape x n x D`` codes; the number of outcomes is the code of a value
-            that was not declared.
-        """
-        if not self.columns:
-            return torch.zeros(values.shape, dtype=torch.long, device=values.device)
-        flat = values.reshape(-1, len(self.columns)).t().contiguous()
-        found = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
+        values = X.detach().index_select(-1, self.columns).to(torch.double)
+        D = len(self.columns)
+        if not D:
+            return Located(values, values.long())
+        flat = values.reshape(-1, D).t().contiguous()
+        code = (torch.searchsorted(self.low, flat, right=True) - 1).clamp_(min=0)
         # Comparisons that are False for NaN, which is no outcome.
-        known = (flat <= self.high.gather(1, found)) & (flat >= self.low[:, :1])
-        found = torch.where(known, found, self.sizes.unsqueeze(-1))
-        return found.t().reshape(values.shape)
+        known = (flat <= self.high.gather(1, code)) & (flat >= self.low[:, :1])
+        states = torch.where(known, code + 1, self.undeclared.unsqueeze(-1))
+        for level, conditions in self.levels:
+            states[level] *= conditions.holds(states)
+        return Located(values, states.t().reshape(values.shape))
 
-    def rows_of(self, codes: Tensor) -> Tensor:
-        """``batch_shape x n x D`` outcomes -> their rows among the `combinations`."""
-        if codes.shape[-1] == 1:
-            return codes[..., 0]
-        return (codes * self.combination_strides).sum(-1)
-
-    def active_decisions(self, codes: Tensor) -> Tensor:
-        """Which decisions are active.
+    def active(self, states: Tensor) -> Tensor:
+        """Which columns are active, ``batch_shape x n x d`` booleans.
 
         Args:
-            codes: ``batch_shape x n x D`` outcomes.
-
-        Returns:
-            ``batch_shape x n x D`` booleans.
+            states: ``batch_shape x n x D`` states.
         """
-        if not self.conditional:
-            return torch.ones_like(codes, dtype=torch.bool)
-        if self.combinations is not None:
-            return self.decision_table[self.rows_of(codes)]
-        return self._walk(codes)[0]
+        shape = (*states.shape[:-1], self.dim)
+        if not len(self.columns):
+            return torch.ones(shape, dtype=torch.bool, device=states.device)
+        flat = states.reshape(-1, len(self.columns)).t().contiguous()
+        return self.of_columns.holds(flat).t().reshape(shape)
 
-    def active_columns(self, codes: Tensor, decisions: Tensor | None = None) -> Tensor:
-        """Which columns are active.
-
-        Args:
-            codes: ``batch_shape x n x D`` outcomes.
-            decisions: ``batch_shape x n x D`` booleans: which decisions are active, if
-                that is known already.
-
-        Returns:
-            ``batch_shape x n x d`` booleans.
-        """
-        if self.combinations is not None:
-            return self.column_table[self.rows_of(codes)]
-        if decisions is None:
-            decisions, truth = self._walk(codes)
-        else:
-            truth = self._truth(codes)
-        shape = (*codes.shape[:-1], self.dim)
-        active = torch.ones(shape, dtype=torch.bool, device=codes.device)
-        if self.conditional:
-            active[..., self.all_columns] = decisions
-        self._apply(self.others, active, decisions, truth)
-        return active
-
-    def keys(self, values: Tensor, codes: Tensor, active: Tensor) -> Tensor:
+    def keys(self, at: Located) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.
 
         With fewer than 2^62 combinations of outcomes the key is a mixed-radix number
         and exact; beyond, and for values that were not declared, it is a hash of 62
         bits (those of undeclared values lie above 2^62).
-
-        Args:
-            values: ``batch_shape x n x D`` values of the decision columns.
-            codes: ``batch_shape x n x D`` outcomes.
-            active: ``batch_shape x n x D`` booleans: which decisions are active.
         """
-        digits = codes + self.shifts
-        if self.conditional:
-            digits = digits * active
+        digits = at.states - self.first
         if self.strides is not None:
             key = (digits * self.strides).sum(-1)
         else:
             key = mix(digits + self.salts).sum(-1) & _KEY_MASK
-        if self.all_strict:
-            return key
-        odd = codes == self.sizes
-        odd = odd & active if self.conditional else odd
+        odd = at.states == self.undeclared
         # On a GPU reading the answer would make the host wait.
-        if codes.device.type == "cpu" and not odd.any():
+        if odd.device.type == "cpu" and not odd.any():
             return key
-        bits = (values + 0.0).contiguous().view(torch.long)  # -0.0 becomes 0.0
+        bits = (at.values + 0.0).contiguous().view(torch.long)  # -0.0 becomes 0.0
         extra = mix(mix(bits) + self.salts).masked_fill(~odd, 0).sum(-1)
         hashed = (mix(mix(key) + extra) & _KEY_MASK) | (1 << _KEY_BITS)
         return torch.where(odd.any(-1), hashed, key)
 
-    def _walk(self, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """Active decisions, and the truth of all atoms as if every decision were."""
-        truth = self._truth(codes)
-        if self.needs is not None:
-            return (~truth).to(self.needs) @ self.needs == 0.0, truth
-        active = torch.ones_like(codes, dtype=torch.bool)
-        for level in self.levels:
-            self._apply(level, active, active, truth)
-        return active, truth
 
-    def _truth(self, codes: Tensor) -> Tensor:
-        """The truth of all atoms as if every decision were active."""
-        of_atoms = codes.index_select(-1, self.atom_decision)
-        return self.truth[of_atoms + self.atom_offset]
-
-    def _apply(
-        self, level: _Level, target: Tensor, decisions: Tensor, truth: Tensor
-    ) -> None:
-        """Write the truth of a level's conditions into ``target``, in place."""
-        if level.plain.numel():
-            positions, atoms, parents = level.plain
-            holds = truth.index_select(-1, atoms)
-            above = decisions.index_select(-1, parents)
-            target.index_copy_(-1, positions, self._with_off(holds, above, atoms))
-        for expr, where in level.compound.items():
-            holds = self._evaluate(expr, decisions, truth)
-            for position in where:
-                target[..., position] = holds
-
-    def _with_off(self, holds: Tensor, active: Tensor, atoms: Tensor | int) -> Tensor:
-        """The truth of atoms, given which of their decisions are active."""
-        found = holds & active
-        return found if self.off is None else found | (self.off[atoms] & ~active)
-
-    def _evaluate(self, expr: Expr, decisions: Tensor, truth: Tensor) -> Tensor:
-        if isinstance(expr, bool):
-            return torch.full_like(truth[..., :1].any(-1), expr)
-        if expr[0] == "atom":
-            atom = self.atoms[expr]
-            return self._with_off(truth[..., atom], decisions[..., expr[1]], atom)
-        parts = [self._evaluate(part, decisions, truth) for part in expr[1]]
-        operation = torch.logical_and if expr[0] == "and" else torch.logical_or
-        return reduce(operation, parts)
-
-
-def _radix(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Strides of a mixed-radix number with these digits, the last one fastest."""
-    strides, total = [0] * len(sizes), 1
-    for k in reversed(range(len(sizes))):
-        strides[k] = total
-        total *= sizes[k]
-    return strides, total
-
-
-def _atoms(expr: Expr) -> list[Expr]:
+def _atoms(expr: Expr) -> Iterator[Expr]:
     """The atoms of an expression."""
     if isinstance(expr, bool):
-        return []
+        return
     if expr[0] == "atom":
-        return [expr]
-    return [a for part in expr[1] for a in _atoms(part)]
+        yield expr
+    else:
+        for part in expr[1]:
+            yield from _atoms(part)
 
 
-def _depths(conditions: Sequence[Expr]) -> list[int]:
-    """How many decisions stand above each one (0: none)."""
+def _levels(conditions: Sequence[Expr]) -> list[list[int]]:
+    """Decisions by how many stand above them, without those that are always active."""
     above = {k: refers_to(expr) for k, expr in enumerate(conditions)}
     depth: dict[int, int] = {}
     for k in TopologicalSorter(above).static_order():
-        depth[k] = max((depth[j] + 1 for j in above[k]), default=0)
-    return [depth[k] for k in range(len(conditions))]
+        highest = max((depth[j] for j in above[k]), default=0)
+        depth[k] = highest + (conditions[k] is not True)
+    levels: dict[int, list[int]] = {}
+    for k, d in depth.items():
+        levels.setdefault(d, []).append(k)
+    return [levels[d] for d in sorted(levels) if d > 0]

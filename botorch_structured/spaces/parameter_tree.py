@@ -10,7 +10,6 @@ from __future__ import annotations
 __all__ = ["HierarchicalDependencies", "ParameterTree", "Path", "Paths"]
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +49,7 @@ from botorch_structured.spaces.decomposition import (
     negated,
 )
 from botorch_structured.spaces.drawing import draw
-from botorch_structured.spaces.lookup import Located, Lookup, Outcomes, cut_intervals
+from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
 HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
@@ -187,8 +186,8 @@ class ParameterTree:
                 "columns that wait for each other: "
                 f"{' -> '.join(map(str, error.args[1]))}."
             ) from None
-        self._outcomes = self._collect_outcomes()
-        self._position = {o.col: k for k, o in enumerate(self._outcomes)}
+        self._decisions = self._collect_decisions()
+        self._position = {o.col: k for k, o in enumerate(self._decisions)}
         self._exprs: list[Expr] = [
             self._expression(self.conditions[c]) if c in self.conditions else True
             for c in range(dim)
@@ -201,7 +200,7 @@ class ParameterTree:
             return combine(self._expression(part) for part in condition.parts)
         assert isinstance(condition, Atom)
         k = self._position[condition.col]
-        return atom(k, self._outcomes[k].mask(condition))
+        return atom(k, self._decisions[k].mask(condition))
 
     @property
     def hierarchical_dependencies(self) -> dict[int, dict[float, list[int]]]:
@@ -253,12 +252,12 @@ class ParameterTree:
             )
         return x
 
-    def _collect_outcomes(self) -> list[Outcomes]:
+    def _collect_decisions(self) -> list[Decision]:
         atoms: dict[int, list[Atom]] = {c: [] for c in self._dependencies}
         for condition in self.conditions.values():
             for a in condition.atoms():
                 atoms.setdefault(a.col, []).append(a)
-        outcomes = []
+        decisions = []
         for col in sorted({*atoms, *self._values}):
             here = atoms.get(col, [])
             points = set(self._dependencies.get(col, ()))
@@ -277,33 +276,33 @@ class ParameterTree:
             lows = highs = tuple(sorted(points)) if declared is None else declared
             if numeric:
                 lows, highs = cut_intervals([*here, *(Equals(col, v) for v in points)])
-            outcomes.append(Outcomes(col, lows, highs, numeric, declared is not None))
-        return outcomes
+            decisions.append(Decision(col, lows, highs, numeric, declared is not None))
+        return decisions
 
     @cached_property
     def decision_columns(self) -> list[int]:
         """The columns that conditions refer to (or whose values are declared)."""
-        return [o.col for o in self._outcomes]
+        return [o.col for o in self._decisions]
 
     @cached_property
     def numeric_decisions(self) -> list[int]:
         """The decision columns whose outcomes are intervals."""
-        return [o.col for o in self._outcomes if o.numeric]
+        return [o.col for o in self._decisions if o.numeric]
 
     @cached_property
     def decisions_by_value(self) -> list[int]:
         """The decision columns whose outcomes are values."""
-        return [o.col for o in self._outcomes if not o.numeric]
+        return [o.col for o in self._decisions if not o.numeric]
 
     @cached_property
     def decision_values(self) -> dict[int, list[Any]]:
         """Decision column -> declared values, or ``(lo, hi)`` intervals, ascending."""
-        return {o.col: list(o.values) for o in self._outcomes}
+        return {o.col: list(o.values) for o in self._decisions}
 
     @cached_property
     def edge_offsets(self) -> list[int]:
         """Where the edges of every decision start; see `num_edges`."""
-        sizes = [len(o) for o in self._outcomes]
+        sizes = [len(o) for o in self._decisions]
         return list(accumulate(sizes, initial=0))[:-1]
 
     @cached_property
@@ -313,7 +312,7 @@ class ParameterTree:
         Outcome ``code`` of the ``k``-th decision has the number
         ``edge_offsets[k] + code``.
         """
-        return sum(len(o) for o in self._outcomes)
+        return sum(len(o) for o in self._decisions)
 
     @cached_property
     def leaf_edges(self) -> Tensor:
@@ -322,15 +321,15 @@ class ParameterTree:
         for col in self.decision_columns:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
-                for code in codes_in(self._outcomes[k].mask(a), len(self._outcomes[k])):
+                for code in codes_in(self._decisions[k].mask(a), len(self._decisions[k])):
                     leaf[self.edge_offsets[k] + code] = False
         return leaf
 
     @cached_property
     def _decomposition(self) -> Decomposition:
         return Decomposition(
-            [len(o) for o in self._outcomes],
-            [self._exprs[o.col] for o in self._outcomes],
+            [len(o) for o in self._decisions],
+            [self._exprs[o.col] for o in self._decisions],
         )
 
     @cached_property
@@ -388,7 +387,7 @@ class ParameterTree:
             return is_active
         # it may hold in a part of an interval, other than the conditions of the tree
         k, spans = self._position[condition.col], condition.intervals
-        ends = zip(*self._outcomes[k].limits, strict=True)
+        ends = zip(*self._decisions[k].limits, strict=True)
         bits = (
             2 << c
             for c, (lo, hi) in enumerate(ends)
@@ -398,7 +397,7 @@ class ParameterTree:
 
     def _is_possible(self, expr: Expr, held: Mapping[int, float]) -> bool:
         goals = [expr]
-        for k, outcomes in enumerate(self._outcomes):
+        for k, outcomes in enumerate(self._decisions):
             if (value := held.get(outcomes.col)) is not None:
                 ends = zip(*outcomes.limits, strict=True)
                 bits = (2 << c for c, (lo, hi) in enumerate(ends) if lo <= value <= hi)
@@ -429,47 +428,22 @@ class ParameterTree:
         own = set(self.own_columns)
         return [c for c in found.active_columns if c in own]
 
-    @cached_property
-    def _activated(
-        self,
-    ) -> tuple[dict[tuple[int, int], list[int]], dict[Expr, list[int]]]:
-        """Columns by the outcome of a decision that activates them; the others.
-
-        The others by their condition: those that are always active, that several
-        decisions activate, or one where it is inactive.
-        """
-        by_outcome: dict[tuple[int, int], list[int]] = {}
-        others: dict[Expr, list[int]] = {}
-        for column, expr in enumerate(self._exprs):
-            if isinstance(expr, bool) or expr[0] != "atom" or expr[2] & 1:
-                others.setdefault(expr, []).append(column)
-                continue
-            _, k, mask = expr
-            for code in codes_in(mask, len(self._outcomes[k])):
-                by_outcome.setdefault((k, code), []).append(column)
-        return by_outcome, others
-
     def _path(
         self, codes: dict[int, int], undeclared: Mapping[int, float] | None = None
     ) -> Path:
         """The path of these outcomes; ``undeclared``: decisions with other values."""
-        decisions: dict[int, Any] = {}
-        active: list[int] = []
-        by_outcome, others = self._activated
-        for k, code in codes.items():
-            column = self.decision_columns[k]
-            values = self.decision_values[column]
-            if code < len(values):
-                decisions[column] = values[code]
-                active += by_outcome.get((k, code), ())
-        for expr, columns in others.items():
-            if evaluate(expr, codes):
-                active += columns
+        decisions: dict[int, Any] = {
+            o.col: o.values[codes[k]]
+            for k, o in enumerate(self._decisions)
+            if codes.get(k, len(o)) < len(o)
+        }
         decisions |= undeclared or {}
-        return Path(dict(sorted(decisions.items())), tuple(sorted(active)))
+        holds = {expr: evaluate(expr, codes) for expr in dict.fromkeys(self._exprs)}
+        active = (c for c, expr in enumerate(self._exprs) if holds[expr])
+        return Path(dict(sorted(decisions.items())), tuple(active))
 
     def _identity(self) -> tuple[Any, ...]:
-        return (self.dim, tuple(self._outcomes), tuple(self._exprs))
+        return (self.dim, tuple(self._decisions), tuple(self._exprs))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ParameterTree):
@@ -485,7 +459,7 @@ class ParameterTree:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tables (on a device) and the decomposition (large) are computed again.
-        keep = ("dim", "conditions", "space", "_dependencies", "_values", "_outcomes")
+        keep = ("dim", "conditions", "space", "_dependencies", "_values", "_decisions")
         return {k: self.__dict__[k] for k in (*keep, "_position", "_exprs")}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ParameterTree:
@@ -506,8 +480,7 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        at = self._checked(X, strict)
-        return torch.where(at.decisions, at.codes, -1)
+        return self._locate(X, strict).states - 1
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -522,9 +495,8 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        at = self._checked(X, strict)
-        codes = torch.where(at.decisions, at.codes, -1)
-        return codes, at.columns.clone(), at.keys.clone()
+        at, lookup = self._locate(X, strict), self._lookup(X.device)
+        return at.states - 1, lookup.active(at.states), lookup.keys(at)
 
     def is_declared(self, X: Tensor) -> Tensor:
         """Whether all active decisions of a row have values that were declared.
@@ -535,7 +507,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        return self._checked(X, strict=False).declared.clone()
+        at = self._locate(X, strict=False)
+        return (at.states != self._lookup(X.device).undeclared).all(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -548,7 +521,7 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        return self._checked(X, strict).columns.clone()
+        return self._lookup(X.device).active(self._locate(X, strict).states)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -584,7 +557,7 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        return self._checked(X, strict=False).keys.clone()
+        return self._lookup(X.device).keys(self._locate(X, strict=False))
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -605,36 +578,15 @@ class ParameterTree:
                 f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
                 "use path_key or decision_codes."
             )
-        at, lookup = self._checked(X), self._lookup(X.device)
-        codes = at.codes
-        if lookup.combinations is not None:
-            index = self._ranks(lookup)[lookup.rows_of(codes)]
-            declared = index >= 0
-        else:
-            declared = at.declared
-            index = self._rank(codes, declared)
-        if declared.all():
-            return index
-        key = at.keys & (_MAX_INDEXED - 1)
+        at, lookup = self._locate(X), self._lookup(X.device)
+        declared = (at.states != lookup.undeclared).all(-1)
+        codes = at.states.reshape(declared.numel(), -1).cpu().numpy() - 1
+        known = declared.flatten().cpu().numpy()
+        number = np.full(len(known), -1, dtype=np.int64)
+        number[known] = self._decomposition.rank(codes[known])
+        index = torch.from_numpy(number).to(X.device).reshape(declared.shape)
+        key = lookup.keys(at) & (_MAX_INDEXED - 1)
         return torch.where(declared, index, self.num_paths + key)
-
-    def _rank(self, codes: Tensor, declared: Tensor) -> Tensor:
-        """Path numbers of outcomes; -1 where they are not ``declared``."""
-        rows = math.prod(codes.shape[:-1])
-        flat = codes.reshape(rows, len(self._outcomes)).cpu().numpy()
-        known = declared.reshape(-1).cpu().numpy()
-        number = np.full(rows, -1, dtype=np.int64)
-        number[known] = self._decomposition.rank(flat[known])
-        return torch.from_numpy(number).to(codes.device).reshape(codes.shape[:-1])
-
-    def _ranks(self, lookup: Lookup) -> Tensor:
-        """The path number of every combination of outcomes, worked out once."""
-        if lookup.ranks is None:
-            every = lookup.combinations
-            assert every is not None
-            odd = lookup.active_decisions(every) & (every == lookup.sizes)
-            lookup.ranks = self._rank(every, ~odd.any(-1))
-        return lookup.ranks
 
     def path_of(self, x: Tensor) -> Path:
         """The path of one point, undeclared values included.
@@ -648,7 +600,7 @@ class ParameterTree:
         found = {k: code for k, code in enumerate(codes) if code >= 0}
         odd = [
             o.col
-            for o, code in zip(self._outcomes, codes, strict=True)
+            for o, code in zip(self._decisions, codes, strict=True)
             if code == len(o)
         ]
         undeclared = {col: values[col] for col in odd}
@@ -676,7 +628,7 @@ class ParameterTree:
         """
         check_count("n", n, least=0)
         X = torch.zeros(n, self.dim, dtype=torch.double)
-        for o in self._outcomes:
+        for o in self._decisions:
             limits = None if bounds is None else bounds[:, o.col].tolist()
             lows, highs = o.spans(limits)
             low = torch.tensor(lows, dtype=torch.double)
@@ -690,7 +642,7 @@ class ParameterTree:
     def _lookup(self, device: torch.device) -> Lookup:
         lookups: dict[torch.device, Lookup] = self.__dict__.setdefault("_lookups", {})
         if device not in lookups:
-            lookups[device] = Lookup(self.dim, self._outcomes, self._exprs, device)
+            lookups[device] = Lookup(self.dim, self._decisions, self._exprs, device)
         return lookups[device]
 
     def _check_points(self, X: Tensor) -> None:
@@ -704,27 +656,24 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _checked(self, X: Tensor, strict: bool = True) -> Located:
-        """Values, outcomes and activity of all decisions."""
+    def _locate(self, X: Tensor, strict: bool = True) -> Located:
+        """Values and states of all decisions."""
         self._check_points(X)
         lookup = self._lookup(X.device)
         at = lookup.at(X)
-        if strict and self._outcomes and not at.checked:
-            values, codes, active = at.values, at.codes, at.decisions
-            # NaN is always an error, an undeclared value only where declared strictly.
-            odd = values.isnan()
-            if lookup.any_strict:
-                odd = odd | (lookup.strict & (codes == lookup.sizes))
-            bad = active & odd
-            if bad.any():
-                k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
-                got = values[..., k][bad[..., k]].unique().tolist()
-                o = self._outcomes[k]
-                expected = f"one of its declared values {list(o.values)}"
-                if not o.strict:
-                    expected = "a number, as it decides which columns are active"
-                raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-            at.checked = True
+        if not strict:
+            return at
+        # NaN is always an error, an undeclared value only where declared strictly.
+        odd = at.values.isnan() | (lookup.strict & (at.states == lookup.undeclared))
+        bad = odd & (at.states > 0)
+        if bad.any():
+            k = int(bad.reshape(-1, bad.shape[-1]).any(0).nonzero()[0])
+            got = at.values[..., k][bad[..., k]].unique().tolist()
+            o = self._decisions[k]
+            expected = f"one of its declared values {list(o.values)}"
+            if not o.strict:
+                expected = "a number, as it decides which columns are active"
+            raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
         return at
 
 

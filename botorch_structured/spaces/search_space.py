@@ -44,6 +44,7 @@ from botorch_structured.spaces.decomposition import (
     all_of,
     any_of,
     atom,
+    evaluate,
     negated,
 )
 from botorch_structured.spaces.forbidden import (
@@ -632,7 +633,7 @@ class SearchSpace:
             empty: Paths that are not to be chosen.
         """
         tree = self.tree
-        edges = [(k, c) for k, o in enumerate(tree._outcomes) for c in range(len(o))]
+        edges = [(k, c) for k, o in enumerate(tree._decisions) for c in range(len(o))]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
         forbidden = map(self._certain, self._forbidden)
         where = negated(any_of([*outside, *forbidden, *empty]))
@@ -644,7 +645,8 @@ class SearchSpace:
                 f"not forbidden, got none of {tree.num_paths}"
                 + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
             )
-        first = self._default_path() if with_default else None
+        default = self._default_path() if with_default else None
+        first = [] if default is None or not evaluate(where, default) else [default]
         state = int(torch.randint(1 << 62, (), generator=generator))
         decomposition = tree._decomposition
         if at_most is not None and total > at_most:
@@ -665,7 +667,7 @@ class SearchSpace:
 
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
-        o = self.tree._outcomes[k]
+        o = self.tree._decisions[k]
         return self.columns[o.col].within(o.lows[code], o.highs[code])
 
     def _certain(self, clause: Condition) -> Expr:
@@ -683,7 +685,7 @@ class SearchSpace:
         if not isinstance(clause, Between):
             return self.tree._expression(clause)
         k, bits = self.tree._position[clause.col], 0
-        for code in range(len(self.tree._outcomes[k])):
+        for code in range(len(self.tree._decisions[k])):
             span = self._span(k, code)
             if span and clause.lo <= span[0] and span[1] <= clause.hi:
                 bits |= 2 << code
@@ -699,12 +701,12 @@ class SearchSpace:
         ):
             return False
         places = sorted(tree._position[c] for c in columns if c is not None)
-        codes = list(product(*(range(len(tree._outcomes[k])) for k in places)))
+        codes = list(product(*(range(len(tree._decisions[k])) for k in places)))
         if not 0 < len(codes) <= _MAX_COMPARED:
             return False
         X = self.fill.repeat(len(codes), 1)
         for k, mine in zip(places, zip(*codes, strict=True), strict=True):
-            o = tree._outcomes[k]
+            o = tree._decisions[k]
             X[:, o.col] = torch.tensor([o.lows[c] for c in mine])
         bits: dict[tuple[int, ...], int] = {}  # of the last decision, by the others
         for (*others, last), holds in zip(codes, clause.holds(X).tolist(), strict=True):

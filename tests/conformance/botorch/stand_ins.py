@@ -24,7 +24,7 @@ from botorch_structured.models import (
     TreeStructuredGP,
 )
 from botorch_structured.spaces import Between, ParameterTree
-from botorch_structured.spaces.lookup import Outcomes, cut_intervals
+from botorch_structured.spaces.lookup import Decision, cut_intervals
 
 
 class _StandIn:
@@ -78,9 +78,9 @@ class Halves(ParameterTree):
         upper = Between(0, 0.5, math.inf)
         super().__init__(dim, conditions={1: upper} if dim > 1 else None)
 
-    def _collect_outcomes(self) -> list[Outcomes]:
+    def _collect_decisions(self) -> list[Decision]:
         lows, highs = cut_intervals([Between(0, 0.5, math.inf)])
-        return [Outcomes(0, lows, highs, numeric=True, strict=False)]
+        return [Decision(0, lows, highs, numeric=True, strict=False)]
 
 
 def _no_decisions(train_X: Tensor) -> dict[str, Any]:
