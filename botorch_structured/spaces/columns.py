@@ -7,11 +7,11 @@ from __future__ import annotations
 
 __all__ = ["CategoricalColumn", "Column", "Constant", "FloatColumn", "IntegerColumn"]
 
-import itertools
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Real
 from typing import Any, NoReturn, Protocol
 
@@ -32,6 +32,9 @@ _ROUNDING = 1e-12
 _MAX_FLOAT = sys.float_info.max
 # The largest numbers whose differences models can square.
 _MAX_INPUT = 1e150
+
+# Where the number is looked for of which a number is the logarithm, in last places.
+_BESIDE = (0, *(k * sign for k in range(1, 9) for sign in (-1, 1)))
 
 Span = tuple[float, float]
 
@@ -229,9 +232,9 @@ def _check_limits(
 class FloatColumn:
     """A real parameter: the number itself, or its decimal logarithm.
 
-    The logarithm loses the last digits. `decode` returns the shortest decimal whose
-    logarithm is the number it is given, and remembers the values met by `encode` for
-    which that would not be the very same one.
+    The logarithm loses the last digits. `decode` returns a value whose logarithm is the
+    number it is given, of 12 digits if one has that, and remembers the values met by
+    `encode` for which that would not be the very same one.
     """
 
     discrete, ordered = False, True
@@ -262,29 +265,26 @@ class FloatColumn:
             _refuse(self, value)
         number = min(max(number, self.lower), self.upper)
         x = self._forward(number)
-        if self.log and self.decode(x) != number:
+        if self.decode(x) != number:
             self._originals[x] = number
         return x
 
     def decode(self, x: float) -> float:
         x = float(x)
-        if not self.log:
-            return min(max(x, self.lower), self.upper)
         if x in self._originals:
             return self._originals[x]
         if x <= self.bounds[0]:
             return self.lower
         if x >= self.bounds[1]:
             return self.upper
-        value = 10.0**x
-        short = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+        if not self.log:
+            return x
+        value = min(max(10.0**x, self.lower), self.upper)
+        short = (float(f"{value:.{digits}g}") for digits in (12, 15, 16))
         # 10**x may be off by a few units in the last place.
-        ulp = math.ulp(value)
-        beside = (value + k * sign * ulp for k in range(1, 9) for sign in (-1, 1))
-        near = itertools.chain(short, beside)
-        inside = (v for v in near if self.lower <= v <= self.upper)
-        same = (v for v in inside if math.log10(v) == x)
-        return next(same, min(max(value, self.lower), self.upper))
+        beside = (value + k * math.ulp(value) for k in _BESIDE)
+        same = (v for v in chain(short, beside) if math.log10(v) == x)
+        return next(same, value)
 
     def within(self, lo: float, hi: float) -> Span | None:
         lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
@@ -302,13 +302,10 @@ class FloatColumn:
     ) -> Tensor:
         lo, hi = span or self.bounds
         x = lo + (hi - lo) * _uniform(n, generator, spread)
-        if not self.log:
-            return x.clamp(lo, hi)
-        # A number that is the logarithm of no float64 would not come back.
-        return torch.tensor(
-            [min(max(self._forward(self.decode(v)), lo), hi) for v in x.tolist()],
-            dtype=torch.double,
-        )
+        if self.log:  # only logarithms of float64 numbers come back
+            back = [self._forward(self.decode(v)) for v in x.tolist()]
+            x = torch.tensor(back, dtype=torch.double)
+        return x.clamp(lo, hi)
 
 
 class IntegerColumn:
@@ -413,10 +410,10 @@ class CategoricalColumn:
         rounding.
         """
         value = native(value)
-        equal = [i for i, c in enumerate(self.choices) if is_alike(c, value)]
-        same = [i for i in equal if type(self.choices[i]) is type(value)]
-        if equal:
-            return (same or equal)[0]
+        for test in (is_same, is_alike):
+            for i, choice in enumerate(self.choices):
+                if test(choice, value):
+                    return i
         if is_blank(value):
             alike = [i for i, c in enumerate(self.choices) if is_blank(c)]
         else:
@@ -504,17 +501,10 @@ class Constant:
 
 def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:
     """Whether two columns, or constants, were made with the same arguments."""
-    if type(a) is not type(b):
-        return False
-    # what a logarithmic column has met does not count
-    mine, its = (
-        {k: v for k, v in vars(p).items() if k not in ("choices", "_originals")}
-        for p in (a, b)
-    )
-    choices = [getattr(p, "choices", ()) for p in (a, b)]
-    return (
-        mine.keys() == its.keys()
-        and all(is_same(value, its[k]) for k, value in mine.items())
-        and len(choices[0]) == len(choices[1])
-        and all(map(is_same, *choices))
-    )
+    parts = []
+    for p in (a, b):
+        # the values that a logarithmic column has met do not count
+        own = {k: v for k, v in vars(p).items() if k not in ("choices", "_originals")}
+        choices = getattr(p, "choices", ())
+        parts.append([type(p).__name__, *own, *own.values(), *choices])
+    return len(parts[0]) == len(parts[1]) and all(map(is_same, *parts))

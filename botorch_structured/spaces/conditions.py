@@ -179,8 +179,8 @@ class _Combination(Condition):
                     "parts: expected conditions (Equals, In, Between, or their "
                     f"combinations), got {part!r}."
                 )
-            same = isinstance(part, _Combination) and type(part) is type(self)
-            flat.update(dict.fromkeys(part.parts if same else (part,)))  # type: ignore[attr-defined]  # `same` says that it has parts
+            parts = part.parts if isinstance(part, type(self)) else (part,)
+            flat.update(dict.fromkeys(parts))
         object.__setattr__(self, "parts", tuple(flat))
 
     def atoms(self) -> Iterator[Atom]:

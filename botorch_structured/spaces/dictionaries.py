@@ -23,6 +23,7 @@ from botorch_structured.spaces.columns import (
     is_blank,
     is_equal,
     is_same,
+    is_same_parameter,
     native,
 )
 from botorch_structured.spaces.conditions import And, Condition, In, Or
@@ -265,15 +266,11 @@ def _find(
 
 
 def _is_same_column(a: Column, b: Column) -> bool:
-    if type(a) is not type(b):
-        return False
     if isinstance(a, CategoricalColumn) and isinstance(b, CategoricalColumn):
         return len(a.choices) == len(b.choices) and all(
             any(is_same(x, y) for y in b.choices) for x in a.choices
         )
-    assert isinstance(a, (FloatColumn, IntegerColumn))
-    assert isinstance(b, (FloatColumn, IntegerColumn))
-    return (a.lower, a.upper, a.log) == (b.lower, b.upper, b.log)
+    return is_same_parameter(a, b)
 
 
 def _assemble(

@@ -346,7 +346,7 @@ class SearchSpace:
 
     def __eq__(self, other: object) -> bool:
         """Whether it has the same columns, tree, constants and restrictions."""
-        if type(other) is not type(self):
+        if not isinstance(other, SearchSpace):
             return NotImplemented
         mine, its = (
             (s.names, s.tree, repr(s._forbidden), s._feasible, s._dictionaries)
