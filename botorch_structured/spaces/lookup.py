@@ -244,6 +244,7 @@ class Lookup:
             (index(level), _Conditions([own[k] for k in level], offsets, table))
             for level in _levels(own)
         ]
+        self.always = torch.tensor([e is True for e in conditions], device=device)
         self.of_columns = _Conditions(conditions, offsets, table)
         # A digit of the key is a state, from 1 on where it cannot be "inactive".
         self.first = index([1 if expr is True else 0 for expr in own])
@@ -283,7 +284,7 @@ class Lookup:
         """
         shape = (*states.shape[:-1], self.dim)
         if not len(self.columns):
-            return torch.ones(shape, dtype=torch.bool, device=states.device)
+            return self.always.expand(shape).clone()
         flat = states.reshape(-1, len(self.columns)).t().contiguous()
         return self.of_columns.holds(flat).t().reshape(shape)
 

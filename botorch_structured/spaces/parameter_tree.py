@@ -321,7 +321,9 @@ class ParameterTree:
         for col in self.decision_columns:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
-                for code in codes_in(self._decisions[k].mask(a), len(self._decisions[k])):
+                for code in codes_in(
+                    self._decisions[k].mask(a), len(self._decisions[k])
+                ):
                     leaf[self.edge_offsets[k] + code] = False
         return leaf
 
@@ -480,7 +482,7 @@ class ParameterTree:
             `decision_columns`: the number of the outcome in `decision_values`; -1 where
             the decision is inactive; the number of outcomes for an undeclared value.
         """
-        return self._locate(X, strict).states - 1
+        return self._locate(X, strict)[0].states - 1
 
     def locate(self, X: Tensor, strict: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """`decision_codes`, `active_mask` and `path_key` in one pass.
@@ -495,7 +497,7 @@ class ParameterTree:
             ``batch_shape x n x num_decisions`` integers, ``batch_shape x n x d``
             booleans and ``batch_shape x n`` integers.
         """
-        at, lookup = self._locate(X, strict), self._lookup(X.device)
+        at, lookup = self._locate(X, strict)
         return at.states - 1, lookup.active(at.states), lookup.keys(at)
 
     def is_declared(self, X: Tensor) -> Tensor:
@@ -507,8 +509,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n`` booleans.
         """
-        at = self._locate(X, strict=False)
-        return (at.states != self._lookup(X.device).undeclared).all(-1)
+        at, lookup = self._locate(X, strict=False)
+        return (at.states != lookup.undeclared).all(-1)
 
     def active_mask(self, X: Tensor, strict: bool = True) -> Tensor:
         """Which columns are active.
@@ -521,7 +523,8 @@ class ParameterTree:
         Returns:
             ``batch_shape x n x d`` booleans.
         """
-        return self._lookup(X.device).active(self._locate(X, strict).states)
+        at, lookup = self._locate(X, strict)
+        return lookup.active(at.states)
 
     def impute(self, X: Tensor, fill: float | Tensor = 0.5) -> Tensor:
         """Set the inactive columns to a constant.
@@ -557,7 +560,8 @@ class ParameterTree:
             ``batch_shape x n`` integers (exact below 2^62 combinations of outcomes;
             beyond that, and for undeclared values, hashes of 62 bits).
         """
-        return self._lookup(X.device).keys(self._locate(X, strict=False))
+        at, lookup = self._locate(X, strict=False)
+        return lookup.keys(at)
 
     def path_index(self, X: Tensor) -> Tensor:
         """The number of every row's path in `paths`.
@@ -578,7 +582,7 @@ class ParameterTree:
                 f"tree: expected at most 2^62 paths to number, got {self.num_paths}: "
                 "use path_key or decision_codes."
             )
-        at, lookup = self._locate(X), self._lookup(X.device)
+        at, lookup = self._locate(X)
         declared = (at.states != lookup.undeclared).all(-1)
         codes = at.states.reshape(declared.numel(), -1).cpu().numpy() - 1
         known = declared.flatten().cpu().numpy()
@@ -656,13 +660,13 @@ class ParameterTree:
             f"{got}."
         )
 
-    def _locate(self, X: Tensor, strict: bool = True) -> Located:
-        """Values and states of all decisions."""
+    def _locate(self, X: Tensor, strict: bool = True) -> tuple[Located, Lookup]:
+        """Values and states of all decisions, and what they say."""
         self._check_points(X)
         lookup = self._lookup(X.device)
         at = lookup.at(X)
         if not strict:
-            return at
+            return at, lookup
         # NaN is always an error, an undeclared value only where declared strictly.
         odd = at.values.isnan() | (lookup.strict & (at.states == lookup.undeclared))
         bad = odd & (at.states > 0)
@@ -674,7 +678,7 @@ class ParameterTree:
             if not o.strict:
                 expected = "a number, as it decides which columns are active"
             raise ValueError(f"X: column {o.col}: expected {expected}, got {got}.")
-        return at
+        return at, lookup
 
 
 def _check_mapping(value: object, what: str, form: str) -> None:

@@ -7,8 +7,6 @@ import itertools
 import math
 import pickle
 import time
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,9 +21,7 @@ from botorch_structured.spaces import (
     Inactive,
     ParameterTree,
     SearchSpace,
-    lookup,
 )
-from botorch_structured.spaces.lookup import Lookup
 
 
 def representatives(tree: ParameterTree) -> Tensor:
@@ -142,11 +138,6 @@ def test_points_of_random_trees(seed: int) -> None:
         tree.locate(X), (codes, active, tree.path_key(X)), strict=True
     ):
         assert torch.equal(one, other)
-    # Trees with too many combinations for a table walk the conditions instead.
-    walking = copy.deepcopy(tree)
-    with patch.object(lookup, "_MAX_TABLE", -1):
-        for name in ("active_mask", "decision_codes", "path_index", "path_key"):
-            assert torch.equal(getattr(walking, name)(X), getattr(tree, name)(X))
     batched = X.reshape(4, 5, -1)
     assert torch.equal(tree.path_index(batched).flatten(), tree.path_index(X))
     assert torch.equal(tree.active_mask(batched).reshape(20, -1), active)
@@ -345,17 +336,6 @@ def test_more_paths_than_numbers() -> None:
     assert set(wide.decisions.values()) == {1.0}
 
 
-def test_deep_chains() -> None:
-    n = 60
-    tree = ParameterTree(n, {i: {0: [], 1: [i + 1]} for i in range(n - 1)})
-    assert tree.num_paths == n
-    X = torch.ones(3, n)
-    X[1, 7] = 0
-    X[2, 0] = 0
-    assert tree.active_mask(X).sum(-1).tolist() == [n, 8, 1]
-    assert len(set(tree.path_index(X).tolist())) == 3
-
-
 def test_a_thousand_decisions_above_each_other() -> None:
     n = 1024
     columns = {i: {0: [n + i], 1: [i + 1] if i + 1 < n else []} for i in range(n)}
@@ -416,69 +396,12 @@ def test_impute_keeps_gradients_of_active_columns() -> None:
         tree.impute(X, torch.zeros(2))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_same_points_are_located_once_and_nothing_is_shared(seed: int) -> None:
-    tree = random_tree(seed)
-    X = random_points(tree, 20, torch.Generator().manual_seed(seed))
-    expected = [t.clone() for t in pickle.loads(pickle.dumps(tree)).locate(X)]
-    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as once:
-        for _ in range(2):
-            codes, active, keys = tree.locate(X.clone())
-            found = [codes, active, keys, tree.active_mask(X), tree.path_key(X)]
-            for answer, right in zip(found, [*expected, *expected[1:]], strict=True):
-                assert torch.equal(answer, right)
-                answer.zero_()
-    assert once.call_count == 1
-    with torch.inference_mode():
-        other = X.flip(0)
-        tree.impute(other)
-    leaf = other.clone().requires_grad_()
-    tree.impute(leaf).sum().backward()  # what was kept can be used in a graph
-    assert torch.equal(leaf.grad != 0, expected[1].flip(0))
-
-
 def test_functorch_sees_what_is_active() -> None:
     tree = ParameterTree(3, {0: {0.0: [1], 1.0: [2]}})
     X = torch.tensor([[0.0, 0.3, 0.4], [1.0, 0.3, 0.4]], dtype=torch.double)
     for _ in range(2):
         slope = torch.func.grad(lambda x: tree.impute(x).sum())(X)
         assert torch.equal(slope, tree.active_mask(X).double())
-
-
-@pytest.mark.parametrize("decisions", [{}, {0: {0.0: [1], 1.0: [2]}}])
-def test_large_answers_are_not_kept(decisions: Any) -> None:
-    tree = ParameterTree(3, decisions)
-    few, many = torch.zeros(10, 3), torch.zeros(2**19, 3)
-    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
-        for X, calls in ((few, 1), (many, 2)):
-            one.reset_mock()
-            for _ in range(2):
-                tree.locate(X)
-            assert one.call_count == calls
-
-
-def test_what_is_asked_for_among_others_is_kept() -> None:
-    tree = ParameterTree(3, {0: {0: [1], 1: [2]}})
-    X = torch.zeros(10, 3)
-    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
-        for rows in range(1, 20):
-            tree.locate(X)
-            tree.locate(torch.ones(rows, 3))
-        assert one.call_count == 20
-
-
-def test_what_is_kept_has_a_limit_in_all() -> None:
-    """Two tables of a million numbers, whatever their number: a tree may live long."""
-    tree = ParameterTree(64, {0: {0: [1], 1: [2]}})
-    tables = [torch.zeros(16000, 64) for _ in range(4)]
-    for k, X in enumerate(tables):
-        X[: k + 1, 0] = 1.0
-    with patch.object(Lookup, "codes", autospec=True, side_effect=Lookup.codes) as one:
-        for X in (*tables, *tables[2:]):
-            tree.locate(X)
-        assert one.call_count == 4
-        tree.locate(tables[1])
-        assert one.call_count == 5
 
 
 def test_from_any() -> None:
@@ -568,18 +491,6 @@ def test_a_space_is_not_its_tree() -> None:
     space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]))
     with pytest.raises(ValueError, match="hierarchical_dependencies: .*space.tree"):
         ParameterTree.from_any(space, 1)
-
-
-def test_a_deep_chain_is_active_as_far_as_every_decision_above_is_one() -> None:
-    depth = 40  # one product takes the place of a pass over so many levels
-    dependencies = {c: {0.0: [], 1.0: [c + 1]} for c in range(depth)}
-    tree = ParameterTree(depth + 1, dependencies)
-    ones = torch.arange(60) * (depth + 2) // 60
-    X = (torch.arange(depth + 1) < ones[:, None]).double()
-    X[:, 1::3] = torch.where(ones[:, None] > 20, 1.0, X[:, 1::3])
-    above = torch.cat([torch.ones(60, 1), X[:, :-1].cumprod(-1)], dim=-1)
-    assert torch.equal(tree.active_mask(X), above == 1.0)
-    assert torch.equal(tree.locate(X)[1], above == 1.0)
 
 
 @pytest.mark.parametrize("held", [{}, {0: 0.0}, {0: 1.0}, {1: 0.25}, {1: 0.75}, {2: 1}])
