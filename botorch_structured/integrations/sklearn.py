@@ -20,7 +20,7 @@ from botorch_structured.optim.problem import first_of_each
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import check_count, later_seed
 from botorch_structured.study import Study
-from botorch_structured.study.space import read_space
+from botorch_structured.study.given import read_space
 from botorch_structured.study.study import MOST_STARTS, Starts
 
 try:

@@ -165,8 +165,9 @@ def _truth(text: str) -> bool | None:
     return bool(number) if number in (0, 1) else None
 
 
-def _refuse(column: Column, value: Any) -> NoReturn:
-    raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
+def _refuse(parameter: Column | Constant, value: Any) -> NoReturn:
+    expected = parameter.expected()
+    raise ValueError(f"{parameter.name!r}: expected {expected}, got {value!r}.")
 
 
 def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
@@ -489,14 +490,15 @@ class Constant:
     condition: Condition = And(())
     place: int = 0
 
-    def check(self, value: Any) -> None:
-        """Raise a ``ValueError`` for a value that is not its own, however written."""
+    def expected(self) -> str:
+        return f"its constant {self.value!r}"
+
+    def encode(self, value: Any) -> float:
+        """0; ValueError for a value that is not its own, however written."""
         try:
-            CategoricalColumn(self.name, [self.value]).position(value)
+            return CategoricalColumn(self.name, [self.value]).encode(value)
         except ValueError:
-            raise ValueError(
-                f"{self.name!r}: expected its constant {self.value!r}, got {value!r}."
-            ) from None
+            _refuse(self, value)
 
 
 def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:

@@ -841,7 +841,7 @@ class SearchSpace:
             if wrong[i] or stated != fixed.keys():
                 raise ValueError(self._mismatch(row, active[i], given[i], fixed))
             for constant in expected:
-                constant.check(row[constant.name])
+                constant.encode(row[constant.name])
 
     def _mismatch(
         self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]

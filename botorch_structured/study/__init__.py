@@ -5,4 +5,4 @@ from __future__ import annotations
 __all__ = ["Study", "Trial"]
 
 from botorch_structured.study.study import Study
-from botorch_structured.study.trial import Trial
+from botorch_structured.study.trials import Trial

@@ -20,7 +20,7 @@ from botorch_structured.plots.traces import best_so_far
 from botorch_structured.plots.tree import text_width, tree_size
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.columns import Column
-from botorch_structured.study.trial import Trial
+from botorch_structured.study.trials import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ __all__ = ["StudyLog", "describe", "writable"]
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, finalize
@@ -24,54 +24,41 @@ _SHOWN = 60  # characters of what came, in a message
 # The logs that are open in this process, by device and number of the file.
 _OPEN: WeakValueDictionary[tuple[int, int], StudyLog] = WeakValueDictionary()
 
-# What each part of a line has to be, in words and as a check.
-_Fields = dict[str, tuple[str, Callable[[Any], bool]]]
-
-
-def _is_number(x: Any) -> bool:
-    return type(x) in (int, float)
-
-
-def _is_list_of(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, list) and all(map(is_one, x))
-
-
-def _is_object(x: Any) -> bool:
-    return isinstance(x, dict)
-
-
-def _is_text(x: Any) -> bool:
-    return isinstance(x, str)
-
-
-def _or_null(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda x: x is None or is_one(x)
-
-
+# What each part of a line has to be, in words and as types: a list is one of such
+# things, a tuple has alternatives, and a number is itself.
+_Fields = dict[str, tuple[str, Any]]
 _HEADER: _Fields = {
-    "study": (f"{_VERSION}, the version of the format", lambda x: x == _VERSION),
-    "space": ("an object", _is_object),
-    "objectives": ("an object", _is_object),
-    "constraints": ("a list of texts", _is_list_of(_is_text)),
-    "costs": ("true or false", lambda x: isinstance(x, bool)),
-    "seed": ("a whole number", lambda x: type(x) is int),
+    "study": (f"{_VERSION}, the version of the format", _VERSION),
+    "space": ("an object", dict),
+    "objectives": ("an object", dict),
+    "constraints": ("a list of texts", [str]),
+    "costs": ("true or false", bool),
+    "seed": ("a whole number", int),
 }
 _ASKED: _Fields = {
-    "asked": ("a list of configurations", _is_list_of(_is_object)),
-    "x": ("a list of points", _is_list_of(_is_list_of(_is_number))),
-    "fitted": ("true or false", lambda x: isinstance(x, bool)),
+    "asked": ("a list of configurations", [dict]),
+    "x": ("a list of points", [[float]]),
+    "fitted": ("true or false", bool),
 }
 _TOLD: _Fields = {
-    "told": ("a configuration", _is_object),
-    "values": ("an object or null", _or_null(_is_object)),
-    "cost": ("a number or null", _or_null(_is_number)),
-    "error": ("a text or null", _or_null(_is_text)),
+    "told": ("a configuration", dict),
+    "values": ("an object or null", (dict, None)),
+    "cost": ("a number or null", (float, None)),
+    "error": ("a text or null", (str, None)),
 }
 # These are only there where they were told.
-_FURTHER: _Fields = {
-    "sem": ("an object", _is_object),
-    "metadata": ("an object", _is_object),
-}
+_FURTHER: _Fields = {"sem": ("an object", dict), "metadata": ("an object", dict)}
+
+
+def _fits(x: Any, kind: Any) -> bool:
+    """Whether a part of a line is what it has to be."""
+    if isinstance(kind, tuple):
+        return any(_fits(x, one) for one in kind)
+    if isinstance(kind, list):
+        return isinstance(x, list) and all(_fits(one, kind[0]) for one in x)
+    if isinstance(x, bool) or not isinstance(kind, type):
+        return x == kind or kind is bool
+    return isinstance(x, (int, float) if kind is float else kind)
 
 
 def _ordered(value: Any) -> Any:
@@ -317,8 +304,8 @@ def _check(entry: dict[str, Any], fields: _Fields, where: str) -> dict[str, Any]
         raise ValueError(
             f"{where}: expected {', '.join(fields)}, got {_text(', '.join(entry))}."
         )
-    for key, (description, is_one) in fields.items():
-        if not is_one(entry[key]):
+    for key, (description, kind) in fields.items():
+        if not _fits(entry[key], kind):
             raise ValueError(
                 f"{where}: {key}: expected {description}, got {_text(entry[key])}."
             )

@@ -7,10 +7,11 @@ __all__ = ["Study"]
 import math
 import os
 import pickle
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
@@ -29,20 +30,12 @@ from botorch_structured.spaces.arguments import (
     later_seed,
 )
 from botorch_structured.spaces.search_space import KINDS
-from botorch_structured.study.custom import (
-    AcquisitionMaker,
-    ModelMaker,
-    suggest_with,
-)
-from botorch_structured.study.held import Point, hold, read_fixed
+from botorch_structured.study.csv_rows import read_csv
+from botorch_structured.study.custom import AcquisitionMaker, ModelMaker, suggest_with
+from botorch_structured.study.given import read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
-from botorch_structured.study.new_points import draw_new, used_up
-from botorch_structured.study.one_at_a_time import one_at_a_time
-from botorch_structured.study.outcomes import Outcomes, read_metadata
-from botorch_structured.study.pending import answered
-from botorch_structured.study.space import read_space
-from botorch_structured.study.table import read_table
-from botorch_structured.study.trial import Trial
+from botorch_structured.study.points import Point, answered, draw_new, hold, used_up
+from botorch_structured.study.trials import Goals, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 
 if TYPE_CHECKING:
@@ -50,6 +43,8 @@ if TYPE_CHECKING:
 
 Starts = str | Sequence[Mapping[str, Any]] | Callable[[SearchSpace, int], Tensor]
 
+# One thread at a time: torch's seed is everybody's, and so is the end of a log.
+_LOCK = threading.RLock()
 # What is told of an evaluation; a log has those at the end where they were told.
 _TOLD = ("values", "cost", "error", "sem", "metadata")
 
@@ -61,6 +56,21 @@ MOST_STARTS = 10
 # again has at most nine fits to repeat.
 _WARM_ABOVE = 100
 _COLD_EVERY = 10
+
+
+class _Pending(NamedTuple):
+    """What was asked for and not told yet.
+
+    Attributes:
+        point: The point that was suggested.
+        config: Its configuration, of which `encode` makes the key of this: a point that
+            may be off by rounding on a logarithmic scale.
+        since: How many trials there were then.
+    """
+
+    point: Point
+    config: dict[str, Any]
+    since: int
 
 
 class Study:
@@ -137,7 +147,7 @@ class Study:
         costs: bool = False,
     ) -> None:
         self.space = read_space(space)
-        self._outcomes = Outcomes(objectives, constraints)
+        self._goals = Goals(objectives, constraints)
         self._functions = (model, acquisition)
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
@@ -159,11 +169,8 @@ class Study:
         self.models: list[Model] = []
         self._trials: list[Trial] = []
         self._points: list[Point] = []  # of the trials
-        self._keys: dict[Point, int] = {}  # what `encode` makes of them -> number
-        # What was asked for and not told: what `encode` makes of a configuration (which
-        # may be off by rounding on a logarithmic scale) -> its point.
-        self._asked: dict[Point, Point] = {}
-        self._since: dict[Point, int] = {}  # how many trials there were then
+        self._told: dict[Point, int] = {}  # what `encode` makes of them -> number
+        self._pending: dict[Point, _Pending] = {}
         self._again: list[Point] = []  # keys of these that are to be asked for again
         self._fitted: dict[int, Surrogates | None] = {}  # by number of trials
         self._starts: list[Point] | None = None
@@ -187,7 +194,7 @@ class Study:
             settings = {
                 "space": describe(self.space),
                 "objectives": self.objectives,
-                "constraints": [str(c) for c in self._outcomes.constraints],
+                "constraints": [str(c) for c in self._goals.constraints],
                 "costs": costs,
                 "seed": seed,
             }
@@ -201,20 +208,20 @@ class Study:
             self._log = opened
 
     def __repr__(self) -> str:
-        parts = [f"{len(self._trials)} trials", f"{len(self._asked)} pending"]
+        parts = [f"{len(self._trials)} trials", f"{len(self._pending)} pending"]
         if incumbent := self._incumbent():
             parts.append(incumbent)
-        return f"Study({', '.join([*self._outcomes.names, *parts])})"
+        return f"Study({', '.join([*self._goals.names, *parts])})"
 
     @property
     def objectives(self) -> dict[str, str]:
         """``{name: direction}``."""
-        return dict(self._outcomes.objectives)
+        return dict(self._goals.objectives)
 
     @property
     def _is_simple(self) -> bool:
         """Whether there is one objective and nothing else."""
-        return len(self._outcomes.names) == 1 and not self._outcomes.constraints
+        return len(self._goals.names) == 1 and not self._goals.constraints
 
     @property
     def trials(self) -> list[Trial]:
@@ -229,7 +236,7 @@ class Study:
     @property
     def pending(self) -> list[dict[str, Any]]:
         """The configurations that were asked for and not told yet."""
-        return self._decode(list(self._asked.values()))
+        return [dict(asked.config) for asked in self._pending.values()]
 
     @property
     def model(self) -> Model | None:
@@ -249,7 +256,7 @@ class Study:
                 f"{list(self.objectives)}: .pareto has the best configurations."
             )
         good = self._good()
-        trial = good[int(self._outcomes.train_Y(good).argmax())]
+        trial = good[int(self._goals.train_Y(good).argmax())]
         assert trial.value is not None
         return dict(trial.config), trial.value
 
@@ -261,10 +268,9 @@ class Study:
         values, in the order in which they were told; of those with equal values the
         first.
         """
-        front = self._front(self._outcomes.feasible(self._trials))
+        front = self._front(self._goals.feasible(self._trials))
         return [(dict(t.config), dict(t.values)) for t in front]
 
-    @one_at_a_time
     def ask(
         self,
         q: int = 1,
@@ -290,21 +296,21 @@ class Study:
                 values that are held) are new.
         """
         q = check_count("q", q)
-        elsewhere = self._encode(pending, "pending")
-        held = read_fixed(self.space, fixed)
-        again = [k for k in self._again if hold(self.space, [k], held) == [k]][:q]
-        chosen = [self._asked[key] for key in again]
-        new = self._next(q - len(chosen), elsewhere, held)
-        if len(chosen) + len(new) < q:
-            raise used_up(self.space, q, fixed)
-        if new:
-            configs = self._decode(new)
-            asked = [writable(config) for config in configs]
-            fitted = len(self._trials) in self._fitted
-            self._append({"asked": asked, "x": new, "fitted": fitted})
-            self._ask(self._encode(configs, "config"), new)
-        self._again = [key for key in self._again if key not in again]
-        return self._decode([*chosen, *new])
+        with _LOCK:
+            elsewhere = self._encode(pending, "pending")
+            held = read_fixed(self.space, fixed)
+            again = [k for k in self._again if hold(self.space, [k], held) == [k]][:q]
+            new = self._next(q - len(again), elsewhere, held)
+            if len(again) + len(new) < q:
+                raise used_up(self.space, q, fixed)
+            if new:
+                asked = [writable(asked.config) for asked in new.values()]
+                points = [asked.point for asked in new.values()]
+                fitted = len(self._trials) in self._fitted
+                self._append({"asked": asked, "x": points, "fitted": fitted})
+                self._pending |= new
+            self._again = [key for key in self._again if key not in again]
+            return [dict(self._pending[key].config) for key in (*again, *new)]
 
     def tell(
         self,
@@ -343,7 +349,6 @@ class Study:
             )
         self.tell_many([config], [value], [cost], [error], [sem], [metadata])
 
-    @one_at_a_time
     def tell_many(
         self,
         configs: Sequence[Mapping[str, Any]],
@@ -382,21 +387,22 @@ class Study:
                     f"{name}: expected {len(configs)}, one for each configuration, "
                     f"got {got}."
                 )
-        keys = self._encode(configs, "config")
-        told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
-        native = self._decode([self._asked.get(key, key) for key in keys])
-        self._append(
-            *(
-                {
-                    "told": writable(config),
-                    "values": row["values"] or None,
-                    **{k: v for k, v in row.items() if k != "values" and v != {}},
-                }
-                for config, row in zip(native, told, strict=True)
+        with _LOCK:
+            keys = self._encode(configs, "config")
+            told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
+            native = self._decode([self._point(key) for key in keys])
+            self._append(
+                *(
+                    {
+                        "told": writable(config),
+                        "values": row["values"] or None,
+                        **{k: v for k, v in row.items() if k != "values" and v != {}},
+                    }
+                    for config, row in zip(native, told, strict=True)
+                )
             )
-        )
-        for key, config, row in zip(keys, native, told, strict=True):
-            self._record(key, config, row)
+            for key, config, row in zip(keys, native, told, strict=True):
+                self._record(key, config, row)
 
     def optimize(
         self,
@@ -451,7 +457,7 @@ class Study:
 
     def _incumbent(self) -> str:
         """The best value so far in words."""
-        if not (good := self._outcomes.feasible(self._trials)):
+        if not (good := self._goals.feasible(self._trials)):
             return ""
         if len(self.objectives) > 1:
             return f"{len(self._front(good))} on the Pareto front"
@@ -469,7 +475,7 @@ class Study:
         except catch as reason:
             value, error = None, f"{type(reason).__name__}: {reason}"
         else:
-            value = self._outcomes.read(value, returned=True)
+            value = self._goals.read(value, returned=True)
         # no clock is fine enough for an evaluation that takes no time
         seconds = max(time.perf_counter() - started, 1e-9)
         self.tell(config, value, cost=seconds, error=error)
@@ -492,7 +498,7 @@ class Study:
             self._read(value, cost)
             self._encode([config], "parameters")
 
-        self.tell_many(*read_table(path, self.space, self._outcomes.names, check))
+        self.tell_many(*read_csv(path, self.space, self._goals.names, check))
 
     def plot(self) -> Figure:
         """The best value so far, and evaluations and the best of each path.
@@ -528,18 +534,17 @@ class Study:
         if self._log is not None and entries:
             self._log.append(*entries)
 
-    def _ask(self, keys: list[Point], points: list[Point]) -> None:
-        self._asked.update(zip(keys, points, strict=True))
-        self._since |= dict.fromkeys(keys, len(self._trials))
+    def _point(self, key: Point) -> Point:
+        return self._pending[key].point if key in self._pending else key
 
     def _record(self, key: Point, config: dict[str, Any], own: dict[str, Any]) -> None:
-        told = self._keys.get(key, -1)  # again, it answers what was asked since then
-        pending = [k for k in self._asked if self._since[k] > told]
-        asked = answered(self.space, key, pending)
-        self._keys |= dict.fromkeys((key, asked), len(self._trials))
-        self._points.append(self._asked.get(key, key))
-        self._asked.pop(asked, None)
-        self._again = [k for k in self._again if k != asked]
+        told = self._told.get(key, -1)  # again, it answers what was asked since then
+        later = [k for k, asked in self._pending.items() if asked.since > told]
+        answer = answered(self.space, key, later)
+        self._told |= dict.fromkeys((key, answer), len(self._trials))
+        self._points.append(self._point(key))
+        self._pending.pop(answer, None)
+        self._again = [k for k in self._again if k != answer]
         self._trials.append(Trial(len(self._trials), config, **own))
 
     def _replay(self, log: StudyLog) -> None:
@@ -547,8 +552,15 @@ class Study:
         for line, entry in log.entries:
             try:
                 if "asked" in entry:
-                    keys = self._encode(entry["asked"], "asked")
-                    self._ask(keys, self._check(keys, entry["x"]))
+                    keys, points = self._encode(entry["asked"], "asked"), entry["x"]
+                    new = self._asked_for(
+                        [tuple(x) for x in points if len(x) == self.space.dim]
+                    )
+                    if list(new) != keys:
+                        raise ValueError(
+                            f"x: expected {keys}, as asked says, got {points}."
+                        )
+                    self._pending |= new
                     if entry["fitted"]:
                         self._fitted[len(self._trials)] = None
                     continue
@@ -556,17 +568,9 @@ class Study:
                 told = self._read(*map(entry.get, _TOLD))
             except ValueError as error:
                 raise ValueError(f"{log.where(line)}: {error}") from None
-            (config,) = self._decode([self._asked.get(key, key)])
+            (config,) = self._decode([self._point(key)])
             self._record(key, config, told)
-        self._again = list(self._asked)
-
-    def _check(self, keys: list[Point], points: list[list[float]]) -> list[Point]:
-        """Logged points, if they are those of the configurations."""
-        # Not compared with the keys: no number has a logarithm of 1e-9, to all digits.
-        found = [tuple(x) for x in points if len(x) == self.space.dim]
-        if self._encode(self._decode(found), "x") != keys:
-            raise ValueError(f"x: expected {keys}, as asked says, got {points}.")
-        return found
+        self._again = list(self._pending)
 
     def _read(
         self,
@@ -577,7 +581,7 @@ class Study:
         metadata: Any = None,
     ) -> dict[str, Any]:
         """What a `Trial` has besides its number and configuration, checked."""
-        values = self._outcomes.read(value)
+        values = self._goals.read(value)
         if cost is not None and (cost := check_number("cost", cost)) <= 0.0:
             raise ValueError(f"cost: expected a positive number, got {cost!r}.")
         if error is not None and (values or not isinstance(error, str)):
@@ -588,7 +592,7 @@ class Study:
             "values": values,
             "cost": cost,
             "error": error,
-            "sem": self._outcomes.read_sem(sem, bool(values)),
+            "sem": self._goals.read_sem(sem, bool(values)),
             "metadata": read_metadata(metadata),
         }
 
@@ -599,9 +603,9 @@ class Study:
                 "trials: expected at least one, got none yet: ask for a configuration, "
                 "and tell its value, first."
             )
-        good = self._outcomes.feasible(self._trials)
+        good = self._goals.feasible(self._trials)
         if len(good) < least:
-            rules = " and ".join(map(str, self._outcomes.constraints))
+            rules = " and ".join(map(str, self._goals.constraints))
             raise ValueError(
                 f"trials: expected at least one with a value{rules and f' and {rules}'}"
                 f", got none among {len(self._trials)}."
@@ -611,7 +615,7 @@ class Study:
     def _front(self, good: Sequence[Trial]) -> list[Trial]:
         if not good:
             return []
-        best = is_non_dominated(self._outcomes.train_Y(good)).tolist()
+        best = is_non_dominated(self._goals.train_Y(good)).tolist()
         return [t for t, is_best in zip(good, best, strict=True) if is_best]
 
     def _encode(self, configs: Any, name: str) -> list[Point]:
@@ -644,26 +648,30 @@ class Study:
 
     def _next(
         self, q: int, elsewhere: Sequence[Point], held: dict[int, float]
-    ) -> list[Point]:
+    ) -> dict[Point, _Pending]:
         """New points: starts, then suggestions; fewer where the space is used up."""
         if not q:
-            return []
-        others = (key for key in elsewhere if key not in self._asked)
-        busy = list(dict.fromkeys([*self._asked.values(), *others]))
+            return {}
+        others = (key for key in elsewhere if key not in self._pending)
+        mine = (asked.point for asked in self._pending.values())
+        busy = list(dict.fromkeys([*mine, *others]))
         known = {*self._points, *busy}
         starts = dict.fromkeys(hold(self.space, self._next_starts(busy), held))
-        chosen = self._once([x for x in starts if x not in known], elsewhere)[:q]
-        avoided = [*busy, *chosen]
-        while (missing := q - len(chosen)) > 0:
+        new = self._asked_for([x for x in starts if x not in known], elsewhere)
+        new = dict(list(new.items())[:q])
+        busy += [asked.point for asked in new.values()]
+        while (missing := q - len(new)) > 0:
             try:
-                found = self._choose(missing, avoided, held)
+                found = self._choose(missing, busy, held)
             except CandidateGenerationError:
-                if len(found := self._draw(missing, avoided, held)) == missing:
+                if len(found := self._draw(missing, busy, held)) == missing:
                     raise
-            chosen, avoided = self._once([*chosen, *found], elsewhere), avoided + found
+            for key, asked in self._asked_for(found, elsewhere).items():
+                new.setdefault(key, asked)
+            busy += found
             if len(found) < missing:
                 break
-        return chosen
+        return new
 
     def _draw(
         self, q: int, busy: Sequence[Point], held: Mapping[int, float]
@@ -671,15 +679,21 @@ class Study:
         known, seed = {*self._points, *busy}, later_seed(self.seed, len(self._trials))
         return draw_new(self.space, q, known, held, seed)
 
-    def _once(self, points: list[Point], elsewhere: Sequence[Point]) -> list[Point]:
-        """Points of configurations that nobody has: overlapping dictionaries share."""
-        seen = {*self._keys, *self._asked, *elsewhere}
-        new: dict[Point, Point] = {}
-        keys = self._encode(self._decode(points), "config")
-        for key, point in zip(keys, points, strict=True):
-            if key not in seen:
-                new.setdefault(key, point)
-        return list(new.values())
+    def _asked_for(
+        self, points: Sequence[Point], elsewhere: Sequence[Point] = ()
+    ) -> dict[Point, _Pending]:
+        """Points of configurations that nobody has, by what `encode` makes of these.
+
+        Where dictionaries overlap, several points have one configuration.
+        """
+        configs = self._decode(points)
+        keys = self._encode(configs, "config")
+        taken = {*self._told, *self._pending, *elsewhere}
+        new: dict[Point, _Pending] = {}
+        for key, point, config in zip(keys, points, configs, strict=True):
+            if key not in taken:
+                new.setdefault(key, _Pending(point, config, len(self._trials)))
+        return new
 
     def _all_starts(self) -> list[Point]:
         if self._starts is None:
@@ -712,12 +726,12 @@ class Study:
     ) -> list[Point]:
         """Points after the starts."""
         n = len(self._trials)
-        train_Y = self._outcomes.train_Y(self._trials)
+        train_Y = self._goals.train_Y(self._trials)
         if int(train_Y.isfinite().all(-1).sum()) < 2:
             return self._draw(q, busy, held)
         X_pending = self._tensor(busy) if busy else None
         if self._functions != (None, None):
-            outcomes = torch.cat([train_Y, self._outcomes.train_C(self._trials)], -1)
+            outcomes = torch.cat([train_Y, self._goals.train_C(self._trials)], -1)
             found, model = suggest_with(
                 self.space,
                 self._tensor(self._points),
@@ -744,8 +758,8 @@ class Study:
                     **self._data(n),
                 )
             found, surrogates = suggestion.X, suggestion.surrogates
-            kept = {k: m for k, m in self._fitted.items() if _is_near(k, n)}
-            self._fitted = kept | {n: surrogates}
+            near = {k: m for k, m in self._fitted.items() if _same_ten(k, n)}
+            self._fitted = near | {n: surrogates}
             mixtures = [*surrogates.objectives, *surrogates.constraints]
             self.models = [model for some in mixtures for model in some.models]
             self.models += [] if surrogates.cost is None else [surrogates.cost]
@@ -754,17 +768,17 @@ class Study:
     def _data(self, n: int) -> dict[str, Any]:
         """What models see of the first ``n`` trials."""
         trials, train_C, train_cost = self._trials[:n], None, None
-        if self._outcomes.constraints:
-            train_C = self._outcomes.train_C(trials)
+        if self._goals.constraints:
+            train_C = self._goals.train_C(trials)
         if self._costs:
             paid = [math.nan if t.cost is None else t.cost for t in trials]
             train_cost = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
         return {
             "train_X": self._tensor(self._points[:n]),
-            "train_Y": self._outcomes.train_Y(trials),
+            "train_Y": self._goals.train_Y(trials),
             "train_C": train_C,
             "train_cost": train_cost,
-            "train_Yvar": self._outcomes.train_Yvar(trials),
+            "train_Yvar": self._goals.train_Yvar(trials),
         }
 
     def _start_from(self, n: int) -> Surrogates | None:
@@ -775,7 +789,7 @@ class Study:
         if n <= _WARM_ABOVE:
             return None
         last = None
-        for k in sorted(k for k in self._fitted if k < n and _is_near(k, n)):
+        for k in sorted(k for k in self._fitted if k < n and _same_ten(k, n)):
             if self._fitted[k] is None:
                 start = last if k > _WARM_ABOVE else None
                 self._fitted[k] = fit_surrogates(
@@ -788,6 +802,6 @@ class Study:
         return last
 
 
-def _is_near(k: int, n: int) -> bool:
+def _same_ten(k: int, n: int) -> bool:
     """Whether no fit from nothing lies between those of ``k`` and ``n`` trials."""
     return k // _COLD_EVERY == n // _COLD_EVERY

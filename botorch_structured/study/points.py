@@ -1,17 +1,19 @@
-"""Random points that a study does not know yet."""
+"""Points of a study: held, drawn, or answered by an evaluation."""
 
 from __future__ import annotations
 
-__all__ = ["draw_new", "used_up"]
+__all__ = ["Point", "answered", "draw_new", "hold", "used_up"]
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from botorch.exceptions.errors import CandidateGenerationError
 
 from botorch_structured.spaces import SearchSpace
-from botorch_structured.study.held import Point, hold
+from botorch_structured.suggest.criterion import hold as hold_columns
+
+Point = tuple[float, ...]
 
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
@@ -19,6 +21,25 @@ _DRAWS = 200
 _HELD_DRAWS = 5_000
 # Up to so many paths `SearchSpace.starts` has some on each; most of them in all.
 _LISTED, _MOST_STARTS = 1_000, 20_000
+# Of the range of a number on its scale: as far as numbers that were rounded on the way,
+# say 0.0021 for 0.0021346, may be off.
+_ROUNDING = 1e-2
+
+
+def hold(
+    space: SearchSpace, points: Sequence[Point], held: Mapping[int, float]
+) -> list[Point]:
+    """Points with some columns held; those whose path has another value are left out.
+
+    Args:
+        space: The space.
+        points: Points of it.
+        held: Column -> its value wherever it is active.
+    """
+    if not held or not points:
+        return list(points)
+    X = torch.tensor(points, dtype=torch.double)
+    return [tuple(x) for x in hold_columns(space, X, held)[0].tolist()]
 
 
 def draw_new(
@@ -71,3 +92,29 @@ def used_up(
         f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: others "
         f"{', '.join(reasons[:-1])} or {reasons[-1]}."
     )
+
+
+def answered(space: SearchSpace, key: Point, asked: Iterable[Point]) -> Point:
+    """The pending point that this is, apart from rounded numbers.
+
+    Args:
+        space: The space.
+        key: The point that was evaluated.
+        asked: Those that are pending.
+
+    Returns:
+        ``key`` if it is pending itself or near none of them; else the nearest one with
+        the same path, choices and integers.
+    """
+    pending = list(asked)
+    if not pending or key in pending:
+        return key
+    X = torch.tensor([key, *pending], dtype=torch.double)
+    path = space.tree.path_key(X)
+    discrete = [*space.categorical_features, *space.integer_features]
+    same = (path == path[0]) & (X[:, discrete] == X[0, discrete]).all(-1)
+    low, high = space.bounds
+    width = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
+    off = ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
+    nearest = int(off.argmin())
+    return pending[nearest] if off[nearest] <= _ROUNDING else key

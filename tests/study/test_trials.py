@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from botorch_structured.study.outcomes import Constraint, Outcomes
-from botorch_structured.study.trial import Trial
+from botorch_structured.study import Trial
+from botorch_structured.study.trials import Constraint, Goals
 
 NAMES = ["loss", "speed", "memory"]
 
 
-def make() -> Outcomes:
-    return Outcomes(
+def make() -> Goals:
+    return Goals(
         {"loss": "minimize", "speed": "maximize"},
         ["memory <= 8", "speed>=1e-1", " memory  >=  -2.5 "],
     )
@@ -43,7 +43,7 @@ def test_what_models_see() -> None:
 def test_nothing_told_yet() -> None:
     outcomes = make()
     assert outcomes.train_Y([]).shape == (0, 2) and outcomes.train_C([]).shape == (0, 3)
-    assert Outcomes("minimize").feasible([]) == []
+    assert Goals("minimize").feasible([]) == []
 
 
 @pytest.mark.parametrize("text", ["memory <= 8.0", "top-1 error (%) >= -0.25"])
@@ -57,7 +57,7 @@ def test_constraints_are_written_as_they_are_read(text: str) -> None:
 )
 def test_constraints_that_are_none(text: Any) -> None:
     with pytest.raises(ValueError, match="constraints: expected texts such as"):
-        Outcomes("minimize", [text])
+        Goals("minimize", [text])
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,16 @@ def test_values_that_do_not_fit(value: Any, message: str) -> None:
 
 def test_one_text_is_no_list() -> None:
     with pytest.raises(ValueError, match="constraints: expected a list, got 'm <= 1'"):
-        Outcomes("minimize", "m <= 1")
+        Goals("minimize", "m <= 1")
+
+
+def test_what_it_shows() -> None:
+    good = Trial(3, {"a": 1}, {"value": 0.5}, cost=2.0)
+    shown = "Trial(3, 'complete', config={'a': 1}, values={'value': 0.5}, cost=2.0)"
+    assert repr(good) == shown
+    assert (good.state, good.value) == ("complete", 0.5)
+    bad = Trial(4, {"a": 1}, error="ValueError: no")
+    assert repr(bad) == "Trial(4, 'failed', config={'a': 1}, error='ValueError: no')"
+    assert (bad.state, bad.value) == ("failed", None)
+    more = Trial(5, {}, {"value": 0.5}, metadata={"seconds": 3})
+    assert repr(more).endswith("values={'value': 0.5}, metadata={'seconds': 3})")

@@ -1,8 +1,8 @@
-"""Evaluations from a table."""
+"""Evaluations in the rows of a CSV file."""
 
 from __future__ import annotations
 
-__all__ = ["read_table"]
+__all__ = ["read_csv"]
 
 import csv
 import os
@@ -16,7 +16,7 @@ _COST = "cost"
 _MISSING = ("nan", "na")
 
 
-def read_table(
+def read_csv(
     path: str | os.PathLike[str],
     space: SearchSpace,
     outcomes: Sequence[str],
@@ -83,14 +83,14 @@ def read_table(
             value = dict(pairs) if any(cells) else None
             cell = _cell(row.pop(_COST, ""))
             cost = _number_or_text(cell) if cell else None
-            empty = {name: _cell(cell) for name, cell in row.items()}
-            for name, cell in row.items():
-                if cell.strip() not in parameters.get(name, ()):
-                    row[name] = empty[name]
+            without = {name: _cell(cell) for name, cell in row.items()}
+            for name, cell in without.items():
+                if row[name].strip() not in parameters.get(name, ()):
+                    row[name] = cell
             try:
                 check(row, value, cost)
             except ValueError as error:
-                row = empty  # "NA" is a choice elsewhere, and here it is none
+                row = without  # the text "NA" may be a choice on another path
                 try:
                     check(row, value, cost)
                 except ValueError:
