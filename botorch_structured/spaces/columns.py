@@ -490,7 +490,13 @@ class Constant:
     condition: Condition = And(())
     place: int = 0
 
+    @property
+    def choices(self) -> tuple[Any]:
+        """Its value."""
+        return (self.value,)
+
     def expected(self) -> str:
+        """Its value, in words."""
         return f"its constant {self.value!r}"
 
     def encode(self, value: Any) -> float:

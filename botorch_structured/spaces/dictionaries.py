@@ -93,18 +93,13 @@ class DictionaryNames:
             ValueError: No dictionary has it; what is wrong with the nearest one.
         """
         # First as it is: None may be a choice, and not the lack of one.
-        for k, own in enumerate(self._dictionaries):
-            if row.keys() == own.keys() and not _refused_by(own, row):
-                return self._as_columns(k, row)
-        for k, own in enumerate(self._dictionaries):
-            given = _given(row, own)
-            if given.keys() == own.keys() and not _refused_by(own, given):
-                return self._as_columns(k, given)
+        for is_table in (False, True):
+            for k, own in enumerate(self._dictionaries):
+                given = _given(row, own) if is_table else row
+                if given.keys() == own.keys() and not _refused_by(own, given):
+                    inner = {self._inner[k][name]: v for name, v in given.items()}
+                    return {**inner, **self._hidden[k]}
         raise ValueError(self._mismatch(row))
-
-    def _as_columns(self, k: int, given: Mapping[str, Any]) -> dict[str, Any]:
-        inner = {self._inner[k][name]: value for name, value in given.items()}
-        return {**inner, **self._hidden[k]}
 
     def _mismatch(self, row: Mapping[str, Any]) -> str:
         """What is wrong with a configuration that no dictionary has."""
@@ -119,16 +114,14 @@ class DictionaryNames:
             if not is_blank(value) and not any(_takes(c, value) for c in columns):
                 expected = " or ".join(dict.fromkeys(c.expected() for c in columns))
                 return f"{name!r}: expected {expected}, got {value!r}."
-        wrong = [_refused_by(own, _given(row, own)) for own in self._dictionaries]
-        differing = [_given(row, own).keys() ^ own.keys() for own in self._dictionaries]
-        nearest = min(
-            range(len(wrong)), key=lambda k: (len(wrong[k]), len(differing[k]))
-        )
-        own, given = (
-            self._dictionaries[nearest],
-            _given(row, self._dictionaries[nearest]),
-        )
-        for name in wrong[nearest]:
+
+        def distance(own: Mapping[str, Column]) -> tuple[int, int]:
+            given = _given(row, own)
+            return len(_refused_by(own, given)), len(given.keys() ^ own.keys())
+
+        own = min(self._dictionaries, key=distance)
+        given = _given(row, own)
+        for name in _refused_by(own, given):
             return f"{name!r}: expected {own[name].expected()}, got {row[name]!r}."
         absent = [name for name in own if name not in given]
         extra = [name for name in given if name not in own]

@@ -7,10 +7,11 @@ hold, and the point is forbidden, only where the parameters they refer to are ac
 
 from __future__ import annotations
 
-__all__ = ["LinearClause", "Operand", "Relation", "TableRelation"]
+__all__ = ["Comparison", "LinearClause", "Operand", "Relation", "TableRelation"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -75,26 +76,21 @@ class Operand:
         return active[..., self.col]
 
 
-@dataclass(frozen=True, eq=False)
-class Relation(Condition):
-    """A comparison of two numbers."""
+class Comparison(Condition):
+    """What holds only where all of its ``operands`` are active."""
 
-    left: Operand
-    right: Operand
-    compare: Callable[[Any, Any], Any]
-
-    @property
-    def operands(self) -> tuple[Operand, Operand]:
-        """Both sides."""
-        return self.left, self.right
+    operands: tuple[Operand, ...]
 
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        both = self.left.is_active(X, active) & self.right.is_active(X, active)
-        return self.compare(self.left.evaluate(X), self.right.evaluate(X)) & both
+        known = (operand.is_active(X, active) for operand in self.operands)
+        return reduce(torch.logical_and, known, self._compare(X))
+
+    def _compare(self, X: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class LinearClause(Condition):
+class LinearClause(Comparison):
     """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
 
     operands: tuple[Operand, ...]
@@ -102,31 +98,41 @@ class LinearClause(Condition):
     bound: float
     equality: bool = False
 
-    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        excess = torch.full(X.shape[:-1], -self.bound, dtype=torch.double)
-        excess = excess.to(X.device)
-        known = torch.ones_like(excess, dtype=torch.bool)
-        for operand, weight in zip(self.operands, self.weights, strict=True):
-            excess = excess + weight * operand.evaluate(X)
-            known = known & operand.is_active(X, active)
-        excess = excess.abs() if self.equality else excess
-        return (excess > 1e-8) & known
+    def _compare(self, X: Tensor) -> Tensor:
+        values = [operand.evaluate(X) for operand in self.operands]
+        excess = torch.full_like(values[0], -self.bound)
+        for weight, value in zip(self.weights, values, strict=True):
+            excess = excess + weight * value
+        return (excess.abs() if self.equality else excess) > 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class TableRelation(Condition):
-    """A comparison of two choices, worked out beforehand for every pair."""
-
+class _OfTwo(Comparison):
     left: Operand
     right: Operand
-    table: tuple[tuple[bool, ...], ...]
 
     @property
-    def operands(self) -> tuple[Operand, Operand]:
-        """Both sides."""
+    def operands(self) -> tuple[Operand, ...]:  # type: ignore[override]  # not a field
         return self.left, self.right
 
-    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        both = self.left.is_active(X, active) & self.right.is_active(X, active)
+
+@dataclass(frozen=True, eq=False)
+class Relation(_OfTwo):
+    """A comparison of two numbers."""
+
+    compare: Callable[[Any, Any], Any]
+
+    def _compare(self, X: Tensor) -> Tensor:
+        verdict: Tensor = self.compare(self.left.evaluate(X), self.right.evaluate(X))
+        return verdict
+
+
+@dataclass(frozen=True, eq=False)
+class TableRelation(_OfTwo):
+    """A comparison of two choices, worked out beforehand for every pair."""
+
+    table: tuple[tuple[bool, ...], ...]
+
+    def _compare(self, X: Tensor) -> Tensor:
         table = torch.tensor(self.table, device=X.device)
-        return table[self.left.index(X), self.right.index(X)] & both
+        return table[self.left.index(X), self.right.index(X)]

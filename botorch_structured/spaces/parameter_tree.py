@@ -48,7 +48,6 @@ from botorch_structured.spaces.decomposition import (
     evaluate,
     negated,
 )
-from botorch_structured.spaces.drawing import draw
 from botorch_structured.spaces.lookup import Decision, Located, Lookup, cut_intervals
 
 # {parent column: {parent value: [child columns]}}, the convention of BoTorch and Ax.
@@ -56,6 +55,8 @@ HierarchicalDependencies = Mapping[int, Mapping[float, Sequence[int]]]
 
 # Path numbers are int64; numbers of undeclared paths lie above those of declared ones.
 _MAX_INDEXED = 1 << 62
+# Conditions that are shown of a tree.
+_MAX_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -231,26 +232,27 @@ class ParameterTree:
         Raises:
             ValueError: ``x`` is neither, or a tree over another number of columns.
         """
-        if not isinstance(x, (ParameterTree, Mapping)):
-            hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
-            raise ValueError(
-                "hierarchical_dependencies: expected a ParameterTree or {column: "
-                "{value: [columns]}}, with {} for a space without decisions, got "
-                f"{None if x is None else type(x).__name__}{hint}."
-            )
-        if not isinstance(x, ParameterTree):
-            if type(x).__name__ == "ConfigurationSpace":  # a mapping, of names
+        if isinstance(x, ParameterTree):
+            if x.dim != dim:
                 raise ValueError(
-                    "hierarchical_dependencies: expected a SearchSpace "
-                    "(SearchSpace.from_configspace(cs)), got a ConfigurationSpace."
+                    f"tree: expected a ParameterTree over {dim} columns, got one over "
+                    f"{x.dim}."
                 )
-            return cls(dim, x)
-        if x.dim != dim:
+            return x
+        kind = "None" if x is None else type(x).__name__
+        if kind == "ConfigurationSpace":  # a mapping, of names
             raise ValueError(
-                f"tree: expected a ParameterTree over {dim} columns, got one over "
-                f"{x.dim}."
+                "hierarchical_dependencies: expected a SearchSpace "
+                "(SearchSpace.from_configspace(cs)), got a ConfigurationSpace."
             )
-        return x
+        if isinstance(x, Mapping):
+            return cls(dim, x)
+        hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
+        raise ValueError(
+            "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
+            "[columns]}}, with {} for a space without decisions, got "
+            f"{kind}{hint}."
+        )
 
     def _collect_decisions(self) -> list[Decision]:
         atoms: dict[int, list[Atom]] = {c: [] for c in self._dependencies}
@@ -409,16 +411,14 @@ class ParameterTree:
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""
-        by_value = set(self.decisions_by_value)
         counts = enumerate(self._path_counts)
-        return [c for c, count in counts if count == 1 and c not in by_value]
+        return [c for c, n in counts if n == 1 and c not in self.decisions_by_value]
 
     @cached_property
     def shared_columns(self) -> list[int]:
         """The columns, other than decisions by value, active on more than one path."""
-        by_value = set(self.decisions_by_value)
         counts = enumerate(self._path_counts)
-        return [c for c, count in counts if count > 1 and c not in by_value]
+        return [c for c, n in counts if n > 1 and c not in self.decisions_by_value]
 
     def leaf_columns(self, path: Path | int) -> list[int]:
         """The columns that are active on this path and on no other.
@@ -468,7 +468,9 @@ class ParameterTree:
         return self  # nothing about it changes
 
     def __repr__(self) -> str:
-        return draw(self.dim, self.num_paths, self.conditions, self.decision_values)
+        title = f"ParameterTree(dim={self.dim}, num_paths={self.num_paths})"
+        lines = [f"  column {c} if {where}" for c, where in self.conditions.items()]
+        return "\n".join([title, *lines[:_MAX_LINES]])
 
     def decision_codes(self, X: Tensor, strict: bool = True) -> Tensor:
         """The outcome of every decision.
@@ -681,9 +683,11 @@ class ParameterTree:
         return at, lookup
 
 
-def _check_mapping(value: object, what: str, form: str) -> None:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{what}: expected {form}, got {value!r}.")
+def _mapping(name: str, given: Any, form: str) -> Mapping[Any, Any]:
+    """``given`` if it is a mapping; an empty one for None."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"{name}: expected {form}, got {given!r}.")
+    return given or {}
 
 
 def _read_dependencies(
@@ -691,13 +695,12 @@ def _read_dependencies(
 ) -> dict[int, dict[float, list[int]]]:
     """The dictionary with plain integers and floats, once it is checked."""
     name = "hierarchical_dependencies"
-    given = {} if given is None else given
-    _check_mapping(given, name, "{parent: {value: [children]}}")
     plain: dict[int, dict[float, list[int]]] = {}
-    for parent, branches in given.items():
+    for parent, branches in _mapping(
+        name, given, "{parent: {value: [children]}}"
+    ).items():
         parent = check_column(name, parent, dim)
-        _check_mapping(branches, f"{name}[{parent}]", "{value: [children]}")
-        if not branches:
+        if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
                 f"{name}[{parent}]: expected at least one value (a value without "
                 "children is written {value: []}), got {}."
@@ -727,8 +730,7 @@ def _read_conditions(
         child: [In(parent, values) for parent, values in parents.items()]
         for child, parents in under.items()
     }
-    given = {} if given is None else given
-    _check_mapping(given, "conditions", "{child: condition}")
+    given = _mapping("conditions", given, "{child: condition}")
     for child, condition in given.items():
         child = check_column("conditions", child, dim)
         if not isinstance(condition, Condition):
@@ -746,10 +748,10 @@ def _read_values(
     dim: int, given: Mapping[int, Sequence[float]] | None
 ) -> dict[int, tuple[float, ...]]:
     """``{decision: all its values}``, both ascending."""
-    given = {} if given is None else given
-    _check_mapping(given, "values", "{decision: [all its values]}")
     normal = {}
-    for col, listed in given.items():
+    for col, listed in _mapping(
+        "values", given, "{decision: [all its values]}"
+    ).items():
         col = check_column("values", col, dim)
         normal[col] = check_values(f"values[{col}]", listed)
     return dict(sorted(normal.items()))

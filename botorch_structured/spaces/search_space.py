@@ -9,7 +9,6 @@ import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,11 +46,6 @@ from botorch_structured.spaces.decomposition import (
     evaluate,
     negated,
 )
-from botorch_structured.spaces.forbidden import (
-    LinearClause,
-    Relation,
-    TableRelation,
-)
 from botorch_structured.spaces.number_space import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
@@ -75,8 +69,6 @@ KINDS = ("random", "spread", "middle", "default")
 _OTHERS = (100, 1_000, 10_000)
 # So often paths are chosen; after that, starts are random points.
 _MAX_ROUNDS = 20
-# Combinations of values for which a comparison is worked out beforehand.
-_MAX_COMPARED = 4096
 # Starts on different paths where ``at_most`` is given and fewer show every value.
 _FEWEST = 5
 
@@ -290,6 +282,8 @@ class SearchSpace:
             [[c.bounds[i] for c in columns] for i in (0, 1)], dtype=torch.double
         )
         self.fill = torch.tensor([c.fill for c in columns], dtype=torch.double)
+        ends = [with_slack(c.bounds, c.discrete and c.ordered) for c in columns]
+        self._ends = torch.tensor(ends, dtype=torch.double).mT  # with rounding
         self.categorical_features = {
             i: list(c.codes)
             for i, c in enumerate(columns)
@@ -388,30 +382,32 @@ class SearchSpace:
         rows = _rows(configs)
         if self._dictionaries is not None:
             rows = [self._dictionaries.encode(row) for row in rows]
-        names = {*self.names, *(c.name for c in self.constants)}
-        numbers = np.tile(self.fill.numpy(), (len(rows), 1))
+        parameters: list[Column | Constant] = [*self.columns, *self.constants]
+        position = {p.name: i for i, p in enumerate(parameters)}
+        numbers = np.zeros((len(rows), len(parameters)))
+        numbers[:, : self.dim] = self.fill.numpy()
         given, blank = np.zeros((2, *numbers.shape), dtype=bool)
         for i, row in enumerate(rows):
-            if not row.keys() <= names:
+            if unknown := [name for name in row if name not in position]:
                 raise ValueError(
                     "configs: expected parameters among "
-                    f"{[c.name for c in self._ordered()]}, got unknown ones "
-                    f"{[k for k in row if k not in names]} in {row}."
+                    f"{[p.name for p in self._ordered()]}, got unknown ones {unknown} "
+                    f"in {row}."
                 )
             for name, value in row.items():
-                if name not in self._position:  # a constant
-                    continue
-                c = self._position[name]
-                blank[i, c] = is_blank(value)
+                k = position[name]
+                blank[i, k] = is_blank(value)
                 # None and empty text may also be choices.
-                choices = getattr(self.columns[c], "choices", ())
-                if not blank[i, c] or any(map(is_blank, choices)):
-                    numbers[i, c] = self.columns[c].encode(value)
-                    given[i, c] = True
-        X = torch.from_numpy(numbers)
+                choices = getattr(parameters[k], "choices", ())
+                if not blank[i, k] or any(map(is_blank, choices)):
+                    numbers[i, k] = parameters[k].encode(value)
+                    given[i, k] = True
+        X = torch.from_numpy(numbers[:, : self.dim].copy())
         active = self.tree.active_mask(X)
-        stated = torch.from_numpy(given) & (active | ~torch.from_numpy(blank))
-        self._check_given(rows, X, active, stated)
+        present = torch.cat([active, self._constants_active(X, active)], -1)
+        stated = torch.from_numpy(given) & (present | ~torch.from_numpy(blank))
+        for i in (stated != present).any(-1).nonzero().flatten().tolist():
+            raise ValueError(self._mismatch(rows[i], parameters, present[i], stated[i]))
         return torch.where(active, X, self.fill)
 
     def decode(self, X: Tensor) -> list[dict[str, Any]]:
@@ -436,15 +432,18 @@ class SearchSpace:
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
         self._check_inside("X", X, active)
-        present = self._constants_active(X, active)
-        order = [c.name for c in self._ordered()]
-        configs = []
-        for x, on, fixed in zip(X.tolist(), active, present, strict=True):
-            columns = on.nonzero().flatten().tolist()
-            config = {self.names[c]: self._decode(c, x[c]) for c in columns}
-            pairs = zip(self.constants, fixed.tolist(), strict=True)
-            config |= {c.name: c.value for c, is_on in pairs if is_on}
-            configs.append({name: config[name] for name in order if name in config})
+        present = torch.cat([active, self._constants_active(X, active)], -1)
+        constants = {c.name: self.dim + k for k, c in enumerate(self.constants)}
+        position = self._position | constants
+        order = [(position[p.name], p) for p in self._ordered()]
+        configs = [
+            {
+                p.name: p.value if isinstance(p, Constant) else self._decode(k, x[k])
+                for k, p in order
+                if on[k]
+            }
+            for x, on in zip(X.tolist(), present.tolist(), strict=True)
+        ]
         if self._dictionaries is not None:
             return [self._dictionaries.decode(config) for config in configs]
         return configs
@@ -592,15 +591,12 @@ class SearchSpace:
         for _ in range(_MAX_ROUNDS):
             drawn = kind in ("spread", "random")
             generator = _generator(seed if drawn or seed is not None else 0)
-            with_default = kind == "default"
-            paths = self._choose_paths(n, at_most, with_default, generator, empty)
-            codes = torch.full((len(paths), len(self.tree.decision_columns)), -1)
-            for i, path in enumerate(paths):
-                code = torch.tensor(list(path.values()), dtype=torch.long)
-                codes[i, list(path)] = code
-            first = len(set(map(tuple, codes.tolist())))  # paths, then repetitions
-            if kind == "spread":
-                first = len(codes)
+            paths = self._choose_paths(n, at_most, kind, generator, empty)
+            decisions = range(len(self.tree.decision_columns))
+            rows = [[path.get(k, -1) for k in decisions] for path in paths]
+            codes = torch.tensor(rows, dtype=torch.long).reshape(len(paths), -1)
+            # paths, then repetitions
+            first = len(rows) if kind == "spread" else len(set(map(tuple, rows)))
             parts = [
                 self._start(codes[:first], kind, generator),
                 self._start(codes[first:], "random", generator),
@@ -619,7 +615,7 @@ class SearchSpace:
         self,
         n: int | None,
         at_most: int | None,
-        with_default: bool,
+        kind: str,
         generator: torch.Generator | None,
         empty: Sequence[Expr],
     ) -> list[dict[int, int]]:
@@ -628,27 +624,26 @@ class SearchSpace:
         Args:
             n: See `starts`.
             at_most: See `starts`.
-            with_default: Whether the path of the declared defaults comes first.
+            kind: See `starts`.
             generator: Random numbers.
             empty: Paths that are not to be chosen.
         """
-        tree = self.tree
+        tree, decomposition = self.tree, self.tree._decomposition
         edges = [(k, c) for k, o in enumerate(tree._decisions) for c in range(len(o))]
         outside = [atom(k, 2 << c) for k, c in edges if self._span(k, c) is None]
         forbidden = map(self._certain, self._forbidden)
         where = negated(any_of([*outside, *forbidden, *empty]))
         goals = dict.fromkeys([*(atom(k, 2 << c) for k, c in edges), *tree._exprs])
-        total = tree._decomposition.count_where(where)
+        total = decomposition.count_where(where)
         if not total:
             raise ValueError(
                 "space: expected some path that has points within the bounds that are "
                 f"not forbidden, got none of {tree.num_paths}"
                 + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
             )
-        default = self._default_path() if with_default else None
+        default = self._default_path() if kind == "default" else None
         first = [] if default is None or not evaluate(where, default) else [default]
         state = int(torch.randint(1 << 62, (), generator=generator))
-        decomposition = tree._decomposition
         if at_most is not None and total > at_most:
             rng = random.Random(state)  # that chooses the same paths below
             needed = decomposition.cover(at_most, where, goals, rng, first)
@@ -673,10 +668,8 @@ class SearchSpace:
     def _certain(self, clause: Condition) -> Expr:
         """On which paths a clause forbids every point (False where that is not seen).
 
-        Of clauses that compare parameters, those of decisions by value are seen.
+        Of clauses that compare parameters it is not: draws show that.
         """
-        if isinstance(clause, (LinearClause, Relation, TableRelation)):
-            return self._certain_comparison(clause)
         if isinstance(clause, (And, Or)):
             combine = all_of if isinstance(clause, And) else any_of
             return combine(map(self._certain, clause.parts))
@@ -690,37 +683,6 @@ class SearchSpace:
             if span and clause.lo <= span[0] and span[1] <= clause.hi:
                 bits |= 2 << code
         return atom(k, bits)
-
-    def _certain_comparison(
-        self, clause: LinearClause | Relation | TableRelation
-    ) -> Expr:
-        tree, columns = self.tree, {o.col for o in clause.operands} - {None}
-        fixed = [o.condition for o in clause.operands if o.col is None]
-        if not columns <= {*tree.decisions_by_value} or any(
-            c != And(()) for c in fixed
-        ):
-            return False
-        places = sorted(tree._position[c] for c in columns if c is not None)
-        codes = list(product(*(range(len(tree._decisions[k])) for k in places)))
-        if not 0 < len(codes) <= _MAX_COMPARED:
-            return False
-        X = self.fill.repeat(len(codes), 1)
-        for k, mine in zip(places, zip(*codes, strict=True), strict=True):
-            o = tree._decisions[k]
-            X[:, o.col] = torch.tensor([o.lows[c] for c in mine])
-        bits: dict[tuple[int, ...], int] = {}  # of the last decision, by the others
-        for (*others, last), holds in zip(codes, clause.holds(X).tolist(), strict=True):
-            mask = bits.get(tuple(others), 0)
-            bits[tuple(others)] = mask | (2 << last if holds else 0)
-        return any_of(
-            all_of(
-                [
-                    atom(places[-1], mask),
-                    *(atom(k, 2 << c) for k, c in zip(places, others, strict=False)),
-                ]
-            )
-            for others, mask in bits.items()
-        )
 
     def _start(
         self, codes: Tensor, kind: str, generator: torch.Generator | None
@@ -825,55 +787,34 @@ class SearchSpace:
             present[:, k] = constant.condition.holds(X, active)
         return present
 
-    def _check_given(
-        self, rows: list[dict[str, Any]], X: Tensor, active: Tensor, given: Tensor
-    ) -> None:
-        """Raise unless each row gives exactly what is active, constants included."""
-        present = self._constants_active(X, active).tolist()
-        wrong = (active != given).any(-1).tolist()
-        constants = {c.name for c in self.constants}
-        for i, row in enumerate(rows):
-            pairs = zip(self.constants, present[i], strict=True)
-            expected = [c for c, on in pairs if on]
-            fixed = {c.name: c.value for c in expected}
-            stated = {k for k in constants & row.keys() if not is_blank(row[k])}
-            stated |= {k for k in fixed.keys() & row.keys() if is_blank(fixed[k])}
-            if wrong[i] or stated != fixed.keys():
-                raise ValueError(self._mismatch(row, active[i], given[i], fixed))
-            for constant in expected:
-                constant.encode(row[constant.name])
-
     def _mismatch(
-        self, row: dict[str, Any], active: Tensor, given: Tensor, fixed: dict[str, Any]
+        self,
+        row: dict[str, Any],
+        parameters: Sequence[Column | Constant],
+        active: Tensor,
+        given: Tensor,
     ) -> str:
         """What is missing from a row or given though inactive."""
         missing = set((active & ~given).nonzero().flatten().tolist())
+        conditions = {k: c.condition for k, c in enumerate(self.constants, self.dim)}
+        conditions |= self.tree.conditions
         # Where a decision is missing, what depends on it is not known: leave it out.
         certain = [
-            c
-            for c in active.nonzero().flatten().tolist()
-            if not self.tree.conditions.get(c, And(())).columns() & missing
+            k
+            for k in active.nonzero().flatten().tolist()
+            if k not in conditions or not conditions[k].columns() & missing
         ]
-        expected = [self.names[c] for c in certain] + list(fixed)
-        absent = [self.names[c] for c in certain if c in missing]
-        absent += [
-            n
-            for n, value in fixed.items()
-            if n not in row or (is_blank(row[n]) and not is_blank(value))
-        ]
-        if absent and absent[0] in row and absent[0] in self._position:
-            column = self.columns[self._position[absent[0]]]
+        expected = [parameters[k].name for k in certain]
+        absent = [parameters[k] for k in certain if k in missing]
+        if absent and absent[0].name in row:
             return (
-                f"{column.name!r}: expected {column.expected()}, as it is active, "
-                f"got {row[column.name]!r}."
+                f"{absent[0].name!r}: expected {absent[0].expected()}, as it is "
+                f"active, got {row[absent[0].name]!r}."
             )
-        extra = [self.names[c] for c in (given & ~active).nonzero().flatten().tolist()]
-        extra += [
-            c.name
-            for c in self.constants
-            if not is_blank(row.get(c.name)) and c.name not in fixed
-        ]
-        wrong = f"without {absent}" if absent else f"with {extra}, inactive there"
+        extra = (given & ~active).nonzero().flatten().tolist()
+        wrong = f"with {[parameters[k].name for k in extra]}, inactive there"
+        if absent:
+            wrong = f"without {[p.name for p in absent]}"
         return (
             f"configs: expected the active parameters {expected} only, got {row} "
             f"{wrong}."
@@ -929,10 +870,7 @@ class SearchSpace:
             )
 
     def _inside(self, X: Tensor) -> Tensor:
-        whole = [c in self.integer_features for c in range(self.dim)]
-        pairs = zip((c.bounds for c in self.columns), whole, strict=True)
-        ends = torch.tensor([with_slack(*p) for p in pairs], dtype=torch.double)
-        low, high = ends.reshape(-1, 2).to(X).mT
+        low, high = self._ends.to(X)
         return (X >= low) & (X <= high)
 
 

@@ -104,11 +104,9 @@ def read_csv(
 def _texts(space: SearchSpace) -> dict[str, set[str]]:
     """Names of parameters, and the texts among their choices."""
     found: dict[str, set[str]] = {}
-    for name, choices in (
-        *((column.name, getattr(column, "choices", ())) for column in space.columns),
-        *((constant.name, (constant.value,)) for constant in space.constants),
-    ):
-        if (shown := space._shown(name)) is not None:
+    for parameter in (*space.columns, *space.constants):
+        if (shown := space._shown(parameter.name)) is not None:
+            choices = getattr(parameter, "choices", ())
             texts = {choice for choice in choices if isinstance(choice, str)}
             found.setdefault(shown, set()).update(texts)
     return found

@@ -75,7 +75,9 @@ def draw_study(
         label = f"best {shortened(name, _NAME)}"
         plot_traces({"this study": values}, left, minimize=minimize, ylabel=label)
         left.get_legend().remove()  # one line
-        _leave_out_a_bad_beginning(left, values, minimize)
+        best = torch.from_numpy(best_so_far(values if minimize else -values))
+        best = best[~best.isnan()].unsqueeze(-1) * (1.0 if minimize else -1.0)
+        _leave_out_outliers(left, best, best[-1:], ["ylim"])
     else:
         left.set_axis_off()
     if bars is None:
@@ -108,59 +110,23 @@ def _many(space: SearchSpace) -> bool:
     return space.tree.num_paths > _MANY_PATHS
 
 
-def _leave_out_a_bad_beginning(ax: Axes, values: Tensor, minimize: bool) -> None:
-    """Show the range of the later values where the first ones are far outside of it.
-
-    These are then beyond the axis, which says so.
-    """
-    sign = 1.0 if minimize else -1.0
-    best = torch.from_numpy(best_so_far(sign * values))
-    outside = best > _usual(sign * values[~values.isnan()])[1]
-    rest = best[~outside & ~best.isnan()]
-    if not outside.any() or not len(rest):
-        return
-    width = float(rest[0] - rest[-1])
-    if not 0.0 < width < _FLAT * float(best[outside].max() - rest[-1]):
-        return
-    places = (outside.nonzero().flatten() + 1).tolist()
-    which = f"evaluations {places[0]} to {places[-1]}"
-    numbers = dict.fromkeys(f"{sign * v:.4g}" for v in best[outside][[0, -1]].tolist())
-    if len(places) == 1:
-        which = f"evaluation {places[0]}"
-    ends = sorted(sign * float(end) for end in (rest[0], rest[-1]))
-    ax.set_ylim(ends[0] - 0.05 * width, ends[1] + 0.05 * width)
-    ax.annotate(
-        f"{'above' if minimize else 'below'}: {which}, best {' to '.join(numbers)}",
-        (0.99, 0.98 if minimize else 0.02),
-        xycoords="axes fraction",
-        ha="right",
-        va="top" if minimize else "bottom",
-        fontsize="small",
-        color=GREY,
-    )
-
-
-def _usual(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Between what values of ``n`` are not outliers."""
-    low, high = values.quantile(torch.tensor([0.25, 0.75]).to(values))
-    room = _FENCE * (high - low)
-    return low - room, high + room
-
-
-def _leave_out_outliers(ax: Axes, drawn: Tensor, front: Tensor) -> None:
-    """Limit the axes to the front and what is usual, where outliers hide the rest.
+def _leave_out_outliers(
+    ax: Axes, drawn: Tensor, always: Tensor, names: Sequence[str] = ("xlim", "ylim")
+) -> None:
+    """Limit axes to what is usual, where outliers hide the rest.
 
     Args:
         ax: The axes; they say how many points are outside.
-        drawn: ``n x 2`` points in them.
-        front: ``k x 2``, those of them that are always shown.
+        drawn: ``n x k`` points in them.
+        always: ``m x k``, those of them that are always shown.
+        names: The ``k`` axes.
     """
     outside = torch.zeros(len(drawn), dtype=torch.bool)
-    for k, name in enumerate(("xlim", "ylim")):
-        x = drawn[:, k]
-        low, high = _usual(x)
-        kept = torch.cat([x[(x >= low) & (x <= high)], front[:, k]])
-        least, most = float(kept.min()), float(kept.max())
+    for x, shown, name in zip(drawn.mT, always.mT, names, strict=True):
+        low, high = x.quantile(torch.tensor([0.25, 0.75]).to(x))
+        room = _FENCE * (high - low)
+        inside = torch.cat([x[(x >= low - room) & (x <= high + room)], shown])
+        least, most = float(inside.min()), float(inside.max())
         width = most - least
         if 0.0 < width < _FLAT * float(x.max() - x.min()):
             ax.set(**{name: (least - 0.05 * width, most + 0.05 * width)})

@@ -152,7 +152,8 @@ class Study:
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
                 raise ValueError(f"{name}: expected a function, got {brief(made)}.")
-        if (model is None) != (acquisition is None) and not self._is_simple:
+        several = len(self._goals.names) > 1 or self._goals.constraints
+        if (model is None) != (acquisition is None) and several:
             raise ValueError(
                 "model, acquisition: expected both or none with several objectives or "
                 f"constraints, got only {'acquisition' if model is None else 'model'}."
@@ -217,11 +218,6 @@ class Study:
     def objectives(self) -> dict[str, str]:
         """``{name: direction}``."""
         return dict(self._goals.objectives)
-
-    @property
-    def _is_simple(self) -> bool:
-        """Whether there is one objective and nothing else."""
-        return len(self._goals.names) == 1 and not self._goals.constraints
 
     @property
     def trials(self) -> list[Trial]:

@@ -32,6 +32,16 @@ def test_evaluation(condition, expected, device: torch.device) -> None:
     assert condition.holds(X.to(device)).tolist() == expected
     assert condition.holds(X.repeat(2, 1, 1)).tolist() == [expected] * 2
     assert condition.holds(X.float()).shape == (3,)
+    assert condition.holds(X).dtype == torch.bool
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0, -3.0, 1e9])
+def test_what_counts_as_rounding_of_a_value(value: float) -> None:
+    """A millionth of the value, or of 1 for smaller ones."""
+    step = 1e-6 * max(1.0, abs(value))
+    x = value + step * torch.tensor([[-1.1], [-0.9], [0.9], [1.1]], dtype=torch.double)
+    for condition in (Equals(0, value), In(0, [value, 1e12])):
+        assert condition.holds(x).tolist() == [False, True, True, False]
 
 
 def test_an_atom_needs_an_active_parent() -> None:

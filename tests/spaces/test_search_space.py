@@ -477,7 +477,7 @@ def test_samples_follow_the_scales() -> None:
         ({"size": ""}, "'size': expected one of .*active, got ''"),
         ({"scale": "0.25x"}, "'scale': expected a number in .*got '0.25x'"),
         ({"scale": "inf"}, "'scale': expected a number in .*got 'inf'"),
-        ({"solver": ""}, r"without \['solver'\]"),
+        ({"solver": ""}, "'solver': expected its constant 'adam', as it is active"),
         ({"C": "1.0"}, r"with \['C'\]"),
         ({"layers": True}, "an integer"),
         ({"scale": -1.1}, r"a number in \[-1.0, 1.0\], got -1.1"),

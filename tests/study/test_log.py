@@ -401,8 +401,9 @@ def test_choices_that_are_not_read_as_themselves(tmp_path: Path, choices: Any) -
     assert Study({"a": choices}).ask()  # without a file they will do
 
 
-def test_a_constant_set(tmp_path: Path) -> None:
-    space = {"a": [frozenset("ab")], "x": (0.0, 1.0)}
+@pytest.mark.parametrize("held", [frozenset("ab"), (1, {"k": frozenset("ab")})])
+def test_a_constant_set(held: Any, tmp_path: Path) -> None:
+    space = {"a": [held], "x": (0.0, 1.0)}
     with pytest.raises(ValueError, match="a file can hold.* for 'a', a set"):
         Study(space, log=tmp_path / "log.jsonl")
 
