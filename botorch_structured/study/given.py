@@ -72,7 +72,8 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         ValueError: A name or a value is not that of a parameter, on a path that the
             other values leave; or no such path has the parameter.
     """
-    fixed = {} if fixed is None else fixed
+    if fixed is None:
+        return {}
     if not isinstance(fixed, Mapping):
         raise ValueError(f"fixed: expected {{name: value}}, got {brief(fixed)}.")
     # Several of one name where dictionaries have other values for it.

@@ -299,12 +299,12 @@ class Study:
             new = self._next(q - len(again), elsewhere, held)
             if len(again) + len(new) < q:
                 raise used_up(self.space, q, fixed)
-            if new:
+            if new and self._log is not None:
                 asked = [writable(asked.config) for asked in new.values()]
                 points = [asked.point for asked in new.values()]
                 fitted = len(self._trials) in self._fitted
-                self._append({"asked": asked, "x": points, "fitted": fitted})
-                self._pending |= new
+                self._log.append({"asked": asked, "x": points, "fitted": fitted})
+            self._pending |= new
             self._again = [key for key in self._again if key not in again]
             return [dict(self._pending[key].config) for key in (*again, *new)]
 
@@ -387,16 +387,13 @@ class Study:
             keys = self._encode(configs, "config")
             told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
             native = self._decode([self._point(key) for key in keys])
-            self._append(
-                *(
-                    {
-                        "told": writable(config),
-                        "values": row["values"] or None,
-                        **{k: v for k, v in row.items() if k != "values" and v != {}},
-                    }
-                    for config, row in zip(native, told, strict=True)
-                )
-            )
+            entries = []
+            for config, row in zip(native, told, strict=True):
+                further = {k: v for k, v in row.items() if k != "values" and v != {}}
+                values = row["values"] or None
+                entries.append({"told": writable(config), "values": values, **further})
+            if self._log is not None:
+                self._log.append(*entries)
             for key, config, row in zip(keys, native, told, strict=True):
                 self._record(key, config, row)
 
@@ -525,10 +522,6 @@ class Study:
                 f"{self._log.path}: give that path to a new Study."
             )
         return self.__dict__
-
-    def _append(self, *entries: Mapping[str, Any]) -> None:
-        if self._log is not None and entries:
-            self._log.append(*entries)
 
     def _point(self, key: Point) -> Point:
         return self._pending[key].point if key in self._pending else key

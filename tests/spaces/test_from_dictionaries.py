@@ -231,13 +231,6 @@ def test_none_may_be_a_choice() -> None:
     assert space.decode(space.encode(configs)) == configs
 
 
-def test_rows_of_a_table() -> None:
-    space = SearchSpace.from_dictionaries(LEARNERS)
-    row = {"learner": "neighbours", "k": "3", "p": "1", "leaf_size": "30", "C": ""}
-    exact = {"learner": "neighbours", "k": 3, "p": 1, "leaf_size": 30}
-    assert torch.equal(space.encode(row), space.encode(exact))
-
-
 def test_copies_and_pickles() -> None:
     space = SearchSpace.from_dictionaries(LEARNERS)
     X = space.sample(20, seed=0)

@@ -205,16 +205,6 @@ def test_the_dictionary_comes_back() -> None:
         tree.hierarchical_dependencies = {}
 
 
-def test_a_child_of_several_parents_is_active_when_any_holds() -> None:
-    tree = ParameterTree(3, {0: {1: [2]}, 1: {1: [2]}})
-    X = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).double()
-    assert tree.active_mask(X)[:, 2].tolist() == [False, True, True, True]
-    # ... where each parent has to be active itself.
-    tree = ParameterTree(4, {0: {1: [1]}, 1: {1: [3]}, 2: {1: [3]}})
-    X = torch.tensor([[0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]]).double()
-    assert tree.active_mask(X)[:, 3].tolist() == [False, True, True]
-
-
 def test_without_decisions_everything_is_one_leaf() -> None:
     for dependencies in (None, {}):
         tree = ParameterTree(3, dependencies)
@@ -283,12 +273,6 @@ def test_numeric_decisions_are_cut_into_intervals() -> None:
     tree = ParameterTree(2, conditions={1: Between(0, 2, 9)}, values={0: [1, 2, 3]})
     assert tree.numeric_decisions == []
     assert tree.num_paths == 3
-
-
-def test_inactive_atoms() -> None:
-    tree = ParameterTree(3, {0: {0: [1], 1: []}}, {2: Equals(1, 1) | Inactive(1)})
-    X = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0]]).double()
-    assert tree.active_mask(X)[:, 2].tolist() == [False, True, True]
 
 
 def flags(n: int) -> dict[str, ParameterTree]:
@@ -409,10 +393,14 @@ def test_from_any() -> None:
     assert ParameterTree.from_any(tree, 2) is tree
     assert ParameterTree.from_any({0: {0: [1]}}, 2) == tree
     assert ParameterTree.from_any({}, 2).num_paths == 1
-    with pytest.raises(ValueError, match="for a space without decisions, got None"):
-        ParameterTree.from_any(None, 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="over 3 columns, got one over 2"):
-        ParameterTree.from_any(tree, 3)
+    space = SearchSpace(["a", "b"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    for given, dim, message in (
+        (None, 2, "for a space without decisions, got None"),
+        (tree, 3, "over 3 columns, got one over 2"),
+        (space, 2, "hierarchical_dependencies: .*space.tree"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ParameterTree.from_any(given, dim)  # type: ignore[arg-type]
 
 
 def test_random_paths_reach_every_path() -> None:
@@ -488,12 +476,6 @@ def test_nan_means_nothing_where_inactive_and_is_refused_in_decisions(numeric) -
         with pytest.raises(ValueError, match="column 1: expected a number.*nan"):
             call(bad)
     assert not tree.is_declared(bad).any()
-
-
-def test_a_space_is_not_its_tree() -> None:
-    space = SearchSpace(["a"], torch.tensor([[0.0], [1.0]]))
-    with pytest.raises(ValueError, match="hierarchical_dependencies: .*space.tree"):
-        ParameterTree.from_any(space, 1)
 
 
 @pytest.mark.parametrize("held", [{}, {0: 0.0}, {0: 1.0}, {1: 0.25}, {1: 0.75}, {2: 1}])
