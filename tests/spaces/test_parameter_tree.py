@@ -394,13 +394,13 @@ def test_from_any() -> None:
     assert ParameterTree.from_any({0: {0: [1]}}, 2) == tree
     assert ParameterTree.from_any({}, 2).num_paths == 1
     space = SearchSpace(["a", "b"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    for given, dim, message in (
+    for x, dim, message in (
         (None, 2, "for a space without decisions, got None"),
         (tree, 3, "over 3 columns, got one over 2"),
         (space, 2, "hierarchical_dependencies: .*space.tree"),
     ):
         with pytest.raises(ValueError, match=message):
-            ParameterTree.from_any(given, dim)  # type: ignore[arg-type]
+            ParameterTree.from_any(x, dim)  # type: ignore[arg-type]
 
 
 def test_random_paths_reach_every_path() -> None:
