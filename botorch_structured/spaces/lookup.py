@@ -164,7 +164,7 @@ class _Conditions:
     ) -> None:
         self.truth, self.offsets = truth, offsets
         distinct = {expr: i for i, expr in enumerate(dict.fromkeys(conditions))}
-        simple = [e if e in offsets else True for e in distinct]
+        simple: list[Expr] = [e if e in offsets else True for e in distinct]
         parents = [0 if e is True else e[1] for e in simple]
         self.parents = torch.tensor(parents, device=truth.device)
         starts = [[offsets[e]] for e in simple]

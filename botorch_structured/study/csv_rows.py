@@ -104,7 +104,7 @@ def read_csv(
 def _texts(space: SearchSpace) -> dict[str, set[str]]:
     """Names of parameters, and the texts among their choices."""
     found: dict[str, set[str]] = {}
-    for parameter in (*space.columns, *space.constants):
+    for parameter in space._ordered():
         if (shown := space._shown(parameter.name)) is not None:
             choices = getattr(parameter, "choices", ())
             texts = {choice for choice in choices if isinstance(choice, str)}

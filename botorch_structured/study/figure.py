@@ -205,22 +205,21 @@ def draw_front(
     for ax, (a, b) in zip(
         figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True
     ):
-        for drawn, colour, marker, label in (
+        for some, colour, marker, label in (
             (others, GREY, "x", "infeasible"),
             (good, GREY, "o", "evaluations"),
             (front, COLOURS[0], "o", "Pareto front"),
         ):
-            if drawn:
-                x, y = ([t.values[k] for t in drawn] for k in (a, b))
+            if some:
+                x, y = ([t.values[k] for t in some] for k in (a, b))
                 ax.scatter(x, y, s=22, color=colour, marker=marker, label=label)
         ax.set_xlabel(shortened(a, _NAME))
         ax.set_ylabel(shortened(b, _NAME))
         tidy(ax)
         if others or good:
             ax.legend(edgecolor="none", framealpha=0.8)
-            _leave_out_outliers(
-                ax, *(_points(some, a, b) for some in ([*others, *good], front))
-            )
+            drawn = _points([*others, *good], a, b)
+            _leave_out_outliers(ax, drawn, _points(front, a, b))
         else:
             ax.set_title("No values yet", loc="left", fontsize="medium")
     return figure

@@ -390,8 +390,8 @@ class Study:
             entries = []
             for config, row in zip(native, told, strict=True):
                 further = {k: v for k, v in row.items() if k != "values" and v != {}}
-                values = row["values"] or None
-                entries.append({"told": writable(config), "values": values, **further})
+                told_of = {"told": writable(config), "values": row["values"] or None}
+                entries.append(told_of | further)
             if self._log is not None:
                 self._log.append(*entries)
             for key, config, row in zip(keys, native, told, strict=True):
