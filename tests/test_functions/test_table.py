@@ -4,6 +4,7 @@ import gzip
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from botorch.test_functions.synthetic import SyntheticTestFunction
@@ -123,6 +124,9 @@ def test_starts_and_samples_are_rows() -> None:
     assert len(starts.unique(dim=0)) == 6
     assert torch.equal(starts, problem.starts(0))
     assert not torch.equal(starts, problem.starts(1))
+    # those of the published runs
+    order = np.random.default_rng(1001).permutation(40)[:6]
+    assert torch.equal(problem.starts(1), problem.candidates[order])
     assert len(problem.starts(0, 40).unique(dim=0)) == 40
     for wrong in (0, 41):
         with pytest.raises(ValueError, match="n: expected 1 to 40"):
