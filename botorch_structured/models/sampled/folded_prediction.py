@@ -225,7 +225,7 @@ def _is_affine(transform: OutcomeTransform | None) -> bool:
         ClipTail,
     ):
         return True
-    return type(transform) is ChainedOutcomeTransform and all(
+    return isinstance(transform, ChainedOutcomeTransform) and all(
         _is_affine(part) for part in transform.values()
     )
 

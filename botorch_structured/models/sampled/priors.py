@@ -15,13 +15,10 @@ from collections.abc import Callable
 import torch
 from gpytorch.priors import (
     GammaPrior,
-    HalfCauchyPrior,
-    HalfNormalPrior,
     HorseshoePrior,
     LogNormalPrior,
     NormalPrior,
     Prior,
-    UniformPrior,
 )
 from torch import Tensor
 
@@ -58,21 +55,6 @@ def _gamma(concentration: float, rate: float) -> Density:
     return density
 
 
-def _half_normal(scale: float) -> Density:
-    constant = math.log(2.0) - math.log(scale) - 0.5 * _LOG_2PI
-    return lambda v: constant - 0.5 * (v / scale) ** 2 if v >= 0 else -math.inf
-
-
-def _half_cauchy(scale: float) -> Density:
-    constant = math.log(2.0) - math.log(math.pi * scale)
-    return lambda v: constant - math.log1p((v / scale) ** 2) if v >= 0 else -math.inf
-
-
-def _uniform(low: float, high: float) -> Density:
-    constant = -math.log(high - low)
-    return lambda v: constant if low <= v < high else -math.inf
-
-
 def _horseshoe(scale: float) -> Density:
     # GPyTorch's own approximation: the mean of a lower and an upper bound
     constant = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
@@ -90,9 +72,6 @@ _KNOWN: tuple[tuple[type[Prior], tuple[str, ...], Callable[..., Density]], ...] 
     (LogNormalPrior, ("loc", "scale"), _log_normal),
     (NormalPrior, ("loc", "scale"), _normal),
     (GammaPrior, ("concentration", "rate"), _gamma),
-    (HalfNormalPrior, ("scale",), _half_normal),
-    (HalfCauchyPrior, ("scale",), _half_cauchy),
-    (UniformPrior, ("low", "high"), _uniform),
     (HorseshoePrior, ("scale",), _horseshoe),
 )
 

@@ -37,6 +37,7 @@ __all__ = ["LeafProblem", "Maximum", "maximise"]
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,13 +117,13 @@ def maximise(
     densities: Sequence[Density],
     theta: Array,
     curvature: Array,
-    lower: Array,
-    upper: Array,
-    free: NDArray[np.bool_],
-    shared: bool,
     tolerance: float,
     max_steps: int,
     here: tuple[Array, Array] | None = None,
+    *,
+    within: tuple[Array, Array],
+    free: NDArray[np.bool_],
+    shared: bool,
 ) -> Maximum:
     """Maximise the sum of log densities by quasi-Newton steps between bounds.
 
@@ -134,18 +135,17 @@ def maximise(
         theta: Where to begin, ``L x p``, within the bounds.
         curvature: Minus the second derivatives there, roughly; positive definite,
             ``L x p x p``.
-        lower: Bounds, ``p``.
-        upper: Bounds, ``p``.
-        free: What may change, ``L x p``.
-        shared: Whether all leaves have the same last component.
         tolerance: The least gain that a step has to promise.
         max_steps: Most steps.
         here: Values and gradients at the start, ``L`` and ``L x p``, if known.
+        within: Lower and upper bounds, ``p`` each.
+        free: What may change, ``L x p``.
+        shared: Whether all leaves have the same last component.
 
     Raises:
         NotPSDError: If a covariance has no factor at the start.
     """
-    L, p = theta.shape
+    (L, p), (lower, upper) = theta.shape, within
     value, gradient = here or _all_of(densities, theta)
     if not np.isfinite(value).all():
         raise NotPSDError("theta: expected covariances that are positive definite.")
@@ -431,7 +431,12 @@ class LeafProblem:
         free = np.zeros(nowhere + 1, dtype=bool)
         bounds = np.tile([-np.inf, np.inf], (nowhere + 1, 1))
         free[own.free], bounds[own.free] = True, own.bounds
-        self.free, self._within = free[places], bounds[places[0]].T
+        self.free = free[places]
+        lower, upper = bounds[places[0]].T
+        self._within = lower, upper
+        self._maximise = partial(
+            maximise, within=self._within, free=self.free, shared=self.shared
+        )
         mode, precision, self.constant = _gaussian(LogPriors(mll.model, own), u)
         if self.shared:  # each leaf has its part of the prior
             precision[places[0, -1]] /= L
@@ -530,53 +535,19 @@ class LeafProblem:
         return self._climb(theta, tolerance, max_steps)
 
     def _climb(self, theta: Array, tolerance: float, max_steps: int) -> Maximum:
-        steps = evaluations = 0
-        reached = -math.inf
-        while True:
-            found = self._maximise(
-                self.densities,
-                theta,
-                self._curvature(theta),
-                tolerance,
-                max_steps - steps,
-            )
-            steps += found.steps
-            evaluations += found.evaluations
-            theta, gained = found.theta, float(found.values.sum()) - reached
-            # what was learnt of the curvature may mislead: on with the information
-            if found.converged or steps >= max_steps or gained < tolerance:
-                return found._replace(
-                    steps=steps, evaluations=evaluations, converged=steps < max_steps
-                )
-            reached += gained
+        found = self._maximise(
+            self.densities, theta, self._curvature(theta), tolerance, max_steps
+        )
+        left = max_steps - found.steps
+        # what was learnt of the curvature may mislead: on with the information
+        if found.steps and left and not found.converged:
+            return self._climb(found.theta, tolerance, left)
+        return found._replace(converged=left > 0)
 
     def _curvature(self, theta: Array) -> Array:
         prior = [np.diag(density.precision) for density in self.densities]
         _, _, information = NodeDensities(self.densities).sums(theta)
         return information + np.stack(prior)
-
-    def _maximise(
-        self,
-        densities: Sequence[Density],
-        theta: Array,
-        curvature: Array,
-        tolerance: float,
-        max_steps: int,
-        here: tuple[Array, Array] | None = None,
-    ) -> Maximum:
-        lower, upper = self._within
-        return maximise(
-            densities,
-            theta,
-            curvature,
-            lower,
-            upper,
-            self.free,
-            self.shared,
-            tolerance,
-            max_steps,
-            here,
-        )
 
     def optimize(self, mll: MarginalLogLikelihood, **kwargs: Any) -> OptimizationResult:
         """An ``optimizer`` of ``fit_gpytorch_mll``.

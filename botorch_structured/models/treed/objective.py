@@ -148,7 +148,7 @@ def path_evidence(
         residuals.append(y[rows] - m)
     factors = [torch.linalg.cholesky_ex(K) for K in matrices]
     # read from the device once for all of them
-    if torch.stack([failed.any() for _, failed in factors]).any():
+    if torch.cat([failed for _, failed in factors]).any():
         roots = [psd_safe_cholesky(K) for K in matrices]
     else:
         roots = [root for root, _ in factors]

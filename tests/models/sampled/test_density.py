@@ -395,16 +395,6 @@ def test_priors_in_single_precision() -> None:
     assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-6)
 
 
-def test_single_precision_models() -> None:
-    X, Y = data()
-    slow, fast = densities(SingleTaskGP(X.float(), Y.float()))
-    assert fast is not None
-    c = slow.coordinates
-    z = c.to_position(c.read_values())
-    # the definition is in single precision
-    assert fast.move_to(z) == pytest.approx(slow.move_to(z), rel=1e-4)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 def test_getting_it_right(fast: bool) -> None:
     """Geweke (2004): (theta, y) has the same moments however it is drawn.

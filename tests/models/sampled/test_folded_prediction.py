@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.models import (
-    MixedSingleTaskGP,
     MultiTaskGP,
     SingleTaskGP,
 )
@@ -30,7 +29,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sampled_models import (
-    DEPENDENCIES,
     D,
     N,
     S,
@@ -49,7 +47,6 @@ from torch import Tensor
 
 from botorch_structured.models import TreeStructuredGP
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.models.tree.conditional_gp import ConditionalGP
 from botorch_structured.transforms import ClipTail
 
 
@@ -223,23 +220,6 @@ def test_other_models_use_the_definition() -> None:
         assert_is_definition(model, x)
 
 
-def test_mixed_spaces() -> None:
-    X, Y = data()
-    X[:, 2] = (3 * X[:, 2]).floor()
-    model = SampledGP(samples(MixedSingleTaskGP(X, Y, cat_dims=[2])))
-    x = points(3, 2)
-    x[..., 2] = (3 * x[..., 2]).floor()
-    assert folds(model)
-    assert_is_definition(model, x)
-
-
-def test_conditional_models() -> None:
-    X, Y = data()
-    model = SampledGP(samples(ConditionalGP(on_tree(X), Y, DEPENDENCIES)))
-    assert folds(model)
-    assert_is_definition(model, on_tree(points(6, 2)))
-
-
 def test_prior_mode_uses_the_definition() -> None:
     model = sampled()
     X = points(2, 1)
@@ -269,13 +249,6 @@ def test_gradients_reach_the_data_where_they_are_asked_for() -> None:
         expected += torch.linalg.solve(noisy, cross.mT).sum(-1)
     # GPyTorch's own gradient of a solve, in a covariance of condition 1e4
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-
-def test_columns_are_counted() -> None:
-    model = sampled()
-    assert folds(model)
-    with pytest.raises(ValueError, match=r"X: expected .* q x 3``, got \(2, 1, 1\)"):
-        model.posterior(points(2, 1)[..., :1])
 
 
 def test_no_points_at_all() -> None:

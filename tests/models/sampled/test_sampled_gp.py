@@ -43,7 +43,6 @@ from botorch.models import (
 )
 from botorch.models.model import ModelList
 from botorch.models.transforms import Log, Normalize
-from botorch.optim import optimize_acqf
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.fully_bayesian import GaussianMixturePosterior
 from botorch.sampling import SobolQMCNormalSampler
@@ -51,7 +50,6 @@ from botorch.utils.evaluation import compute_in_sample_model_fit_metric
 from botorch.utils.sampling import manual_seed
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from sampled_models import (
-    BOUNDS,
     D,
     N,
     S,
@@ -69,7 +67,6 @@ from torch import Tensor
 
 from botorch_structured.acquisition import PathLogExpectedImprovement
 from botorch_structured.models.sampled.sampled_gp import SampledGP
-from botorch_structured.optim import optimize_acqf_paths
 
 # -- the mixture ------------------------------------------------------------------
 
@@ -209,17 +206,6 @@ def test_acquisitions_average_over_the_samples(name: str, tree: bool) -> None:
     assert not torch.allclose(found, singles[0])
 
 
-def test_pruning_of_the_baseline() -> None:
-    X, Y = data()
-    with manual_seed(0):
-        acqf = qLogNoisyExpectedImprovement(sampled(), X, prune_baseline=True)
-    assert acqf._cache_root
-    assert 0 < len(acqf.X_baseline) < N
-    best = X[Y.argmax()]
-    assert (acqf.X_baseline == best).all(-1).any()
-    assert acqf(points(4, 2)).shape == (4,)
-
-
 def test_several_objectives() -> None:
     X, Y = data(m=2)
     reference = torch.full((2,), -1.0, dtype=torch.double)
@@ -271,21 +257,6 @@ def test_what_botorch_refuses_for_its_own_ensembles() -> None:
     acqf = qKnowledgeGradient(sampled(), num_fantasies=2)
     with pytest.raises(AssertionError, match="output shape"):
         acqf(points(3, 3))
-
-
-def test_optimizers() -> None:
-    model = sampled()
-    acqf = LogExpectedImprovement(model, 0.8)
-    candidate, value = optimize_acqf(acqf, BOUNDS, 1, num_restarts=2, raw_samples=16)
-    torch.testing.assert_close(acqf(candidate), value.view(1))
-    assert value > acqf(points(16, 1)).max()
-    single = tree_model()
-    tree = SampledGP(samples(single))
-    acqf = LogExpectedImprovement(tree, 0.8)
-    candidate, value = optimize_acqf_paths(
-        acqf, BOUNDS, single.tree, num_restarts=2, raw_samples=16
-    )
-    torch.testing.assert_close(acqf(candidate).squeeze(), value.squeeze())
 
 
 # -- more data --------------------------------------------------------------------

@@ -205,13 +205,6 @@ def test_step_out_ends_on_a_flat_density() -> None:
     assert update.length == pytest.approx(8.0)
 
 
-def test_same_seed_same_chain() -> None:
-    target = Plain(lambda z: -0.5 * float((z**2).sum()), 2)
-    a, b, c = (sample(target, [0.0, 0.0], seed, draws=20) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(a, b)
-    assert (a != c).any()
-
-
 def test_a_start_without_density_raises() -> None:
     target = Plain(lambda z: -math.inf, 1)
     with pytest.raises(ValueError, match="finite log density.*-inf"):

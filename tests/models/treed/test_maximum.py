@@ -62,7 +62,8 @@ def test_the_maximum_is_found_between_bounds(
     free[:, 0] = not held
     start = np.tile(rng.uniform(-0.5, 0.7, p), (L, 1))
     curvature = np.tile(np.eye(p), (L, 1, 1))
-    found = maximise(bowls, start, curvature, lower, upper, free, shared, 1e-12, 500)
+    where: Any = {"within": (lower, upper), "free": free, "shared": shared}
+    found = maximise(bowls, start, curvature, 1e-12, 500, **where)
     theta = found.theta
     assert found.converged
     assert ((theta >= lower) & (theta <= upper)).all()
@@ -97,12 +98,11 @@ def test_a_step_that_leads_down_is_not_made() -> None:
         [watched(j) for j in range(3)],
         np.zeros((3, 3)),
         np.tile(np.eye(3), (3, 1, 1)),
-        -wide,
-        wide,
-        np.ones((3, 3), dtype=bool),
-        True,
         1e-10,
         500,
+        within=(-wide, wide),
+        free=np.ones((3, 3), dtype=bool),
+        shared=True,
     )
     assert found.values.sum() >= sum(seen[:3])
     assert found.evaluations == len(seen)
@@ -117,12 +117,11 @@ def test_no_factor_at_the_start_is_an_error() -> None:
             [nowhere],  # type: ignore[list-item]
             np.zeros((1, 2)),
             np.eye(2)[None],
-            np.full(2, -1.0),
-            np.ones(2),
-            np.ones((1, 2), dtype=bool),
-            False,
             1e-6,
             10,
+            within=(np.full(2, -1.0), np.ones(2)),
+            free=np.ones((1, 2), dtype=bool),
+            shared=False,
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,11 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
 from linear_operator.utils.errors import NotPSDError
-from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from botorch_structured.models.treed.kernel import TreedStationary
 from botorch_structured.models.treed.leaf_modules import LeafNoiseLikelihood
+from botorch_structured.models.treed.objective import path_evidence
 from botorch_structured.models.treed.treed_gp import TreedGP
 from tests.treed_models import PUBLISHED, randomised, step_data
 
@@ -195,31 +193,37 @@ def test_one_leaf_is_fitted_in_closed_form() -> None:
 
 
 def factors_of(model: TreedGP) -> list[Any]:
-    """Value and gradient of the objective, and how often jitter was warned of."""
+    """Value and gradient of the objective."""
     mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
     return with_gradient(model, model.compute_custom_loss(mll))
 
 
-def test_one_covariance_without_a_factor_gets_jitter() -> None:
-    """One node of several: the others stay as they are, and nothing becomes NaN."""
-    X, Y = step_data(40, seed=1)
-    X[1] = X[0]  # twice the same point
-    known = torch.full_like(Y, 0.05)
-    model = TreedGP(X, Y, known, leaf_kernel="matern")
-    results = []
-    for noise in (-1e-10, 1e-8 - 1e-10):  # as it is with jitter
-        variances = known.squeeze(-1).clone()
-        variances[:2] = noise
-        model.likelihood.noise_covar.noise = variances
-        with pytest.warns(NumericalWarning) if noise < 0.0 else nullcontext():
-            results.append(factors_of(model))
-    for a, b in zip(*results, strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05 * b.abs().max().item())
-    model.likelihood.noise_covar.noise = variances - 5.0
-    with pytest.raises(NotPSDError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        factors_of(model)
+@pytest.mark.filterwarnings("ignore:A not p.d.")
+def test_one_covariance_of_several_gets_jitter() -> None:
+    """A leaf's, in some of its nodes: the others stay as they are."""
+    (data,) = TreedGP(*step_data(40, seed=1), path_sharing="all").train()._plan()
+    L = len(data.root.leaves())
+    assert L > 1
+    K = (-(data.X[:, None] - data.X).square().sum(-1)).exp().expand(L, 40, 40).clone()
+    mean, noise = torch.zeros(L, 40), torch.full((L, 40), 0.1)
+    bad = torch.as_tensor(data.root.leaves()[0].home[:2])
+    K[0, bad[1]], K[0, :, bad[1]] = K[0, bad[0]], K[0, :, bad[0]]  # twice one point
+    noise[0, bad] = -1e-9
+    found = path_evidence(data.terms, data.y, K, mean, noise)
+    # the nodes that need it get 1e-8
+    jitter = [
+        1e-8 * bool(torch.isin(bad, term.rows).all() and 0 in term.leaves)
+        for term in data.terms
+    ]
+    assert 0.0 in jitter and 1e-8 in jitter
+    expected = torch.zeros(())
+    for term, extra in zip(data.terms, jitter, strict=True):
+        more = noise.clone()
+        more[0] += extra
+        expected = expected + path_evidence([term], data.y, K, mean, more)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    with pytest.raises(NotPSDError):
+        path_evidence(data.terms, data.y, K, mean, noise - 5.0)
 
 
 def test_an_amplitude_may_vanish() -> None:
