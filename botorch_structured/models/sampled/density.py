@@ -90,6 +90,8 @@ class ModelDensity:
         self._loss = closed.loss if closed else get_loss_closure(mll)
         self._position = np.zeros(len(coordinates))
         self._trial = (0, 0.0)
+        # restores the model after a position that was not accepted
+        self._restore: Callable[[Vector], bool] | None = None
 
     @property
     def dim(self) -> int:
@@ -121,14 +123,18 @@ class ModelDensity:
         """See ``Target.move_to``."""
         value = self.log_density(position)
         if math.isfinite(value):
-            self._position = position.copy()
+            self._position, self._restore = position.copy(), None
+        else:
+            self._restore = self.coordinates.write_values
         return value
 
     def along(self, axis: int) -> Callable[[float], float]:
         """See ``Target.along``."""
         c, block = self.coordinates, self.coordinates.block_of[axis]
         values = c.to_values(self._position)
-        c.write_values(values)  # a position that was not accepted has changed them
+        if self._restore is not None:
+            self._restore(values)
+        self._restore = block.write_with_followers
         rest = c.log_jacobian(self._position)
         to_value = c.scalar_value(axis)
         if c.positive[axis]:
@@ -151,6 +157,7 @@ class ModelDensity:
         """See ``Target.accept``."""
         axis, coordinate = self._trial
         self._position[axis] = coordinate
+        self._restore = None
 
 
 def _has_leaves(model: object) -> bool:

@@ -110,9 +110,7 @@ def scalar_log_densities(prior: Prior, value: Tensor) -> list[Density] | None:
             try:
                 given = float(prior.log_prob(elements).sum())
             except ValueError:  # raised by torch outside the support
-                if factor == 1.0:
-                    return None
-                continue
+                return None
             ours = sum(
                 f(v)
                 for f, v in zip(densities, elements.reshape(-1).tolist(), strict=True)

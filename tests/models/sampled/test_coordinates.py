@@ -198,17 +198,16 @@ def test_bounds_themselves_are_inside() -> None:
 
 @pytest.mark.parametrize("values", [[0.95, 0.5], [0.95, 0.105], [0.5, 1.0]])
 def test_near_the_ends_of_a_support(values: list[float]) -> None:
-    """There is no density a step further on, where others are checked."""
+    """There is no density a step further on, where setting a value is tested."""
     prior = UniformPrior(0.1, 1.0)
-    densities = scalar_log_densities(prior, tensor(*values))
-    assert densities is not None
-    assert densities[0](0.3) == pytest.approx(-math.log(0.9))
     kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
     kernel.lengthscale = torch.tensor(values)
     c = PriorCoordinates(single(covar_module=kernel))
     np.testing.assert_allclose(c.lower[1:], 0.1, rtol=1e-6)
     np.testing.assert_allclose(c.upper[1:], 1.0, rtol=1e-6)
-    assert scalar_log_densities(prior, tensor(2.0)) is None
+    assert c.blocks[1].log_prior(np.array([0.3, 0.3])) == pytest.approx(
+        -2.0 * math.log(0.9), rel=1e-6
+    )
 
 
 def test_a_small_value_beside_a_bound_is_probed_where_it_has_a_density() -> None:
