@@ -164,13 +164,13 @@ def _check_can_share(model: Any) -> None:
             "new_task: expected a model without fantasies, got a batch of shape "
             f"{tuple(model.batch_shape)}."
         )
-    if type(model.mean_module) is not ZeroMean:
+    if not isinstance(model.mean_module, ZeroMean):
         raise ValueError(
             "mean_module: expected none where tasks share their weights, got "
             f"{type(model.mean_module).__name__}."
         )
     transform = getattr(model, "outcome_transform", None)
-    if transform is not None and type(transform) is not StandardizeTasks:
+    if not isinstance(transform, StandardizeTasks | None):
         raise ValueError(
             "outcome_transform: expected the default or None where tasks share "
             f"their scales, got {type(transform).__name__}."

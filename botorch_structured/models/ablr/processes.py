@@ -67,27 +67,26 @@ class Processes:
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
-        return self.of_first(tensors, total=True)
+        return self._together(tensors, lambda every: sum(every[1:], every[0]))
 
-    def of_first(self, tensors: Sequence[Tensor], total: bool = False) -> list[Tensor]:
+    def of_first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of the first process: rounding may differ between machines.
 
         Args:
             tensors: Of the same shapes in every process.
-            total: Whether to add up those of all processes before.
 
         Raises:
             RuntimeError: If a process of the group has ended or does not answer.
         """
+        return self._together(tensors, lambda every: every[0])
+
+    def _together(
+        self, tensors: Sequence[Tensor], made_of: Callable[[list[Tensor]], Tensor]
+    ) -> list[Tensor]:
         if self.alone or not tensors:
             return list(tensors)
         flat = torch.cat([t.detach().double().reshape(-1) for t in tensors])
-        if total:
-            self._call(lambda: dist.all_reduce(flat, group=self._group))
-        assert self._group is not None
-        first = dist.get_global_rank(self._group, 0)
-        self._call(lambda: dist.broadcast(flat, first, group=self._group))
-        parts = flat.split([t.numel() for t in tensors])
+        parts = made_of(self.gather(flat)).split([t.numel() for t in tensors])
         return [p.reshape(t.shape).to(t) for p, t in zip(parts, tensors, strict=True)]
 
     def total(self, value: Tensor) -> Tensor:
