@@ -122,13 +122,13 @@ class TaskRows:
         num_tasks: int,
         *,
         rows: Tensor | None = None,
-        num_rows: int | None = None,
+        num_rows: int = 0,
         chunk_rows: int | None = None,
         kept_rows: int = _KEPT_ROWS,
     ) -> None:
         self.task = task
         self.num_tasks = num_tasks
-        self.num_rows = len(task) if num_rows is None else num_rows
+        self.num_rows = num_rows
         self.counts: list[int] = torch.bincount(task, minlength=num_tasks).tolist()
         on_cpu = task.device.type == "cpu"
         step = chunk_rows or (_CHUNK_ROWS_CPU if on_cpu else _CHUNK_ROWS_GPU)
