@@ -412,13 +412,8 @@ def population(mean: Tensor, root: Tensor, weight_precision: Tensor) -> Populati
             ``N(0, I / beta_t)``.
         root: Roots of the posterior covariances, ``T x D x D``.
         weight_precision: The ``beta_t``, ``T``.
-
-    Raises:
-        ValueError: Without tasks.
     """
     T, D = mean.shape
-    if not T:
-        raise ValueError("mean: expected the weights of at least one task, got none.")
     precision, shift = _likelihoods(mean, root, weight_precision)
     eye = torch.eye(D, dtype=mean.dtype, device=mean.device)
     spread = weight_precision.log().mean().exp().reciprocal()

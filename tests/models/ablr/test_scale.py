@@ -60,19 +60,19 @@ def test_without_outcomes_it_is_the_usual_one() -> None:
 
 
 def test_exact_outcomes() -> None:
-    """Their noise counts as 1e-9 of the usual variance."""
-    features, curve, Y = data(4, 2.0)
+    """Their noise counts as 1e-9 of the usual variance, of outcomes of any unit."""
+    features, curve, Y = data(12, 2.0)
+    found = most_probable_scale(features, curve, Y, OUTCOMES, torch.zeros_like(Y))
     least = torch.full_like(Y, 1e-9 * math.exp(2.0 * OUTCOMES.log_scale[0]))
-    exact, noisy = (
-        most_probable_scale(features, curve, Y, OUTCOMES, noise)
-        for noise in (torch.zeros_like(Y), least)
-    )
-    assert exact == noisy
     here, *others = (
-        density(math.log(exact) + step, features, curve, Y, least)
+        density(math.log(found) + step, features, curve, Y, least)
         for step in (0.0, -0.05, 0.05)
     )
     assert max(others) < here
+    unit = math.exp(-12.0)
+    small = UsualOutcomes((unit, 3.0 * unit), (-11.5, 0.8), (-4.0, 1.0))
+    other = most_probable_scale(features, curve, unit * Y, small, torch.zeros_like(Y))
+    assert other == pytest.approx(unit * found, rel=1e-3)
 
 
 @pytest.mark.parametrize("n", [6, 40])
