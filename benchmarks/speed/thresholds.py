@@ -118,8 +118,9 @@ def _sampled(n: int) -> Call:
 
 
 def _treed(n: int, make: Callable[..., TreedGP] = TreedGP) -> Call:
-    X = torch.rand(n, 2, generator=torch.Generator().manual_seed(0)).double()
-    Y = (9.0 * X[:, :1]).sin() * (X[:, :1] > 0.5) + 0.1 * X[:, 1:]
+    g = torch.Generator().manual_seed(0)
+    X, noise = torch.rand(n, 2, generator=g).double(), torch.randn(n, 1, generator=g)
+    Y = (9.0 * X[:, :1]).sin() * (X[:, :1] > 0.5) + 0.1 * noise
     return lambda: fitted(make(X, Y))
 
 
@@ -168,6 +169,11 @@ THRESHOLDS = [
     ),
     Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
     Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
+    Threshold(
+        "models.treed.maximum._FEW_ROWS",
+        partial(_treed, make=TreedGP.as_published),
+        (50, 128, 250),
+    ),
     Threshold(
         "models.contexts._ROWS_FOR_ONE_THREAD",
         _threads,
