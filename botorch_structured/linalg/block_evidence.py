@@ -7,9 +7,8 @@ mu and precision M of the weights, and R = A^-1 F,
     dA_p:  1/2 (alpha alpha' - A_p^-1 + R M^-1 R')         dF_p:  alpha mu' - R M^-1
 
 For small matrices NumPy takes a tenth of the time of torch, which is all overhead.
-``evidence_by_block`` factorises the blocks and M; ``evidence_as_one`` writes the blocks
-into one ``n x n`` matrix, which is smaller than M where weights are more than rows.
-Both return NaN if a covariance has NaN.
+Blocks and M are factorised, or one ``n x n`` matrix, which is smaller than M where
+weights are more than rows.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from __future__ import annotations
 __all__ = [
     "Block",
     "BlockDerivatives",
-    "evidence_as_one",
-    "evidence_by_block",
-    "pairs_of",
+    "log_evidence",
 ]
 
 import math
@@ -34,6 +31,8 @@ from botorch_structured.linalg.factor import cholesky, inverse_factors
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+# Up to so many rows per weight one n x n factor takes less time than those of blocks.
+_ROWS_PER_WEIGHT = 1.5
 # Of blocks up to this size the inverse factor is computed, of larger ones the inverse.
 _MEDIUM = 100
 _LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -47,27 +46,16 @@ class Block(NamedTuple):
         features: F_p, ``B x N x D``, zero where padded.
         rows: Their rows, ``B x N``; ``n`` where padded.
         weights: Which weights the features are of, ``B x D``; ``V`` where unused.
-        pairs: From ``pairs_of``, which a fit asks for once.
     """
 
     covariance: Array
     features: Array
     rows: Indices
     weights: Indices
-    pairs: Indices
 
-
-def pairs_of(weights: Indices, num_weights: int) -> Indices:
-    """Where the entries of each block's ``D x D`` matrix are among all weights.
-
-    Args:
-        weights: ``B x D``.
-        num_weights: V.
-
-    Returns:
-        ``B x D x D`` places in a matrix ``(V + 1) x (V + 1)``, row by row.
-    """
-    return weights[:, :, None] * (num_weights + 1) + weights[:, None, :]
+    def pairs(self, width: int) -> Indices:
+        """Where products of two of these weights are in a matrix ``width x width``."""
+        return self.weights[:, :, None] * width + self.weights[:, None, :]
 
 
 class BlockDerivatives(NamedTuple):
@@ -84,19 +72,28 @@ class BlockDerivatives(NamedTuple):
     residual: Array
 
 
-def evidence_by_block(
+def log_evidence(
     blocks: list[Block], residual: Array, num_weights: int
 ) -> tuple[float, list[BlockDerivatives]]:
-    """Log N(r; 0, blockdiag(A_p) + F F') from factors of A_p and of M.
+    """Log N(r; 0, blockdiag(A_p) + F F'), with derivatives; NaN if a matrix has NaN.
 
     Args:
         blocks: The blocks.
-        residual: r, and a zero for padded rows, ``n + 1``.
+        residual: r, ``n``.
         num_weights: V.
 
     Raises:
-        NotPSDError: If a block is not positive definite even with jitter.
+        NotPSDError: If a matrix is not positive definite even with jitter.
     """
+    as_one = len(residual) <= _ROWS_PER_WEIGHT * num_weights
+    evidence = _as_one if as_one else _by_block
+    return evidence(blocks, np.append(residual, 0.0), num_weights)
+
+
+def _by_block(
+    blocks: list[Block], residual: Array, num_weights: int
+) -> tuple[float, list[BlockDerivatives]]:
+    """From factors of A_p and of M; ``residual`` has a zero for padded rows."""
     width = num_weights + 1  # one more weight, for unused places
     logdet, parts = 0.0, []
     grams: list[Array] = []
@@ -112,7 +109,7 @@ def evidence_by_block(
             half = factors.half(half)
             turned = half.swapaxes(1, 2)
             grams.append((turned @ half).ravel())
-            pairs.append(block.pairs.ravel())
+            pairs.append(block.pairs(width).ravel())
             sums.append((turned @ factors.half(right)).ravel())
             places.append(block.weights.ravel())
         parts.append((factors, half, right))
@@ -130,23 +127,16 @@ def evidence_by_block(
         quad = float(mean @ mean)
     derivatives = []
     for block, (factors, half, right) in zip(blocks, parts, strict=True):
-        if not num_weights:
-            rest = factors.half(right)
-            alpha = factors.back(rest)
-            g = 0.5 * alpha @ alpha.swapaxes(1, 2)
-            d_features = half
-        else:
-            # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
-            # same, but loses digits by cancellation when the noise is small
-            mine = mean[block.weights][..., None]
-            rest = factors.half(right - block.features @ mine)
-            both = factors.back(np.concatenate([rest, half], axis=-1))
-            alpha = both[..., :1]
-            spread = both[..., 1:] @ covariance.take(block.pairs)
-            d_features = alpha * mine.swapaxes(1, 2)
-            d_features -= spread
-            left = 0.5 * np.concatenate([alpha, spread], axis=-1)
-            g = left @ both.swapaxes(1, 2)
+        # residuals from the posterior mean of the weights: r'A^-1 r - u'mu is the
+        # same, but loses digits by cancellation when the noise is small
+        mine = mean[block.weights][..., None]
+        rest = factors.half(right - block.features @ mine)
+        both = factors.back(np.concatenate([rest, half], axis=-1))
+        alpha = both[..., :1]
+        spread = both[..., 1:] @ covariance.take(block.pairs(width))
+        d_features = alpha * mine.swapaxes(1, 2) - spread
+        left = 0.5 * np.concatenate([alpha, spread], axis=-1)
+        g = left @ both.swapaxes(1, 2)
         quad += float(np.vdot(rest, rest))
         factors.subtract_half_inverses(g)
         derivatives.append(BlockDerivatives(g, d_features, -alpha[..., 0]))
@@ -154,19 +144,10 @@ def evidence_by_block(
     return -0.5 * (quad + logdet + n * _LOG_TWO_PI), derivatives
 
 
-def evidence_as_one(
+def _as_one(
     blocks: list[Block], residual: Array, num_weights: int
 ) -> tuple[float, list[BlockDerivatives]]:
-    """As ``evidence_by_block``, from one ``n x n`` factor.
-
-    Args:
-        blocks: The blocks.
-        residual: r, and a zero for padded rows, ``n + 1``.
-        num_weights: V.
-
-    Raises:
-        NotPSDError: If the matrix is not positive definite even with jitter.
-    """
+    """From one ``n x n`` factor; ``residual`` has a zero for padded rows."""
     n = len(residual) - 1
     # the last row and column take the padding
     features = np.zeros((n + 1, num_weights + 1))

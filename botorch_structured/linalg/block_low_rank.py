@@ -16,25 +16,20 @@ number of weights is ever factorised.
 from __future__ import annotations
 
 __all__ = [
-    "BlockFactor",
-    "BlockInputs",
     "Bucket",
     "Factorisation",
-    "LeafColumns",
     "LeafLayout",
-    "are_many",
+    "WeightedBlock",
     "factorise",
     "group_rows",
-    "in_all_columns",
     "pad_groups",
     "pad_rows",
     "positions",
 ]
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from weakref import ReferenceType, ref
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,11 +37,6 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
-
-# Pairs of weights on the same leaf that are added up one by one: at most, and always.
-_MANY_PAIRS, _FEW_PAIRS = 1 << 22, 1 << 16
-# One of these takes as long as so many terms of a product of matrices.
-_TERMS = 32
 
 
 @dataclass(frozen=True)
@@ -58,13 +48,11 @@ class Bucket:
         index: Their rows, ``B x N``; ``n`` (one past the last row) where padded, which
             is at the end.
         real: ``B x N``, False where padded; None if nothing is padded.
-        least: Size of the smallest of the leaves.
     """
 
     leaves: Tensor
     index: Tensor
     real: Tensor | None
-    least: int
 
     @property
     def rows(self) -> Tensor:
@@ -72,19 +60,6 @@ class Bucket:
         if self.real is None:
             return self.index
         return torch.where(self.real, self.index, self.index[:, :1])
-
-    def part(self, part: slice) -> Bucket:
-        """Some of the leaves."""
-        real = None if self.real is None else self.real[part]
-        return Bucket(self.leaves[part], self.index[part], real, self.least)
-
-    def mask_pairs(self, values: Tensor) -> Tensor:
-        """``B x N x N`` values, set to zero in place where row or column is padded."""
-        if self.real is not None:
-            tail = self.real[:, self.least :].to(values)
-            values[:, self.least :] *= tail.unsqueeze(-1)
-            values[:, :, self.least :] *= tail.unsqueeze(-2)
-        return values
 
 
 def group_rows(group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -141,52 +116,6 @@ def positions(mask: Tensor) -> Tensor:
     place = torch.arange(width, device=mask.device)
     padded = torch.where(mask, place, width).sort(-1).values
     return padded[:, : max(int(mask.sum(-1).max()), 1)]
-
-
-class LeafColumns:
-    """The columns of inputs that each leaf of a bucket uses.
-
-    What is gathered is kept for as long as the inputs are the same tensor, since a fit
-    asks for that of the training data a hundred times.
-
-    Args:
-        rows: ``B x N x 1``; where padded, a row of the same leaf.
-        columns: ``B x 1 x e``.
-        used: ``B x 1 x e``, False for a place that a leaf does not use; None if all do.
-    """
-
-    def __init__(self, rows: Tensor, columns: Tensor, used: Tensor | None) -> None:
-        self.rows, self.columns, self.used = rows, columns, used
-        self._last: tuple[ReferenceType[Tensor], int, Tensor] | None = None
-
-    @classmethod
-    def of(cls, bucket: Bucket, places: Tensor, columns: Tensor) -> LeafColumns:
-        """Those at some places of a list of columns.
-
-        Args:
-            bucket: The leaves.
-            places: ``B x e`` places in ``columns``; ``C`` for none.
-            columns: ``C``, or ``B x C`` if they depend on the leaf.
-        """
-        count = columns.shape[-1]
-        used = places < count
-        # any column will do for a place that is not used
-        columns = pad(columns, (0, 1)).expand(len(places), -1).gather(-1, places)
-        masked = None if bool(used.all()) else used.unsqueeze(-2)
-        return cls(bucket.rows.unsqueeze(-1), columns.unsqueeze(-2), masked)
-
-    def __call__(self, X: Tensor) -> Tensor:
-        """``n x d`` inputs to ``B x N x e``, zero where unused."""
-        last = self._last
-        plain = not (X.requires_grad or X.is_inference())
-        if plain and last is not None and last[0]() is X and last[1] == X._version:
-            return last[2]
-        mine = X[self.rows, self.columns]
-        if self.used is not None:
-            mine = torch.where(self.used, mine, 0.0)
-        if plain:
-            self._last = (ref(X), X._version, mine)
-        return mine
 
 
 def _bucket_widths(sizes: list[int]) -> dict[int, int]:
@@ -254,9 +183,8 @@ class LeafLayout:
             position = np.minimum(start[leaves, None] + place, n - 1)
             inside = place < counts[leaves, None]
             index = np.where(inside, order[position], n)
-            least = min(s for s in widths if widths[s] == width)
-            real = None if least == width else tensor(inside)
-            self.buckets.append(Bucket(tensor(leaves), tensor(index), real, least))
+            real = None if inside.all() else tensor(inside)
+            self.buckets.append(Bucket(tensor(leaves), tensor(index), real))
 
     def find(self, keys: Tensor) -> Tensor:
         """The leaf of other rows, ``m``; ``num_leaves`` for a leaf without data."""
@@ -265,24 +193,24 @@ class LeafLayout:
         return torch.where(known, position, self.num_leaves)
 
 
-@dataclass(frozen=True)
-class BlockInputs:
-    """The features of one bucket.
+class WeightedBlock(NamedTuple):
+    """One bucket of leaves.
 
     Attributes:
         bucket: Its leaves and rows.
+        covariance: A_p, noise included, the identity where padded, ``B x N x N``.
         features: Scaled weight features, ``B x N x D``, zero where padded.
         weights: Which weights these are, ``B x D``; ``V`` for an unused place (whose
             features must be zero).
     """
 
     bucket: Bucket
+    covariance: Tensor
     features: Tensor
     weights: Tensor
 
 
-@dataclass(frozen=True)
-class BlockFactor:
+class BlockFactor(NamedTuple):
     """Factors of one bucket.
 
     Attributes:
@@ -296,9 +224,8 @@ class BlockFactor:
     half_residual: Tensor
 
 
-@dataclass(frozen=True)
-class Factorisation:
-    """Factors from which evidence, its gradient and predictions are computed.
+class Factorisation(NamedTuple):
+    """Factors from which the evidence and predictions are computed.
 
     Attributes:
         blocks: Factors of each bucket.
@@ -311,22 +238,16 @@ class Factorisation:
     weight_mean: Tensor
 
     @property
-    def quad(self) -> Tensor:
-        """The square r' K^-1 r."""
-        # as a sum of squares at the posterior mean of the weights: r'A^-1 r - u'mu is
-        # equal, but loses digits by cancellation when the noise is small
+    def log_density(self) -> Tensor:
+        """The log density log N(r; 0, K)."""
+        # r'K^-1 r as a sum of squares at the posterior mean of the weights: r'A^-1 r -
+        # u'mu is equal, but loses digits by cancellation when the noise is small
         total = self.weight_mean.square().sum()
-        for block in self.blocks:
-            total = total + block.half_residual.square().sum()
-        return total
-
-    @property
-    def logdet(self) -> Tensor:
-        """The logarithm log|K|."""
-        total = self.weight_mean.new_zeros(())
         for chol in (*(block.chol for block in self.blocks), self.precision_chol):
             total = total + 2.0 * chol.diagonal(dim1=-1, dim2=-2).log().sum()
-        return total
+        for block in self.blocks:
+            total = total + block.half_residual.square().sum()
+        return -0.5 * total
 
 
 def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
@@ -337,47 +258,13 @@ def pad_rows(values: Tensor, bucket: Bucket, fill: float = 0.0) -> Tensor:
     return torch.cat([values, tail])[bucket.index]
 
 
-def weight_pairs(weights: Tensor, num_weights: int) -> Tensor:
-    """Positions of the entries of each leaf's ``D x D`` block in ``(V+1) x (V+1)``."""
-    width = num_weights + 1
-    return (weights.unsqueeze(-1) * width + weights.unsqueeze(-2)).reshape(-1)
-
-
-def are_many(shape: torch.Size, size: int) -> bool:
-    """Whether pairs of the weights on leaves are more than rows of all weights.
-
-    That is where leaves have few rows and most of the weights: the product of the rows
-    is faster, or takes less memory, than the sum over pairs.
-
-    Args:
-        shape: ``B x N x (1 + D)``.
-        size: V + 1.
-    """
-    leaves, num_rows, width = shape
-    pairs, rows = leaves * width * width, leaves * num_rows
-    if pairs <= max(_FEW_PAIRS, rows * size):
-        return False
-    return pairs > _MANY_PAIRS or rows * size * size < _TERMS * pairs
-
-
-def in_all_columns(features: Tensor, weights: Tensor, size: int) -> Tensor:
-    """``B x N x D`` features of ``B x D`` weights as ``(B N) x (V + 1)`` rows."""
-    rows = features.new_zeros(*features.shape[:-1], size)
-    rows = rows.scatter_add(-1, weights.unsqueeze(1).expand_as(features), features)
-    return rows.flatten(0, 1)
-
-
 def factorise(
-    blocks: Callable[[], Iterable[tuple[Tensor, BlockInputs]]],
-    residual: Tensor,
-    num_weights: int,
+    blocks: list[WeightedBlock], residual: Tensor, num_weights: int
 ) -> Factorisation:
-    """Factorise K and solve for the residual.
+    """Factorise K and solve for the residual; differentiable.
 
     Args:
-        blocks: Returns A_p of each bucket, ``B x N x N``, noise included and the
-            identity where padded, and the rest of the bucket. Each is factorised before
-            the next is asked for. It is called again if a block needs jitter.
+        blocks: The buckets.
         residual: y - m, ``n``.
         num_weights: V.
 
@@ -385,15 +272,10 @@ def factorise(
         NotPSDError: If a block is not positive definite even with jitter.
     """
     # One look at all flags together: on a GPU the host waits for each.
-    factors, flags = _factorise(blocks(), residual, num_weights, _unsafe_cholesky)
+    factors, flags = _factorise(blocks, residual, num_weights, torch.linalg.cholesky_ex)
     if bool(torch.cat(flags).any()):
-        factors, _ = _factorise(blocks(), residual, num_weights, _safe_cholesky)
+        factors, _ = _factorise(blocks, residual, num_weights, _safe_cholesky)
     return factors
-
-
-def _unsafe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    chol, flag = torch.linalg.cholesky_ex(matrix)
-    return chol, flag.reshape(-1)
 
 
 def _safe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -401,45 +283,36 @@ def _safe_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factorise(
-    blocks: Iterable[tuple[Tensor, BlockInputs]],
+    blocks: list[WeightedBlock],
     residual: Tensor,
     num_weights: int,
     cholesky: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Factorisation, list[Tensor]]:
     """See ``factorise``; also LAPACK's flags, zero where a matrix was definite."""
-    size = num_weights + 1  # one more weight, for padding
-    precision = residual.new_zeros(size * size)
-    rhs_sum = residual.new_zeros(size)
+    precision = torch.eye(num_weights, dtype=residual.dtype, device=residual.device)
+    total = residual.new_zeros(num_weights)
     halves, flags = [], []
-    for covariance, block in blocks:
-        chol, flag = cholesky(covariance)
-        flags.append(flag)
+    for block in blocks:
+        chol, flag = cholesky(block.covariance)
+        flags.append(flag.reshape(-1))
         padded = pad_rows(residual, block.bucket).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(
-            chol, torch.cat([padded, block.features], dim=-1), upper=False
-        )
-        many = are_many(half.shape, size)
-        gram = half[..., 1:].mT @ half[..., :1] if many else half[..., 1:].mT @ half
-        if many:
-            rows = in_all_columns(half[..., 1:], block.weights, size)
-            precision = precision + (rows.mT @ rows).view(-1)
-        else:
-            precision.index_add_(
-                0, weight_pairs(block.weights, num_weights), gram[:, :, 1:].reshape(-1)
-            )
-        rhs_sum.index_add_(0, block.weights.reshape(-1), gram[:, :, 0].reshape(-1))
-        halves.append((block, chol, padded, half[..., 1:]))
-    precision = precision.view(size, size)[:num_weights, :num_weights]
-    precision.diagonal().add_(1.0)
+        both = torch.cat([padded, block.features], dim=-1)
+        half = torch.linalg.solve_triangular(chol, both, upper=False)
+        # features of all weights, and of one more, which unused places are
+        rows = half.new_zeros(*half.shape[:-1], num_weights + 1)
+        weights = block.weights.unsqueeze(1).expand_as(half[..., 1:])
+        rows = rows.scatter_add(-1, weights, half[..., 1:])[..., :-1].flatten(0, 1)
+        precision = precision + rows.mT @ rows
+        total = total + half[..., 0].flatten() @ rows
+        halves.append((padded, half[..., 1:], chol))
     precision_chol, flag = cholesky(precision)
-    flags.append(flag)
-    rhs_sum = rhs_sum[:num_weights].unsqueeze(-1)
-    weight_mean = torch.cholesky_solve(rhs_sum, precision_chol).squeeze(-1)
+    flags.append(flag.reshape(-1))
+    weight_mean = torch.cholesky_solve(total.unsqueeze(-1), precision_chol).squeeze(-1)
     # A^-1 r - A^-1 F mu is equal to what is computed here, but loses digits
-    padded_mean = pad(weight_mean, (0, 1))
+    mean = pad(weight_mean, (0, 1))
     factors = []
-    for block, chol, padded, half_features in halves:
-        fit = block.features @ padded_mean[block.weights].unsqueeze(-1)
+    for block, (padded, half_features, chol) in zip(blocks, halves, strict=True):
+        fit = block.features @ mean[block.weights].unsqueeze(-1)
         half_residual = torch.linalg.solve_triangular(chol, padded - fit, upper=False)
         factors.append(BlockFactor(chol, half_features, half_residual.squeeze(-1)))
     return Factorisation(factors, precision_chol, weight_mean), flags

@@ -26,8 +26,8 @@ __all__ = [
     "MATERN52",
     "RBF",
     "Correlation",
-    "StationaryBlocks",
     "StationaryForm",
+    "computes_as",
     "squared_distance",
     "stationary_form",
 ]
@@ -35,8 +35,7 @@ __all__ = [
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,8 +43,6 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
-
-from botorch_structured.linalg.block_low_rank import Bucket
 
 Array = NDArray[np.float64]
 
@@ -66,7 +63,11 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
         ``batch_shape x n x m``.
     """
     squared = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
-    return (squared - 2.0 * a @ b.mT).clamp_min(0.0)
+    squared = (squared - 2.0 * a @ b.mT).clamp_min(0.0)
+    if a is b:  # zero in spite of rounding
+        same = torch.eye(a.shape[-2], dtype=torch.bool, device=a.device)
+        squared = squared.masked_fill(same, 0.0)
+    return squared
 
 
 @dataclass(frozen=True)
@@ -270,13 +271,18 @@ class StationaryForm(NamedTuple):
     variance: Tensor
 
 
+def computes_as(module: object, kind: type) -> bool:
+    """Whether a module is of a class, and no subclass has a ``forward`` of its own."""
+    return isinstance(module, kind) and type(module).forward is kind.forward
+
+
 def stationary_form(kernel: Kernel) -> StationaryForm | None:
     """Of an RBF or Matern-5/2 kernel, scaled or not; None for any other."""
     inner, variance = kernel, None
-    if type(kernel) is ScaleKernel:
+    if computes_as(kernel, ScaleKernel):
         inner, variance = kernel.base_kernel, kernel.outputscale
-    matern = type(inner) is MaternKernel and inner.nu == 2.5
-    if not (matern or type(inner) is RBFKernel):
+    matern = computes_as(inner, MaternKernel) and inner.nu == 2.5
+    if not (matern or computes_as(inner, RBFKernel)):
         return None
     lengthscale = inner.lengthscale
     if variance is None:
@@ -301,86 +307,3 @@ ARRAY_SLOPES: dict[str, Callable[[Array], tuple[Array, Array]]] = {
     "rbf": _array_rbf_slope,
     "laplace": _array_laplace_slope,
 }
-
-
-# -- covariances with the gradient written out ------------------------------------
-
-
-@dataclass(frozen=True)
-class StationaryBlocks:
-    """A_p = v k(s) + c of a bucket of leaves, and its derivative.
-
-    s are the squared distances of the scaled inputs S = X / l. With G the symmetric
-    derivative of a scalar by A_p and H = v G * slope, its derivative by S is
-    4 (H S - rowsum(H) S): autograd need not differentiate distances.
-
-    Attributes:
-        bucket: The leaves.
-        points: X, ``B x N x e``; finite, also where padded.
-        inverse: 1 / l of each leaf's columns, ``B x e``; zero for an unused place.
-        variance: v, ``B``.
-        constant: c, ``B``: a constant of the leaf's own; None if there is none.
-        correlation: k.
-    """
-
-    bucket: Bucket
-    points: Tensor
-    inverse: Tensor
-    variance: Tensor
-    constant: Tensor | None
-    correlation: Correlation
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """What ``backward`` returns the derivatives by."""
-        return self.points, self.inverse, self.variance, self.constant
-
-    @cached_property
-    def scaled(self) -> Tensor:
-        """S, ``B x N x e``."""
-        return self.points * self.inverse.unsqueeze(-2)
-
-    def evaluate(self, part: slice, gradient: bool) -> tuple[Tensor, Any]:
-        """Covariances of some leaves, zero where padded, without a graph.
-
-        Args:
-            part: Which of the ``B`` leaves.
-            gradient: Whether ``backward`` will be called.
-
-        Returns:
-            A new tensor ``B' x N x N``, and what ``backward`` needs.
-        """
-        scaled = self.points[part] * self.inverse[part].unsqueeze(-2)
-        squares = scaled.square().sum(-1)
-        distance = squares.unsqueeze(-1) + squares.unsqueeze(-2)
-        distance = distance.baddbmm_(scaled, scaled.mT, alpha=-2.0).clamp_min_(0.0)
-        # the distance of a point to itself is zero in spite of rounding
-        distance.diagonal(dim1=-1, dim2=-2).zero_()
-        if gradient:
-            value, slope = self.correlation.value_and_slope(distance)
-        else:
-            value, slope = self.correlation.value(distance), None
-        covariance = value * self.variance[part, None, None]
-        if self.constant is not None:
-            covariance += self.constant[part, None, None]
-        saved = (part, scaled, value, slope) if gradient else None
-        return self.bucket.part(part).mask_pairs(covariance), saved
-
-    def backward(self, saved: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """The derivatives by ``tensors[...][part]``.
-
-        Args:
-            saved: From ``evaluate``.
-            g: G, symmetric, zero where padded, ``B' x N x N``. It is overwritten.
-        """
-        part, scaled, value, slope = saved
-        flat = g.flatten(1).unsqueeze(1)
-        d_variance = (flat @ value.flatten(1).unsqueeze(-1)).flatten()
-        d_constant = None if self.constant is None else flat.sum((-1, -2))
-        h = g.mul_(slope)
-        pull = h @ scaled - h.sum(-1, True) * scaled
-        pull *= 4.0 * self.variance[part, None, None]
-        d_points = None
-        if self.points.requires_grad:
-            d_points = pull * self.inverse[part].unsqueeze(-2)
-        return d_points, (pull * self.points[part]).sum(-2), d_variance, d_constant

@@ -1,13 +1,12 @@
 """The parameters of a GP as one NumPy vector, with the log density of their priors.
 
 Fits in closed form evaluate priors as functions of the logarithms u of
-parameters. A log-normal prior is quadratic in u. ``Quantities`` are what a kernel makes
-of these logarithms.
+parameters. A log-normal prior is quadratic in u.
 """
 
 from __future__ import annotations
 
-__all__ = ["LogPriors", "Quantities", "RawParameters", "UnknownFormError"]
+__all__ = ["LogPriors", "RawParameters", "UnknownFormError"]
 
 import math
 from typing import Any
@@ -22,7 +21,6 @@ from gpytorch.means import ConstantMean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HorseshoePrior, LogNormalPrior, NormalPrior
 from numpy.typing import NDArray
-from scipy import sparse
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -34,8 +32,6 @@ from botorch_structured.linalg.hyperparameter import (
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# A map of at most this many entries is a dense matrix.
-_MAX_DENSE = 2**16
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
 
@@ -175,38 +171,6 @@ class RawParameters:
             slope[place] = np.where(linear, 1.0, 1.0 / (1.0 + np.exp(-raw))) / value
             u[place] = np.log(value)
         return u, slope
-
-
-class Quantities:
-    """The map q = exp(A u + c) while its rows are collected."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._entries: list[tuple[Any, Any, float]] = []
-        self._constants: list[Array] = []
-
-    def add(self, count: int, constant: Any = 0.0) -> Indices:
-        """Places of ``count`` new quantities."""
-        self._constants.append(np.full(count, constant, dtype=np.float64))
-        self.size += count
-        return np.arange(self.size - count, self.size)
-
-    def depend(self, rows: Any, columns: Any, factor: float) -> None:
-        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
-        self._entries.append((rows, columns, factor))
-
-    def map(self, width: int) -> tuple[Any, Array]:
-        """A and c."""
-        constants = np.concatenate(self._constants)
-        if self.size * width <= _MAX_DENSE:
-            A = np.zeros((self.size, width))
-            for rows, columns, factor in self._entries:  # no pair is given twice
-                A[rows, columns] = factor
-            return A, constants
-        every = (np.broadcast_arrays(*entry) for entry in self._entries)
-        rows, columns, factors = map(np.concatenate, zip(*every, strict=True))
-        pairs = (rows, columns)
-        return sparse.csr_array((factors, pairs), (self.size, width)), constants
 
 
 class LogPriors:

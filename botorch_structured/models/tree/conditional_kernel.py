@@ -19,25 +19,8 @@ import torch
 from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
-from torch.nn.functional import pad
 
-from botorch_structured.linalg.batch_kernel import same_points
-from botorch_structured.linalg.block_low_rank import Bucket, LeafColumns, positions
-from botorch_structured.linalg.correlations import (
-    StationaryBlocks,
-    StationaryForm,
-    squared_distance,
-    stationary_form,
-)
-from botorch_structured.models.tree.leaf_inference import (
-    BlockPrior,
-    BlockTensors,
-    CrossCovariance,
-    GivenBlocks,
-    LeafKernel,
-    Structure,
-    stationary_cross,
-)
+from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafRows
 from botorch_structured.spaces import ParameterTree
 
 
@@ -46,15 +29,6 @@ class _Places(NamedTuple):
 
     key: Tensor
     active: Tensor
-
-
-class _Rows(NamedTuple):
-    """The kernel's representation of rows, see ``LeafRows``."""
-
-    key: Tensor
-    points: Tensor
-    features: Tensor
-    prior: Tensor
 
 
 class _Fill(torch.nn.Module):
@@ -141,21 +115,6 @@ class ConditionalKernel(LeafKernel):
         """What the base kernel sees in inactive columns, ``d``."""
         return self._imputation.values
 
-    def _covariance(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
-        """The definition: the base kernel, masked."""
-        a = self.locate(x1)
-        equal = same_points(x1, x2)
-        b = a if equal else self.locate(x2)
-        points = self.impute(x1, a)
-        others = points if equal else self.impute(x2, b)
-        if diag:
-            covariance = self.base_kernel(points, others, diag=True, **params)
-            return torch.where(a.key == b.key, to_dense(covariance), 0.0)
-        covariance = self.base_kernel.forward(
-            self.select(points), self.select(others), **params
-        )
-        return _on_the_same_path(a, b, to_dense(covariance))
-
     def locate(self, X: Tensor) -> _Places:
         """Where rows ``batch_shape x n x d`` are in the tree."""
         # A model checks its training data; on a GPU looking at the values of what it
@@ -172,100 +131,15 @@ class ConditionalKernel(LeafKernel):
         columns = self.base_kernel.active_dims
         return imputed if columns is None else imputed.index_select(-1, columns)
 
-    # -- by leaf ------------------------------------------------------------------
-
-    def rows(self, X: Tensor, places: Any = None) -> _Rows:
+    def rows(self, X: Tensor, places: Any = None) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
-        points = self.select(imputed)
+        prior = to_dense(self.base_kernel(imputed, diag=True))
         features = X.new_zeros(*X.shape[:-1], 0)
-        form = stationary_form(self.base_kernel)
-        if form is None:
-            prior = self.base_kernel(imputed, diag=True)
-        else:
-            points = points * (1.0 / form.lengthscale)
-            prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
-        return _Rows(places.key, points, features, to_dense(prior))
+        none = torch.zeros_like(prior)
+        return LeafRows(places.key, self.select(imputed), prior, none, features)
 
-    def leaf_covariance(self, a: _Rows, b: _Rows) -> Tensor:
-        """See ``LeafKernel.leaf_covariance``."""
-        form = stationary_form(self.base_kernel)
-        if form is None:
-            value = to_dense(self.base_kernel.forward(a.points, b.points))
-        else:
-            value = form.correlation.value(squared_distance(a.points, b.points))
-            value = form.variance[..., None, None] * value
-        return _on_the_same_path(a, b, value)
-
-    def structure(self, X: Tensor) -> Structure:
-        """See ``LeafKernel.structure``."""
-        layout = self.layout(X)
-        places = self.locate(X[layout.representative])
-        seen = self.select(places.active)
-        columns = self.select(torch.arange(X.shape[-1], device=X.device))
-        blocks = []
-        for bucket in layout.buckets:
-            inputs = positions(seen[bucket.leaves])
-            blocks.append((inputs, LeafColumns.of(bucket, inputs, columns)))
-        return Structure(places, layout, blocks)
-
-    def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
-        """The blocks K_cond of equation (9), see ``LeafKernel.block_tensors``."""
-        form = stationary_form(self.base_kernel)
-        out = []
-        for bucket, (inputs, columns) in zip(
-            structure.layout.buckets, structure.blocks, strict=True
-        ):
-            if form is None:
-                active = structure.places.active[bucket.leaves].unsqueeze(-2)
-                imputed = torch.where(active, X[bucket.rows], self.fill.to(X))
-                block = self._base_block(self.select(imputed), bucket)
-            else:
-                block = self._stationary_block(form, columns(X), inputs, bucket)
-            none = X.new_zeros(*bucket.index.shape, 0)
-            out.append(BlockTensors(bucket, block[0], none, inputs[:, :0], block[1]))
-        return out
-
-    def _stationary_block(
-        self, form: StationaryForm, points: Tensor, inputs: Tensor, bucket: Bucket
-    ) -> tuple[BlockPrior, CrossCovariance]:
-        columns = self.base_kernel.active_dims
-        count = self.tree.dim if columns is None else len(columns)
-        inverse = form.lengthscale.reciprocal().squeeze(-2).expand(count)
-        prior = StationaryBlocks(
-            bucket,
-            points,
-            pad(inverse, (0, 1))[inputs],
-            form.variance.expand(len(inputs)),
-            None,
-            form.correlation,
-        )
-        own = stationary_cross(prior, inputs)
-
-        def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
-            # columns that a leaf does not use are one more column, of zeros
-            return own(places, pad(points, (0, 1)), index)
-
-        return prior, cross
-
-    def _base_block(
-        self, mine: Tensor, bucket: Bucket
-    ) -> tuple[BlockPrior, CrossCovariance]:
-        base = self.base_kernel
-        covariance = to_dense(base.forward(mine, mine))
-        if bucket.real is not None:
-            pair = bucket.real.unsqueeze(-1) & bucket.real.unsqueeze(-2)
-            covariance = torch.where(pair, covariance, 0.0)
-
-        def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
-            return to_dense(base.forward(points[index], mine[places]))
-
-        return GivenBlocks(covariance), cross
-
-
-def _on_the_same_path(
-    a: _Places | _Rows, b: _Places | _Rows, covariance: Tensor
-) -> Tensor:
-    same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
-    return torch.where(same, covariance, 0.0)
+    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+        """The base kernel: blocks K_cond of (9), see ``LeafKernel.leaf_covariance``."""
+        return to_dense(self.base_kernel.forward(a.points, b.points))

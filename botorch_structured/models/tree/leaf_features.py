@@ -146,7 +146,9 @@ class _FourierFeatureMap(_LeafFeatureMap):
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
         seen = self.kernel.select(places.active)
-        return self._waves(x, rows.key, rows.points, seen, rows.prior.sqrt())
+        form = stationary_form(self.kernel.base_kernel)
+        points = rows.points / form.lengthscale
+        return self._waves(x, rows.key, points, seen, rows.prior.sqrt())
 
 
 class _TreeStructuredFeatureMap(_FourierFeatureMap):
@@ -157,7 +159,7 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
     def _factors(self, seen: Tensor) -> list[Tensor]:
         if not self.kernel.is_product:
             return [seen]
-        context = self.kernel.leaf_hyperparameters.is_context[:-1].to(seen)
+        context = self.kernel.leaf_hyperparameters.is_context.to(seen)
         return [seen * (1.0 - context), seen * context]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,8 +167,7 @@ class _TreeStructuredFeatureMap(_FourierFeatureMap):
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
         seen = places.seen[..., self.kernel.encoded_columns]
-        # the points have one more column, of zeros
-        points, sd = rows.points[..., :-1], rows.variance.sqrt()
+        points, sd = rows.points, rows.variance.sqrt()
         constant = rows.constant.sqrt().unsqueeze(-1) / len(self.seeds) ** 0.5
         waves = self._waves(x, rows.key, points, seen, sd)
         parts = [rows.features, waves, constant * self._signs(rows.key)]

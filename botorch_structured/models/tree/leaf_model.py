@@ -19,6 +19,7 @@ __all__ = [
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -32,12 +33,9 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
-from linear_operator import to_linear_operator
 from torch import Tensor
 
-from botorch_structured._botorch_names import functorch_is_active
 from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
@@ -49,23 +47,16 @@ from botorch_structured.models.fast_inference import (
     FastSingleTaskGP,
     has_methods_of,
     noise_is_known,
-    with_gradient,
-    with_variance_floor,
 )
 from botorch_structured.models.input_transforms import dataset_task
-from botorch_structured.models.outcome_scale import ScaledNormal
-from botorch_structured.models.tree.elements import (
-    EVENT_DIMENSIONS,
-    evidence_of_elements,
+from botorch_structured.models.tree.batches import (
+    Element,
     fantasy_shapes,
-    fit_elements,
     make_elements,
     objectives_of_elements,
     posterior_of_elements,
-    quick_copy,
 )
 from botorch_structured.models.tree.leaf_inference import (
-    BlockTensors,
     LeafKernel,
     LeafPredictor,
     Structure,
@@ -75,7 +66,6 @@ from botorch_structured.models.tree.moments import (
     Array,
     LeafMoments,
     PointMoments,
-    differentiable_moments,
 )
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
@@ -175,12 +165,8 @@ def output_dimensions(model: FastSingleTaskGP) -> dict[str, int]:
     Args:
         model: A model whose parameters have the batch shape in front.
     """
-    ends = {name: name.rpartition(".")[2] for name, _ in model.named_parameters()}
-    return {
-        name: -1 - EVENT_DIMENSIONS[end]
-        for name, end in ends.items()
-        if end in EVENT_DIMENSIONS
-    }
+    batch = len(model._aug_batch_shape)
+    return {name: batch - 1 - p.ndim for name, p in model.named_parameters()}
 
 
 class _Fit(NamedTuple):
@@ -196,22 +182,12 @@ class LeafModel(FastSingleTaskGP):
 
     tree: ParameterTree
 
-    _data_caches = ("_structure_cache", "_structured_cache")
-    _fit_caches = (
-        "_predictor_cache",
-        "_moments_cache",
-        "_elements_cache",
-        "_shells_cache",
-    )
+    _data_caches = ("_structure_cache",)
+    _fit_caches = ("_elements_cache",)
     # state of a fit, not a hyperparameter: copied and pickled, not in ``state_dict``
     _fit_record: FitRecord | None = None
     _structure_cache: tuple[Tensor, LeafKernel, Structure] | None = None
-    _structured_cache: tuple[object, ...] | None = None
-    _predictor_cache: tuple[Structure, object, LeafPredictor] | None = None
-    _elements_cache: tuple[list[object], list[Any] | None] | None = None
-    _shells_cache: tuple[list[object], list[Any] | None] | None = None
-    # for its predictor, or for its elements
-    _moments_cache: tuple[object, LeafMoments | None] | None = None
+    _elements_cache: tuple[list[object], list[Element]] | None = None
     # of a model with fantasies: how many batch dimensions these have in front of those
     # of the rows before, and the number of the latter
     _fantasies: tuple[int, int] | None = None
@@ -274,25 +250,14 @@ class LeafModel(FastSingleTaskGP):
         return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
-        if self._fantasies is not None or not self._predicts_by_leaf():
-            return False
-        if self._fantasy_noise is not None:
+        """Whether predictions are made by leaf, those of batches and fantasies too."""
+        if not (self._predicts_by_leaf() and self._is_by_leaf()):
             return False
         X, Y = self.train_inputs[0], self.train_targets
-        if X.requires_grad or Y.requires_grad:
+        # rows of fantasies may have a gradient, those before them have none
+        if self._fantasies is None and (X.requires_grad or Y.requires_grad):
             return False
-        now = (X, Y, self.covar_module, self.likelihood)
-        before = self._structured_cache
-        if before is not None and all(map(operator.is_, now, before)):
-            return True
-        pays = self._is_structured() and self.covar_module.num_weights <= max(
-            len(X), _MANY_WEIGHTS
-        )
-        self._structured_cache = now if pays else None
-        return pays
-
-    def _use_elements(self) -> bool:
-        return self._predicts_by_leaf() and self._elements() is not None
+        return self.covar_module.num_weights <= max(X.shape[-2], _MANY_WEIGHTS)
 
     def _predicts_by_leaf(self) -> bool:
         # BoTorch propagates gradients to inputs, others to hyperparameters too
@@ -308,35 +273,18 @@ class LeafModel(FastSingleTaskGP):
             self._structure_cache = cache = (X, kernel, kernel.structure(X))
         return cache[2]
 
-    def _elements(self, current: bool = True) -> list[Any] | None:
-        """A model of each outcome and data set, without the rows of fantasies.
+    def _elements(self) -> list[Element]:
+        """Each outcome of each data set, without the rows of fantasies."""
+        now, cache = self._made_of(), self._elements_cache
+        if cache is None or not all(map(operator.is_, now, cache[0])):
+            self._elements_cache = cache = (now, make_elements(self))
+        return cache[1]
 
-        None where the structured algebra does not apply to all of them.
-
-        Args:
-            current: Whether they have the model's hyperparameters. Fantasies share such
-                elements. Others are given these in each evaluation of a fit.
-        """
-        if not self._is_by_leaf():
-            return None
-        now = self._made_of(current)
-        name = "_elements_cache" if current else "_shells_cache"
-        cache = getattr(self, name)
-        same = cache is not None and len(now) == len(cache[0])
-        if not (same and all(map(operator.is_, now, cache[0]))):
-            cache = (now, make_elements(self))
-            setattr(self, name, cache)
-        elements: list[Any] | None = cache[1]
-        return elements
-
-    def _made_of(self, current: bool = True) -> list[object]:
-        """What elements copy, besides values; see ``_elements``."""
+    def _made_of(self) -> list[object]:
+        """What elements are made of, besides values."""
         parts = self.covar_module, self.likelihood, self.mean_module
-        now = [self.train_inputs[0], self.train_targets, self.covar_module.variant]
-        if current:  # as long as ``train`` and ``eval`` are not called
-            return [*now, *parts]
-        # constraints too, which ``register_constraint`` replaces
-        return now + [module for part in parts for module in part.modules()]
+        data = self.train_inputs[0], self.train_targets
+        return [*data, *parts, self.covar_module.variant]
 
     # -- evidence -----------------------------------------------------------------
 
@@ -348,43 +296,19 @@ class LeafModel(FastSingleTaskGP):
             return None
         X = self.train_inputs[0]
         if not self._is_structured():
-            # of fewer rows one dense batch is faster, and nobody fits fantasies
-            if X.shape[-2] < _SMALL or self._fantasies is not None:
-                return None
-            return evidence_of_elements(self)
+            return None
         # paths do not depend on the transform, which keeps decisions
         structure = self._structure(X)
         if not self._evidence_pays(structure.layout):
             return None
-        return log_evidence(*self._system(self.transform_inputs(X), structure))
-
-    def _system(
-        self, X: Tensor, structure: Structure
-    ) -> tuple[list[BlockTensors], Tensor, Tensor, int]:
-        """Leaves, noise, residuals and number of weights, of transformed inputs."""
-        noise, mean = self.likelihood.noise, self.mean_module
-        # GPyTorch's way to expand a constant takes as long as a factorisation
-        prior = mean.constant.unsqueeze(-1) if type(mean) is ConstantMean else mean(X)
-        return (
-            self.covar_module.block_tensors(X, structure),
-            noise.expand(len(X)) if noise.shape[-1] == 1 else noise,
-            self.train_targets - prior,
-            self.covar_module.num_weights,
-        )
+        X, noise = self.transform_inputs(X), self.likelihood.noise.expand(len(X))
+        residual = self.train_targets - self.mean_module(X)
+        return log_evidence(self.covar_module, X, structure, noise, residual)
 
     # -- posterior ----------------------------------------------------------------
 
     def _predictor(self) -> LeafPredictor:
-        kernel = self.covar_module
-        X = self.train_inputs[0]
-        structure = self._structure(X)
-        cache = self._predictor_cache
-        if cache is None or cache[0] is not structure or cache[1] is not kernel.variant:
-            with torch.no_grad():
-                system = self._system(X, structure)
-                predictor = LeafPredictor(structure.layout, *system)
-            self._predictor_cache = cache = (structure, kernel.variant, predictor)
-        return cache[2]
+        return self._elements()[0].predictor
 
     def _forget_fantasies(self) -> None:
         super()._forget_fantasies()
@@ -400,14 +324,15 @@ class LeafModel(FastSingleTaskGP):
         X = inputs[0] if isinstance(inputs, (list, tuple)) else inputs
         old_X, old_y = self.train_inputs[0], self.train_targets
         shapes = fantasy_shapes(old_y.shape[:-1], X.shape[:-2], targets.shape[:-1])
-        append = self._use_predictor() and X.ndim == 2 and targets.ndim == 1
-        append = append and not (X.requires_grad or targets.requires_grad)
         noise, before = self._noise_to_keep(kwargs), self._fantasy_noise
-        append = append and noise is None
-        if shapes is None or not (append or self._use_elements()):
+        append = X.ndim == 2 and targets.ndim == 1 and old_y.ndim == 1
+        append = append and not (X.requires_grad or targets.requires_grad)
+        append = append and self._fantasies is None and before is None and noise is None
+        if shapes is None or not self._use_predictor():
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        strategy, raw = self.prediction_strategy, self._original_train_inputs
-        new = quick_copy(self, old_X, old_y, self.likelihood, strategy, raw, before)
+        kept = (old_X, old_y, self.likelihood, self.prediction_strategy)
+        kept += (self._original_train_inputs, before)
+        new = deepcopy(self, {id(thing): thing for thing in kept})
         new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]
         all_X = torch.cat(both, dim=-2).expand(*shapes[1], -1, -1)
@@ -423,38 +348,14 @@ class LeafModel(FastSingleTaskGP):
 
     def _moments(self) -> LeafMoments | None:
         """Moments of points one by one, where they have a closed form."""
-        predictor, cache = self._predictor(), self._moments_cache
-        if cache is None or cache[0] is not predictor:
-            pair = (self.covar_module, predictor)
-            X = self.train_inputs[0]
-            moments = LeafMoments.of(*pair, X, self._structure(X).places)
-            self._moments_cache = cache = (predictor, moments)
-        return cache[1]
+        single = self._is_structured() and self._fantasies is None
+        return self._elements()[0].moments if single else None
 
     def _fast_posterior(self, X: Tensor) -> MultivariateNormal | None:
         """Posterior through the leaves at ``batch_shape x q x d`` points."""
         if not self._use_predictor():
-            if self._is_structured() and self._fantasies is None:
-                return None
-            elements = self._elements() if self._use_elements() else None
-            return elements and posterior_of_elements(self, elements, X)
-        found = self._point_normal(X)
-        if found is None:
-            return self._joint_posterior(X)
-        mean, variance = found
-        return ScaledNormal(mean, to_linear_operator(variance.unsqueeze(-1)))
-
-    def _point_normal(self, X: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Means and variances at ``batch_shape x 1 x d`` transformed inputs."""
-        if X.shape[-2] != 1 or not X.numel() or functorch_is_active():
             return None
-        moments = self._moments()
-        if moments is None:
-            return None
-        mean, variance = differentiable_moments(X.reshape(-1, X.shape[-1]), moments)
-        floor = settings.min_variance.value(variance.dtype)
-        variance = variance.clamp_min(floor).view(X.shape[:-1])
-        return self.mean_module(X) + mean.view(X.shape[:-1]), variance
+        return posterior_of_elements(self, self._elements(), X)
 
     def point_moments(
         self, X: Tensor, gradient: bool = False, path: bool = False
@@ -505,37 +406,6 @@ class LeafModel(FastSingleTaskGP):
             return list(range(tree.dim))
         return sorted(tree.shared_columns)
 
-    def _joint_posterior(self, X: Tensor) -> MultivariateNormal:
-        """Posterior of ``q`` points jointly, ``batch_shape x q x d``."""
-        kernel = self.covar_module
-        rows = kernel.rows(X)
-        batch, q = X.shape[:-2], X.shape[-2]
-
-        def flat(values: Tensor) -> Tensor:
-            width = values.shape[-1]  # may be zero
-            return values.expand(*batch, q, width).reshape(batch.numel() * q, width)
-
-        prediction = self._predictor()(
-            rows.key.reshape(-1), flat(rows.points), flat(rows.features)
-        )
-        mean = self.mean_module(X) + prediction.mean.view(*batch, q)
-        mean = with_gradient(mean, X)
-        explained = prediction.explained.unflatten(0, (*batch, q))
-        weight = prediction.weight.unflatten(0, (*batch, q))
-        if q == 1:
-            prior = rows.prior.expand(*batch, q)
-            reduction = weight.square().sum(-1) - explained.square().sum(-1)
-            variance = with_variance_floor((prior + reduction).unsqueeze(-1))
-            return MultivariateNormal(mean, to_linear_operator(variance))
-        leaf = prediction.leaf.view(*batch, q)
-        same = leaf.unsqueeze(-1) == leaf.unsqueeze(-2)
-        covariance = kernel.leaf_covariance(rows, rows) + weight @ weight.mT
-        covariance = covariance - torch.where(same, explained @ explained.mT, 0.0)
-        # a plain tensor would get no jitter when it is factorised for sampling
-        return MultivariateNormal(
-            mean, to_linear_operator(with_variance_floor(covariance))
-        )
-
     # -- as BoTorch calls it ------------------------------------------------------
 
     def custom_fit(
@@ -580,7 +450,7 @@ class LeafModel(FastSingleTaskGP):
             nonlocal failure, present
             present = None
             for objective in objectives:
-                objective.read_correlation()
+                objective.form.read_correlation()
             try:
                 self._fit(mll, objectives, **kwargs)
             except ModelFittingError as error:
@@ -629,7 +499,7 @@ class LeafModel(FastSingleTaskGP):
     ) -> float:
         """Minus the objective per data point; the sum of those of elements."""
         if objectives:
-            return sum(objective.loss() for objective in objectives)
+            return sum(objective(objective.read())[0] for objective in objectives)
         mll.train()
         with torch.no_grad():
             return float(self.compute_custom_loss(mll).sum())
@@ -655,12 +525,22 @@ class LeafModel(FastSingleTaskGP):
             fit_map(mll, objective=objective, **kwargs)
             return
         kwargs.setdefault("warning_handler", accept_rounding)
-        if self._aug_batch_shape.numel() > 1:
-            # BoTorch's L-BFGS-B of batches where one optimisation is for all elements
-            if fit_elements(self, mll, objectives, kwargs) is None:
-                fit_map(mll, **kwargs)
-        else:
+        if self._aug_batch_shape.numel() == 1:
             fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+        elif not objectives:  # BoTorch's L-BFGS-B of batches, for all elements together
+            fit_map(mll, **kwargs)
+        else:
+            parameters, ends = list(mll.parameters()), []
+            start = [p.detach().clone() for p in parameters]
+            for objective in objectives:
+                fit_map(mll, FIT_OPTIONS, objective=objective, **kwargs)
+                ends.append(objective.read())
+                # a retry draws the parameters of all elements
+                for p, value in zip(parameters, start, strict=True):
+                    p.data.copy_(value)
+            for objective, end in zip(objectives, ends, strict=True):
+                objective.write(end)
+            self._clear_cache()
 
     def _fit_objectives(
         self, mll: MarginalLogLikelihood, kwargs: dict[str, Any]
@@ -687,8 +567,7 @@ class LeafModel(FastSingleTaskGP):
         if not (self._has_own_evidence() and (structured or self._is_one_process())):
             return None
         mll.train()  # in evaluation mode inputs are transformed already
-        structure = self._structure(self.train_inputs[0]) if structured else None
-        return LeafObjective.of(mll, structure=structure)
+        return LeafObjective.of(mll)
 
     @classmethod
     def construct_inputs(

@@ -310,7 +310,7 @@ class LeafMoments:
     def graph(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Moments of ``t x d`` inputs by operations that autograd knows."""
         rows = self.kernel.rows(X)
-        prediction = self.predictor(rows.key, rows.points, rows.features)
+        prediction = self.predictor(self.kernel, rows)
         reduction = prediction.weight.square().sum(-1)
         reduction = reduction - prediction.explained.square().sum(-1)
         return prediction.mean, rows.prior.expand(len(X)) + reduction

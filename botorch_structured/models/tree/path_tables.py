@@ -34,7 +34,7 @@ from botorch_structured.linalg.correlations import (
 )
 from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
-from botorch_structured.models.tree.leaf_inference import LeafKernel
+from botorch_structured.models.tree.leaf_inference import COVARIANCE, LeafKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 Array = NDArray[Any]
@@ -97,7 +97,7 @@ def _base_of(kernel: ConditionalKernel) -> _Base | None:
 def correlation_of(kernel: LeafKernel) -> Correlation | None:
     """K of a kernel that has tables; None for others."""
     # a subclass may define another covariance
-    known = [kind for kind in _KINDS if has_methods_of(kind, kernel, "block_tensors")]
+    known = [kind for kind in _KINDS if has_methods_of(kind, kernel, *COVARIANCE)]
     if kernel.batch_shape or not known:
         return None
     if isinstance(kernel, TreeStructuredKernel):
@@ -114,7 +114,7 @@ def codes_of(kernel: LeafKernel, X: Tensor) -> dict[int, Tensor]:
     if isinstance(kernel, TreeStructuredKernel):
         weights, leaf = kernel.weights, kernel.leaf_hyperparameters
         codes = {c: getattr(weights, f"known_{c}") for c in weights.onehot_columns}
-        return codes | {c: getattr(leaf, f"known_{c}") for c in kernel._categorical}
+        return codes | {c: getattr(leaf, f"known_{c}") for c in kernel.categorical}
     assert isinstance(kernel, ConditionalKernel)
     base = _base_of(kernel)
     assert base is not None

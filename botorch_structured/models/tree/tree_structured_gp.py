@@ -49,7 +49,6 @@ from botorch_structured.models.outcome_scale import (
     least_variance,
     with_least_variance,
 )
-from botorch_structured.models.tree.leaf_inference import LeafKernel
 from botorch_structured.models.tree.leaf_model import (
     Dependencies,
     LeafModel,
@@ -412,8 +411,7 @@ class TreeStructuredGP(LeafModel):
         """Scaled weight features of transformed inputs, ``batch_shape x n x V``."""
         kernel = self.covar_module
         # a subclass with another covariance may have other weights
-        own = type(kernel).forward is not LeafKernel.forward
-        if isinstance(kernel, TreeStructuredKernel) and not own:
+        if isinstance(kernel, TreeStructuredKernel) and kernel.is_by_leaf:
             return kernel.rows(X).features
         if self.tree.decision_columns:
             raise ValueError(
@@ -424,7 +422,7 @@ class TreeStructuredGP(LeafModel):
 
     def _weight_moments(self) -> tuple[Tensor, Tensor]:
         """Mean ``V`` and inverse root J (``M^-1 = J'J``) of the scaled weights."""
-        if self._is_structured() and self._fantasy_noise is None:
+        if self._is_structured() and self._use_predictor():
             predictor = self._predictor()
             return predictor.weight_mean, predictor.weight_root
         X = self.train_inputs[0]

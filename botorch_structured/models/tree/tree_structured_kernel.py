@@ -25,37 +25,27 @@ __all__ = [
 ]
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from botorch_structured.linalg.block_low_rank import LeafColumns, positions
 from botorch_structured.linalg.correlations import (
     CORRELATIONS,
     Correlation,
-    StationaryBlocks,
     squared_distance,
 )
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.models.tree.leaf_inference import (
     MAX_LISTED_PATHS,
-    BlockPrior,
-    BlockTensors,
-    CrossCovariance,
-    GivenBlocks,
     LeafKernel,
-    Structure,
-    stationary_cross,
+    LeafRows,
 )
 from botorch_structured.models.tree.weight_features import (
-    BlockFeatures,
-    OneHotColumns,
     WeightFeatures,
     one_hot_code,
 )
@@ -105,51 +95,6 @@ class Places(NamedTuple):
     nodes: Tensor
     seen: Tensor
     path: Tensor | None
-
-
-class Rows(NamedTuple):
-    """All that the covariance of some inputs is computed from, see ``LeafRows``.
-
-    Attributes:
-        key: Equal if and only if two rows are on the same path, ``batch_shape x n``.
-        points: Inputs of K_p over lengthscales, ``batch_shape x n x e``; zero where K_p
-            does not see a column.
-        variance: Prior variance of g_p, ``batch_shape x n``.
-        constant: Variance of an undeclared path's own offset, ``batch_shape x n``.
-        features: Scaled weight features, ``batch_shape x n x V``.
-    """
-
-    key: Tensor
-    points: Tensor
-    variance: Tensor
-    constant: Tensor
-    features: Tensor
-
-    @property
-    def prior(self) -> Tensor:
-        """Prior variance without the part of the weights."""
-        return self.variance + self.constant
-
-
-class LeafBlock(NamedTuple):
-    """Where the inputs and features of a bucket of leaves come from.
-
-    Attributes:
-        inputs: Which of the encoded columns K_p of each leaf sees, ``B x e``; one past
-            the last for an unused place.
-        lengths: Which lengthscales these have, in the same way.
-        gather: The columns these are.
-        codes: One-hot codes of categorical columns, ``B x N x e``; None without any.
-        numeric: Which places are not categorical, ``B x 1 x e``.
-        features: Those of the weights.
-    """
-
-    inputs: Tensor
-    lengths: Tensor
-    gather: LeafColumns
-    codes: Tensor | None
-    numeric: Tensor
-    features: BlockFeatures
 
 
 class LeafHyperparameters(Module):
@@ -414,28 +359,30 @@ class TreeStructuredKernel(LeafKernel):
             batch_shape,
         )
         self.columns = columns = columns + context
-        self._numeric = [c for c in columns if c not in categorical]
-        self._categorical = {c: categorical[c] for c in columns if c in categorical}
-        self._encoded = OneHotColumns(self._numeric, self._categorical)
-        self.encoded_columns = [position[c] for c in self._encoded.columns]
+        numeric = [c for c in columns if c not in categorical]
+        self.categorical = {c: categorical[c] for c in columns if c in categorical}
+        # categorical columns once for each known value, and for all others
+        encoded = numeric + [
+            c for c, values in self.categorical.items() for _ in range(len(values) + 1)
+        ]
+        self.encoded_columns = [position[c] for c in encoded]
         # GPyTorch assumes that every buffer of a kernel has the batch shape in front
         tables = {
             "own": torch.tensor([c in own for c in columns], dtype=torch.bool),
             "context": torch.tensor([c in context for c in columns], dtype=torch.bool),
-            # of encoded columns, and of the one that unused places have
             "is_context": torch.tensor(
-                [*(c in context for c in self._encoded.columns), False]
+                [c in context for c in encoded], dtype=torch.bool
             ),
         }
         # a list as an index would be copied to the device at each call
         indices = {
             "column_index": columns,
-            "numeric_index": self._numeric,
+            "numeric_index": numeric,
             "encoded_index": self.encoded_columns,
         }
         for name, index in indices.items():
             tables[name] = torch.tensor(index, dtype=torch.long)
-        for column, values in self._categorical.items():
+        for column, values in self.categorical.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
         for name, table in tables.items():
             self.leaf_hyperparameters.register_buffer(name, table, persistent=False)
@@ -447,11 +394,6 @@ class TreeStructuredKernel(LeafKernel):
     def num_weights(self) -> int:
         """V, the number of weights."""
         return self.weights.num_weights
-
-    def named_sub_kernels(self) -> Iterable[tuple[str, Kernel]]:
-        """None; GPyTorch looks at all parts of a kernel whenever its batch is asked."""
-        own = type(self) is TreeStructuredKernel
-        return () if own else super().named_sub_kernels()
 
     @property
     def variant(self) -> Correlation:
@@ -495,32 +437,37 @@ class TreeStructuredKernel(LeafKernel):
             tree.path_index(X) if independent else None,
         )
 
-    def rows(self, X: Tensor, places: Places | None = None) -> Rows:
+    def rows(self, X: Tensor, places: Places | None = None) -> LeafRows:
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         key, codes, active, nodes, seen, path = places or self.locate(X)
         leaf = self.leaf_hyperparameters
         parts = [X.index_select(-1, leaf.numeric_index)]
-        for column in self._categorical:
+        for column in self.categorical:
             known = getattr(leaf, f"known_{column}")
             parts.append(one_hot_code(X[..., column], known) / math.sqrt(2.0))
         encoded = torch.cat(parts, dim=-1)
         seen = seen.index_select(-1, leaf.encoded_index)
         inverse = leaf.inverse_lengthscale(path).index_select(-1, leaf.encoded_index)
         scaled = torch.where(seen, encoded, 0.0) * inverse
-        # columns that a leaf does not use are taken from one more column, of zeros
-        scaled = pad(scaled, (0, 1))
         variance = leaf.scale(path, nodes)
         constant = self.weights.undeclared_variance(codes).to(X)
         features = self.weights(X, active, nodes, self.correlation)
-        return Rows(key, scaled, variance, constant, features)
+        return LeafRows(key, scaled, variance, constant, features)
 
-    def leaf_covariance(self, a: Rows, b: Rows) -> Tensor:
-        """See ``LeafKernel.leaf_covariance``."""
-        same = a.key.unsqueeze(-1) == b.key.unsqueeze(-2)
-        context = self.leaf_hyperparameters.is_context if self.is_product else None
-        value = _correlate(self.correlation, a.points, b.points, context)
-        value = value * a.variance.unsqueeze(-1) + a.constant.unsqueeze(-1)
-        return torch.where(same, value, 0.0)
+    def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
+        """K_p, see ``LeafKernel.leaf_covariance``."""
+        context = self.leaf_hyperparameters.is_context
+        value = a.variance.unsqueeze(-1)
+        for mask in (~context, context) if self.is_product else (None,):
+            x = a.points if mask is None else a.points * mask
+            y = b.points if mask is None else b.points * mask
+            squared = squared_distance(x, x if a is b else y)
+            value = value * self.correlation.value(squared)
+        return value + a.constant.unsqueeze(-1)
+
+    def active_weights(self, places: Places) -> Tensor:
+        """See ``LeafKernel.active_weights``."""
+        return self.weights.active_weights(places.active, places.nodes)
 
     @property
     def is_product(self) -> bool:
@@ -529,116 +476,6 @@ class TreeStructuredKernel(LeafKernel):
         With RBF it is.
         """
         return bool(self.context_columns) and self.correlation.name != "rbf"
-
-    def structure(self, X: Tensor) -> Structure:
-        """See ``LeafKernel.structure``."""
-        layout = self.layout(X)
-        places = self.locate(X[layout.representative])
-        leaf = self.leaf_hyperparameters
-        seen = places.seen.index_select(-1, leaf.encoded_index)
-        columns = leaf.column_index[leaf.encoded_index]
-        lengths = pad(leaf.encoded_index, (0, 1), value=len(self.columns))
-        features = self.weights.by_leaf(X, places.active, places.nodes, layout)
-        blocks = []
-        for bucket, mine in zip(layout.buckets, features, strict=True):
-            inputs = positions(seen[bucket.leaves])
-            codes = None
-            if self._categorical:
-                codes = self._encoded.codes(X, bucket, inputs) / math.sqrt(2.0)
-            numeric = (inputs < len(self._numeric)).unsqueeze(-2)
-            gather = LeafColumns.of(bucket, inputs, columns)
-            length = lengths[inputs]
-            blocks.append(LeafBlock(inputs, length, gather, codes, numeric, mine))
-        undeclared = places.codes >= self.weights.num_outcomes
-        return Structure(places, layout, blocks, bool(undeclared.any()))
-
-    def block_tensors(self, X: Tensor, structure: Structure) -> list[BlockTensors]:
-        """See ``LeafKernel.block_tensors``."""
-        places, layout = structure.places, structure.layout
-        leaf = self.leaf_hyperparameters
-        inverse = pad(leaf.inverse_lengthscale(places.path), (0, 1))
-        variance = leaf.scale(places.path, places.nodes).expand(layout.num_leaves)
-        constant = None
-        if structure.undeclared:
-            constant = self.weights.undeclared_variance(places.codes).to(X)
-        features = self.weights.block_features(
-            X, [block.features for block in structure.blocks], self.correlation
-        )
-        out = []
-        for bucket, block, mine in zip(
-            layout.buckets, structure.blocks, features, strict=True
-        ):
-            leaves = bucket.leaves
-            row = leaves.unsqueeze(-1) if len(inverse) > 1 else 0
-            points = block.gather(X)
-            if block.codes is not None:
-                points = torch.where(block.numeric, points, block.codes)
-            stationary = StationaryBlocks(
-                bucket,
-                points,
-                inverse[row, block.lengths],
-                variance[leaves],
-                None if constant is None else constant[leaves],
-                self.correlation,
-            )
-            prior: BlockPrior = stationary
-            if self.is_product:
-                prior, cross = _product_blocks(
-                    stationary, block.inputs, leaf.is_context
-                )
-            else:
-                cross = stationary_cross(stationary, block.inputs)
-            weights = block.features.weights
-            out.append(BlockTensors(bucket, prior, mine, weights, cross))
-        return out
-
-
-def _correlate(
-    correlation: Correlation, a: Tensor, b: Tensor, context: Tensor | None
-) -> Tensor:
-    """Correlations of scaled points, a product over context and other columns.
-
-    Args:
-        correlation: k.
-        a: ``batch_shape x n x e``.
-        b: ``batch_shape x m x e``.
-        context: Which columns are of the context, ``e`` or ``batch_shape x 1 x e``;
-            None for one correlation of all of them.
-    """
-    if context is None:
-        return correlation.value(squared_distance(a, b))
-    own, of_context = (
-        correlation.value(squared_distance(a * mask, b * mask))
-        for mask in (~context, context)
-    )
-    return own * of_context
-
-
-def _product_blocks(
-    blocks: StationaryBlocks, inputs: Tensor, is_context: Tensor
-) -> tuple[GivenBlocks, CrossCovariance]:
-    """A_p = v k(own columns) k(context) + c of a bucket, and that of other points.
-
-    Args:
-        blocks: The factors of one correlation of all columns.
-        inputs: Which of the encoded columns these are, ``B x e``.
-        is_context: Which encoded columns are of the context, one past the last is not.
-    """
-    mask = is_context[inputs].unsqueeze(-2)
-
-    def covariance(a: Tensor, b: Tensor, places: Any) -> Tensor:
-        k = _correlate(blocks.correlation, a, b, mask[places])
-        k = k * blocks.variance[places, None, None]
-        if blocks.constant is not None:
-            k = k + blocks.constant[places, None, None]
-        return k
-
-    def cross(places: Tensor, points: Tensor, index: Tensor) -> Tensor:
-        x = points[index.unsqueeze(-1), inputs[places].unsqueeze(-2)]
-        return covariance(x, blocks.scaled[places], places)
-
-    data = covariance(blocks.scaled, blocks.scaled, slice(None))
-    return GivenBlocks(blocks.bucket.mask_pairs(data)), cross
 
 
 def _check_context(

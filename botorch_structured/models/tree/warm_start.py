@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from botorch_structured.models.tree.elements import EVENT_DIMENSIONS
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel
 
 
@@ -85,7 +84,7 @@ def take_values(model: Any, earlier: Any) -> None:
                 "start_from: expected a model with the same options, got one with "
                 f"{name} of shape {tuple(value.shape)} for {tuple(parameter.shape)}."
             )
-        if not alike and _has_entries(name, parameter):
+        if not alike and parameter.shape[len(model._aug_batch_shape) :].numel() > 1:
             raise ValueError(
                 "start_from: expected a model with the same columns and decisions in "
                 f"the same order, as {name} has entries whose columns are not known, "
@@ -136,12 +135,6 @@ def _same_entries(model: Any, earlier: Any) -> bool:
     names = [f"{kind}_columns" for kind in kinds] + ["num_inner", "num_offsets"]
     weights = (getattr(a.weights, n) == getattr(b.weights, n) for n in names)
     return a.columns == b.columns and all(weights)
-
-
-def _has_entries(name: str, parameter: Tensor) -> bool:
-    """Whether there is more than one value for each element of a batch."""
-    event = EVENT_DIMENSIONS.get(name.rpartition(".")[2], parameter.ndim)
-    return parameter.shape[parameter.ndim - event :].numel() > 1
 
 
 # -- what the entries of a parameter belong to ------------------------------------

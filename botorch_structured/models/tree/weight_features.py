@@ -9,97 +9,18 @@ References:
 
 from __future__ import annotations
 
-__all__ = [
-    "BlockFeatures",
-    "OneHotColumns",
-    "WeightFeatures",
-    "one_hot_code",
-]
-
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+__all__ = ["WeightFeatures", "one_hot_code"]
 
 import torch
 from gpytorch import Module
 from torch import Tensor
-from torch.nn.functional import pad
 
-from botorch_structured.linalg.block_low_rank import (
-    Bucket,
-    LeafColumns,
-    LeafLayout,
-    positions,
-)
 from botorch_structured.linalg.correlations import CORRELATIONS, Correlation
 from botorch_structured.linalg.hyperparameter import Hyperparameter
 from botorch_structured.spaces import ParameterTree
 
 _VARIANCES = (1e-4, 1e4)
 _LENGTHSCALES = (2e-2, 2e1)
-
-
-class BlockFeatures(NamedTuple):
-    """Where the features of a bucket of leaves come from, weights in this order.
-
-    Attributes:
-        weights: Which weights its leaves have, ``B x D``; ``V`` for an unused place.
-        num_nodes: The first so many are of nodes: ones.
-        ones: ``B x N x 1``, zero where padded.
-        linear: Columns of the next ones.
-        codes: One-hot codes, the next ones, ``B x N x D'``.
-        waves: Columns of the Fourier terms, the last ones.
-        terms: Which terms these are, ``B x T``; one past the last for an unused place.
-    """
-
-    weights: Tensor
-    num_nodes: int
-    ones: Tensor
-    linear: LeafColumns | None
-    codes: Tensor | None
-    waves: LeafColumns | None
-    terms: Tensor | None
-
-
-class OneHotColumns:
-    """Places in a row of encoded columns, some of them one-hot codes.
-
-    Args:
-        numeric: Columns that stand for themselves.
-        onehot: Categorical columns and their known values; behind these each has a
-            place for all others.
-
-    Attributes:
-        columns: The column of each place.
-    """
-
-    def __init__(
-        self, numeric: Sequence[int], onehot: Mapping[int, Sequence[float]]
-    ) -> None:
-        self.columns = list(numeric)
-        self._known = [float("nan")] * len(self.columns)
-        self._is_rest = [False] * len(self.columns)
-        for column, values in onehot.items():
-            self.columns += [column] * (len(values) + 1)
-            self._known += [*values, float("nan")]
-            self._is_rest += [False] * len(values) + [True]
-
-    def codes(self, X: Tensor, bucket: Bucket, places: Tensor) -> Tensor:
-        """``n x d`` inputs to codes ``B x N x e``, zero where numeric or unused.
-
-        Args:
-            X: ``n x d``.
-            bucket: The leaves.
-            places: ``B x e``; one past the last where unused. Either all places of a
-                column are used by a leaf, or none.
-        """
-        columns = torch.tensor(self.columns, dtype=torch.long, device=X.device)
-        mine = LeafColumns.of(bucket, places, columns)
-        known = torch.tensor([*self._known, float("nan")]).to(X)[places]
-        rest = torch.tensor([*self._is_rest, False], device=X.device)[places]
-        code = (mine(X) == known.unsqueeze(-2)).to(X)
-        column = mine.columns.squeeze(-2)
-        same = column.unsqueeze(-1) == column.unsqueeze(-2)
-        return torch.where(rest.unsqueeze(-2), 1.0 - code @ same.to(X), code)
 
 
 class WeightFeatures(Module):
@@ -156,15 +77,15 @@ class WeightFeatures(Module):
 
         # kind of weight: number of priors, and of weights with each of them
         waves = 2 * num_frequencies
-        self._counts = {
+        self.counts = {
             "node": [1] * self.num_inner,
             "offset": [1] * len(outer),
             "linear": [1] * len(linear_columns),
             "onehot": [len(values) + 1 for values in onehot_columns.values()],
             "smooth": [waves] * len(smooth_columns),
         }
-        self.num_weights = sum(map(sum, self._counts.values()))
-        for kind, counts in self._counts.items():
+        self.num_weights = sum(map(sum, self.counts.values()))
+        for kind, counts in self.counts.items():
             if not counts:
                 continue
             shape = (1, 1 if tied_variances else len(counts))
@@ -176,7 +97,6 @@ class WeightFeatures(Module):
                 length = Hyperparameter(shape, 1.0, 0.75, _LENGTHSCALES, batch_shape)
                 self.add_module(f"{kind}_lengthscale", length)
 
-        self._onehot = OneHotColumns([], onehot_columns)
         sizes = [len(tree.decision_values[c]) for c in tree.decision_columns]
         tables = {
             "node_columns": torch.tensor(nodes, dtype=torch.long),
@@ -187,7 +107,7 @@ class WeightFeatures(Module):
         indices = {"linear_index": linear_columns, "smooth_index": smooth_columns}
         for name, index in indices.items():
             tables[name] = torch.tensor(index, dtype=torch.long)
-        for kind, counts in self._counts.items():
+        for kind, counts in self.counts.items():
             tables[f"{kind}_counts"] = torch.tensor(counts, dtype=torch.long)
         for column, values in onehot_columns.items():
             tables[f"known_{column}"] = torch.tensor(values, dtype=torch.float64)
@@ -229,134 +149,31 @@ class WeightFeatures(Module):
         Returns:
             ``batch_shape x n x num_weights``.
         """
-        parts = []
-        on_path = nodes[..., self.node_columns].to(X)
-        if self.num_inner:
-            inner = on_path[..., : self.num_inner]
-            parts.append(inner * self.node_variance.value.sqrt())
-        if self.num_offsets:
-            outer = on_path[..., self.num_inner :]
-            parts.append(outer * self.offset_variance.value.sqrt())
-        if self.linear_columns:
-            value, _ = _active_values(X, active, self.linear_index)
-            parts.append(value * self.linear_variance.value.sqrt())
-        for i, column in enumerate(self.onehot_columns):
-            known = getattr(self, f"known_{column}")
-            code = one_hot_code(X[..., column], known) * active[..., column, None]
-            variance = self.onehot_variance.value
-            i = i if variance.shape[-1] > 1 else 0  # tied
-            parts.append(code * variance[..., i, None].sqrt())
-        frequency = getattr(self, f"{correlation.name}_frequencies")
+        base = self.still(X, active, nodes)
         if self.smooth_columns:
+            frequency = getattr(self, f"{correlation.name}_frequencies")
             value, present = _active_values(X, active, self.smooth_index)
-            parts.append(self._fourier(value, present, frequency))
-        if not parts:
-            return X.new_zeros(*X.shape[:-1], 0)
-        batch = torch.broadcast_shapes(*(p.shape[:-1] for p in parts))
-        return torch.cat([p.expand(*batch, p.shape[-1]) for p in parts], dim=-1)
+            phase = (value / self.smooth_lengthscale.value).unsqueeze(-1) * frequency
+            waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
+            waves = (waves * present.unsqueeze(-1)).flatten(-2)
+            batch = waves.shape[:-1]
+            base = torch.cat([base.expand(*batch, base.shape[-1]), waves], dim=-1)
+        return base * self.prior_scale().unsqueeze(-2)
 
-    def _fourier(self, value: Tensor, present: Tensor, frequency: Tensor) -> Tensor:
-        variance = self.smooth_variance.value
-        lengthscale = self.smooth_lengthscale.value
-        scale = (variance / self.num_frequencies).sqrt().expand_as(lengthscale)
-        phase = (value / lengthscale).unsqueeze(-1) * frequency
-        waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
-        waves = waves * (scale * present).unsqueeze(-1)
-        return waves.flatten(-2)
-
-    def by_leaf(
-        self, X: Tensor, active: Tensor, nodes: Tensor, layout: LeafLayout
-    ) -> list[BlockFeatures]:
-        """What ``block_features`` gathers: it does not depend on hyperparameters.
+    def still(self, X: Tensor, active: Tensor, nodes: Tensor) -> Tensor:
+        """The first features, those without waves, over their standard deviations.
 
         Args:
-            X: ``n x d``.
-            active: Active columns of each leaf, ``num_leaves x d``.
-            nodes: ``num_leaves x (1 + num_edges)`` from ``node_indicators``.
-            layout: The leaves.
+            X: ``batch_shape x n x d``.
+            active: Active columns, ``batch_shape x n x d``.
+            nodes: ``batch_shape x n x (1 + num_edges)``.
         """
-        on_path, linear = nodes[:, self.node_columns], active[:, self.linear_index]
-        onehot = active[:, self._onehot.columns]
-        terms = active[:, self.smooth_index]
-        first_linear = on_path.shape[-1]
-        first_onehot = first_linear + linear.shape[-1]
-        first_wave = first_onehot + onehot.shape[-1]
-        repeat = 2 * self.num_frequencies
-        wave = torch.arange(repeat, device=X.device)
-        out = []
-        for bucket in layout.buckets:
-            at = [positions(mask[bucket.leaves]) for mask in (on_path, linear, onehot)]
-            term = positions(terms[bucket.leaves])
-            weights = [
-                self._weights(places, first, width)
-                for places, first, width in zip(
-                    at,
-                    (0, first_linear, first_onehot),
-                    (first_linear, linear.shape[-1], onehot.shape[-1]),
-                    strict=True,
-                )
-                if width
-            ]
-            if term.numel() or not weights:
-                waves = (first_wave + repeat * term).unsqueeze(-1) + wave
-                weights.append(waves.clamp_max(self.num_weights).flatten(-2))
-            ones = torch.ones_like(bucket.index) if bucket.real is None else bucket.real
-            out.append(
-                BlockFeatures(
-                    torch.cat(weights, dim=-1),
-                    at[0].shape[-1],
-                    ones.to(X).unsqueeze(-1),
-                    LeafColumns.of(bucket, at[1], self.linear_index)
-                    if at[1].numel()
-                    else None,
-                    self._onehot.codes(X, bucket, at[2]) if at[2].numel() else None,
-                    LeafColumns.of(bucket, term, self.smooth_index)
-                    if term.numel()
-                    else None,
-                    term if term.numel() else None,
-                )
-            )
-        return out
-
-    def _weights(self, places: Tensor, first: int, width: int) -> Tensor:
-        return torch.where(places < width, first + places, self.num_weights)
-
-    def block_features(
-        self, X: Tensor, structure: list[BlockFeatures], correlation: Correlation
-    ) -> list[Tensor]:
-        """``forward`` leaf by leaf, without the features that are zero on a leaf.
-
-        Args:
-            X: ``n x d``.
-            structure: From ``by_leaf``.
-            correlation: The correlation function of the smooth terms.
-
-        Returns:
-            ``B x N x D`` of each bucket.
-        """
-        scale = pad(self.prior_scale(), (0, 1))
-        lengthscale = None
-        if self.smooth_columns:
-            lengthscale = pad(
-                self.smooth_lengthscale.value.squeeze(-2), (0, 1), value=1.0
-            )
-        frequency = getattr(self, f"{correlation.name}_frequencies")
-        out = []
-        for block in structure:
-            mine = scale[block.weights].unsqueeze(-2)
-            parts = [block.ones.expand(-1, -1, block.num_nodes)]
-            if block.linear is not None:
-                parts.append(block.linear(X) * block.ones)
-            if block.codes is not None:
-                parts.append(block.codes * block.ones)
-            if block.waves is not None and lengthscale is not None:
-                phase = block.waves(X) / lengthscale[block.terms].unsqueeze(-2)
-                phase = phase.unsqueeze(-1) * frequency
-                waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
-                parts.append(waves.flatten(-2) * block.ones)
-            base = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-            out.append(base * mine)
-        return out
+        parts = [nodes[..., self.node_columns].to(X)]
+        parts.append(_active_values(X, active, self.linear_index)[0])
+        for column in self.onehot_columns:
+            code = one_hot_code(X[..., column], getattr(self, f"known_{column}"))
+            parts.append(code * active[..., column, None])
+        return torch.cat(parts, dim=-1)
 
     def active_weights(self, active: Tensor, nodes: Tensor) -> Tensor:
         """Which weights can differ from zero for each row.
@@ -369,15 +186,16 @@ class WeightFeatures(Module):
             Booleans, ``n x num_weights``, in the order of ``forward``.
         """
         repeat = 2 * self.num_frequencies
-        parts = [nodes[:, self.node_columns], active[:, self.linear_columns]]
-        parts.append(active[:, self._onehot.columns])
-        parts.append(active[:, self.smooth_columns].repeat_interleave(repeat, -1))
+        parts = [nodes[:, self.node_columns], active[:, self.linear_index]]
+        for column, values in self.onehot_columns.items():
+            parts.append(active[:, column, None].expand(-1, len(values) + 1))
+        parts.append(active[:, self.smooth_index].repeat_interleave(repeat, -1))
         return torch.cat(parts, dim=-1)
 
     def prior_scale(self) -> Tensor:
         """Prior standard deviation of each weight, ``batch_shape x num_weights``."""
         parts = [self.matern_frequencies.new_zeros(0)]
-        for kind, counts in self._counts.items():
+        for kind, counts in self.counts.items():
             if not counts:
                 continue
             variance = getattr(self, f"{kind}_variance").value.squeeze(-2)

@@ -1,0 +1,391 @@
+r"""The covariance of a leaf kernel path by path, as numbers: q = exp(A u + c).
+
+Every quantity of a ``TreeStructuredKernel``, and of a ``ConditionalKernel`` of known
+kernels, is the exponential of a linear function of the logarithms u of hyperparameters:
+
+* W = 1 / l^e of each column (for "independent" leaves, of each path and column),
+* the variance v of each path, a product over the edges of the path,
+* the standard deviation s of each weight,
+* 1 / l of each smooth term.
+
+On a path p the covariance and the features of the weights are
+
+    K_p(x, x') = v prod_f k_f(sum_j W_fj D_fj(x, x')) + undeclared mean(offsets),
+    z_i(x) = s_i times   1   or   x_j   or   1[x_j = code]   or   sin(t x_j / l + phase)
+
+with D = (x_j - x'_j)^2, or |x_j - x'_j| for "laplace", or 1[x_j != x'_j] for a column
+without an order.
+
+A ``Form`` says which quantities these are, and nothing of data. Fits evaluate it at
+many u (``objective``), moments at the present one::
+
+    values = PresentValues()
+    form = Form(kernel, places, values)   # places = kernel.locate(rows), m paths
+    q = form.map(values.u)                # all quantities
+    v = q[form.variance]                  # m; and for a factor f of form.factors
+    columns, lengths = f.part(which)      # which of the paths: rows of m x E
+    W = q[lengths]
+
+Deviations of weights are ``q[form.deviations]``, ``V + 1`` of them: the last is of the
+places in ``form.weights(which)`` that a path does not use.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Factor", "Form", "PresentValues", "UnknownFormError"]
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.models.kernels import CategoricalKernel
+from gpytorch import Module
+from gpytorch.kernels import (
+    Kernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.linalg.block_low_rank import positions
+from botorch_structured.linalg.correlations import computes_as
+from botorch_structured.models.fast_inference import has_methods_of
+from botorch_structured.models.parameters import UnknownFormError
+from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
+from botorch_structured.models.tree.leaf_inference import COVARIANCE
+from botorch_structured.models.tree.tree_structured_kernel import (
+    TreeStructuredKernel,
+)
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+#: A module and the name of its raw parameter to the places of its logarithms in u.
+Reader = Callable[[Module, str], Indices]
+
+# A map of at most this many entries is a dense matrix.
+_MAX_DENSE = 2**16
+_MATERN = {0.5: "matern12", 1.5: "matern32", 2.5: "matern52"}
+_TREE_NAMES = {"matern": "matern52", "rbf": "rbf"}
+
+
+class PresentValues:
+    """Logarithms of the parameters that a form asks for, with their present values."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] = []
+        self._places: dict[int, Indices] = {}
+
+    def __call__(self, module: Module, name: str) -> Indices:
+        """See ``Reader``."""
+        raw = getattr(module, name)
+        if id(raw) not in self._places:
+            constraint = module.constraint_for_parameter_name(name)
+            value = raw if constraint is None else constraint.transform(raw)
+            start = sum(v.numel() for v in self._values)
+            self._places[id(raw)] = np.arange(start, start + value.numel())
+            self._values.append(value.detach().double().log().flatten())
+        return self._places[id(raw)]
+
+    @property
+    def u(self) -> Array:
+        """The logarithms of all parameters that were asked for."""
+        return torch.cat(self._values).numpy()
+
+
+class _Quantities:
+    """The map q = exp(A u + c) while its rows are collected."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._entries: list[tuple[Any, Any, float]] = []
+        self._constants: list[Array] = []
+
+    def add(self, count: int, constant: Any = 0.0) -> Indices:
+        """Places of ``count`` new quantities."""
+        self._constants.append(np.full(count, constant, dtype=np.float64))
+        self.size += count
+        return np.arange(self.size - count, self.size)
+
+    def depend(self, rows: Any, columns: Any, factor: float) -> None:
+        """Add ``factor`` times logarithms; ``rows`` and ``columns`` broadcast."""
+        self._entries.append((rows, columns, factor))
+
+    def matrices(self, width: int) -> tuple[Any, Array]:
+        """A and c."""
+        constants = np.concatenate(self._constants)
+        if self.size * width <= _MAX_DENSE:
+            A = np.zeros((self.size, width))
+            for rows, columns, factor in self._entries:  # no pair is given twice
+                A[rows, columns] = factor
+            return A, constants
+        every = (np.broadcast_arrays(*entry) for entry in self._entries)
+        rows, columns, factors = map(np.concatenate, zip(*every, strict=True))
+        pairs = (rows, columns)
+        return sparse.csr_array((factors, pairs), (self.size, width)), constants
+
+
+@dataclass
+class Factor:
+    """A correlation k(sum_j W_j D_j) of the covariance within paths.
+
+    Attributes:
+        name: Of ``ARRAY_SLOPES``.
+        columns: Of the transformed inputs, and one past their last, ``C + 1``.
+        lengths: The quantities W of these on each path, ``m x (C + 1)``.
+        seen: Which columns a path sees, ``m x C``.
+        unordered: Which columns have D = 1[x != x'], ``C + 1``.
+    """
+
+    name: str
+    columns: Indices
+    lengths: Indices
+    seen: Tensor
+    unordered: NDArray[np.bool_]
+
+    def part(self, which: Any) -> tuple[Indices, Indices]:
+        """Places in ``columns``, and quantities W, of some paths, ``B x E``.
+
+        A place that a path does not use is the last one.
+        """
+        places = positions(self.seen[which]).numpy()
+        return places, np.take_along_axis(self.lengths[which], places, 1)
+
+
+class Form:
+    """The quantities of a kernel on some paths.
+
+    Args:
+        kernel: The kernel.
+        places: What ``kernel.locate`` says of a row of each path.
+        read: Where logarithms of parameters are in u.
+
+    Attributes:
+        variance: The quantities v, ``m``.
+        factors: Of the covariance.
+        known: Categorical columns of K_p with the values that are told apart.
+        undeclared: Number of undeclared values on each path, ``m``; None if zero.
+        offsets: The variances of offsets; an undeclared value has their mean.
+        num_weights: V.
+        deviations: The quantities s, ``V + 1``.
+        still: Which weights without a wave a path has, ``m x K``: they come first.
+        smooth: Which smooth terms it has, ``m x T``.
+        smooth_columns: Of these, and one past the last of the inputs, ``T + 1``.
+        terms: The quantities 1 / l of smooth terms, ``T + 1``.
+        frequencies: t of the waves of a term, ``F``: cosines, then sines.
+
+    Raises:
+        UnknownFormError: For another kernel.
+    """
+
+    def __init__(self, kernel: Kernel, places: Any, read: Reader) -> None:
+        self.kernel, self.places, self._read = kernel, places, read
+        self._quantities = _Quantities()
+        count = len(places.key)
+        self.variance = self._quantities.add(count)
+        self.factors: list[Factor] = []
+        self.known: dict[int, Array] = {}
+        self.undeclared: Array | None = None
+        self.offsets, self.frequencies = np.zeros(0, dtype=np.int64), np.zeros(0)
+        self.num_weights = 0
+        self.still = self.smooth = torch.zeros(count, 0, dtype=torch.bool)
+        self.smooth_columns = np.array([kernel.tree.dim])
+        if has_methods_of(TreeStructuredKernel, kernel, *COVARIANCE):
+            self._read_tree(kernel)
+            self._read_weights(kernel)
+            self.read_correlation()
+        elif has_methods_of(ConditionalKernel, kernel, *COVARIANCE):
+            self.deviations, self.terms = self._quantities.add(2)[:, None]
+            self._read_conditional(kernel)
+        else:
+            raise UnknownFormError
+
+    def map(self, u: Array) -> Array:
+        """All quantities."""
+        A, c = self._quantities.matrices(len(u))
+        return np.exp(A @ u + c)
+
+    def matrices(self, width: int) -> tuple[Any, Array]:
+        """A and c, with more quantities from ``add``.
+
+        Args:
+            width: Length of u.
+        """
+        return self._quantities.matrices(width)
+
+    def add(self, places: Indices) -> Indices:
+        """More quantities: the exponentials of some logarithms."""
+        row = self._quantities.add(len(places))
+        self._quantities.depend(row, places, 1.0)
+        return row
+
+    def weights(self, which: Any) -> Indices:
+        """Weights of some paths, ``B x D``; V where unused, waves last."""
+        still, smooth = self.parts(which)
+        count, width = self.still.shape[-1], 2 * len(self.frequencies)
+        waves = count + width * smooth[:, :, None] + np.arange(width)
+        waves[smooth == self.smooth.shape[-1]] = self.num_weights
+        still = np.where(still == count, self.num_weights, still)
+        return np.concatenate([still, waves.reshape(len(still), -1)], axis=-1)
+
+    def parts(self, which: Any) -> tuple[Indices, Indices]:
+        """Weights without a wave and smooth terms of some paths, padded with the count.
+
+        ``B x K'`` and ``B x T'``.
+        """
+        masks = self.still[which], self.smooth[which]
+        still, smooth = (positions(mask).numpy() for mask in masks)
+        return still, smooth
+
+    def read_correlation(self) -> None:
+        """Use the correlation that a tree kernel has now."""
+        kernel = self.kernel
+        if not isinstance(kernel, TreeStructuredKernel):
+            return
+        name = f"{kernel.correlation.name}_frequencies"
+        self.frequencies = getattr(kernel.weights, name).double().numpy()
+        for factor in self.factors:
+            factor.name = _TREE_NAMES[kernel.correlation.name]
+
+    # -- the tree kernel ----------------------------------------------------------
+
+    def _read_tree(self, kernel: TreeStructuredKernel) -> None:
+        q, places, hyper = self._quantities, self.places, kernel.leaf_hyperparameters
+        width = hyper.num_columns
+        self.known = {
+            c: getattr(hyper, f"known_{c}").double().numpy() for c in kernel.categorical
+        }
+        columns = np.append(kernel.columns, kernel.tree.dim).astype(np.int64)
+        own = np.append(columns[:width], columns[-1])
+        unordered = np.isin(own, [*self.known])
+        lengths = self._tree_lengths(kernel)
+        seen = places.seen[:, :width]
+        self.factors.append(Factor("", own, lengths, seen, unordered))
+        if kernel.context_columns:
+            of_context = q.add(len(columns) - width)
+            raw = self._read(hyper.context_lengthscale, "raw_value")
+            q.depend(of_context[:-1], raw, -2.0)
+            lengths = np.broadcast_to(of_context, (len(seen), len(of_context)))
+            seen, plain = places.seen[:, width:], unordered[:0]
+            plain = np.zeros(len(of_context), dtype=bool)
+            context = Factor("", columns[width:], lengths, seen, plain)
+            self.factors.append(context)
+        undeclared = places.codes >= kernel.weights.num_outcomes
+        if bool(undeclared.any()) and kernel.weights.num_offsets:
+            self.undeclared = undeclared.sum(-1).double().numpy()
+
+    def _tree_lengths(self, kernel: TreeStructuredKernel) -> Indices:
+        """W of each path and column, and one for unused places."""
+        q, read, places = self._quantities, self._read, self.places
+        hyper = kernel.leaf_hyperparameters
+        count, width = len(self.variance), hyper.num_columns
+        if hyper.sharing == "independent":
+            path = places.path.numpy()
+            if path.max(initial=0) >= len(hyper.pair):
+                raise UnknownFormError  # the kernel raises an error that says why
+            outputscale = read(hyper.outputscale, "raw_value")
+            q.depend(self.variance, outputscale[path], 1.0)
+            table = np.pad(hyper.pair.numpy()[path], ((0, 0), (0, 1)))
+            if not hasattr(hyper, "lengthscale"):
+                return q.add(1)[0] + np.zeros_like(table)
+            length = read(hyper.lengthscale, "raw_value")
+            lengths = q.add(len(length) + 1)
+            q.depend(lengths[:-1], length, -2.0)
+            table[:, -1] = len(length)
+            return lengths[table]
+        q.depend(self.variance, read(hyper.common_outputscale, "raw_value"), 1.0)
+        if hasattr(hyper, "relative_outputscale"):
+            path, edge = places.nodes[:, 1:].numpy().nonzero()
+            relative = read(hyper.relative_outputscale, "raw_value")
+            q.depend(self.variance[path], relative[edge], 1.0)
+        dimension = hyper.dimension_scale.double().numpy()
+        lengths = q.add(width + 1, np.append(-2.0 * np.log(dimension), 0.0))
+        for name in ("common_lengthscale", "relative_lengthscale"):
+            if hasattr(hyper, name):
+                q.depend(lengths[:-1], read(getattr(hyper, name), "raw_value"), -2.0)
+        return np.broadcast_to(lengths, (count, width + 1))
+
+    def _read_weights(self, kernel: TreeStructuredKernel) -> None:
+        q, read, weights = self._quantities, self._read, kernel.weights
+        places = self.places
+        self.num_weights = weights.num_weights
+        self.deviations = q.add(self.num_weights + 1)
+        length, start = np.zeros(0, dtype=np.int64), 0
+        for kind, counts in weights.counts.items():
+            if not counts:
+                continue
+            mine = self.deviations[start : start + sum(counts)]
+            start += sum(counts)
+            raw = read(getattr(weights, f"{kind}_variance"), "raw_value")
+            tied = len(raw) == 1
+            q.depend(mine, raw if tied else np.repeat(raw, counts), 0.5)
+            if kind == "offset":
+                self.offsets = q.add(len(raw))
+                q.depend(self.offsets, raw, 1.0)
+            if kind == "smooth":
+                length = read(weights.smooth_lengthscale, "raw_value")
+        self.terms = q.add(len(length) + 1)
+        q.depend(self.terms[:-1], length, -1.0)
+        active = weights.active_weights(places.active, places.nodes)
+        self.smooth = places.active[:, weights.smooth_index]
+        self.smooth_columns = np.append(weights.smooth_columns, kernel.tree.dim)
+        self.smooth_columns = self.smooth_columns.astype(np.int64)
+        waves = 2 * weights.num_frequencies * self.smooth.shape[-1]
+        self.still = active[:, : self.num_weights - waves]
+
+    # -- the conditional kernel ---------------------------------------------------
+
+    def _read_conditional(self, kernel: ConditionalKernel) -> None:
+        q, read, places = self._quantities, self._read, self.places
+        base = kernel.base_kernel
+        columns = _selected(base, np.arange(kernel.tree.dim))
+        if computes_as(base, ScaleKernel):
+            q.depend(self.variance, read(base, "raw_outputscale"), 1.0)
+            base = base.base_kernel
+        bases = list(base.kernels) if computes_as(base, ProductKernel) else [base]
+        for one in bases:
+            mine = columns if one is base else _selected(one, columns)
+            name, exponent, unordered = _correlation(one)
+            if one.ard_num_dims not in (None, len(mine)):
+                raise UnknownFormError
+            raw = read(one, "raw_lengthscale")
+            # of columns without an order the kernel takes the mean
+            constant = -math.log(len(mine)) if unordered else 0.0
+            lengths = q.add(len(mine) + 1, constant)
+            q.depend(lengths[:-1], raw, -exponent)
+            # an inactive column is constant on a path
+            seen = places.active[:, mine]
+            self.factors.append(
+                Factor(
+                    name,
+                    np.append(mine, kernel.tree.dim),
+                    np.broadcast_to(lengths, (len(seen), len(lengths))),
+                    seen,
+                    np.full(len(lengths), unordered),
+                )
+            )
+
+
+def _selected(kernel: Kernel, columns: Indices) -> Indices:
+    dims = kernel.active_dims
+    return columns if dims is None else columns[dims.numpy()]
+
+
+def _correlation(kernel: Kernel) -> tuple[str, float, bool]:
+    """Its name, the e of W = 1 / l^e, and whether D = 1[x != x']."""
+    if computes_as(kernel, RBFKernel):
+        return "rbf", 2.0, False
+    if computes_as(kernel, MaternKernel):
+        return _MATERN[kernel.nu], 2.0, False
+    if computes_as(kernel, LaplaceKernel):
+        return "laplace", 1.0, False
+    if computes_as(kernel, CategoricalKernel):
+        return "laplace", 1.0, True
+    raise UnknownFormError
