@@ -35,7 +35,7 @@ __all__ = [
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -271,7 +271,7 @@ class StationaryForm(NamedTuple):
     variance: Tensor
 
 
-def computes_as(module: object, kind: type) -> bool:
+def computes_as(module: Any, kind: Any) -> bool:
     """Whether a module is of a class, and no subclass has a ``forward`` of its own."""
     return isinstance(module, kind) and type(module).forward is kind.forward
 

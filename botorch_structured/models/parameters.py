@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from botorch.utils.constraints import LogTransformedInterval
-from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
@@ -32,6 +32,8 @@ from botorch_structured.linalg.hyperparameter import (
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
+_MEANS = "constant", "raw_constant", "raw_slope"
+_DENSITIES = LogNormalPrior, NormalPrior, GammaPrior, HorseshoePrior
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 _LOG_HORSESHOE = math.log(0.5 / math.sqrt(2.0 * math.pi**3))
 
@@ -70,7 +72,7 @@ class RawParameters:
         self._place: dict[int, Indices] = {}
         self._positive: set[int] = set()
         self._plain: list[Indices] = []
-        self._softplus: list[tuple[Indices, float, float]] = []
+        self._transformed: list[tuple[Indices, Interval]] = []  # by torch
         self.names: list[str] = []
         free, bounds, start = [], [], 0
         for name, p, constraint in mll.named_parameters_and_constraints():
@@ -106,23 +108,18 @@ class RawParameters:
         if low.size > 1:
             raise UnknownFormError
         low, high = low.reshape(()), high.reshape(())
-        if type(constraint) in (LogInterval, LogTransformedInterval):
+        if low >= 0.0:
             self._positive.add(id(p))
+        if isinstance(constraint, (LogInterval, LogTransformedInterval)):
             return np.log(low), np.log(high)
-        if type(constraint) not in (Interval, Positive, GreaterThan):
-            raise UnknownFormError
         if not constraint.enforced:
             if low >= 0.0:
-                self._positive.add(id(p))
                 self._plain.append(place)
             return low, high
-        softplus = constraint._transform
-        known = type(softplus) is torch.nn.Softplus and softplus.beta == 1.0
-        if known and high == np.inf:
-            self._positive.add(id(p))
-            self._softplus.append((place, float(low), softplus.threshold))
-            return -np.inf, np.inf
-        raise UnknownFormError
+        if low < 0.0:
+            raise UnknownFormError
+        self._transformed.append((place, constraint))
+        return -np.inf, np.inf
 
     def logarithm(self, p: Tensor) -> Indices:
         """Places of the logarithm of a positive parameter, given its raw one."""
@@ -151,6 +148,18 @@ class RawParameters:
                 # or a graph from before the fit would have wrong gradients
                 increment_version(p)
 
+    def gradient(self, value: Tensor) -> Array:
+        """The derivative of a tensor by the raw values with a gradient, ``k``."""
+        free = [p for _, _, p in self._parts if p is not None]
+        slopes: Any = [None] * len(free)
+        if value.requires_grad:
+            slopes = torch.autograd.grad(value, free, allow_unused=True)
+        parts = [
+            torch.zeros_like(p) if slope is None else slope
+            for p, slope in zip(free, slopes, strict=True)
+        ]
+        return torch.cat([part.flatten() for part in parts]).numpy()
+
     def logarithms(self, theta: Array) -> tuple[Array, Array | None]:
         """u, and its derivative by raw values where that is not 1, both ``U``.
 
@@ -158,18 +167,18 @@ class RawParameters:
         """
         u = self.values.copy()
         u[self.free] = theta
-        if not (self._plain or self._softplus):
+        if not (self._plain or self._transformed):
             return u, None
         slope = np.ones_like(u)
         for place in self._plain:
             slope[place] = 1.0 / u[place]
             u[place] = np.log(u[place])
-        for place, low, threshold in self._softplus:
-            raw = u[place]
-            linear = raw > threshold  # as in torch
-            value = low + np.where(linear, raw, np.logaddexp(0.0, raw))
-            slope[place] = np.where(linear, 1.0, 1.0 / (1.0 + np.exp(-raw))) / value
-            u[place] = np.log(value)
+        for place, constraint in self._transformed:
+            raw = torch.from_numpy(u[place]).requires_grad_(True)
+            with torch.enable_grad():
+                logarithm = constraint.transform(raw).log()
+                (gradient,) = torch.autograd.grad(logarithm.sum(), raw)
+            slope[place], u[place] = gradient.numpy(), logarithm.detach().numpy()
         return u, slope
 
 
@@ -178,46 +187,57 @@ class LogPriors:
 
     A log-normal prior of x^p is -((p u - m) / s)^2 / 2 - p u plus a constant, a normal
     one of a mean the same without p u, and a gamma prior (a - 1) p u - b x^p plus a
-    constant.
+    constant. Other priors are evaluated by torch.
+
+    Args:
+        model: The model.
+        parameters: Of its objective.
+        by_torch: Whether there may be other priors; the caller then adds what
+            ``of_others`` returns.
 
     Attributes:
         deviations: Standard deviations of u under log-normal and normal priors, else
             1, ``U``.
     """
 
-    def __init__(self, model: Any, parameters: RawParameters) -> None:
+    def __init__(
+        self, model: Any, parameters: RawParameters, by_torch: bool = False
+    ) -> None:
+        self._parameters = parameters
+        self._others: list[tuple[Any, Any, Any]] = []
         self._horseshoes: list[tuple[Indices, float, Array]] = []
         self._gammas: list[tuple[Indices, float, Array, Array]] = []
         constants = 0.0
         rows: list[Array] = []  # place, power, location, scale, tilt
         for _, module, prior, closure, _ in model.named_priors():
-            closure = getattr(closure, "__func__", closure)
-            reader = getattr(closure, "reads", None) or _READERS.get(closure)
-            if reader is None or getattr(prior, "_transform", None) is not None:
-                raise UnknownFormError
+            function = getattr(closure, "__func__", closure)
+            reader = getattr(function, "reads", None) or _READERS.get(function)
+            kind = _kind(prior)
+            mean = reader is not None and reader[0] in _MEANS
+            if reader is None or kind is None or mean != (kind is NormalPrior):
+                if parameters.batch_dims or not by_torch:
+                    raise UnknownFormError
+                self._others.append((module, prior, closure))
+                continue
             name, power = reader
             raw = getattr(module, name)
-            if name in ("constant", "raw_constant", "raw_slope"):
+            if mean:
                 place, tilt = parameters.unbounded(raw), 0.0
-                known = type(prior) is NormalPrior
             else:
                 place, tilt = parameters.logarithm(raw), power
-                known = type(prior) in (LogNormalPrior, QuickLogNormalPrior)
-                if type(prior) is HorseshoePrior:
-                    scale = np.broadcast_to(prior.scale.numpy(), place.shape)
-                    self._horseshoes.append((place, power, scale))
-                    continue
-                if type(prior) is GammaPrior:
-                    a, b = prior.concentration, prior.rate
-                    terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
-                    constant, shape, rate = (
-                        np.broadcast_to(t.double().numpy(), place.shape) for t in terms
-                    )
-                    constants += float(constant.sum())
-                    self._gammas.append((place, power, shape, rate))
-                    continue
-            if not known:
-                raise UnknownFormError
+            if kind is HorseshoePrior:
+                scale = np.broadcast_to(prior.scale.numpy(), place.shape)
+                self._horseshoes.append((place, power, scale))
+                continue
+            if kind is GammaPrior:
+                a, b = prior.concentration, prior.rate
+                terms = torch.xlogy(a, b) - a.lgamma(), a - 1.0, b
+                constant, shape, rate = (
+                    np.broadcast_to(t.double().numpy(), place.shape) for t in terms
+                )
+                constants += float(constant.sum())
+                self._gammas.append((place, power, shape, rate))
+                continue
             columns = (place, power, prior.loc.numpy(), prior.scale.numpy(), tilt)
             rows.append(np.empty((5, len(place))))
             for row, values in zip(rows[-1], columns, strict=True):
@@ -255,3 +275,27 @@ class LogPriors:
             slope = (2.0 / (1.0 + 4.0 * a) + 2.0 / (1.0 + 2.0 * a)) / both
             gradient[place] -= 2.0 * power * a * slope
         return value, gradient
+
+    def of_others(self, theta: Array) -> tuple[float, Any]:
+        """The sum of the other log priors, and its derivative by free raw values.
+
+        Args:
+            theta: These raw values, ``k``, which the model gets.
+        """
+        if not self._others:
+            return 0.0, 0.0
+        self._parameters.write(theta)
+        with torch.enable_grad():
+            parts = [p.log_prob(read(m)).sum() for m, p, read in self._others]
+            value = torch.stack(parts).sum()
+        return value.item(), self._parameters.gradient(value)
+
+
+def _kind(prior: Any) -> type | None:
+    """The class of a prior whose density has a closed form here."""
+    if getattr(prior, "_transform", None) is not None:
+        return None
+    for kind in (*_DENSITIES, QuickLogNormalPrior):
+        if isinstance(prior, kind) and type(prior).log_prob is kind.log_prob:
+            return LogNormalPrior if isinstance(prior, LogNormalPrior) else kind
+    return None

@@ -20,6 +20,7 @@ from gpytorch.kernels import Kernel
 from linear_operator import to_dense
 from torch import Tensor
 
+from botorch_structured.linalg.correlations import squared_distance, stationary_form
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafRows
 from botorch_structured.spaces import ParameterTree
 
@@ -135,11 +136,20 @@ class ConditionalKernel(LeafKernel):
         """See ``LeafKernel.rows``; ``places`` are those of ``locate``."""
         places = self.locate(X) if places is None else places
         imputed = self.impute(X, places)
-        prior = to_dense(self.base_kernel(imputed, diag=True))
-        features = X.new_zeros(*X.shape[:-1], 0)
-        none = torch.zeros_like(prior)
-        return LeafRows(places.key, self.select(imputed), prior, none, features)
+        points, form = self.select(imputed), stationary_form(self.base_kernel)
+        if form is None:
+            prior = to_dense(self.base_kernel(imputed, diag=True))
+        else:
+            points = points / form.lengthscale
+            prior = form.variance.unsqueeze(-1).expand(points.shape[:-1])
+        features = points.new_zeros(*points.shape[:-1], 0)
+        return LeafRows(places.key, points, prior, torch.zeros_like(prior), features)
 
     def leaf_covariance(self, a: LeafRows, b: LeafRows) -> Tensor:
         """The base kernel: blocks K_cond of (9), see ``LeafKernel.leaf_covariance``."""
-        return to_dense(self.base_kernel.forward(a.points, b.points))
+        form = stationary_form(self.base_kernel)
+        if form is None:
+            return to_dense(self.base_kernel.forward(a.points, b.points))
+        # unlike GPyTorch's it has second derivatives
+        value = form.correlation.value(squared_distance(a.points, b.points))
+        return a.variance.unsqueeze(-1) * value

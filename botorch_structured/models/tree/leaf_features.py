@@ -146,9 +146,7 @@ class _FourierFeatureMap(_LeafFeatureMap):
         places = self.kernel.locate(x)
         rows = self.kernel.rows(x, places)
         seen = self.kernel.select(places.active)
-        form = stationary_form(self.kernel.base_kernel)
-        points = rows.points / form.lengthscale
-        return self._waves(x, rows.key, points, seen, rows.prior.sqrt())
+        return self._waves(x, rows.key, rows.points, seen, rows.prior.sqrt())
 
 
 class _TreeStructuredFeatureMap(_FourierFeatureMap):

@@ -35,7 +35,7 @@ __all__ = [
 
 import math
 from abc import abstractmethod
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,7 +93,9 @@ class LeafRows(NamedTuple):
 
 def taken(rows: TupleT, index: Any) -> TupleT:
     """Some rows of a tuple of tensors, each ``n`` (``x k``) or None."""
-    return type(rows)(*(part if part is None else part[index] for part in rows))
+    make: Any = type(rows)
+    found: TupleT = make(*(None if part is None else part[index] for part in rows))
+    return found
 
 
 class Structure(NamedTuple):
@@ -131,6 +133,12 @@ class LeafKernel(BatchKernel):
         kind = type(self)
         same = kind.forward is LeafKernel.forward
         return same and kind._covariance is LeafKernel._covariance
+
+    def __copy__(self) -> Self:
+        # GPyTorch's ``__setstate__`` would have both share their attributes
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
 
     @property
     def num_weights(self) -> int:

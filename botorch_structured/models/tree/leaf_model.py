@@ -330,8 +330,8 @@ class LeafModel(FastSingleTaskGP):
         append = append and self._fantasies is None and before is None and noise is None
         if shapes is None or not self._use_predictor():
             return super().get_fantasy_model(inputs, targets, **kwargs)
-        kept = (old_X, old_y, self.likelihood, self.prediction_strategy)
-        kept += (self._original_train_inputs, before)
+        kept = [old_X, old_y, self.likelihood, self.prediction_strategy, before]
+        kept.append(self._original_train_inputs)
         new = deepcopy(self, {id(thing): thing for thing in kept})
         new.likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         both = [t.expand(*shapes[0], *t.shape[-2:]) for t in (old_X, X)]

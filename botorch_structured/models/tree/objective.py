@@ -247,7 +247,7 @@ class LeafObjective:
         if not (isinstance(kernel, LeafKernel) or model.tree.decision_columns):
             kernel = ConditionalKernel(kernel, model.tree)  # of the only leaf
         self._parameters = u = RawParameters(mll, element)
-        self._priors = LogPriors(model, u)
+        self._priors = LogPriors(model, u, by_torch=True)
         X, y = model.train_inputs[0], model.train_targets
         with torch.no_grad():
             X = model.transform_inputs(X)
@@ -391,14 +391,16 @@ class LeafObjective:
         gradient[self._slope] -= by_row @ self._basis
         if slope is not None:
             gradient *= slope
+        other, slopes_of_others = self._priors.of_others(theta)
+        gradient = gradient[self._parameters.free] + slopes_of_others
         scale = -1.0 / self._num_data
-        return scale * (value + prior), scale * gradient[self._parameters.free]
+        return scale * (value + prior + other), scale * gradient
 
     def _block(self, leaves: _Leaves, q: Array, noise: float) -> _Part:
         """Covariances and features of some leaves."""
         batch, size = leaves.rows.shape
         scale = q[leaves.variance][:, None, None] * leaves.pair
-        covariance, slopes = scale, []
+        covariance, slopes = scale, list[Array]()
         for factor, distances, lengths in zip(
             self.form.factors, leaves.distances, leaves.lengths, strict=True
         ):
