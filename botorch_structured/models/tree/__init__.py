@@ -59,8 +59,8 @@ imputation, III-A   ``transforms.Impute``; ``spaces.ParameterTree.impute``
 (5), III-A          ``gpytorch.kernels.RBFKernel`` (l = 2 lengthscale^2)
 (6), III-B          ``optim.optimize_acqf_local_search``
 (7), III-B          ``optim.climb.Neighbourhood``
-(8), IV-A           ``conditional_kernel.ConditionalKernel._covariance``
-(9), IV-A           ``ConditionalKernel.block_tensors``
+(8), IV-A           ``leaf_inference.LeafKernel._covariance``
+(9), IV-A           ``ConditionalKernel.leaf_covariance``
 (10), IV-A          ``linalg.block_low_rank.factorise`` (Cholesky factors, no inverses);
                     in fits ``objective.LeafObjective``
 (11), IV-B          ``kernels.LaplaceKernel``, one lengthscale per column as in V

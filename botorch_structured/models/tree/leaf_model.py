@@ -499,7 +499,7 @@ class LeafModel(FastSingleTaskGP):
     ) -> float:
         """Minus the objective per data point; the sum of those of elements."""
         if objectives:
-            return sum(objective(objective.read())[0] for objective in objectives)
+            return sum(objective.loss() for objective in objectives)
         mll.train()
         with torch.no_grad():
             return float(self.compute_custom_loss(mll).sum())

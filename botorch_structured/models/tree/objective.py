@@ -349,6 +349,10 @@ class LeafObjective:
         """Set the raw parameters of the model to ``k`` values."""
         self._parameters.write(theta)
 
+    def loss(self) -> float:
+        """The value at the model's parameters."""
+        return self(self.read())[0]
+
     def __call__(self, theta: Array) -> tuple[float, Array]:
         """Value and gradient, ``k``; both are NaN where a covariance is.
 

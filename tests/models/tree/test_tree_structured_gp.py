@@ -24,7 +24,7 @@ from botorch_structured.kernels import TreeStructuredKernel
 from botorch_structured.linalg.correlations import CORRELATIONS
 from botorch_structured.models import TreeStructuredGP, map_fit
 from botorch_structured.models.tree import tree_structured_gp
-from botorch_structured.models.tree.leaf_inference import LeafPredictor, log_evidence
+from botorch_structured.models.tree.leaf_inference import LeafPredictor
 from botorch_structured.spaces import ParameterTree
 
 # Six leaf columns on three paths, two shared ones, the decision last.
@@ -123,8 +123,7 @@ def evidence(model: TreeStructuredGP, structured: bool) -> tuple[Tensor, list[Te
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     mll.train()
     if structured:
-        X = model.train_inputs[0]
-        value = log_evidence(*model._system(X, model._structure(X)))
+        value = model._fast_evidence(mll, {})
     else:
         output = model.likelihood(model(*model.train_inputs))
         value = output.log_prob(model.train_targets)
