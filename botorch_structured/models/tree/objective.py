@@ -191,7 +191,7 @@ class _Data:
         if factor.unordered.any():
             mine = factor.unordered[places]
             distances[mine] = distances[mine] != 0.0
-        return distances.reshape(*places.shape, -1)
+        return distances.reshape(*places.shape, rows.shape[1] ** 2)
 
     def _fixed(self, X: Tensor) -> Array:
         """Features without waves and deviations, ``(n + 1) x (K + 1)``; then zeros."""
