@@ -12,7 +12,7 @@ import torch
 from botorch import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.kernels import CategoricalKernel
-from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -260,10 +260,40 @@ class _Louder(MaternKernel):
         return 4.0 * super().forward(*args, **kwargs)
 
 
-def _with_prior(model: Any) -> Any:
+class _Plain(MaternKernel): ...
+
+
+class _Sharper(LogNormalPrior):
+    def log_prob(self, value: Tensor) -> Tensor:
+        return 2.0 * super().log_prob(value)
+
+
+def _with_priors(model: Any) -> Any:
     mean = model.mean_module
     mean.register_prior("more", NormalPrior(0.0, 1.0), lambda m: m.constant**2)
+    model.likelihood.register_prior("noise_prior", _Sharper(-4.0, 1.0), "noise")
     return model
+
+
+OF_A_USER: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "prior": lambda X, Y: ConditionalGP(
+        X,
+        Y,
+        TREE,
+        covar_module=MaternKernel(lengthscale_prior=HalfCauchyPrior(1.0)),
+    ),
+    "priors": lambda X, Y: _with_priors(TreeStructuredGP(X, Y, TREE)),
+    "constraint": lambda X, Y: ConditionalGP(
+        X, Y, TREE, covar_module=RBFKernel(lengthscale_constraint=Interval(0.1, 4.0))
+    ),
+    "subclass": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=_Plain()),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_USER)
+def test_parts_of_a_user(name: str) -> None:
+    """Torch evaluates them in the closed form of everything else."""
+    check(OF_A_USER[name](*data(TREE, 0, 12)), 0)
 
 
 UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -271,13 +301,6 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "loss": lambda X, Y: _Mine(X, Y, TREE),
     "call": lambda X, Y: _Called(X, Y, TREE),
     "mean": lambda X, Y: TreeStructuredGP(X, Y, TREE, mean_module=LinearMean(6)),
-    "prior": lambda X, Y: ConditionalGP(
-        X,
-        Y,
-        TREE,
-        covar_module=MaternKernel(lengthscale_prior=HalfCauchyPrior(1.0)),
-    ),
-    "prior of a function": lambda X, Y: _with_prior(TreeStructuredGP(X, Y, TREE)),
     "kernel": lambda X, Y: ConditionalGP(X, Y, TREE, covar_module=PeriodicKernel()),
     "sum": lambda X, Y: ConditionalGP(
         X, Y, TREE, covar_module=AdditiveKernel(RBFKernel(), MaternKernel())
@@ -305,11 +328,15 @@ def test_what_has_no_closed_form(name: str) -> None:
     assert not fit_gpytorch_mll(mll, **options).training
 
 
+def _no_evidence(self: Any, *_: Any) -> Tensor:
+    return torch.zeros(())
+
+
 def test_another_objective_has_no_closed_form() -> None:
     model = TreeStructuredGP(*data(TREE, 0, 12), TREE)
     for kind in (
         LeaveOneOutPseudoLikelihood,
-        type("Mine", (ExactMarginalLogLikelihood,), {}),
+        type("Mine", (ExactMarginalLogLikelihood,), {"forward": _no_evidence}),
     ):
         assert model.fit_objective(kind(model.likelihood, model)) is None
 
