@@ -47,9 +47,10 @@ _MAX_ALTERNATIVES = 64
 _MAX_CLIMB, _MAX_WALK = 40, 32
 # Most times that a walk and a climb take turns.
 _ROUNDS = 3
-# A climb ends where no slope in the unit box exceeds this: expected improvement itself,
-# without the logarithm, may be small everywhere.
-_LEAST_SLOPE = 1e-8
+# A climb ends where an iteration gains less than this, relative to the larger of the
+# value and one, or where no slope in the unit box exceeds the other: expected
+# improvement itself, without the logarithm, may be small everywhere.
+_LEAST_GAIN, _LEAST_SLOPE = 1e-7, 1e-8
 # The largest and smallest step of real columns beside a border, in widths of the box.
 _STEPS = (0.2, 1e-5)
 # The next smaller step, relative to a step. On expected improvement a ratio of 0.1
@@ -179,6 +180,8 @@ def maximize_in_unit_box(
         negated,
         U,
         bounds=[(0.0, 1.0)] * U.shape[-1],
+        factr=None,
+        ftol=_LEAST_GAIN,
         pgtol=_LEAST_SLOPE,
         maxiter=_MAX_CLIMB,
         pass_batch_indices=True,
