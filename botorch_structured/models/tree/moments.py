@@ -1,10 +1,10 @@
 r"""Means and variances of points one by one, each from its own leaf alone.
 
-On one path the covariance of a ``TreeStructuredKernel`` (or of a ``ConditionalKernel``
-around a stationary kernel) is a function of a few columns (``path_tables``),
+On one path the covariance of a kernel that has a ``form`` is a function of a few
+columns (``path_tables``),
 
-    K_p(x, x') = v k(|S (x - x')|^2) exp(-|T (x - x')|^2) + c,
-    z_i(x) = a_i + b_i x_j + u_i sin(w_i x_j + f_i),    j = j(i),
+    K_p(x, x') = v prod_f k_f(|S_f (x - x')|^2) + c,
+    z_i(x) = a_i + b_i x_j + u_i sin(w_i x_j + t_i),    j = j(i),
 
 so moments and their derivatives in x are a few products of small matrices. In terms of
 ``leaf_inference`` (L, e, H, mu, M), with k(x) the covariances with the leaf's data and
@@ -42,13 +42,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from botorch_structured.linalg.correlations import Correlation
+from botorch_structured.linalg.correlations import ARRAY_SLOPES, ARRAY_VALUES
+from botorch_structured.models.tree.form import UnknownFormError
 from botorch_structured.models.tree.leaf_inference import LeafKernel, LeafPredictor
-from botorch_structured.models.tree.path_tables import (
-    codes_of,
-    correlation_of,
-    path_tables,
-)
+from botorch_structured.models.tree.path_tables import PathTables
 from botorch_structured.models.tree.tree_structured_kernel import one_hot_code
 
 Array = NDArray[Any]
@@ -77,7 +74,7 @@ class PathMoments:
     """Moments of rows that stay on their paths, by the columns that change.
 
     Args:
-        correlation: k.
+        names: The correlations k_f.
         tables: What is known of the path of each of the ``S`` rows, see
             ``LeafMoments``; ``S x a x b`` each. Unused places have zero factors.
         X: The rows, extended and transformed, ``S x d``.
@@ -85,9 +82,9 @@ class PathMoments:
     """
 
     def __init__(
-        self, correlation: Correlation, tables: dict[str, Array], X: Array, columns: Any
+        self, names: Sequence[str], tables: dict[str, Array], X: Array, columns: Array
     ) -> None:
-        self._correlation, self.columns, t = correlation, columns, dict(tables)
+        self.columns, t = columns, dict(tables)
         moving = ((t["slope"] != 0.0) | (t["wave"] != 0.0)).any((0, 1)).nonzero()[0]
         # those of nodes come first, and are constant on a path
         self._first = first = int(moving[0]) if len(moving) else t["level"].shape[-1]
@@ -97,32 +94,40 @@ class PathMoments:
         t["mu_mT"] = t["mu"].swapaxes(1, 2)
         t["still"] = t["level"] @ t["mu_mT"]
         t["mu"], t["mu_mT"] = t["mu"][..., first:], t["mu_mT"][:, first:]
-        # what the covariance and features see, as functions of the columns that change
-        seen = {"inputs": "inverse", "labels": "rates", "columns": None}
-        for name, factor in seen.items():
+
+        def seen(name: str, scale: Array | float) -> bool:
+            """Make columns functions of those that change; whether one of them does."""
             index = t.pop(name)
             changes = (columns[:, :, None] == index).astype(X.dtype)
             still = np.take_along_axis(X[:, None], index, -1)
-            still = still * (changes.sum(1, keepdims=True) == 0.0)
-            if factor is not None:
-                still, changes = still * t[factor], changes * t[factor]
+            still = still * (changes.sum(1, keepdims=True) == 0.0) * scale
+            changes = changes * scale
             t[f"{name}_still"], t[f"{name}_of"] = still, changes
+            t[f"{name}_of_mT"] = np.ascontiguousarray(changes.swapaxes(1, 2))
+            return bool(changes.any())
+
+        seen("columns", 1.0)
         t["total"] = (t["variance"] + t["constant"])[..., 0]
-        self._labels = bool(t["labels_of"].any())
-        if t["codes"].shape[-1] and not self._labels:
-            t["variance"] = t["variance"] * _agreement(t["labels_still"], t["codes"])
         self._offset = bool(t["constant"].any())
+        self._factors: list[tuple[str, str]] = []
+        for i, name in enumerate(names):
+            # powers of two change no digit
+            t[f"data{i}_mT"] = -2.0 * t[f"data{i}"].swapaxes(1, 2)
+            if seen(f"inputs{i}", t[f"inverse{i}"]):
+                self._factors.append((name, str(i)))
+            else:
+                distance = _distance(t, str(i), t[f"inputs{i}_still"])
+                value = ARRAY_VALUES[name](distance, distance)
+                t["variance"] = t["variance"] * value
         t["rate"] = t["wave"] * t["frequency"]
-        for name in ("inverse_chol", "half", "inputs_of", "columns_of"):
+        for name in ("inverse_chol", "half"):
             t[f"{name}_mT"] = np.ascontiguousarray(t[name].swapaxes(1, 2))
-        # powers of two change no digit
-        t["data_mT"] = -2.0 * t["data"].swapaxes(1, 2)
         self._rows: Array = np.arange(len(X))
         self._tables = self._taken = t
 
     def __call__(
         self, x: Array, rows: Array | None = None, gradient: bool = True
-    ) -> Any:
+    ) -> tuple[Array, ...]:
         """Moments.
 
         Args:
@@ -139,21 +144,20 @@ class PathMoments:
             self._taken = {name: table.take(rows, 0) for name, table in every}
             self._rows = rows
         t, w, first = self._taken, x.shape[1], self._first
-        scaled = x @ t["inputs_of"]
-        scaled += t["inputs_still"]
-        distance = scaled @ t["data_mT"]
-        distance += t["squares"]
-        distance += np.add.reduce(np.square(scaled), -1, keepdims=True)
-        np.maximum(distance, 0.0, out=distance)
-        if gradient:
-            k, slope = self._correlation.array_value_and_slope(distance)
-        else:
-            k = self._correlation.array_value(distance, distance)
-        scale = t["variance"]
-        if self._labels:
-            labels = x @ t["labels_of"] + t["labels_still"]
-            scale = scale * _agreement(labels, t["codes"])
-        k *= scale
+        k = np.repeat(t["variance"], w, axis=1)
+        points: list[Array] = []
+        slopes: list[Array] = []
+        for name, i in self._factors:
+            point = x @ t[f"inputs{i}_of"]
+            point += t[f"inputs{i}_still"]
+            distance = _distance(t, i, point)
+            if gradient:
+                value, slope = ARRAY_SLOPES[name](distance)
+                slopes = [other * value for other in slopes] + [slope * k]
+            else:
+                value = ARRAY_VALUES[name](distance, distance)
+            k = k * value
+            points.append(point)
         if self._offset:
             k += t["constant"]
         weight = k @ t["inverse_chol_mT"]
@@ -176,21 +180,20 @@ class PathMoments:
         variance += t["total"]
         if not gradient:
             return mean[..., 0], variance
-        slope *= scale
-        slope *= 2.0
         back = of_weights @ t["half_mT"][:, 1:]
         back += weight
         back = back @ t["inverse_chol"]
         back *= -2.0
         # of the mean, then of the variance
-        g = np.empty((len(x), 2 * w, slope.shape[-1]), dtype=slope.dtype)
-        np.multiply(slope, t["alpha"], out=g[:, :w])
-        np.multiply(slope, back, out=g[:, w:])
-        pull = g @ t["data"]
-        total = np.add.reduce(g, -1, keepdims=True)
-        each = pull.reshape(len(x), 2, w, scaled.shape[-1])
-        each -= scaled[:, None] * total.reshape(len(x), 2, w, 1)
-        pull = pull @ t["inputs_of_mT"]
+        pull = np.zeros((len(x), 2 * w, x.shape[-1]), dtype=k.dtype)
+        for (_, i), point, slope in zip(self._factors, points, slopes, strict=True):
+            slope *= 2.0
+            g = np.concatenate([slope * t["alpha"], slope * back], axis=1)
+            by_point = g @ t[f"data{i}"]
+            total = np.add.reduce(g, -1, keepdims=True)
+            each = by_point.reshape(len(x), 2, w, point.shape[-1])
+            each -= point[:, None] * total.reshape(len(x), 2, w, 1)
+            pull += by_point @ t[f"inputs{i}_of_mT"]
         if self._moving:
             rate = np.cos(angle)
             rate *= t["rate"]
@@ -202,10 +205,12 @@ class PathMoments:
         return mean[..., 0], variance, pull[:, :w], pull[:, w:]
 
 
-def _agreement(labels: Array, codes: Array) -> Array:
-    """exp(-|T (x - x')|^2) of points and data."""
-    squared = np.square(labels[:, :, None] - codes[:, None])
-    return np.exp(-np.add.reduce(squared, -1))
+def _distance(t: dict[str, Array], i: str, point: Array) -> Array:
+    """|S_f (x - x')|^2 of points S_f x and the data, ``n x w x N``."""
+    distance: Array = point @ t[f"data{i}_mT"]
+    distance += t[f"squares{i}"]
+    distance += np.add.reduce(np.square(point), -1, keepdims=True)
+    return np.maximum(distance, 0.0, out=distance)
 
 
 class LeafMoments:
@@ -215,47 +220,44 @@ class LeafMoments:
     threads may call it.
 
     Args:
-        correlation: k.
-        kernel: One for which ``path_tables`` are known.
+        kernel: Any kernel of leaves.
         predictor: The factors of the data.
         X: Transformed training inputs, ``n x d``.
-        places: What the kernel's ``locate`` says of a row of each leaf, if known.
+        places: What the kernel's ``locate`` says of a row of each leaf.
+
+    Raises:
+        UnknownFormError: Where there are no ``PathTables`` of the kernel.
     """
 
     def __init__(
-        self,
-        correlation: Correlation,
-        kernel: LeafKernel,
-        predictor: LeafPredictor,
-        X: Tensor,
-        places: Any = None,
+        self, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
     ) -> None:
         # a graph may be built after another correlation was chosen for the model's
-        self.kernel, self.predictor = copy(kernel), predictor
-        self._places, self._correlation = places, correlation
-        self._codes: dict[int, Tensor] = codes_of(kernel, X.detach())
-        self._data = self.extend(X.detach())
-        self._rows = X.detach()[predictor.layout.representative]
+        self.kernel, self.predictor, self._X = copy(kernel), predictor, X.detach()
+        self._paths = PathTables(self.kernel, places, self._X)
+        self._data = self.extend(self._X).numpy()
         self._of_bucket: dict[int, dict[str, Array]] = {}
         # paths of the rows of the last call, and their moments
         self._last: tuple[Any, list[tuple[Array, PathMoments]]] = None, []
 
     @classmethod
     def of(
-        cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any = None
+        cls, kernel: LeafKernel, predictor: LeafPredictor, X: Tensor, places: Any
     ) -> LeafMoments | None:
         """An instance, or None where a kernel has another form."""
-        # masked: on a device, where no values are looked at
-        correlation = None if predictor.masked else correlation_of(kernel)
-        if correlation is None:
+        if predictor.masked:  # on a device, where no values are looked at
             return None
-        return cls(correlation, kernel, predictor, X, places)
+        try:
+            return cls(kernel, predictor, X, places)
+        except UnknownFormError:
+            return None
 
     def extend(self, X: Tensor) -> Tensor:
         """``n x d`` with more columns, the one-hot codes of categorical ones."""
-        if not self._codes:
+        every = self._paths.codes.items()
+        if not every:
             return X
-        codes = [one_hot_code(X[:, c], known) for c, known in self._codes.items()]
+        codes = [one_hot_code(X[:, column], known) for column, known in every]
         return torch.cat([X, *codes], dim=-1)
 
     def __call__(
@@ -403,72 +405,63 @@ class LeafMoments:
                     _, a, b = part[name].shape
                     table[rows, :a, :b] = part[name]
                 tables[name] = table
+        names = self._paths.names
         if columns is None:  # all that moments depend on, each once
-            every = [tables[name][:, 0] for name in ("inputs", "labels", "columns")]
+            seen = ["columns", *(f"inputs{i}" for i in range(len(names)))]
+            every = [tables[name][:, 0] for name in seen]
             columns = np.sort(np.concatenate(every, axis=-1))
             columns[:, 1:][columns[:, 1:] == columns[:, :-1]] = -1
-        extended = self.extend(X).numpy()
-        return PathMoments(self._correlation, tables, extended, columns)
+        return PathMoments(names, tables, self.extend(X).numpy(), columns)
 
     def _with_data(self, number: int) -> dict[str, Array]:
         """Of all leaves of a bucket."""
         if number not in self._of_bucket:
-            predictor, places = self.predictor, self._places
+            predictor = self.predictor
             block = predictor.blocks[number]
             bucket = block.bucket
-            if places is not None:
-                parts = (p if p is None else p[bucket.leaves] for p in places)
-                places = type(places)(*parts)
-            rows = self._rows[bucket.leaves]
-            tables = path_tables(self.kernel, rows, self._codes, block.weights, places)
+            tables = self._paths(bucket.leaves.numpy(), block.weights.numpy())
             # padding repeats the last row: L^-1 and H are zero there, except for the
             # identity in L^-1, whose part of the covariance is to be zero
-            data = self._data[bucket.index.clamp_max(len(self._data) - 1)].numpy()
+            data = self._data[bucket.index.clamp_max(len(self._data) - 1).numpy()]
             inverse, half = predictor.inverse_chol[number], predictor.half[number]
             if bucket.real is not None:
                 inverse = inverse * bucket.real.unsqueeze(-1)
-            self._of_bucket[number] = _with_rows(
+            self._of_bucket[number] = self._with_rows(
                 tables, data, inverse.numpy(), half.numpy()
             )
         return self._of_bucket[number]
 
     def _without_data(self, X: Tensor, path: bool) -> dict[str, Array]:
         """Of the paths of some rows: prior covariances, of weights alone if wanted."""
-        tables = path_tables(self.kernel, X, self._codes)
+        paths = PathTables(self.kernel, self.kernel.locate(X), self._X)
+        tables, none = paths(slice(None)), self._data[:0]
         if path:
-            tables["variance"], tables["constant"] = (
-                0.0 * tables["variance"],
-                0.0 * tables["constant"],
-            )
-        n, extended = len(X), self.extend(X[:0]).numpy()
-        data = np.zeros((n, 0, extended.shape[1]), extended.dtype)
-        inverse = np.zeros((n, 0, 0), extended.dtype)
-        half = np.zeros((n, 0, 1 + tables["weights"].shape[-1]), extended.dtype)
-        return _with_rows(tables, data, inverse, half)
+            tables |= {name: 0.0 * tables[name] for name in ("variance", "constant")}
+        inverse = np.zeros((len(X), 0, 0), none.dtype)
+        half = np.zeros((len(X), 0, 1 + tables["weights"].shape[-1]), none.dtype)
+        data = np.broadcast_to(none, (len(X), *none.shape))
+        return self._with_rows(tables, data, inverse, half)
 
+    def _with_rows(
+        self, tables: dict[str, Array], data: Array, inverse_chol: Array, half: Array
+    ) -> dict[str, Array]:
+        """Tables of leaves with those of their data.
 
-def _with_rows(
-    tables: dict[str, Array], data: Array, inverse_chol: Array, half: Array
-) -> dict[str, Array]:
-    """Tables of leaves with those of their data.
-
-    Args:
-        tables: From ``path_tables``.
-        data: The rows of each leaf, extended, ``U x N x d``.
-        inverse_chol: L^-1, zero where padded, ``U x N x N``.
-        half: [e, H], ``U x N x (1 + D)``.
-    """
-    scaled = np.take_along_axis(data, tables["inputs"], -1) * tables["inverse"]
-    codes = np.take_along_axis(data, tables["labels"], -1) * tables["rates"]
-    return {
-        **tables,
-        "data": scaled,
-        "squares": np.add.reduce(np.square(scaled), -1)[:, None],
-        "codes": codes,
-        "inverse_chol": inverse_chol,
-        "half": half,
-        "alpha": half[..., :1].swapaxes(1, 2) @ inverse_chol,
-    }
+        Args:
+            tables: From ``PathTables``.
+            data: The rows of each leaf, extended, ``U x N x d``.
+            inverse_chol: L^-1, zero where padded, ``U x N x N``.
+            half: [e, H], ``U x N x (1 + D)``.
+        """
+        for name, table in tables.items():
+            if table.dtype == np.float64:
+                tables[name] = table.astype(data.dtype, copy=False)
+        for i in range(len(self._paths.names)):
+            scaled = np.take_along_axis(data, tables[f"inputs{i}"], -1)
+            tables[f"data{i}"] = scaled = scaled * tables[f"inverse{i}"]
+            tables[f"squares{i}"] = np.add.reduce(np.square(scaled), -1)[:, None]
+        alpha = half[..., :1].swapaxes(1, 2) @ inverse_chol
+        return {**tables, "inverse_chol": inverse_chol, "half": half, "alpha": alpha}
 
 
 # -- with a graph -----------------------------------------------------------------

@@ -18,13 +18,17 @@ from botorch.models.transforms.input import (
     Log10,
     Warp,
 )
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from hypothesis import assume, given
 from leaf_models import random_model, some_points
 from strategies import random_points, seeds
 from torch import Tensor
 
-from botorch_structured.kernels import ConditionalKernel, TreeStructuredKernel
+from botorch_structured.kernels import (
+    ConditionalKernel,
+    LaplaceKernel,
+    TreeStructuredKernel,
+)
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.tree import moments as module
 from botorch_structured.models.tree.moments import differentiable_moments
@@ -84,7 +88,7 @@ def test_derivatives_of_a_posterior(seed: int) -> None:
     """In the points, again in the points, and in hyperparameters."""
     model = random_model(seed, n=12)
     # GPyTorch's Matern kernel, a factor of theirs, has no second derivative
-    assume(type(model) is not ConditionalGP or not model._moments()._codes)
+    assume(type(model) is not ConditionalGP or not model._moments()._paths.codes)
     X = some_points(model, 6, seed).requires_grad_()
     parameters = [p for p in model.covar_module.parameters() if p.requires_grad]
 
@@ -272,6 +276,9 @@ BASES = {
     "not scaled": lambda: (
         RBFKernel(**numbers(2, [1, 2])) * CategoricalKernel(**numbers(2, [3, 4]))
     ),
+    "two of numbers": lambda: (
+        RBFKernel(**numbers(1, [1])) * MaternKernel(nu=1.5, **numbers(2, [1, 2]))
+    ),
     "one lengthscale": lambda: ScaleKernel(
         CategoricalKernel(active_dims=[3, 4]) * MaternKernel(nu=2.5, active_dims=[2, 1])
     ),
@@ -305,18 +312,19 @@ def test_categories_of_a_conditional_kernel(name: str) -> None:
     all_close(found, with_gradients(values, test), 1e-8)
 
 
-def test_products_without_a_closed_form() -> None:
+def test_kernels_without_a_closed_form() -> None:
     tree = ParameterTree(5, {0: {0.0: [1, 2, 3], 1.0: [1, 4]}})
     X = torch.rand(6, 5).round()
-    first, second = MaternKernel(nu=2.5), MaternKernel(nu=1.5)
     for base in (
-        first * RBFKernel(),
-        second * CategoricalKernel(),
-        ScaleKernel(first) * CategoricalKernel(),
-        CategoricalKernel() * CategoricalKernel(),
+        MaternKernel(nu=0.5),
+        LaplaceKernel(),
+        PeriodicKernel(),
+        RBFKernel() + RBFKernel(),
+        ScaleKernel(RBFKernel()) * CategoricalKernel(),
     ):
         model = ConditionalGP(X, X[:, :1], tree, covar_module=base)
         assert model.point_moments(X) is None
+        assert model.moments_near(X[:2], np.array([[1], [1]])) is None
 
 
 # -- of rows that stay on their paths -----------------------------------------------
@@ -346,7 +354,7 @@ def test_near_rows_of_random_trees(seed: int) -> None:
     """Columns that do not change may be any: categories and decisions, too."""
     model = random_model(seed)
     moments, tree = model._moments(), model.tree
-    held = {*tree.decision_columns, *moments._codes}
+    held = {*tree.decision_columns, *moments._paths.codes}
     moving = sorted({*range(tree.dim)} - held)
     X = some_points(model, 5, seed)
     rng = np.random.default_rng(seed)
