@@ -69,9 +69,9 @@ from botorch_structured.models.tree.moments import (
 )
 from botorch_structured.models.tree.objective import LeafObjective
 from botorch_structured.models.tree.point_moments import (
-    MEANS_OF_PATHS,
     ColumnScales,
     MomentsNear,
+    is_mean_of_paths,
     moments_near,
     point_moments,
 )
@@ -399,7 +399,7 @@ class LeafModel(FastSingleTaskGP):
         kernel, tree = self.covar_module, self.tree
         known = (
             type(kernel) is TreeStructuredKernel
-            and type(self.mean_module) in MEANS_OF_PATHS
+            and is_mean_of_paths(self.mean_module)
             and ColumnScales.of(getattr(self, "input_transform", None), tree.dim)
         )
         if not known:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 __all__ = [
-    "MEANS_OF_PATHS",
     "ColumnScales",
     "MomentsNear",
+    "is_mean_of_paths",
     "moments_near",
     "point_moments",
 ]
@@ -23,31 +23,24 @@ from botorch.models.transforms.input import (
 )
 from botorch.models.transforms.outcome import (
     ChainedOutcomeTransform,
-    OutcomeTransform,
     Standardize,
 )
 from gpytorch import settings
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from botorch_structured.models.outcome_scale import AnyScaleStandardize
+from botorch_structured.models.fast_inference import has_methods_of
 from botorch_structured.models.tree.moments import (
     Array,
     LeafMoments,
     PointMoments,
 )
-from botorch_structured.models.tree.old_studies import OldStudiesMean
 from botorch_structured.models.tree.path_mean import PathMean
 from botorch_structured.transforms import ClipTail
 
 #: Means and variances, ``n x w``, and their gradients, ``n x w x k``, as a function of
 #: values of columns, ``n x w x k``, and of the numbers of the ``n`` rows.
 MomentsNear = Callable[[Array, Array], tuple[Array, Array, Array, Array]]
-
-# Outcome transforms by which moments of one outcome are scaled and shifted.
-_LINEAR_IN_ONE_OUTCOME = (type(None), Standardize, AnyScaleStandardize)
-#: Prior means that are constant on a path.
-MEANS_OF_PATHS = (ConstantMean, PathMean)
 
 
 class ColumnScales:
@@ -71,20 +64,22 @@ class ColumnScales:
         """
         part: Any = transform
         parts = [] if part is None else [part]
-        if type(part) is ChainedInputTransform:
+        if isinstance(part, ChainedInputTransform):
             parts = [*part.values()]
         scales = cls(width)
         return scales if all(map(scales._add, parts)) else None
 
     def _add(self, part: Any) -> bool:
         """Apply a part after the others, if its kind is known."""
-        if type(part) not in (Normalize, Log10) or part.reverse:
+        names = "transform", "_transform", "forward"
+        kinds = [kind for kind in (Normalize, Log10) if isinstance(part, kind)]
+        if part.reverse or not any(has_methods_of(k, part, *names) for k in kinds):
             return False
         if not part.transform_on_eval:
             return True
         indices = getattr(part, "indices", None)
         at = slice(None) if indices is None else indices.numpy()
-        if type(part) is Log10:
+        if isinstance(part, Log10):
             fresh = ~self.log[at] & (self.factor[at] == 1.0) & (self.shift[at] == 0.0)
             self.log[at] = True
             return bool(fresh.all())
@@ -121,35 +116,32 @@ class ColumnScales:
         return transformed
 
 
-def outcome_scaling(
-    outcome: OutcomeTransform | None,
-) -> tuple[bool, OutcomeTransform | None]:
-    """Whether moments are only scaled and shifted back, and what does it (or None)."""
-    if outcome is None or type(outcome) is not ChainedOutcomeTransform:
-        return type(outcome) in _LINEAR_IN_ONE_OUTCOME, outcome
-    # predictions stay on the scale of a clipped tail
-    parts = [part for part in outcome.values() if type(part) is not ClipTail]
-    known = len(parts) <= 1 and all(type(p) in _LINEAR_IN_ONE_OUTCOME for p in parts)
-    return known, parts[0] if known and parts else None
+def is_mean_of_paths(mean: Any) -> bool:
+    """Whether a prior mean is known to be constant on a path."""
+    kinds = ConstantMean, PathMean
+    return any(
+        isinstance(mean, kind) and has_methods_of(kind, mean, "forward")
+        for kind in kinds
+    )
 
 
-def _at_hand(
-    model: Any, X: Tensor, means: tuple[type, ...]
-) -> tuple[LeafMoments, float, float] | None:
+def _at_hand(model: Any, X: Tensor) -> tuple[LeafMoments, float, float] | None:
     """Moments of transformed inputs and outcomes, and the scale and shift of these.
 
-    The shift includes a constant prior mean. None where moments have no closed form.
+    None where moments have no closed form, or the outcomes another scale.
     """
-    targets = model.train_targets
-    linear, outcome = outcome_scaling(getattr(model, "outcome_transform", None))
-    known = (
-        X.dtype == targets.dtype
-        and X.device == targets.device
-        and len(X) > 0
-        and type(model.mean_module) in means
-        and linear
+    outcome, targets = getattr(model, "outcome_transform", None), model.train_targets
+    parts = [] if outcome is None else [outcome]
+    if isinstance(outcome, ChainedOutcomeTransform):
+        # predictions stay on the scale of a clipped tail
+        parts = [part for part in outcome.values() if not isinstance(part, ClipTail)]
+    linear = len(parts) <= 1 and all(
+        isinstance(part, Standardize)
+        and has_methods_of(Standardize, part, "untransform")
+        for part in parts
     )
-    if not known:
+    same = X.dtype == targets.dtype and X.device == targets.device
+    if not (same and len(X) > 0 and linear):
         return None
     model.eval()
     moments = model._moments() if model._use_predictor() else None
@@ -157,10 +149,8 @@ def _at_hand(
         return None
     model._check_points(X)
     scale, shift = 1.0, 0.0
-    if outcome is not None:
-        scale, shift = outcome.stdvs.item(), outcome.means.item()
-    if type(model.mean_module) is ConstantMean:
-        shift += scale * model.mean_module.constant.item()
+    if parts:
+        scale, shift = parts[0].stdvs.item(), parts[0].means.item()
     return moments, scale, shift
 
 
@@ -168,36 +158,29 @@ def point_moments(
     model: Any, X: Tensor, gradient: bool, path: bool
 ) -> PointMoments | None:
     """See ``LeafModel.point_moments``."""
-    found_at = _at_hand(model, X, (*MEANS_OF_PATHS, OldStudiesMean))
+    found_at = _at_hand(model, X)
     if found_at is None:
         return None
     moments, scale, shift = found_at
     point = X.detach().requires_grad_(gradient and hasattr(model, "input_transform"))
     with torch.enable_grad():
         transformed = model.transform_inputs(point)
-    chained = point.requires_grad
-    if len(transformed) != len(X) or transformed.requires_grad != chained:
-        return None
-    rises = gradient and type(model.mean_module) is OldStudiesMean
-    at = transformed.detach().requires_grad_(rises)
-    with torch.no_grad():
-        found = moments(transformed.detach(), gradient, path)
-        mean, variance = found.mean, found.variance
-        if type(model.mean_module) is not ConstantMean:
-            with torch.set_grad_enabled(rises):
-                prior = model.mean_module(at)
-            mean = mean + prior.detach()
-        floor = settings.min_variance.value(X.dtype)
-        above = variance > floor
-        mean = mean.mul(scale).add_(shift)
-        variance = variance.clamp_min(floor).mul_(scale**2)
+        chained = point.requires_grad
+        if len(transformed) != len(X) or transformed.requires_grad != chained:
+            return None
+        at = transformed.detach().requires_grad_(gradient)
+        prior = model.mean_module(at)
+    found = moments(at, gradient, path)
+    floor = settings.min_variance.value(X.dtype)
+    mean = (found.mean + prior.detach()).mul_(scale).add_(shift)
+    variance = found.variance.clamp_min(floor) * scale**2
     if found.mean_gradient is None or found.variance_gradient is None:
         return PointMoments(mean, variance)
     slopes = [found.mean_gradient * scale, found.variance_gradient * scale**2]
-    if rises:
-        slopes[0] = slopes[0] + scale * torch.autograd.grad(prior.sum(), at)[0]
-    if not above.all():
-        slopes[1] *= above.unsqueeze(-1)
+    if prior.requires_grad:  # in its parameters, perhaps
+        (rise,) = torch.autograd.grad(prior.sum(), at, allow_unused=True)
+        slopes[0] = slopes[0] if rise is None else slopes[0] + scale * rise
+    slopes[1] *= (found.variance > floor).unsqueeze(-1)
     if chained:
         slopes = [
             torch.autograd.grad(transformed, point, slope, retain_graph=True)[0]
@@ -211,36 +194,28 @@ def moments_near(
 ) -> MomentsNear | None:
     """See ``LeafModel.moments_near``."""
     scales = ColumnScales.of(getattr(model, "input_transform", None), X.shape[-1])
-    found = None if scales is None else _at_hand(model, X, MEANS_OF_PATHS)
+    known = scales is not None and is_mean_of_paths(model.mean_module)
+    found = _at_hand(model, X) if known else None
     if scales is None or found is None:
         return None
     moments, scale, shift = found
     with torch.no_grad():
         at = model.transform_inputs(X.detach())
         local = moments.near(at, columns, path)
-        prior: Any = 0.0
-        if type(model.mean_module) is not ConstantMean:  # constant on each path
-            prior = model.mean_module(at).numpy()[:, None]
+        prior = model.mean_module(at).numpy()[:, None]
     if local is None:
         return None
     transformed = scales.at(columns)
     floor, square = settings.min_variance.value(X.dtype), scale**2
-    shifts = np.broadcast_to(scale * prior + shift, (len(X), 1))
+    shifts = scale * prior + shift
 
     def near(x: Array, rows: Array) -> tuple[Array, Array, Array, Array]:
         x, rate = transformed(x, rows)
         mean, variance, of_mean, of_variance = local(x, rows)
         mean = mean * scale
         mean += shifts[rows]
-        above = variance > floor
-        if np.count_nonzero(above) < above.size:
-            variance = np.maximum(variance, floor)
-            of_variance = of_variance * above[..., None]
-        return (
-            mean,
-            variance * square,
-            of_mean * (rate * scale),
-            of_variance * (rate * square),
-        )
+        of_variance = of_variance * (variance > floor)[..., None]
+        variance = np.maximum(variance, floor) * square
+        return mean, variance, of_mean * (rate * scale), of_variance * (rate * square)
 
     return near
