@@ -52,6 +52,8 @@ Array = NDArray[Any]
 # Numbers of the tables of paths that are looked at together (32 MiB), and of those that
 # ``near`` has for its rows.
 _MAX_NUMBERS, _MAX_NEAR = 1 << 22, 1 << 18
+# Of more weights, the covariance is computed path by path.
+_MANY_WEIGHTS = 1024
 
 
 class PointMoments(NamedTuple):
@@ -370,11 +372,14 @@ class LeafMoments:
     # -- tables -------------------------------------------------------------------
 
     @cached_property
-    def _weights(self) -> tuple[Array, Array]:
-        """Mu and M^-1 = J'J, with zeros for the weight that an unused place has."""
-        root = self.predictor.weight_root
-        covariance = pad(root.mT @ root, (0, 1, 0, 1))
-        return pad(self.predictor.weight_mean, (0, 1)).numpy(), covariance.numpy()
+    def _weights(self) -> tuple[Array, Array, Array | None]:
+        """mu, the columns of J, and M^-1 = J'J if there are not too many weights.
+
+        With zeros for the weight that an unused place has.
+        """
+        root = pad(self.predictor.weight_root.mT, (0, 0, 0, 1)).numpy()
+        covariance = root @ root.T if len(root) <= _MANY_WEIGHTS else None
+        return pad(self.predictor.weight_mean, (0, 1)).numpy(), root, covariance
 
     def _side_by_side(
         self, X: Tensor, keys: Array, path: bool, columns: Array | None = None
@@ -390,9 +395,13 @@ class LeafMoments:
                 of_bucket = self._with_data(int(number)).items()
                 part = {name: table.take(place[rows], 0) for name, table in of_bucket}
             weights = part.pop("weights")[:, 0]
-            mean, covariance = self._weights
+            mean, root, covariance = self._weights
             part["mu"] = mean[weights][:, None]
-            part["covariance"] = covariance[weights[:, :, None], weights[:, None]]
+            if covariance is None:
+                mine = [root[some] @ root[some].T for some in weights]
+                part["covariance"] = np.stack(mine)
+            else:
+                part["covariance"] = covariance[weights[:, :, None], weights[:, None]]
             parts.append((rows, part))
         tables = parts[0][1]
         if len(parts) > 1:
