@@ -252,6 +252,21 @@ def test_a_border_is_walked_along() -> None:
     assert (found[:, 2] == 5.0).all()
 
 
+def test_a_walk_tries_all_values_of_a_category() -> None:
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 7.0]]).double()
+    values = [float(v) for v in range(8)]
+    box = whole(ParameterTree(2), bounds, categorical_features={1: values})
+
+    class Third(Linear):
+        def forward(self, X: Tensor) -> Tensor:
+            return X[:, 0, 0] + (X[:, 0, 1] == 3.0)
+
+    X, evaluator = torch.tensor([[0.5, 0.0]]).double(), Evaluator(Third())
+    here = box.take(torch.zeros(1, dtype=torch.long))
+    found, value = refine(evaluator, X, evaluator.values(X), here, X[:0])
+    assert found.tolist() == [[1.0, 3.0]] and value.tolist() == [2.0]
+
+
 def random_space(seed: int) -> Boxes:
     """A random tree with reals, integers, integers with gaps and categoricals."""
     tree = random_tree(seed)
