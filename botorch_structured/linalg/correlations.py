@@ -77,7 +77,6 @@ class Correlation:
     Attributes:
         name: "matern" (5/2) or "rbf".
         value: s to k, differentiable.
-        value_and_slope: s, which may be overwritten, to k and -dk/ds.
         slope_and_curvature: s to -dk/ds and d^2k/ds^2, differentiable.
         array_value: s to k, written into the second array.
         array_value_and_slope: s to k and -dk/ds.
@@ -88,7 +87,6 @@ class Correlation:
 
     name: str
     value: Callable[[Tensor], Tensor]
-    value_and_slope: Callable[[Tensor], tuple[Tensor, Tensor]]
     slope_and_curvature: Callable[[Tensor], tuple[Tensor, Tensor]]
     array_value: Callable[[Array, Array], Array]
     array_value_and_slope: Callable[[Array], tuple[Array, Array]]
@@ -104,14 +102,6 @@ def _matern52(squared: Tensor) -> Tensor:
     return (1.0 + u + u.square() / 3.0) * torch.exp(-u)
 
 
-def _matern52_slope(squared: Tensor) -> tuple[Tensor, Tensor]:
-    u = squared.clamp_min_(_TINY).sqrt_().mul_(_SQRT5)
-    e = u.neg().exp_()
-    slope = e.addcmul(e, u)  # (1 + u) e
-    k = u.mul_(u).mul_(e).mul_(1.0 / 3.0).add_(slope)
-    return k, slope.mul_(5.0 / 6.0)
-
-
 def _matern52_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:
     u = squared.clamp_min(_TINY).sqrt() * _SQRT5
     e = torch.exp(-u)
@@ -120,11 +110,6 @@ def _matern52_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rbf(squared: Tensor) -> Tensor:
     return torch.exp(-0.5 * squared)
-
-
-def _rbf_slope(squared: Tensor) -> tuple[Tensor, Tensor]:
-    k = torch.exp(-0.5 * squared)
-    return k, 0.5 * k
 
 
 def _rbf_curvature(squared: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,24 +170,16 @@ def _array_rbf_derivatives(squared: Array) -> tuple[Array, Array, Array]:
 
 
 def _array_matern32(squared: Array, out: Array) -> Array:
-    np.multiply(squared, 3.0, out=out)
-    np.sqrt(out, out=out)
-    polynomial = out + 1.0
-    np.negative(out, out=out)
-    np.exp(out, out=out)
-    out *= polynomial
-    return out
+    u = np.sqrt(3.0 * squared)
+    return np.multiply(1.0 + u, np.exp(-u), out=out)
 
 
 def _array_matern12(squared: Array, out: Array) -> Array:
-    np.sqrt(squared, out=out)
-    np.negative(out, out=out)
-    return np.exp(out, out=out)
+    return np.exp(-np.sqrt(squared), out=out)
 
 
 def _array_laplace(distance: Array, out: Array) -> Array:
-    np.negative(distance, out=out)
-    return np.exp(out, out=out)
+    return np.exp(-distance, out=out)
 
 
 def _array_matern32_slope(squared: Array) -> tuple[Array, Array]:
@@ -235,7 +212,6 @@ def _normal_quantile(p: float) -> float:
 MATERN52 = Correlation(
     "matern",
     _matern52,
-    _matern52_slope,
     _matern52_curvature,
     _array_matern52,
     _array_matern52_slope,
@@ -245,7 +221,6 @@ MATERN52 = Correlation(
 RBF = Correlation(
     "rbf",
     _rbf,
-    _rbf_slope,
     _rbf_curvature,
     _array_rbf,
     _array_rbf_slope,

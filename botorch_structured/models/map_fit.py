@@ -18,6 +18,7 @@ from botorch.optim.core import OptimizationResult, OptimizationStatus
 from botorch.optim.utils.timeout import minimize_with_timeout
 from gpytorch.mlls import MarginalLogLikelihood
 from numpy.typing import NDArray
+from scipy import optimize
 
 from botorch_structured._botorch_names import fit_fallback
 from botorch_structured.models.contexts import few_threads
@@ -115,15 +116,12 @@ def _minimise(
     problem = scaled, objective.read() / units
     within = bounds / units[:, None]
     # SciPy's L-BFGS-B and small factorisations are slower on several threads
+    minimize: Any = optimize.minimize
+    if timeout_sec is not None:  # it looks for the libraries of threads, which takes ms
+        minimize = partial(minimize_with_timeout, timeout_sec=timeout_sec)
+    given = {"method": method, "jac": True, "bounds": within, "options": options}
     with few_threads():
-        found = minimize_with_timeout(
-            *problem,
-            method=method,
-            jac=True,
-            bounds=within,
-            options=options,
-            timeout_sec=timeout_sec,
-        )
+        found = minimize(*problem, **given)
     objective.write(np.clip(found.x * units, *bounds.T))
     status = OptimizationStatus.SUCCESS
     if not found.success:

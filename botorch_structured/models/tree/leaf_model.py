@@ -24,9 +24,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
-from botorch.models.transforms.input import (
-    InputTransform,
-)
+from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import check_min_max_scaling
 from botorch.settings import propagate_grads, validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
@@ -36,7 +34,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
-from botorch_structured.linalg.block_low_rank import LeafLayout
 from botorch_structured.models.checks import (
     ShapeError,
     check_modules,
@@ -89,14 +86,10 @@ MAX_LOSS = 0.1
 #: What models take for the structure of their inputs.
 Dependencies = SearchSpace | ParameterTree | Mapping[int, Mapping[float, Sequence[int]]]
 
-# Up to this size a factorisation takes less time than the overhead around it.
-_SMALL = 200
 # GPyTorch's prediction copies the training data for each element of a t-batch, so
 # predictions by leaf are faster unless weights are more than rows and than this. (Of
 # 2,100 weights and 100 rows its copies took more than 20 GB.)
 _MANY_WEIGHTS = 8192
-# Numbers whose scales are checked at a time.
-_CHECKED_NUMBERS = 2**18
 # What moments come from.
 _WAY_OF_A_POSTERIOR = "posterior", "__call__", "_fast_posterior"
 
@@ -206,14 +199,8 @@ class LeafModel(FastSingleTaskGP):
             least, most = X.detach().aminmax()
             if least >= 0.0 and most <= 1.0:  # then active entries are, too
                 return
-            # the extremes of each column, without a second copy of the data
-            extremes = []
-            count = max(_CHECKED_NUMBERS // X[..., :1, :].numel(), 1)
-            for rows in X.detach().split(count, dim=-2):
-                active = tree.impute(rows)
-                extremes += [active.amin(-2), active.amax(-2)]
             named = [*tree.decision_columns, *categorical]
-            check_min_max_scaling(torch.stack(extremes, dim=-2), ignore_dims=named)
+            check_min_max_scaling(tree.impute(X.detach()), ignore_dims=named)
 
     # -- what can be used ---------------------------------------------------------
 
@@ -229,11 +216,6 @@ class LeafModel(FastSingleTaskGP):
             and not self.covar_module.batch_shape
         )
 
-    def _is_one_process(self) -> bool:
-        """Whether it is one ``SingleTaskGP`` of one outcome, without decisions."""
-        one = self.train_inputs[0].ndim == 2 and self.train_targets.ndim == 1
-        return one and not (self.tree.decision_columns or self.covar_module.batch_shape)
-
     def _is_by_leaf(self) -> bool:
         return (
             isinstance(self.covar_module, LeafKernel)
@@ -242,12 +224,6 @@ class LeafModel(FastSingleTaskGP):
             and has_methods_of(LeafModel, self, "forward")
             and self.train_inputs is not None
         )
-
-    def _evidence_pays(self, layout: LeafLayout) -> bool:
-        """Whether leaves and weights are cheaper to factorise than everything."""
-        cubes = sum(float(size) ** 3 for size in layout.sizes)
-        weights = float(self.covar_module.num_weights)
-        return cubes + weights**3 <= max(layout.num_rows, _SMALL) ** 3
 
     def _use_predictor(self) -> bool:
         """Whether predictions are made by leaf, those of batches and fantasies too."""
@@ -299,8 +275,6 @@ class LeafModel(FastSingleTaskGP):
             return None
         # paths do not depend on the transform, which keeps decisions
         structure = self._structure(X)
-        if not self._evidence_pays(structure.layout):
-            return None
         X, noise = self.transform_inputs(X), self.likelihood.noise.expand(len(X))
         residual = self.train_targets - self.mean_module(X)
         return log_evidence(self.covar_module, X, structure, noise, residual)
@@ -563,8 +537,9 @@ class LeafModel(FastSingleTaskGP):
         Args:
             mll: An objective of this model; put in training mode.
         """
-        structured = self._is_structured()
-        if not (self._has_own_evidence() and (structured or self._is_one_process())):
+        flat = not (self.tree.decision_columns or self.covar_module.batch_shape)
+        flat = flat and self.train_inputs[0].ndim == 2 and self.train_targets.ndim == 1
+        if not (self._has_own_evidence() and (self._is_structured() or flat)):
             return None
         mll.train()  # in evaluation mode inputs are transformed already
         return LeafObjective.of(mll)

@@ -216,13 +216,6 @@ class OldStudiesMean(Mean):
             batch_shape,
         )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        for name in ("_starts", "_variances"):  # which older states do not have
-            state_dict.setdefault(prefix + name, getattr(self, name))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
     @property
     def variances(self) -> tuple[float, float, float]:
         """tau_mu, tau_delta and sigma^2."""

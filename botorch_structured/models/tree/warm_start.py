@@ -53,8 +53,7 @@ def take_values(model: Any, earlier: Any) -> None:
                 f"another {name} ({other} for {mine})."
             )
     values = dict(earlier.named_parameters())
-    both = (model, earlier)
-    to, of = ({}, {}) if _same_entries(*both) else map(_entries, both)
+    to, of = _entries(model), _entries(earlier)
     alike = _columns(model) == _columns(earlier)
     taken: list[tuple[Tensor, Tensor]] = []  # nothing is written before all is checked
     for name, parameter in model.named_parameters():
@@ -124,17 +123,6 @@ def _columns(model: Any) -> tuple[object, object]:
     tree = model.tree
     columns = list(range(tree.dim)) if tree.space is None else list(tree.space.names)
     return columns, tree.decision_values
-
-
-def _same_entries(model: Any, earlier: Any) -> bool:
-    """Whether it takes no names to see that equal positions are of the same."""
-    a, b = model.covar_module, earlier.covar_module
-    if model.tree is not earlier.tree or not isinstance(a, TreeStructuredKernel):
-        return False
-    kinds = "linear", "onehot", "smooth"
-    names = [f"{kind}_columns" for kind in kinds] + ["num_inner", "num_offsets"]
-    weights = (getattr(a.weights, n) == getattr(b.weights, n) for n in names)
-    return a.columns == b.columns and all(weights)
 
 
 # -- what the entries of a parameter belong to ------------------------------------
