@@ -18,12 +18,10 @@ from botorch.models.transforms import Normalize
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from botorch.settings import propagate_grads
-from gpytorch.constraints import Interval
 from gpytorch.kernels import PeriodicKernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.priors import LogNormalPrior
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import random_points, random_tree, seeds
@@ -433,18 +431,6 @@ def _replace_likelihood(model: Any) -> None:
     )
 
 
-def _replace_bounds(model: Any) -> None:
-    model.likelihood.noise_covar.register_constraint(
-        "raw_noise", Interval(0.1, 10.0, transform=torch.sigmoid)
-    )
-
-
-def _replace_values_of_bounds(model: Any) -> None:
-    _replace_bounds(model)
-    model.compute_custom_loss(ExactMarginalLogLikelihood(model.likelihood, model))
-    model.likelihood.noise_covar.raw_noise_constraint.lower_bound.fill_(1.0)
-
-
 def _replace_mean(model: Any) -> None:
     model.mean_module = ConstantMean(batch_shape=torch.Size([2]))
     model.mean_module.raw_constant.data.fill_(2.0)
@@ -455,8 +441,6 @@ def _replace_mean(model: Any) -> None:
     [
         (_replace_noise, True),
         (_replace_likelihood, False),
-        (_replace_bounds, False),
-        (_replace_values_of_bounds, False),
         (_replace_mean, False),
     ],
 )
@@ -469,29 +453,6 @@ def test_parts_that_are_replaced(replace: Callable[[Any], None], noise: bool) ->
         model.train()
         change(model)
         same(model.eval(), dense(model), test)
-
-
-def _replace_prior(model: Any) -> None:
-    prior = LogNormalPrior(0.0, 0.01)
-    model.likelihood.noise_covar.register_prior("noise_prior", prior, "noise")
-
-
-@pytest.mark.parametrize("replace", [_replace_prior, _replace_likelihood])
-def test_fits_after_parts_are_replaced(replace: Callable[[Any], None]) -> None:
-    """An earlier fit of the same model does not change a later one."""
-    ends = []
-    for first in (False, True):
-        model = make(TreeStructuredGP, TREE, 0, 2, n=30, leaf_kernel="rbf")
-        if first:
-            start = [p.detach().clone() for p in model.parameters()]
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-            for p, value in zip(model.parameters(), start, strict=True):
-                p.data.copy_(value)
-        replace(model)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
-        ends.append(model.state_dict())
-    for name, value in ends[0].items():
-        close(value, ends[1][name])
 
 
 @pytest.mark.parametrize("model_class", MODELS)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
-from gpytorch.kernels import Kernel, RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from hypothesis import assume, given, settings
 from strategies import random_points, random_tree, seeds
@@ -175,22 +174,6 @@ def test_fit_and_points_one_by_one() -> None:
     close(alone.mean.squeeze(1), together.mean, 1e-7)
     close(alone.variance.squeeze(1), together.variance, 1e-7)
     assert (together.mean - outcomes(test)).abs().mean() < 0.05
-
-
-def test_has_no_kernels_inside_but_those_of_a_subclass() -> None:
-    """GPyTorch takes the batch shape of a kernel from those inside, too."""
-    for sharing in ("hierarchical", "independent", "tied"):
-        kernel = TreeStructuredKernel(TREE, leaf_hyperparameters=sharing)
-        inside = [m for m in kernel.modules() if isinstance(m, Kernel)]
-        assert inside == [kernel] and not [*kernel.named_sub_kernels()]
-
-    class WithAnother(TreeStructuredKernel):
-        def __init__(self) -> None:
-            super().__init__(TREE)
-            self.other = RBFKernel()
-
-    kernel = WithAnother()
-    assert [*kernel.named_sub_kernels()] == [("other", kernel.other)]
 
 
 def test_copies_and_later_data() -> None:
