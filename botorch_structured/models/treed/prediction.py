@@ -20,7 +20,6 @@ __all__ = [
     "BorrowedPrior",
     "LeafFactors",
     "TreedPredictor",
-    "given_last",
 ]
 
 from collections.abc import Callable
@@ -342,29 +341,3 @@ class BorrowedPrior:
     mean: Tensor
     covariance: Tensor
     leaves: Tensor
-
-
-def given_last(
-    mean: Tensor, covariance: Tensor, noise: Tensor, targets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Condition a joint Gaussian on observations of its last points.
-
-    Args:
-        mean: ``batch_shape x (q + m)``.
-        covariance: ``batch_shape x (q + m) x (q + m)``.
-        noise: Noise variances of the observations, ``m`` or with a batch.
-        targets: The observations, ``m`` or with a batch.
-
-    Returns:
-        Mean and covariance of the first ``q``.
-    """
-    q = mean.shape[-1] - targets.shape[-1]
-    last = mean[..., q:]
-    noise = torch.diag_embed(noise.expand_as(last))
-    root = psd_safe_cholesky(covariance[..., q:, q:] + noise)
-    residual = (targets - last).expand_as(last).unsqueeze(-1)
-    both = torch.cat([covariance[..., q:, :q], residual], dim=-1)
-    both = torch.linalg.solve_triangular(root, both, upper=False)
-    gain, half = both[..., :q], both[..., q:]
-    mean = mean[..., :q] + (gain.mT @ half).squeeze(-1)
-    return mean, covariance[..., :q, :q] - gain.mT @ gain

@@ -47,6 +47,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from botorch_structured._botorch_names import DefaultType
+from botorch_structured.linalg.conditioning import given_last
 from botorch_structured.linalg.correlations import RBF
 from botorch_structured.models.checks import check_modules, check_training_data
 from botorch_structured.models.contexts import few_threads
@@ -84,7 +85,7 @@ from botorch_structured.models.treed.leaf_modules import (
 )
 from botorch_structured.models.treed.maximum import LeafProblem
 from botorch_structured.models.treed.objective import TreeData, path_evidence
-from botorch_structured.models.treed.prediction import TreedPredictor, given_last
+from botorch_structured.models.treed.prediction import TreedPredictor
 from botorch_structured.models.treed.tree_partition import TreePartition
 
 # A leaf's hyperparameters are independent of another leaf's: L-BFGS-B has to learn the
