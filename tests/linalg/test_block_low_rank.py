@@ -65,8 +65,8 @@ def test_a_block_that_needs_jitter() -> None:
     weights = torch.zeros(2, 1, dtype=torch.long)
     residual = torch.arange(4.0, dtype=torch.float64)
 
-    def found(covariance: torch.Tensor) -> Factorisation:
-        block = WeightedBlock(bucket, covariance, features, weights)
+    def found(covariance: torch.Tensor, scale: float = 1.0) -> Factorisation:
+        block = WeightedBlock(bucket, covariance, scale * features, weights)
         return factorise([block], residual, 1)
 
     with pytest.warns(NumericalWarning, match="added jitter"):
@@ -78,4 +78,4 @@ def test_a_block_that_needs_jitter() -> None:
         found(covariance * torch.nan)
     # one indefinite block of several, which no jitter helps
     with pytest.raises(NotPSDError), pytest.warns(NumericalWarning):
-        found(covariance * torch.tensor([1.0, -1.0]).view(2, 1, 1))
+        found(covariance * torch.tensor([-1.0, 1.0]).view(2, 1, 1), scale=0.0)
