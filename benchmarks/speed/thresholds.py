@@ -87,14 +87,6 @@ def _evidence(tree: ParameterTree, n: int) -> Call:
     return evaluation(objective(TreeStructuredGP(X, Y, tree)))
 
 
-def _by_torch(tree: ParameterTree, n: int) -> Call:
-    """The same as a function of torch."""
-    X, Y = make_data(tree, sizes(tree.num_paths, n))
-    model = TreeStructuredGP(X, Y, tree)
-    mll = objective(model).train()
-    return lambda: model.compute_custom_loss(mll).backward()
-
-
 def _posterior(n: int, paths: int) -> Call:
     """One candidate, of a model with about four weights for each path."""
     tree = flat_tree(paths)
@@ -143,27 +135,22 @@ THRESHOLDS = [
         (50, 100, 200),
     ),
     Threshold(
-        "models.tree.leaf_model._SMALL",
-        lambda n: _by_torch(binary_tree(n), n),
-        (50, 200, 500),
-    ),
-    Threshold(
         "models.tree.leaf_model._MANY_WEIGHTS",
         lambda weights: _posterior(100, weights),
         (512, 2048, 8192),
     ),
     Threshold(
-        "models.tree.objective._ROWS_PER_WEIGHT",
+        "linalg.block_evidence._ROWS_PER_WEIGHT",
         lambda n: _evidence(binary_tree(16), n),
         (32, 64, 160),
     ),
     Threshold(
-        "models.tree.objective._MAX_KEPT",
+        "models.tree.objective._MAX_DISTANCES",
         lambda n: _evidence(ParameterTree(6), n),
         (400, 836, 1400),
     ),
     Threshold(
-        "models.parameters._MAX_DENSE",
+        "models.tree.form._MAX_DENSE",
         lambda paths: _evidence(flat_tree(paths), 4 * paths),
         (30, 120, 480),
     ),

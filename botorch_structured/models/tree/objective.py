@@ -57,7 +57,7 @@ Indices = NDArray[np.int64]
 
 # Up to so many distances are kept per bucket of leaves (32 MiB). Of larger data the
 # general objective is as fast, since little of its time is overhead, and smaller.
-MAX_DISTANCES = 2**22
+_MAX_DISTANCES = 2**22
 # What a fit minimises.
 _WAY_OF_AN_OBJECTIVE = "compute_custom_loss", "__call__", "forward"
 _WAY_OF_AN_MLL = "__call__", "forward", "_add_other_terms"
@@ -145,7 +145,7 @@ class _Data:
         real = (rows < len(self.points) - 1).astype(np.float64)
         parts = [factor.part(which) for factor in form.factors]
         size = sum(places.size for places, _ in parts) * rows.shape[1] ** 2
-        if size > MAX_DISTANCES:
+        if size > _MAX_DISTANCES:
             raise UnknownFormError
         distances = [
             self._distances(factor, places, rows)
