@@ -29,24 +29,17 @@ __all__ = [
     "best_at_context",
 ]
 
-from botorch_structured.acquisition.averaged_expected_improvement import (
-    AveragedLogExpectedImprovement,
-)
-from botorch_structured.acquisition.averaged_hypervolume_improvement import (
-    AveragedLogExpectedHypervolumeImprovement,
-)
-from botorch_structured.acquisition.context_cost import (
+from botorch_structured.acquisition.improvement import (
     ContextLogExpectedImprovement,
     PathContextLogExpectedImprovement,
+    PathExpectedImprovement,
+    PathLogExpectedImprovement,
     best_at_context,
 )
-from botorch_structured.acquisition.cost_prior import CostPrior
-from botorch_structured.acquisition.feasibility import (
+from botorch_structured.acquisition.mixtures import (
+    AveragedLogExpectedHypervolumeImprovement,
+    AveragedLogExpectedImprovement,
     AveragedLogProbabilityOfFeasibility,
     FeasibilityPrior,
 )
-from botorch_structured.acquisition.interior_prior import InteriorPrior
-from botorch_structured.acquisition.path_expected_improvement import (
-    PathExpectedImprovement,
-    PathLogExpectedImprovement,
-)
+from botorch_structured.acquisition.priors import CostPrior, InteriorPrior

@@ -1,22 +1,58 @@
-"""Acquisition functions of several models, as functions of their means and variances.
+r"""Acquisition functions of several models, as functions of their means and variances.
 
 An outcome may have a mixture of models, and a criterion several outcomes, independent
-of each other. What such a criterion is at a point then depends on mean and variance of
-each model there, and on nothing else: it is written once, as a function of these. Where
-the models know the gradients of their moments, no graph of a posterior is needed.
+of each other. The value of such a criterion at a point then depends on mean and
+variance of each model there, and on nothing else: it is written once, as a function of
+these. Where the models know the gradients of their moments, no graph of a posterior is
+needed.
+
+Which one when:
+
+* ``AveragedLogExpectedImprovement``, one outcome: while data are few, several
+  structures explain them about as well, and the one that does best so far is often
+  wrong. It weighs them, for instance by ``leave_one_out_weights``. With many data one
+  model has all the weight, and BoTorch's ``LogExpectedImprovement`` of that model does
+  as well.
+* ``AveragedLogExpectedHypervolumeImprovement``, two or three objectives with
+  independent models, exactly; for correlated outcomes, or several points at once,
+  BoTorch's ``qLogExpectedHypervolumeImprovement``, which averages samples.
+* ``FeasibilityPrior`` weighs any logarithmic acquisition function by the probability
+  that constraints hold; while no feasible point is known there is nothing to improve
+  on, and ``AveragedLogProbabilityOfFeasibility`` is the acquisition function.
+
+References:
+
+.. [Yao2018stacking]
+    Y. Yao, A. Vehtari, D. Simpson and A. Gelman. Using Stacking to Average Bayesian
+    Predictive Distributions. Bayesian Analysis 13(3), 2018.
+
+.. [Yang2019ehvi]
+    K. Yang, M. Emmerich, A. Deutz and T. Baeck. Efficient Computation of Expected
+    Hypervolume Improvement Using Box Decomposition Algorithms. Journal of Global
+    Optimization 75, 2019.
+
+.. [Ament2023logei]
+    S. Ament, S. Daulton, D. Eriksson, M. Balandat and E. Bakshy. Unexpected
+    Improvements to Expected Improvement for Bayesian Optimization. NeurIPS 2023.
+
+.. [Gardner2014constraints]
+    J. Gardner, M. Kusner, Z. Xu, K. Weinberger and J. Cunningham. Bayesian Optimization
+    with Inequality Constraints. ICML 2014.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "AnyScaleLogExpectedImprovement",
     "Array",
-    "MixtureAcquisition",
+    "AveragedLogExpectedHypervolumeImprovement",
+    "AveragedLogExpectedImprovement",
+    "AveragedLogProbabilityOfFeasibility",
+    "FeasibilityPrior",
     "MixturePrior",
     "Mixtures",
     "Near",
     "differentiated",
-    "read_weights",
-    "refuse_pending",
 ]
 
 from abc import ABC, abstractmethod
@@ -25,19 +61,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from botorch.acquisition import AcquisitionFunction
+from botorch.acquisition import AcquisitionFunction, LogExpectedImprovement
 from botorch.exceptions import UnsupportedError
 from botorch.models.model import Model
-from botorch.utils.transforms import t_batch_mode_transform
+from botorch.utils.multi_objective.box_decompositions.box_decomposition import (
+    BoxDecomposition,
+)
+from botorch.utils.safe_math import log1mexp
+from botorch.utils.transforms import (
+    average_over_ensemble_models,
+    t_batch_mode_transform,
+)
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
+from botorch_structured.spaces.arguments import check_number
 
 Array = NDArray[Any]
 Values = Callable[[Tensor, Tensor], Tensor]
 Near = Callable[[Array, Array], tuple[Array, Array]]
 
 
-def read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
+def _read_weights(weights: Tensor | Sequence[float] | None, num: int) -> Tensor:
     """``num`` weights with sum 1.
 
     Args:
@@ -95,7 +141,7 @@ class Mixtures(nn.Module):
         self.sizes = [len(some) for some in by_outcome]
         self.models = nn.ModuleList(flat)
         pairs = zip(given, self.sizes, strict=True)
-        shares = torch.cat([read_weights(w, size) for w, size in pairs])
+        shares = torch.cat([_read_weights(w, size) for w, size in pairs])
         self.register_buffer("log_weights", shares.log())
 
     def moments(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,6 +176,26 @@ class Mixtures(nn.Module):
         return torch.stack([part.sum(-1) for part in parts], dim=-1)
 
 
+class _OnePoint(AcquisitionFunction):
+    """A logarithmic acquisition function of one point, without pending ones."""
+
+    _log: bool = True
+
+    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
+        """Raise for pending points, as BoTorch's analytic acquisition functions do.
+
+        Raises:
+            UnsupportedError: ``X_pending`` is given. Condition the models on values at
+                these points (their means, say) instead, as `suggest` does.
+        """
+        if X_pending is not None:
+            raise UnsupportedError(
+                "X_pending: expected None, as for all analytic acquisition functions; "
+                "condition the models on values at pending points instead, as "
+                "`suggest` does on their means."
+            )
+
+
 class _MixtureFunction(ABC):
     """A function of the moments of mixtures, which no graph of a posterior needs."""
 
@@ -157,14 +223,12 @@ class MixturePrior(_MixtureFunction, nn.Module):
         return self.of_moments(*self.outcomes.moments(X.unsqueeze(-2)))
 
 
-class MixtureAcquisition(_MixtureFunction, AcquisitionFunction):
+class MixtureAcquisition(_MixtureFunction, _OnePoint):
     """A logarithmic acquisition function of one point.
 
     Args:
         outcomes: Those that it is a function of.
     """
-
-    _log: bool = True
 
     def __init__(self, outcomes: Mixtures) -> None:
         super().__init__(model=outcomes.models[0])
@@ -181,28 +245,6 @@ class MixtureAcquisition(_MixtureFunction, AcquisitionFunction):
             ``b`` values.
         """
         return self.of_moments(*self.outcomes.moments(X))
-
-    def set_X_pending(self, X_pending: Tensor | None = None) -> None:
-        """Raise for pending points, as BoTorch's analytic acquisition functions do.
-
-        Raises:
-            UnsupportedError: ``X_pending`` is given.
-        """
-        refuse_pending(X_pending)
-
-
-def refuse_pending(X_pending: Tensor | None) -> None:
-    """Raise for pending points: models are to be conditioned on values there.
-
-    Raises:
-        UnsupportedError: ``X_pending`` is given.
-    """
-    if X_pending is not None:
-        raise UnsupportedError(
-            "X_pending: expected None, as for all analytic acquisition functions; "
-            "condition the models on values at pending points instead, as `suggest` "
-            "does on their means."
-        )
 
 
 def _positive(variance: Tensor) -> Tensor:
@@ -240,3 +282,250 @@ def differentiated(
         for k, part in enumerate(moments)
     )
     return value.detach().numpy(), np.asarray(slope)
+
+
+class AnyScaleLogExpectedImprovement(LogExpectedImprovement):
+    """``LogExpectedImprovement`` of outcomes of any scale.
+
+    BoTorch's has a smallest variance of 1e-12. Where the standard deviation of the
+    outcomes is 1e-6 or less this is larger than what is known about good points.
+    """
+
+    @t_batch_mode_transform(expected_q=1)
+    @average_over_ensemble_models
+    def forward(self, X: Tensor) -> Tensor:
+        """Values of ``b x 1 x d`` points, ``b``."""
+        posterior = self.model.posterior(
+            X, posterior_transform=self.posterior_transform
+        )
+        mean = posterior.mean.squeeze(-2).squeeze(-1)
+        least = torch.finfo(mean.dtype).tiny
+        sigma = posterior.variance.clamp_min(least).sqrt().view(mean.shape)
+        u = scaled_improvement(mean, sigma, self.best_f.to(mean), self.maximize)
+        return log_ei_helper(u) + sigma.log()
+
+
+class AveragedLogExpectedImprovement(_OnePoint):
+    r"""Logarithm of the expected improvement under a mixture of models.
+
+    .. math:: \log \sum_k w_k \, \mathrm{EI}_k(x)
+
+    The expected improvement of a mixture is the weighted mean of the expected
+    improvements of its parts, exactly: nothing is approximated ([Yao2018stacking]_ has
+    weights that are "pseudo-BMA" in their words).
+
+    Args:
+        models: ``K`` single-output models of the same outcome, on the same scale.
+        best_f: The best value observed so far: a number for all models, or ``K`` of
+            them (the best mean of each, where observations have noise).
+        weights: ``K`` numbers, at least 0, not all 0; they are divided by their sum.
+            Default: equal ones.
+        maximize: Whether larger outcomes are better.
+
+    Raises:
+        ValueError: No models, weights or ``best_f`` of another length, negative weights
+            or ones that are not finite.
+
+    Example:
+        >>> models = [TreeStructuredGP(X, Y, space), ConditionalGP(X, Y, space)]
+        >>> for model in models:
+        ...     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> acqf = AveragedLogExpectedImprovement(
+        ...     models, best_f=Y.max(), weights=leave_one_out_weights(models)
+        ... )
+        >>> candidate, value = optimize_acqf_paths(acqf, space=space, X_avoid=X)
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        best_f: float | Tensor,
+        weights: Tensor | Sequence[float] | None = None,
+        maximize: bool = True,
+    ) -> None:
+        models = list(models)
+        if not models:
+            raise ValueError("models: expected at least one, got none.")
+        super().__init__(model=models[0])
+        # a Python number may need more digits than PyTorch's default dtype has
+        dtype = best_f.dtype if torch.is_tensor(best_f) else torch.double
+        best = torch.as_tensor(best_f, dtype=dtype).detach().reshape(-1)
+        if len(best) not in (1, len(models)) or not best.isfinite().all():
+            raise ValueError(
+                f"best_f: expected a finite number or {len(models)} of them, got "
+                f"{best.tolist()}."
+            )
+        shares = _read_weights(weights, len(models))
+        best = best.expand(len(models))
+        self.parts = torch.nn.ModuleList(
+            AnyScaleLogExpectedImprovement(model, best_f=best_f, maximize=maximize)
+            for model, best_f in zip(models, best, strict=True)
+        )
+        self.register_buffer("log_weights", shares.log())
+
+    @t_batch_mode_transform(expected_q=1)
+    def forward(self, X: Tensor) -> Tensor:
+        """Values of candidates.
+
+        Args:
+            X: ``b x 1 x d`` points.
+
+        Returns:
+            ``b`` values.
+        """
+        values = torch.stack([part(X) for part in self.parts], dim=-1)
+        return (values + self.log_weights.to(values)).logsumexp(-1)
+
+
+class AveragedLogExpectedHypervolumeImprovement(MixtureAcquisition):
+    r"""Logarithm of the expected hypervolume improvement, each outcome with a mixture.
+
+    The space that the known points do not dominate is a union of boxes
+    :math:`[l_c, u_c]`. What an outcome y adds to the hypervolume in a box is the
+    product over the objectives k of :math:`(\min(y_k, u_{ck}) - l_{ck})_+`, the
+    difference of two improvements. So for independent objectives
+
+    .. math:: \log \sum_c \prod_k
+        \big(\mathrm{EI}_k(l_{ck}) - \mathrm{EI}_k(u_{ck})\big), \quad
+        \mathrm{EI}_k(f) = \sum_j w_{kj} \, E_{kj}[(y_k - f)_+]
+
+    exactly, where w are the weights of the models of an objective. With one model each
+    BoTorch's ``ExpectedHypervolumeImprovement`` is the same sum ([Yang2019ehvi]_)
+    without the logarithm, whose gradients do not vanish far from the front
+    ([Ament2023logei]_). All objectives are maximised.
+
+    Args:
+        models: For each of the ``m`` objectives, its models.
+        partitioning: Boxes that are not dominated, such as BoTorch's
+            ``FastNondominatedPartitioning(ref_point, Y)``; with noise give it posterior
+            means for ``Y``.
+        weights: For each objective, the weights of its models. Default: equal ones.
+
+    Raises:
+        ValueError: ``models`` or ``weights`` do not fit, or ``partitioning`` has
+            another number of outcomes.
+
+    Example:
+        >>> models = [[TreeStructuredGP(X, Y[:, k : k + 1], space)] for k in range(2)]
+        >>> # ... fit them
+        >>> boxes = FastNondominatedPartitioning(infer_reference_point(pareto_Y), Y)
+        >>> acqf = AveragedLogExpectedHypervolumeImprovement(models, boxes)
+        >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Sequence[Model]],
+        partitioning: BoxDecomposition,
+        weights: Sequence[Tensor | Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__(Mixtures(models, weights))
+        num = len(self.outcomes.sizes)
+        lower, upper = partitioning.get_hypercell_bounds().detach()
+        if lower.ndim != 2 or lower.shape[-1] != num:
+            raise ValueError(
+                f"partitioning: expected one of {num} outcomes without batches, got "
+                f"boxes of shape {tuple(lower.shape)}."
+            )
+        some = (upper > lower).all(-1)
+        # an expected improvement over each different bound, of which boxes share many
+        for k in range(num):
+            both = torch.cat([lower[some, k], upper[some, k]])
+            bounds, index = both.unique(return_inverse=True)
+            self.register_buffer(f"bounds_{k}", bounds[bounds.isfinite()])
+            self.register_buffer(f"index_{k}", index.view(2, -1))
+
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        sigma, sizes = variance.sqrt(), self.outcomes.sizes
+        weights = self.outcomes.log_weights.to(mean).split(sizes)
+        in_box: Tensor | None = None
+        pairs = zip(mean.split(sizes, -1), sigma.split(sizes, -1), strict=True)
+        for k, (m, s) in enumerate(pairs):
+            bounds = getattr(self, f"bounds_{k}").to(mean)
+            m, s, w = m.unsqueeze(-1), s.unsqueeze(-1), weights[k].unsqueeze(-1)
+            logs = log_ei_helper((m - bounds) / s) + s.log()  # ... x K x B
+            improvement = (logs + w).logsumexp(-2)
+            # EI(l) - EI(u); over an infinite bound there is no improvement
+            lower, upper = getattr(self, f"index_{k}")
+            over = improvement[..., lower]
+            ends = upper < len(bounds)
+            step = improvement[..., upper.clamp_max(len(bounds) - 1)] - over
+            least = torch.finfo(step.dtype).eps
+            step = step.masked_fill(~ends, -1.0).clamp_max(-least)
+            part = over + torch.where(ends, log1mexp(step), 0.0)
+            in_box = part if in_box is None else in_box + part
+        assert in_box is not None
+        return in_box.logsumexp(-1)
+
+
+class FeasibilityPrior(MixturePrior):
+    r"""Logarithm of the probability that all constraints hold.
+
+    .. math:: \log p(x) = \sum_k \log \sum_j w_{kj} \,
+        \Phi\big((l_k - m_{kj}(x)) / s_{kj}(x)\big)
+
+    of constraints ``c_k(x) <= l_k`` that are independent of each other, each with a
+    mixture of models. Choose it with BoTorch's ``PriorGuidedAcquisitionFunction`` and
+    exponent 1 around any logarithmic acquisition function: log EI becomes that of the
+    constrained expected improvement ([Gardner2014constraints]_; with one model of each,
+    BoTorch's ``LogConstrainedExpectedImprovement``). Its ``best_f`` is then the best
+    value at a feasible point. With ``optimize_acqf_paths`` it costs no autograd through
+    the posteriors.
+
+    Args:
+        models: For each constraint, models of its outcome.
+        weights: For each constraint, the weights of its models. Default: equal ones.
+        limits: The largest outcome of each constraint that is feasible. Default: 0.
+
+    Raises:
+        ValueError: An argument is not what it should be.
+
+    Example:
+        >>> memory = TreeStructuredGP(X, gigabytes, space)  # ... fit it
+        >>> acqf = PriorGuidedAcquisitionFunction(
+        ...     LogExpectedImprovement(model, best_f=Y[gigabytes <= 8.0].max()),
+        ...     FeasibilityPrior([[memory]], limits=[8.0]), log=True,
+        ... )
+        >>> x, _ = optimize_acqf_paths(acqf, space=space, X_avoid=X)
+    """
+
+    limits: Tensor
+
+    def __init__(
+        self,
+        models: Sequence[Sequence[Model]],
+        weights: Sequence[Tensor | Sequence[float]] | None = None,
+        limits: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        super().__init__(Mixtures(models, weights))
+        num = len(self.outcomes.sizes)
+        given = [0.0] * num if limits is None else list(limits)
+        if len(given) != num:
+            raise ValueError(f"limits: expected {num} numbers, got {len(given)}.")
+        numbers = [check_number("limits", float(limit)) for limit in given]
+        each = torch.tensor(numbers, dtype=torch.double)
+        sizes = torch.tensor(self.outcomes.sizes)
+        self.register_buffer("limits", each.repeat_interleave(sizes))
+
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        z = (self.limits.to(mean) - mean) / variance.sqrt()
+        logs = self.outcomes.mixed(torch.special.log_ndtr(z))
+        return torch.stack(logs, dim=-1).sum(-1)
+
+
+class AveragedLogProbabilityOfFeasibility(MixtureAcquisition):
+    """``FeasibilityPrior`` alone: to look for a first feasible point.
+
+    Choose it while no feasible point is known. With one model of each constraint it is
+    BoTorch's ``LogProbabilityOfFeasibility``.
+
+    Args:
+        prior: The constraints.
+    """
+
+    def __init__(self, prior: FeasibilityPrior) -> None:
+        super().__init__(prior.outcomes)
+        self.prior = prior
+
+    def of_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
+        return self.prior.of_moments(mean, variance)

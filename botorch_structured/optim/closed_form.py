@@ -32,24 +32,22 @@ from botorch.acquisition import (
 from scipy import special
 from torch import Tensor
 
-from botorch_structured.acquisition.averaged_expected_improvement import (
-    AnyScaleLogExpectedImprovement,
-    AveragedLogExpectedImprovement,
-)
-from botorch_structured.acquisition.averaged_hypervolume_improvement import (
+from botorch_structured.acquisition import (
     AveragedLogExpectedHypervolumeImprovement,
-)
-from botorch_structured.acquisition.cost_prior import CostPrior
-from botorch_structured.acquisition.feasibility import (
+    AveragedLogExpectedImprovement,
     AveragedLogProbabilityOfFeasibility,
+    CostPrior,
     FeasibilityPrior,
-)
-from botorch_structured.acquisition.interior_prior import InteriorPrior
-from botorch_structured.acquisition.mixtures import Array, Near, differentiated
-from botorch_structured.acquisition.path_expected_improvement import (
+    InteriorPrior,
     PathExpectedImprovement,
     PathLogExpectedImprovement,
-    least_sigma,
+)
+from botorch_structured.acquisition.improvement import least_sigma
+from botorch_structured.acquisition.mixtures import (
+    AnyScaleLogExpectedImprovement,
+    Array,
+    Near,
+    differentiated,
 )
 
 # Values, and their slopes if these are wanted.

@@ -10,10 +10,8 @@ import torch
 from botorch.acquisition import AcquisitionFunction
 from torch import Tensor
 
-from botorch_structured.acquisition.context_cost import (
+from botorch_structured.acquisition import (
     PathContextLogExpectedImprovement,
-)
-from botorch_structured.acquisition.path_expected_improvement import (
     PathExpectedImprovement,
     PathLogExpectedImprovement,
 )

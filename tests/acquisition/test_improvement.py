@@ -1,23 +1,31 @@
-"""EI at the target context per cost: the formulas, limits, paths and searches."""
+"""EI of paths, and at the target context per cost: formulas, limits and searches."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
 from botorch.acquisition import LogExpectedImprovement
+from botorch.acquisition.input_constructors import get_acqf_input_constructor
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
+from botorch.posteriors import GPyTorchPosterior
+from botorch.utils.datasets import SupervisedDataset
 from ConfigSpace import Categorical, ConfigurationSpace, EqualsCondition, Float
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from botorch_structured.acquisition import (
     ContextLogExpectedImprovement,
     PathContextLogExpectedImprovement,
+    PathExpectedImprovement,
     PathLogExpectedImprovement,
     best_at_context,
 )
@@ -25,13 +33,145 @@ from botorch_structured.models import TreeStructuredGP
 from botorch_structured.optim import optimize_acqf_paths, optimize_acqf_two_step
 from botorch_structured.spaces import SearchSpace
 
-BOTH = (ContextLogExpectedImprovement, PathContextLogExpectedImprovement)
+PATHS = (PathExpectedImprovement, PathLogExpectedImprovement)
+CONTEXTS = (ContextLogExpectedImprovement, PathContextLogExpectedImprovement)
+
+
+class GivenMoments(SingleTaskGP):
+    """Mean ``x_0`` and standard deviation ``x_1``; column 2 is a leaf's own."""
+
+    def path_posterior(self, X: Tensor) -> GPyTorchPosterior:
+        covariance = DiagLinearOperator(X[..., 1] ** 2)
+        return GPyTorchPosterior(MultivariateNormal(X[..., 0], covariance))
+
+
+def given_moments(dtype: torch.dtype = torch.double) -> GivenMoments:
+    X = torch.rand(3, 3, dtype=dtype)
+    return GivenMoments(X, X.sum(-1, keepdim=True))
+
+
+def exact(mean: float, sigma: float, best_f: float, maximize: bool) -> mpmath.mpf:
+    """Equation (6) of the paper with 60 digits."""
+    with mpmath.workdps(60):
+        m, s, y = mpmath.mpf(mean), mpmath.mpf(sigma), mpmath.mpf(best_f)
+        xi = (m - y) / s if maximize else (y - m) / s
+        # erfc keeps its digits in the tail; the difference still loses log10(xi^2).
+        cdf = mpmath.erfc(-xi / mpmath.sqrt(2)) / 2
+        return s * (mpmath.npdf(xi) + xi * cdf)
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_equals_equation_6(maximize: bool) -> None:
+    model = given_moments()
+    moments = [(0.3, 0.7), (-2.0, 0.1), (1.5, 1e-3), (0.5, 2.0), (4.0, 0.2)]
+    X = torch.tensor([[*m, 0.5] for m in moments], dtype=torch.double).unsqueeze(1)
+    found = PathExpectedImprovement(model, 0.4, maximize=maximize)(X)
+    logs = PathLogExpectedImprovement(model, 0.4, maximize=maximize)(X)
+    for (mean, sigma), ei, log_ei in zip(moments, found, logs, strict=True):
+        expected = exact(mean, sigma, 0.4, maximize)
+        assert float(ei) == pytest.approx(float(expected), rel=1e-10, abs=1e-300)
+        with mpmath.workdps(60):
+            expected_log = float(mpmath.log(expected))
+        assert float(log_ei) == pytest.approx(expected_log, rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("distance", [1e1, 1e2, 1e4, 1e7])
+def test_log_form_in_the_far_tail(distance: float) -> None:
+    X = torch.tensor([[[distance, 1.0, 0.0]]]).double().requires_grad_()
+    value = PathLogExpectedImprovement(given_moments(), 0.0, maximize=False)(X)
+    with mpmath.workdps(60):
+        # Asymptotically phi(u) / u^2, to relative 3 / u^2.
+        u = mpmath.mpf(distance)
+        log_phi = -u * u / 2 - mpmath.log(2 * mpmath.pi) / 2
+        expected = log_phi - 2 * mpmath.log(u) + mpmath.log(1 - 3 / u**2 + 15 / u**4)
+    assert value.item() == pytest.approx(float(expected), rel=2e-5)
+    (gradient,) = torch.autograd.grad(value.sum(), X)
+    assert gradient[0, 0, 0] < 0
+    assert float(gradient[0, 0, 0]) == pytest.approx(-distance, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:Negative variance values")  # of the stand-in
+def test_zero_variance_is_the_plain_improvement() -> None:
+    X = torch.tensor([[[0.25, 0.0, 0.0]], [[1.0, 0.0, 0.0]]]).double()
+    X.requires_grad_()
+    value = PathExpectedImprovement(given_moments(), 0.5, maximize=False)(X)
+    assert torch.allclose(value, torch.tensor([0.25, 0.0]).double(), atol=1e-12)
+    log_value = PathLogExpectedImprovement(given_moments(), 0.5, maximize=False)(X)
+    assert log_value.isfinite().all()
+    assert float(log_value[0]) == pytest.approx(math.log(0.25), abs=1e-10)
+    (gradient,) = torch.autograd.grad(log_value.sum(), X)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("acqf", PATHS)
+def test_batches_of_paths(acqf: type[PathExpectedImprovement]) -> None:
+    X = torch.rand(4, 5, 1, 3, dtype=torch.double)
+    values = acqf(given_moments(), 0.5)(X)
+    assert values.shape == (4, 5)
+    assert torch.equal(values[2], acqf(given_moments(), 0.5)(X[2]))
+    best_f = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]).double()
+    each = acqf(given_moments(), best_f)(X[0])
+    alone = [acqf(given_moments(), best_f[i])(X[0, i : i + 1]) for i in range(5)]
+    assert torch.allclose(each, torch.cat(alone))
+    for n in (1, 2):  # as many values as there are numbers would be a silent surprise
+        with pytest.raises(ValueError, match=rf"best_f: .*\({n},\), got shape \(5,\)"):
+            acqf(given_moments(), best_f)(X[0, :n])
+
+
+@pytest.mark.parametrize("acqf", PATHS)
+def test_posterior_transform(acqf: type[PathExpectedImprovement]) -> None:
+    negate = ScalarizedPosteriorTransform(torch.tensor([-1.0]).double())
+    X = torch.rand(6, 1, 3, dtype=torch.double)
+    model = given_moments()
+    one = acqf(model, -0.5, posterior_transform=negate, maximize=True)(X)
+    assert torch.allclose(one, acqf(model, 0.5, maximize=False)(X))
+
+
+@pytest.mark.parametrize("acqf", PATHS)
+def test_input_constructor(acqf: type[PathExpectedImprovement]) -> None:
+    X = torch.rand(5, 3, dtype=torch.double)
+    Y = X.sum(-1, keepdim=True)
+    data = SupervisedDataset(X, Y, feature_names=list("abc"), outcome_names=["y"])
+    model = given_moments()
+    kwargs = get_acqf_input_constructor(acqf)(model=model, training_data=data)
+    built = acqf(**kwargs)
+    assert float(built.best_f) == float(Y.max())
+    assert built.maximize
+
+
+def tree_model(device: torch.device) -> TreeStructuredGP:
+    """Column 0 decides; 1 is shared; 2 and 3 belong to a leaf each."""
+    X = torch.rand(12, 4, dtype=torch.double, device=device)
+    X[:, 0] = torch.arange(12, device=device) % 2
+    Y = (X[:, 1:2] - 0.3) ** 2 + X[:, :1] + 0.1 * X[:, 2:3]
+    return TreeStructuredGP(X, Y, {0: {0: [1, 2], 1: [1, 3]}})
+
+
+@pytest.mark.parametrize("acqf", PATHS)
+def test_constant_in_leaf_columns(
+    acqf: type[PathExpectedImprovement], device: torch.device
+) -> None:
+    value = acqf(tree_model(device), 0.2, maximize=False)
+    X = torch.rand(8, 1, 4, dtype=torch.double, device=device)
+    X[..., 0] = torch.arange(8, device=device)[:, None] % 2
+    other = X.clone()
+    other[..., 2:] = torch.rand(8, 1, 2, dtype=torch.double, device=device)
+    assert torch.equal(value(X), value(other))
+
+
+def test_single_precision() -> None:
+    X = torch.rand(6, 1, 3)
+    for acqf in PATHS:
+        value = acqf(given_moments(torch.float), 0.5)(X)
+        assert value.dtype == torch.float
+        assert value.isfinite().all()
+
+
 # column 0 chooses between columns 1 and 2; column 3 is the context, the target is 1
 TREE = {0: {0: [1], 1: [2]}}
 TARGET = {3: 1.0}
 
 
-pytestmark = pytest.mark.usefixtures("double")
 
 
 def points(n: int, seed: int = 0) -> Tensor:
@@ -74,6 +214,7 @@ def with_context(X: Tensor, value: float) -> Tensor:
     return X
 
 
+@pytest.mark.usefixtures("double")
 def test_is_ei_of_the_posterior_mean_after_the_evaluation(models: Any) -> None:
     """By simulation: the mean at the target is linear in the outcome at X."""
     model, _ = models
@@ -96,6 +237,7 @@ def test_is_ei_of_the_posterior_mean_after_the_evaluation(models: Any) -> None:
         assert value.exp().item() == pytest.approx(improvement.item(), rel=1e-2)
 
 
+@pytest.mark.usefixtures("double")
 def test_at_the_target_it_is_log_ei_minus_log_cost() -> None:
     X = points(20)
     y = -errors(X)
@@ -116,7 +258,8 @@ def test_at_the_target_it_is_log_ei_minus_log_cost() -> None:
     torch.testing.assert_close(per_second, dear)
 
 
-@pytest.mark.parametrize("acqf", BOTH)
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("acqf", CONTEXTS)
 def test_published_numerator_is_that_of_the_target(acqf: Any, models: Any) -> None:
     model, cost = models
     X = points(8, seed=5).unsqueeze(1)
@@ -131,6 +274,7 @@ def test_published_numerator_is_that_of_the_target(acqf: Any, models: Any) -> No
     torch.testing.assert_close(found, expected - of_cost)
 
 
+@pytest.mark.usefixtures("double")
 def test_the_published_criterion_is_largest_at_the_cheapest_context(
     models: Any,
 ) -> None:
@@ -144,7 +288,8 @@ def test_the_published_criterion_is_largest_at_the_cheapest_context(
         assert bool((values.argmax(0) == 0).all()) == cheapest
 
 
-@pytest.mark.parametrize("acqf", BOTH)
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("acqf", CONTEXTS)
 def test_minimising_and_batches(acqf: Any, models: Any) -> None:
     model, cost = models
     X = points(24)
@@ -162,6 +307,7 @@ def test_minimising_and_batches(acqf: Any, models: Any) -> None:
     assert torch.autograd.grad(far.sum(), x)[0].abs().max() > 0.0
 
 
+@pytest.mark.usefixtures("double")
 def test_maximize_false_is_the_mirror_image() -> None:
     X = points(16)
     up = SingleTaskGP(X, -errors(X).unsqueeze(-1))
@@ -178,6 +324,7 @@ def test_maximize_false_is_the_mirror_image() -> None:
     assert torch.equal(at, same)
 
 
+@pytest.mark.usefixtures("double")
 def test_ensembles(models: Any) -> None:
     model, cost = models
     X = points(12)
@@ -190,6 +337,7 @@ def test_ensembles(models: Any) -> None:
         ContextLogExpectedImprovement(model, -0.1, TARGET, sampled)
 
 
+@pytest.mark.usefixtures("double")
 def test_best_at_context(models: Any) -> None:
     model, _ = models
     X = points(24)
@@ -197,10 +345,9 @@ def test_best_at_context(models: Any) -> None:
     means = model.posterior(with_context(X, 1.0)).mean.squeeze(-1)
     assert best == means.max()
     assert torch.equal(x, with_context(X, 1.0)[means.argmax()])
-    with pytest.raises(ValueError, match="X: expected n x d points"):
-        best_at_context(model, X[:0], TARGET)
 
 
+@pytest.mark.usefixtures("double")
 def test_searches_find_a_cheap_context_and_the_best_branch() -> None:
     """Both searches, in a space with a context column, end near the optimum."""
     cs = ConfigurationSpace()
@@ -235,21 +382,39 @@ def test_searches_find_a_cheap_context_and_the_best_branch() -> None:
     assert X[6:, share].mean() < 0.9  # cheaper than full evaluations
 
 
-def test_bad_arguments(models: Any) -> None:
-    model, cost = models
-    make = ContextLogExpectedImprovement
-    with pytest.raises(ValueError, match="target: expected columns from 0 to 3, got 7"):
-        make(model, 0.0, {7: 1.0})
-    with pytest.raises(ValueError, match="target.3.: expected a finite number"):
-        make(model, 0.0, {3: math.inf})
-    with pytest.raises(ValueError, match="target: expected {column: value}, got 3"):
-        make(model, 0.0, 3)
-    with pytest.raises(ValueError, match="best_f: expected finite numbers"):
-        make(model, torch.tensor(math.nan), TARGET)
-    with pytest.raises(ValueError, match='improvement: expected "learned" or'):
-        make(model, 0.0, TARGET, cost, "printed")
-    with pytest.raises(ValueError, match="cost_model: expected a BoTorch model with"):
-        make(model, 0.0, TARGET, ModelListGP(cost, cost))
-    plain = SingleTaskGP(points(4), errors(points(4)).unsqueeze(-1))
-    with pytest.raises(ValueError, match="cost_model: expected one with a path_poster"):
-        PathContextLogExpectedImprovement(model, 0.0, TARGET, plain)
+X = points(4).double()
+ONE = SingleTaskGP(X, errors(X).unsqueeze(-1))
+TREE_GP = TreeStructuredGP(X, X[:, :1], TREE)
+CONTEXT = ContextLogExpectedImprovement
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (PATHS[0], (ONE, 0.0), "model: .*path_posterior.*got SingleTaskGP"),
+        (PATHS[0], (None, 0.0), "model: expected one with a path_post"),
+        *[
+            (make, (given_moments(), best_f), "best_f: expected")
+            for make in PATHS
+            for best_f in (None, "a", math.nan, math.inf, torch.tensor(math.nan))
+        ],
+        (CONTEXT, (ONE, 0.0, {7: 1.0}), "target: expected columns from 0 to 3, got 7"),
+        (CONTEXT, (ONE, 0.0, {3: math.inf}), "target.3.: expected a finite number"),
+        (CONTEXT, (ONE, 0.0, 3), "target: expected {column: value}, got 3"),
+        (CONTEXT, (ONE, torch.tensor(math.nan), {}), "best_f: expected finite number"),
+        (CONTEXT, (ONE, torch.zeros(2), {}), "best_f: expected a finite number"),
+        (CONTEXT, (ONE, 0.0, {}, ONE, "printed"), 'improvement: expected "learned" or'),
+        (CONTEXT, (ModelListGP(ONE, ONE), 0.0, {}), "model: expected a BoTorch model"),
+        (
+            CONTEXT,
+            (ONE, 0.0, {}, ModelListGP(ONE, ONE)),
+            "cost_model: expected a BoTorch model with",
+        ),
+        (CONTEXTS[1], (ONE, 0.0, {}), "model: expected one with a path_posterior"),
+        (CONTEXTS[1], (TREE_GP, 0.0, {}, ONE), "cost_model: expected one with a path"),
+        (best_at_context, (ONE, X[:0], {}), "X: expected n x d points"),
+    ],
+)
+def test_bad_arguments(make: Any, arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(*arguments)

@@ -1,8 +1,13 @@
-r"""Expected improvement at the target context, per expected cost of an evaluation.
+r"""Expected improvement of a path, and at the target context per expected cost.
+
+Of the path part of a tree-structured GP, without its leaf: to maximise, choose
+``PathLogExpectedImprovement``, since the plain form underflows far from the best value
+and then has no gradient; ``PathExpectedImprovement`` to compare with the paper, or to
+read values in the units of the objective.
 
 A context column says how a candidate is evaluated: on which share of the training set,
 for how many epochs. What counts is the outcome at the *target* context (all data), and
-other contexts are cheaper. Which one when: ``ContextLogExpectedImprovement`` to choose
+other contexts are cheaper. Choose ``ContextLogExpectedImprovement`` to choose
 candidate and context in all paths at once (``optimize_acqf_paths``);
 ``PathContextLogExpectedImprovement`` for the first step of ``optimize_acqf_two_step``
 in trees with too many leaves for that. ``best_at_context`` gives their ``best_f`` and
@@ -14,6 +19,10 @@ References:
     R. Jenatton, C. Archambeau, J. Gonzalez and M. Seeger. Bayesian Optimization with
     Tree-structured Dependencies. ICML 2017.
 
+.. [Ament2023logei]
+    S. Ament, S. Daulton, D. Eriksson, M. Balandat and E. Bakshy. Unexpected
+    Improvements to Expected Improvement for Bayesian Optimization. NeurIPS 2023.
+
 .. [Klein2016fabolas]
     A. Klein, S. Falkner, S. Bartels, P. Hennig and F. Hutter. Fast Bayesian
     Optimization of Machine Learning Hyperparameters on Large Datasets. AISTATS 2017.
@@ -24,7 +33,10 @@ from __future__ import annotations
 __all__ = [
     "ContextLogExpectedImprovement",
     "PathContextLogExpectedImprovement",
+    "PathExpectedImprovement",
+    "PathLogExpectedImprovement",
     "best_at_context",
+    "least_sigma",
 ]
 
 from collections.abc import Mapping
@@ -32,6 +44,11 @@ from typing import Any, Literal
 
 import torch
 from botorch.acquisition.analytic import AnalyticAcquisitionFunction
+from botorch.acquisition.input_constructors import (
+    acqf_input_constructor,
+    construct_inputs_best_f,
+)
+from botorch.acquisition.objective import PosteriorTransform
 from botorch.models.model import Model
 from botorch.utils.transforms import (
     average_over_ensemble_models,
@@ -39,19 +56,142 @@ from botorch.utils.transforms import (
 )
 from torch import Tensor
 
-from botorch_structured._botorch_names import log_ei_helper, scaled_improvement
-from botorch_structured.acquisition.cost_prior import check_cost_model
-from botorch_structured.acquisition.path_expected_improvement import (
-    least_sigma,
-    read_best_f,
+from botorch_structured._botorch_names import (
+    ei_helper,
+    log_ei_helper,
+    scaled_improvement,
 )
+from botorch_structured.acquisition.priors import check_cost_model
 from botorch_structured.spaces.arguments import check_column, check_number
 
-Improvement = Literal["learned", "published"]
+# The smallest standard deviations. BoTorch's 1e-6 is larger than the improvements at
+# the end of a noise-free run.
+_MIN_SIGMA = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def least_sigma(dtype: torch.dtype) -> float:
+    """The smallest standard deviation that is used."""
+    return _MIN_SIGMA.get(dtype, 1e-6)
+
+
+def _read_best_f(best_f: float | Tensor) -> Tensor:
+    """Finite best values as a tensor, or a ``ValueError``.
+
+    Python's numbers in double precision: the rounding error of torch's default dtype is
+    larger than the improvements at the end of a run.
+    """
+    if not isinstance(best_f, Tensor):
+        best_f = torch.tensor(check_number("best_f", best_f), dtype=torch.double)
+    if not best_f.isfinite().all():
+        raise ValueError(f"best_f: expected finite numbers, got {best_f.tolist()}.")
+    return best_f
+
+
+def _check_has_paths(name: str, model: Any) -> None:
+    if not callable(getattr(model, "path_posterior", None)):
+        raise ValueError(
+            f"{name}: expected one with a path_posterior, such as TreeStructuredGP, "
+            f"got {type(model).__name__}."
+        )
+
+
+class _PathImprovement(AnalyticAcquisitionFunction):
+    """Of a path; ``_log`` says whether the logarithm is taken."""
+
+    def __init__(
+        self,
+        model: Model,
+        best_f: float | Tensor,
+        posterior_transform: PosteriorTransform | None = None,
+        maximize: bool = True,
+    ) -> None:
+        _check_has_paths("model", model)
+        super().__init__(model=model, posterior_transform=posterior_transform)
+        self.register_buffer("best_f", _read_best_f(best_f))
+        self.maximize = maximize
+
+    @t_batch_mode_transform(expected_q=1)
+    @average_over_ensemble_models
+    def forward(self, X: Tensor) -> Tensor:
+        """(Log) expected improvement of the path of every point.
+
+        Args:
+            X: ``b x 1 x d`` points.
+
+        Returns:
+            ``b`` values.
+        """
+        self.to(X)
+        posterior = self.model.path_posterior(X)
+        if self.posterior_transform is not None:
+            posterior = self.posterior_transform(posterior=posterior, X=X)
+        mean = posterior.mean.squeeze(-2)
+        try:
+            shape = torch.broadcast_shapes(self.best_f.shape, mean.shape[:-1])
+        except RuntimeError:
+            shape = None
+        if shape != mean.shape[:-1]:
+            raise ValueError(
+                "best_f: expected a number, or as many as X has batches, "
+                f"{tuple(mean.shape[:-1])}, got shape {tuple(self.best_f.shape)}."
+            )
+        floor = least_sigma(mean.dtype) ** 2
+        sigma = posterior.variance.clamp_min(floor).sqrt().view(mean.shape)
+        best_f = self.best_f.unsqueeze(-1) if self.best_f.dim() else self.best_f
+        u = scaled_improvement(mean, sigma, best_f, self.maximize)
+        sigma, u = sigma.squeeze(-1), u.squeeze(-1)
+        if self._log:
+            return log_ei_helper(u) + sigma.log()
+        return sigma * ei_helper(u)
+
+
+class PathExpectedImprovement(_PathImprovement):
+    r"""Expected improvement of the path part ``b_p + z_p(x)'c`` of a tree model.
+
+    Use it as the first argument of ``optimize_acqf_two_step`` to choose a path, and the
+    shared columns on it, without looking at any leaf. With mean m and standard
+    deviation s of b_p + z_p(x)'c and :math:`\xi = (y_{min} - m) / s` (for
+    ``maximize=False``; the opposite sign for ``maximize=True``)
+
+    .. math:: \mathrm{EI}(p) = s \, (\varphi(\xi) + \xi \, \Phi(\xi))
+
+    which is equation (6) of [Jenatton2017tree]_. It does not depend on the leaf: it is
+    constant in the columns of a single path, and a path whose first evaluation was bad
+    may never be chosen again. Where all leaves can be scored, ``optimize_acqf_paths``
+    with ``LogExpectedImprovement`` finds better points.
+
+    Args:
+        model: A single-output model with a ``path_posterior``, such as
+            ``TreeStructuredGP``.
+        best_f: The best value observed so far: a number, or ``b`` of them.
+        posterior_transform: Applied to the path posterior.
+        maximize: Whether larger outcomes are better.
+
+    Raises:
+        ValueError: The model has no ``path_posterior``, ``best_f`` is not finite, or,
+            at the first call, not of the shape of ``X``.
+    """
+
+
+class PathLogExpectedImprovement(_PathImprovement):
+    r"""Logarithm of ``PathExpectedImprovement``, accurate where that underflows.
+
+    Choose it to maximise: its gradient does not vanish however small the improvement
+    ([Ament2023logei]_, as implemented in BoTorch). Arguments and errors are those of
+    ``PathExpectedImprovement``.
+    """
+
+    _log: bool = True
+
+
+# BoTorch and Ax construct the arguments from a data set as for ExpectedImprovement.
+acqf_input_constructor(PathExpectedImprovement, PathLogExpectedImprovement)(
+    construct_inputs_best_f
+)
 
 
 class _ContextImprovement(AnalyticAcquisitionFunction):
-    """Both of them; ``_path`` says whether the leaves are left out."""
+    """At a target context; ``_path`` says whether the leaves are left out."""
 
     _log: bool = True
     _path: bool
@@ -62,30 +202,26 @@ class _ContextImprovement(AnalyticAcquisitionFunction):
         best_f: float | Tensor,
         target: Mapping[int, float],
         cost_model: Model | None = None,
-        improvement: Improvement = "learned",
+        improvement: Literal["learned", "published"] = "learned",
         maximize: bool = True,
     ) -> None:
-        for name, given in (("model", model), ("cost_model", cost_model)):
-            if given is None:
-                continue
-            if self._path and not callable(getattr(given, "path_posterior", None)):
-                raise ValueError(
-                    f"{name}: expected one with a path_posterior, such as "
-                    f"TreeStructuredGP, got {type(given).__name__}."
-                )
         if not isinstance(model, Model) or model.num_outputs != 1:
             raise ValueError(
                 f"model: expected a BoTorch model with one output, got {model!r}."
             )
         if cost_model is not None:
             check_cost_model(cost_model)
+        if self._path:
+            _check_has_paths("model", model)
+            if cost_model is not None:
+                _check_has_paths("cost_model", cost_model)
         if improvement not in ("learned", "published"):
             raise ValueError(
                 f'improvement: expected "learned" or "published", got {improvement!r}.'
             )
         columns, values = _read_target(model, target)
         super().__init__(model=model)
-        best_f = read_best_f(best_f)
+        best_f = _read_best_f(best_f)
         if best_f.numel() != 1:
             raise ValueError(
                 f"best_f: expected a finite number, got {best_f.tolist()}."
