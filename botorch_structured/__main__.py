@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from botorch_structured.demo import Comparison, Settings
+import torch
+
+from botorch_structured import demo
+from botorch_structured.demo import Comparison, Settings
+from botorch_structured.test_functions import ScikitLearnCASH
 
 _DATASETS = ("breast_cancer", "digits", "iris", "moons", "wine")
 _FOLDER = Path("botorch_structured_runs")
@@ -89,14 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     options = parser()
     chosen = options.parse_args(arguments)
-    if chosen.budget is not None and chosen.budget < 1:
-        options.error(f"--budget: expected a positive number, got {chosen.budget}")
-    if chosen.seed is not None and chosen.seed < 0:
-        options.error(
-            f"--seed: expected a number that is not negative, got {chosen.seed}"
-        )
-    if not chosen.timeout > 0:
-        options.error(f"--timeout: expected a positive number, got {chosen.timeout}")
+    for name, least in (("budget", 1), ("seed", 0), ("timeout", 1e-3)):
+        value = getattr(chosen, name)
+        if value is not None and not value >= least:
+            options.error(f"--{name}: expected at least {least}, got {value}")
     missing = [m for m in ("sklearn", "matplotlib") if find_spec(m) is None]
     if missing:
         options.exit(
@@ -105,9 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             'python -m pip install "botorch-structured[demo]"\n',
         )
     try:
-        from botorch_structured.demo import Comparison
-        from botorch_structured.test_functions import ScikitLearnCASH
-
         folder, settings = _open(chosen)
         problem = ScikitLearnCASH(
             settings.dataset, seed=settings.seed, timeout=chosen.timeout
@@ -130,16 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open(chosen: argparse.Namespace) -> tuple[Path, Settings]:
     """The folder to go on with and its settings, or a new one."""
-    from botorch_structured.demo import Settings
-
     asked = {k: getattr(chosen, k) for k in ("dataset", "seed", "budget")}
     asked = {k: v for k, v in asked.items() if v is not None}
     if not chosen.resume:
         settings = Settings(**asked)
         folder = chosen.out or _new_folder(settings)
-        for above in (folder, *folder.parents):
-            if above.exists() and not above.is_dir():
-                raise ValueError(f"--out: expected a folder, got {above}, a file")
         if (folder / _SETTINGS).exists():
             raise ValueError(
                 f"{folder} holds a study already: add --resume to go on with it, or "
@@ -175,11 +165,6 @@ def _new_folder(settings: Settings) -> Path:
 
 
 def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:
-    import torch
-
-    from botorch_structured.demo import report
-    from botorch_structured.demo.comparison import METHODS, MODEL
-
     torch.set_num_threads(1)  # many small matrices: threads would only wait
     print(
         f"Which of nine classifiers, with which hyperparameters, for "
@@ -190,15 +175,15 @@ def _run(comparison: Comparison, settings: Settings, folder: Path) -> None:
     if done := len(comparison.evaluated):
         print(f"Going on after {done} evaluations.")
     try:
-        for method in METHODS:
+        for method in demo.METHODS:
             comparison.run(method)
-        print(f"\n{report.learner_table(comparison)}\n\n{report.summary(comparison)}")
-        if report.best_trial(comparison.trials(MODEL)) is not None:
+        print(f"\n{demo.learner_table(comparison)}\n\n{demo.summary(comparison)}")
+        if demo.best_trial(comparison.trials(demo.MODEL)) is not None:
             path = folder / "best_model.py"
-            script = report.code(comparison, settings.dataset)
+            script = demo.code(comparison, settings.dataset)
             path.write_text(script, encoding="utf-8")
             print(f"\nThe best model, to paste ({path}):\n\n{script}")
-        report.picture([comparison], folder / "result.png")
+        demo.picture([comparison], folder / "result.png")
         print(f"The picture: {folder / 'result.png'}")
         print("One seed says little about a method: the picture in README has twenty.")
     finally:

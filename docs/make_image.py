@@ -16,9 +16,7 @@ from pathlib import Path
 from benchmarks.packed import groups
 from benchmarks.suite.ranks import plot_ranks
 from benchmarks.summary import load
-from botorch_structured.demo import Comparison
-from botorch_structured.demo.comparison import MODEL, RANDOM
-from botorch_structured.demo.report import picture
+from botorch_structured.demo import MODEL, RANDOM, Comparison, picture
 from botorch_structured.test_functions import ScikitLearnCASH
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 
 import botorch_structured
 from botorch_structured import __main__ as command
-from botorch_structured.demo.comparison import METHODS
+from botorch_structured.demo import METHODS
 from botorch_structured.test_functions.cash import CallTimeout, KillableWorker
 
 OPTIONS = ["--dataset", "iris", "--budget", "2", "--seed", "3"]
@@ -137,13 +137,13 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["--resume", "--seed", "4", "--out", "{finished}"], "has seed 3, not 4"),
         (["--dataset", "mnist"], "invalid choice: 'mnist'"),
-        (["--budget", "0"], "--budget: expected a positive number, got 0"),
-        (["--seed", "-1"], "--seed: expected a number that is not negative"),
+        (["--budget", "0"], "--budget: expected at least 1, got 0"),
+        (["--seed", "-1"], "--seed: expected at least 0, got -1"),
         (
             ["--out", "{finished}/best_model.py/below"],
-            "--out: expected a folder, got {finished}/best_model.py, a file",
+            "Not a directory: '{finished}/best_model.py/below'",
         ),
-        (["--timeout", "0"], "--timeout: expected a positive number"),
+        (["--timeout", "0"], "--timeout: expected at least 0.001, got 0.0"),
     ],
 )
 def test_wrong_options(
@@ -173,6 +173,7 @@ def test_wrong_options(
             "sead",
             "expected an object with dataset, seed, b",
         ),
+        ("settings.json", 1, "{", "", "expected an object with dataset, seed, b"),
         ("evaluations.jsonl", 5, '"error": null', '"error": 1', "error: expected a t"),
         ("random_search.jsonl", 7, '"told"', '"x"', "expected told, values, cost, e"),
     ],

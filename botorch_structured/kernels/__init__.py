@@ -10,8 +10,7 @@ __all__ = [
     "TreeStructuredKernel",
 ]
 
-from botorch_structured.kernels.laplace import LaplaceKernel
-from botorch_structured.kernels.mondrian import MondrianKernel
+from botorch_structured.kernels.mondrian import LaplaceKernel, MondrianKernel
 from botorch_structured.kernels.random_fourier_features import RandomFourierFeatures
 from botorch_structured.models.tree.conditional_kernel import ConditionalKernel
 from botorch_structured.models.tree.tree_structured_kernel import TreeStructuredKernel

@@ -22,8 +22,6 @@ __all__ = [
     "plot_tree",
 ]
 
-from botorch_structured.plots.components import plot_monotone_components
-from botorch_structured.plots.covariance import plot_covariance
-from botorch_structured.plots.partition import plot_partition
+from botorch_structured.plots.models import plot_monotone_components, plot_partition
 from botorch_structured.plots.traces import plot_traces
-from botorch_structured.plots.tree import plot_tree
+from botorch_structured.plots.tree import plot_covariance, plot_tree

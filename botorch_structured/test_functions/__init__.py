@@ -41,20 +41,21 @@ __all__ = [
 ]
 
 from botorch_structured.test_functions.cash import Evaluation, ScikitLearnCASH
-from botorch_structured.test_functions.jenatton_tree import JenattonTree
 from botorch_structured.test_functions.monotone import (
     ElasticNetTuning,
     MonotoneMixture1D,
 )
-from botorch_structured.test_functions.quadratic_tasks import (
+from botorch_structured.test_functions.synthetic import (
+    RKHS1D,
+    GramacyExponential2D,
+    JenattonTree,
     QuadraticTask,
     QuadraticTasks,
 )
-from botorch_structured.test_functions.table import TableProblem
-from botorch_structured.test_functions.transfer_tables import (
+from botorch_structured.test_functions.table import (
+    TableProblem,
     TaskHistory,
     TransferTable,
     TransferTables,
     random_forest_tables,
 )
-from botorch_structured.test_functions.treed import RKHS1D, GramacyExponential2D

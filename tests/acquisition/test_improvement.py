@@ -172,8 +172,6 @@ TREE = {0: {0: [1], 1: [2]}}
 TARGET = {3: 1.0}
 
 
-
-
 def points(n: int, seed: int = 0) -> Tensor:
     X = torch.rand(n, 4, generator=torch.Generator().manual_seed(seed))
     X[:, 0] = X[:, 0].round()

@@ -15,7 +15,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
-from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import LaplaceKernel
 
 DTYPE = torch.float64
 
@@ -121,6 +121,18 @@ class TestGradients:
         kernel = LaplaceKernel(ard_num_dims=2).double()
         a, b = points(3, 2).requires_grad_(), points(2, 4, 2, seed=1).requires_grad_()
         assert torch.autograd.gradcheck(lambda a, b: kernel(a, b).to_dense(), (a, b))
+
+    def test_second_derivatives_are_right_or_an_error(self) -> None:
+        """Never a wrong number: PyTorch has none of the distances of a matrix."""
+        kernel = LaplaceKernel(ard_num_dims=2).double()
+        a, b = points(3, 2).requires_grad_(), points(3, 2, seed=1).requires_grad_()
+        assert torch.autograd.gradgradcheck(lambda *x: kernel(*x, diag=True), (a, b))
+        value = dense(kernel, a, b).sum()
+        for x in (a, kernel.raw_lengthscale):
+            (slope,) = torch.autograd.grad(value, x, create_graph=True)
+            for other in (a, b, kernel.raw_lengthscale):
+                with pytest.raises(NotImplementedError, match="derivative for '_cdist"):
+                    torch.autograd.grad(slope.sum(), other, retain_graph=True)
 
     def test_zero_at_zero_distance(self) -> None:
         """Points that coincide do not pull at each other, nor at the lengthscales."""

@@ -17,8 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_structured.kernels.laplace import LaplaceKernel
-from botorch_structured.kernels.mondrian import MondrianKernel, MondrianPartition
+from botorch_structured.kernels.mondrian import (
+    LaplaceKernel,
+    MondrianKernel,
+    MondrianPartition,
+)
 
 DTYPE = torch.float64
 

@@ -31,7 +31,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.linalg.correlations import ARRAY_VALUES
 from botorch_structured.models.fast_inference import (
     FastInference,

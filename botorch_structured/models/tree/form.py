@@ -54,7 +54,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import Tensor
 
-from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.linalg.block_low_rank import positions
 from botorch_structured.linalg.correlations import computes_as
 from botorch_structured.models.fast_inference import has_methods_of

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_structured.kernels.laplace import LaplaceKernel
+from botorch_structured.kernels.mondrian import LaplaceKernel
 from botorch_structured.models import ConditionalGP, TreeStructuredGP
 from botorch_structured.models.sampled.chains import effective_sample_size
 from botorch_structured.models.sampled.coordinates import PriorCoordinates

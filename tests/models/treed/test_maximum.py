@@ -25,7 +25,7 @@ from botorch_structured.models.treed.leaf_density import (
 )
 from botorch_structured.models.treed.maximum import LeafProblem, maximise
 from botorch_structured.models.treed.treed_gp import TreedGP
-from botorch_structured.test_functions.treed import RKHS1D
+from botorch_structured.test_functions import RKHS1D
 from tests.treed_models import PUBLISHED, step_data
 
 Array = NDArray[np.float64]

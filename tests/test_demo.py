@@ -9,9 +9,11 @@ import torch
 
 pytest.importorskip("sklearn")
 
-from botorch_structured.demo import Comparison
-from botorch_structured.demo.comparison import METHODS, MODEL, RANDOM
-from botorch_structured.demo.report import (
+from botorch_structured.demo import (
+    METHODS,
+    MODEL,
+    RANDOM,
+    Comparison,
     best_trial,
     code,
     learner_table,
@@ -33,12 +35,9 @@ def finish(comparison: Comparison) -> Comparison:
     return comparison
 
 
-def lines(folder: Path, method: str) -> list[bytes]:
-    return (folder / METHODS[method]).read_bytes().splitlines(keepends=True)
-
-
 def untimed(comparison: Comparison) -> list[tuple[object, ...]]:
-    trials = comparison.trials(MODEL) + comparison.trials(RANDOM)
+    """Of both methods, with a budget of 3."""
+    trials = comparison.trials(MODEL)[:12] + comparison.trials(RANDOM)[:12]
     return [(t.config, t.value, t.error) for t in trials]
 
 
@@ -71,40 +70,29 @@ def test_the_model_is_the_default_loop(finished: Comparison) -> None:
         assert torch.equal(x, X[n : n + 1])
 
 
-@pytest.mark.parametrize(("method", "stop"), [(MODEL, 8), (MODEL, 21), (RANDOM, 13)])
-def test_an_interrupted_comparison_goes_on_as_it_would_have(
-    finished: Comparison, folder: Path, tmp_path: Path, method: str, stop: int
+@pytest.mark.parametrize(
+    ("method", "stop", "budget"),
+    [(MODEL, 8, 3), (MODEL, 21, 3), (RANDOM, 13, 3), (RANDOM, None, 4)],
+)
+def test_a_comparison_goes_on_as_it_would_have(
+    finished: Comparison,
+    folder: Path,
+    tmp_path: Path,
+    method: str,
+    stop: int | None,
+    budget: int,
 ) -> None:
+    """Interrupted, also within a line of a log, or with a larger budget."""
     for name in METHODS if method == RANDOM else [MODEL]:
-        kept = lines(folder, name)
-        if name == method:
+        kept = (folder / METHODS[name]).read_bytes().splitlines(keepends=True)
+        if name == method and stop is not None:
             kept = [*kept[:stop], kept[stop][:20]]
         (tmp_path / METHODS[name]).write_bytes(b"".join(kept))
-    resumed = make(tmp_path)
-    assert len(resumed.trials(method)) < 12
+    resumed = make(tmp_path, budget)
+    assert len(resumed.trials(method)) < 9 + budget
     assert untimed(finish(resumed)) == untimed(finished)
-
-
-def test_a_larger_budget_extends_a_comparison(
-    finished: Comparison, folder: Path, tmp_path: Path
-) -> None:
-    for method in METHODS:
-        (tmp_path / METHODS[method]).write_bytes(b"".join(lines(folder, method)))
-    longer = finish(make(tmp_path, budget=4))
-    for method in METHODS:
-        assert len(longer.trials(method)) == 13
-        assert longer.trials(method)[:12] == finished.trials(method)
-    with pytest.raises(ValueError, match="budget: expected a positive number, got 0"):
-        make(budget=0)
-
-
-def test_the_log_of_another_seed_is_refused(
-    finished: Comparison, folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / METHODS[MODEL]).write_bytes(b"".join(lines(folder, MODEL)))
-    problem = ScikitLearnCASH("iris", seed=2)
-    with pytest.raises(ValueError, match="line 1: seed: expected 20000 as in this stu"):
-        Comparison(problem, 3, 2, tmp_path)
+    for name in METHODS:
+        assert len(resumed.trials(name)) == 9 + budget
 
 
 def test_the_same_error_in_another_order_of_summation_is_no_improvement(

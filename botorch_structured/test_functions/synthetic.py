@@ -1,0 +1,446 @@
+"""Problems whose optimum is known: synthetic functions, cheap to evaluate.
+
+.. [Jenatton2017tree]
+    R. Jenatton, C. Archambeau, J. Gonzalez, M. Seeger. Bayesian Optimization with
+    Tree-structured Dependencies. International Conference on Machine Learning, 2017.
+
+.. [Perrone2017multiple]
+    V. Perrone, R. Jenatton, M. Seeger, C. Archambeau. Multiple Adaptive Bayesian Linear
+    Regression for Scalable Bayesian Optimization with Warm Start. arXiv:1712.02902,
+    2017.
+
+.. [Assael2014treed]
+    J.-A. M. Assael, Z. Wang, B. Shahriari, N. de Freitas. Heteroscedastic Treed
+    Bayesian Optimisation. arXiv:1410.7172, 2014.
+
+.. [Wang2014rkhs]
+    Z. Wang, J.-A. M. Assael, N. de Freitas. RKHS 1D Function for Bayesian Optimization
+    tasks. https://github.com/iassael/function-rkhs, 2014.
+
+.. [Gramacy2005treed]
+    R. B. Gramacy. Bayesian Treed Gaussian Process Models. PhD thesis, University of
+    California, Santa Cruz, 2005.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "GramacyExponential2D",
+    "JenattonTree",
+    "QuadraticTask",
+    "QuadraticTasks",
+    "RKHS1D",
+]
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from botorch_structured.spaces import Equals, ParameterTree, SearchSpace
+from botorch_structured.spaces.arguments import check_count
+from botorch_structured.test_functions.base import (
+    BoxTestFunction,
+    ConditionalTestFunction,
+)
+from botorch_structured.test_functions.table import TaskHistory
+
+_SHARED_OPTIMA = (0.3, 0.7)  # of the two shared variables where they enter squared
+
+
+class JenattonTree(ConditionalTestFunction):
+    r"""Univariate quadratics at the leaves of a binary tree of 0/1 decisions.
+
+    Section 4.1 of [Jenatton2017tree]_. Leaf ``a = 1, ..., P`` has a variable of its own
+    in [-1, 1] and a shift; its value is
+
+        f_a(x, r) = (x - s_a)^2 + 0.1 a + h(r)
+
+    with ``s_a = 0``; ``off_centre`` draws them from numpy's ``default_rng(12345)``,
+    uniform in [-0.8, 0.8], as an optimum in the middle of the box flatters methods that
+    start there. With ``shared`` there are two more variables in [0, 1], each for half
+    of the leaves, which enter ``h`` linearly, or squared with ``quadratic_shared``, as
+    linear terms flatter linear models: ``(r_1 - 0.3)^2`` and ``(r_2 - 0.7)^2``. To be
+    minimised; the optimum is 0.1, in leaf 1. The balanced tree with four leaves, its
+    variables named as in the paper's Figure 1::
+
+                      x1
+                  0 /    \ 1                   shared: r8 left, r9 right
+                  x2      x3
+                0/  \1  0/  \1
+                x4  x5  x6  x7
+
+    Unbalanced trees are chains: each decision leads to a leaf (0) or to the next
+    decision (1), the last one to two leaves, so that leaf 1 has the shortest path. The
+    first shared variable then sits at the root and enters every leaf; the second sits
+    where the later half of the leaves begins, and enters those in addition::
+
+                x1                              shared: r8 everywhere,
+              0/  \1                                    r9 in x6 and x7
+             x4    x2
+                 0/  \1
+                x5    x3
+                    0/  \1
+                    x6   x7
+
+    Other packages have functions of this name that differ: Ax's ``Jenatton`` has x in
+    [0, 1] and its optimum on the boundary.
+
+    **Columns**, of ``space.names``: the decisions ``x1, ..., x{P-1}`` (0 or 1), then
+    ``x{P}, ..., x{2P-1}`` of the leaves, then ``r{2P}`` and ``r{2P+1}`` if shared.
+
+    Example:
+        >>> problem = JenattonTree(num_leaves=8, shared=True, negate=True)
+        >>> X = problem.starts(seed=0)  # one point in each leaf
+        >>> Y = problem(X).unsqueeze(-1)
+    """
+
+    _optimal_value = 0.1
+    optimizers: Tensor
+    _centres: Tensor  # ``P``
+
+    def __init__(
+        self,
+        num_leaves: int = 4,
+        shared: bool = False,
+        balanced: bool = True,
+        off_centre: bool = False,
+        quadratic_shared: bool = False,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            num_leaves: ``P``, at least 2; a power of 2 where the tree is balanced. The
+                paper has 4 ("small") and 8 ("large").
+            shared: Whether there are shared variables.
+            balanced: Whether all paths are equally long; otherwise a chain.
+            off_centre: Whether the leaves' optima are off the centre of [-1, 1].
+            quadratic_shared: Shared variables that enter squared; implies ``shared``.
+            noise_std: Standard deviation of the observation noise.
+            negate: Whether to negate the function, for maximisation.
+            dtype: The dtype of ``bounds``.
+
+        Raises:
+            ValueError: For a number of leaves that there is no such tree of.
+        """
+        P = check_count("num_leaves", num_leaves)
+        if P < 2 or (balanced and P & (P - 1)):
+            kind = "a power of 2, at least 2" if balanced else "at least 2"
+            raise ValueError(f"num_leaves: expected {kind} with {balanced=}, got {P}.")
+        shared = shared or quadratic_shared
+        space = _make_space(P, shared, balanced)
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        self.num_leaves = P
+        centres = np.zeros(P)
+        if off_centre:
+            centres = np.random.default_rng(12345).uniform(-0.8, 0.8, P)
+        optima = self.bounds.new_tensor(_SHARED_OPTIMA if quadratic_shared else (0, 0))
+        self.quadratic_shared = quadratic_shared
+        self.register_buffer("_centres", torch.from_numpy(centres), persistent=False)
+        best = self.bounds.new_zeros(1, self.dim)
+        best[0, P - 1] = centres[0]
+        if shared:
+            best[0, 2 * P - 1 :] = optima
+        self.register_buffer("optimizers", best)
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        P = self.num_leaves
+        a = self.tree.path_index(X.unsqueeze(-2))  # paths are leaves, left to right
+        x = X.gather(-1, a + (P - 1)).squeeze(-1)
+        a = a.squeeze(-1)
+        value = (x - self._centres.to(X)[a]).square() + 0.1 * (a + 1).to(X)
+        r = X[..., 2 * P - 1 :]
+        if self.quadratic_shared:
+            r = (r - X.new_tensor(_SHARED_OPTIMA)).square()
+        return value + torch.where(self._active(X)[..., 2 * P - 1 :], r, 0.0).sum(-1)
+
+
+def _make_space(P: int, shared: bool, balanced: bool) -> SearchSpace:
+    """The tree's nodes are ``1, ..., P - 1`` (decisions) and ``P, ..., 2P - 1``."""
+    leads_to = {}  # (decision, value) -> node
+    for k in range(1, P):
+        last = k == P - 1
+        leads_to[k, 0] = 2 * k if balanced else P + k - 1
+        leads_to[k, 1] = 2 * k + 1 if balanced or last else k + 1
+    edges = {node: edge for edge, node in leads_to.items()}
+    sits_at = {f"x{k}": k for k in range(1, 2 * P)}
+    if shared:  # at the children of the root; in a chain see the class
+        later = P // 2 + 1 if P > 2 else 3
+        left, right = (2, 3) if balanced else (1, later)
+        sits_at |= {f"r{2 * P}": left, f"r{2 * P + 1}": right}
+    conditions = {
+        column: Equals(edges[node][0] - 1, edges[node][1])
+        for column, node in enumerate(sits_at.values())
+        if node != 1
+    }
+    d = len(sits_at)
+    values = {k: [0.0, 1.0] for k in range(P - 1)}
+    bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).repeat(1, d)
+    bounds[0, P - 1 : 2 * P - 1] = -1.0
+    tree = ParameterTree(d, conditions=conditions, values=values)
+    return SearchSpace(list(sits_at), bounds, tree)
+
+
+# (width, ((centre, weight), ...)) of the two sums of squared exponentials.
+_WIDE = (0.1, ((0.1, 4), (0.15, -1), (0.08, 2), (0.3, -2), (0.4, 1)))
+_NARROW = (
+    0.01,
+    (
+        (0.8, 3),
+        (0.85, 4),
+        (0.9, 2),
+        (0.95, 1),
+        (0.92, -1),
+        (0.74, 2),
+        (0.91, 2),
+        (0.89, 3),
+        (0.79, 3),
+        (0.88, 2),
+        (0.86, -1),
+        (0.96, -2),
+        (0.99, 4),
+        (0.82, -3),
+    ),
+)
+
+
+class RKHS1D(BoxTestFunction):
+    r"""Smooth on the left, ten times as wiggly on the right.
+
+    The first problem of [Assael2014treed]_ (section 4 and Figure 3), defined in
+    [Wang2014rkhs]_: on [0, 1], the negative of
+
+        f(x) = sum_i a_i exp(-(x - s_i)^2 / (2 * 0.1^2))
+             + sum_j b_j exp(-(x - t_j)^2 / (2 * 0.01^2))
+
+    with five wide and fourteen narrow bumps. A stationary model learns one length-scale
+    and searches either the smooth part, where a broad local optimum of 4.97 is found at
+    once, or everything as finely as the other: f is at most 5.738 at 0.892, on a
+    peak 0.02 wide.
+
+    The authors maximise f. As every problem here it is to be minimised, and f is
+    ``RKHS1D(negate=True)``. There is no noise unless ``noise_std`` is given.
+
+    Example:
+        >>> problem = RKHS1D(negate=True)
+        >>> X = problem.starts(seed=0)  # 5 x 1
+        >>> Y = problem(X).unsqueeze(-1)
+    """
+
+    dim = 1
+    continuous_inds = [0]
+    _bounds = [(0.0, 1.0)]
+    _optimal_value = -5.738393747098739
+    _optimizers = [(0.8923597507741958,)]
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        total = X.new_zeros(X.shape[:-1])
+        for width, bumps in (_WIDE, _NARROW):
+            centres, weights = X.new_tensor(bumps).T
+            total = total + ((X - centres) / width).square().mul(-0.5).exp() @ weights
+        return -total
+
+
+class GramacyExponential2D(BoxTestFunction):
+    r"""A dip and a bump in one corner of a plain: ``x1 exp(-x1^2 - x2^2)``.
+
+    On [-2, 6]^2; nearly all that happens is in [-2, 2]^2. From [Gramacy2005treed]_,
+    where observations have noise of standard deviation 0.001 (``noise_std=0.001``);
+    "2-D Exp" in [Assael2014treed]_, section 4. To be minimised: the dip is at
+    ``(-1/sqrt(2), 0)``. By symmetry maximising it (``negate``) is the same problem up
+    to where the optimum lies.
+    """
+
+    dim = 2
+    continuous_inds = [0, 1]
+    _bounds = [(-2.0, 6.0), (-2.0, 6.0)]
+    _optimal_value = -math.exp(-0.5) / math.sqrt(2.0)
+    _optimizers = [(-1.0 / math.sqrt(2.0), 0.0)]
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        return X[..., 0] * X.square().sum(-1).neg().exp()
+
+
+_DIM = 3
+_SMALLEST, _LARGEST = 0.1, 10.0  # of a, b and c
+
+
+class QuadraticTask(BoxTestFunction):
+    r"""One of `QuadraticTasks`: ``a / 2 |x|^2 + b 1'x + c`` on [-1, 1]^3.
+
+    What a new task looks like: to be minimised from few evaluations, ``starts``, and
+    whatever ``history`` says of the others. All coordinates of the optimum are
+    ``-b / a``, or -1 where that is outside.
+    """
+
+    dim = _DIM
+    continuous_inds = list(range(_DIM))
+    _bounds = [(-1.0, 1.0)] * _DIM
+    _num_starts = 2  # a task that has a history needs few
+
+    def __init__(
+        self,
+        context: Sequence[float],
+        history: TaskHistory | None = None,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            context: ``(a, b, c)``, each in [0.1, 10].
+            history: Evaluations of other tasks; usually of `QuadraticTasks.leave_out`.
+            noise_std: Standard deviation of the observation noise.
+            negate: Whether to negate the function.
+            dtype: The dtype of ``bounds``.
+
+        Raises:
+            ValueError: For a context that is not of the paper's.
+        """
+        context = tuple(float(value) for value in context)
+        if len(context) != 3 or not all(_SMALLEST <= v <= _LARGEST for v in context):
+            raise ValueError(
+                f"context: expected a, b and c from {_SMALLEST} to {_LARGEST}, got "
+                f"{context}."
+            )
+        a, b, c = context
+        best = max(-b / a, -1.0)
+        self._optimizers = [(best,) * _DIM]
+        self._optimal_value = _DIM * (0.5 * a * best**2 + b * best) + c
+        super().__init__(noise_std=noise_std, negate=negate, dtype=dtype)
+        self.context = context
+        self.history: Any = history
+
+    @property
+    def value_range(self) -> float:
+        """The largest value on the box less the smallest: the unit of gaps."""
+        a, b, c = self.context
+        best = self._optimizers[0][0]
+        return _DIM * (0.5 * a * (1.0 - best**2) + b * (1.0 - best))
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        return _quadratic(X, X.new_tensor(self.context))
+
+
+class QuadraticTasks(ConditionalTestFunction):
+    r"""``T`` tasks ``f_t(x) = a_t / 2 |x|^2 + b_t 1'x + c_t`` on [-1, 1]^3.
+
+    Section 3.1 of [Perrone2017multiple]_, to see whether a model learns from other
+    tasks: all have bowls on the same diagonal, and their contexts ``(a_t, b_t, c_t)``,
+    drawn uniformly from [0.1, 10]^3, say where. The box is not given in the paper; on
+    [-1, 1]^3 the optimum of half of the tasks is a corner.
+
+    As a function of four columns, ``x1, x2, x3`` and the task ``0, ..., T - 1``, it
+    gives the rows of a multi-task model; its optimum is that of the best task. Its
+    tasks on their own, one after the other, are `leave_out`:
+
+        >>> tasks = QuadraticTasks(num_tasks=30, seed=0)
+        >>> problem = tasks.leave_out(4, num_observations=10)
+        >>> train_X = problem.starts(seed=0)  # 2 x 3
+        >>> X, Y = problem.history.join(train_X, problem(train_X).unsqueeze(-1))
+
+    ``contexts`` is ``T x 3``.
+    """
+
+    contexts: Tensor
+
+    def __init__(
+        self,
+        num_tasks: int = 30,
+        seed: int = 0,
+        noise_std: float | None = None,
+        negate: bool = False,
+        dtype: torch.dtype = torch.double,
+    ) -> None:
+        r"""
+        Args:
+            num_tasks: ``T``, at least 2.
+            seed: Of the contexts; the first tasks are the same whatever ``T``.
+            noise_std: Standard deviation of the observation noise.
+            negate: Whether to negate the functions.
+            dtype: The dtype of ``bounds`` and ``contexts``.
+
+        Raises:
+            ValueError: For fewer than two tasks, a seed that is no integer from 0 on,
+                a negative ``noise_std``.
+        """
+        if check_count("num_tasks", num_tasks) < 2:
+            raise ValueError(f"num_tasks: expected at least 2, got {num_tasks}.")
+        check_count("seed", seed, least=0)
+        rng = np.random.default_rng(seed)
+        contexts = rng.uniform(_SMALLEST, _LARGEST, (num_tasks, 3))
+        alone = [QuadraticTask(context) for context in contexts]
+        best = int(np.argmin([task.optimal_value for task in alone]))
+        self._optimal_value = float(alone[best]._optimal_value)
+        self._optimizers = [(*alone[best]._optimizers[0], float(best))]
+        bounds = torch.tensor([[-1.0] * _DIM + [0.0], [1.0] * _DIM + [num_tasks - 1.0]])
+        codes = [float(task) for task in range(num_tasks)]
+        names = [f"x{j}" for j in range(_DIM)] + ["task"]
+        space = SearchSpace(names, bounds, categorical_features={_DIM: codes})
+        super().__init__(space, noise_std=noise_std, negate=negate, dtype=dtype)
+        self.num_tasks = num_tasks
+        self.register_buffer("contexts", torch.from_numpy(contexts).to(dtype))
+
+    def leave_out(
+        self, task: int, num_observations: int = 10, seed: int = 0
+    ) -> QuadraticTask:
+        r"""One task, and random evaluations of each of the others.
+
+        Args:
+            task: Which one, from 0 to ``T - 1``.
+            num_observations: How many of each other task; the paper has 10.
+            seed: Of the points, uniform in the box, and of their noise. A task's are
+                the same, whichever task is left out.
+
+        Returns:
+            The task, with a ``history``.
+
+        Raises:
+            ValueError: There is no such task, or fewer than no observations.
+        """
+        if not 0 <= task < self.num_tasks:
+            raise ValueError(f"task: expected 0 to {self.num_tasks - 1}, got {task}.")
+        check_count("num_observations", num_observations, least=0)
+        X = self.starts(seed, num_observations)
+        Y = self(X, noise=False).unsqueeze(-1)
+        if self.noise_std is not None:
+            noise = np.random.default_rng(2000 + seed).standard_normal(Y.shape)
+            Y = Y + self.noise_std * torch.from_numpy(noise).to(Y)
+        others = X[:, -1] != task
+        history = TaskHistory(X[others], Y[others], task, self.num_tasks, self.contexts)
+        return QuadraticTask(
+            self.contexts[task].tolist(),
+            history,
+            noise_std=self.noise_std,
+            negate=self.negate,
+            dtype=self.bounds.dtype,
+        )
+
+    def starts(self, seed: int, n: int = 10) -> Tensor:
+        r"""Random points of every task, the same for a seed.
+
+        Args:
+            seed: Any integer that is not negative.
+            n: How many of each task.
+
+        Returns:
+            A ``T n x 4``-dim tensor, task after task.
+        """
+        rng = np.random.default_rng(1000 + seed)
+        X = torch.from_numpy(rng.uniform(-1.0, 1.0, (self.num_tasks, n, _DIM)))
+        task = torch.arange(self.num_tasks, dtype=torch.double).reshape(-1, 1, 1)
+        rows = torch.cat([X, task.expand(-1, n, 1)], -1).reshape(-1, self.dim)
+        return rows.to(self.bounds)
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        return _quadratic(X[..., :-1], self.contexts.to(X)[X[..., -1].long()])
+
+
+def _quadratic(x: Tensor, context: Tensor) -> Tensor:
+    a, b, c = context.unbind(-1)
+    return 0.5 * a * x.square().sum(-1) + b * x.sum(-1) + c
