@@ -409,13 +409,12 @@ def _read_space(space: Any) -> SearchSpace:
     # unlike those of a study, dictionaries of a grid may have no name in common
     grid = isinstance(space, (list, tuple))
     found = SearchSpace.from_dictionaries(space) if grid else read_space(space)
-    every = [(c.name, getattr(c, "choices", ())) for c in found.columns]
-    for name, values in every + [(c.name, (c.value,)) for c in found.constants]:
-        for value in values:
+    for column in (*found.columns, *found.constants):
+        for value in getattr(column, "choices", ()):
             if isinstance(value, type) and hasattr(value, "get_params"):
                 raise ValueError(
-                    f"space: {name!r}: expected an estimator, {value.__name__}(), got "
-                    f"the class {value.__name__}."
+                    f"space: {column.name!r}: expected an estimator, "
+                    f"{value.__name__}(), got the class {value.__name__}."
                 )
     return found
 

@@ -14,8 +14,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from botorch_structured.integrations.optuna.learning import Asked, LearntSpace
-from botorch_structured.integrations.optuna.trial_parameter import TrialParameter
+from botorch_structured.integrations.optuna.learning import LearntSpace
+from botorch_structured.integrations.optuna.trial_space import Asked, TrialParameter
 
 Objective = Callable[[optuna.Trial], Any]
 

@@ -12,18 +12,18 @@ counts as active in the branch, and trials without it have the middle of its ran
 
 from __future__ import annotations
 
-__all__ = ["Asked", "LearntSpace"]
+__all__ = ["LearntSpace"]
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain, pairwise
 from operator import and_, or_
 from typing import Any, NamedTuple
 
-from botorch_structured.integrations.optuna.trial_parameter import (
+from botorch_structured.integrations.optuna.trial_space import (
+    Asked,
     TrialParameter,
     Values,
 )
@@ -49,22 +49,6 @@ _DEPTH = 3
 
 _Span = tuple[float, float]
 _Where = dict[int, list[_Span]]  # decision -> where its number is
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The parameters that one trial asked for.
-
-    Args:
-        values: ``{name: (distribution, value)}``, all distributions known.
-        complete: Whether the trial came to its end, so that there is nothing else.
-        expected: Whether it is only a suggestion for the trial. Nothing is learnt
-            from it, as the trial may ask for something else, but it is not tried twice.
-    """
-
-    values: Values
-    complete: bool = True
-    expected: bool = False
 
 
 class _DecisionSplit(NamedTuple):

@@ -1,36 +1,248 @@
-"""Trials as configurations of a space, and `DeclaredSpace`, one that was declared."""
+"""What trials of Optuna are: parameters as columns, configurations, and values.
+
+`TrialParameter` is one of Optuna's parameters as one column of a space, `Asked` those
+that one trial asked for, `DeclaredSpace` a space that was declared, and `TrialValues`
+what trials were worth, in the words of `botorch_structured.Study`.
+"""
 
 from __future__ import annotations
 
 __all__ = [
+    "Asked",
     "DeclaredSpace",
+    "TrialParameter",
+    "TrialValues",
+    "Values",
     "check_declared",
     "configurations",
     "held_where_possible",
+    "with_one_nan",
 ]
 
+import math
+import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from itertools import islice
+from numbers import Real
 from typing import Any
 
+import optuna
 import torch
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
 from torch import Tensor
 
-from botorch_structured.integrations.optuna.learning import Asked
-from botorch_structured.integrations.optuna.trial_parameter import (
-    TrialParameter,
-    Values,
-)
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
 from botorch_structured.spaces.columns import (
+    CategoricalColumn,
     Column,
     Constant,
     FloatColumn,
     IntegerColumn,
 )
+
+# Ends of ranges that differ by no more than this share, of the number or, unless it is
+# logarithmic, the range, are the same but for rounding.
+_ROUNDING = 1e-12
+
+Values = dict[str, tuple[BaseDistribution | None, Any]]
+"""``{name: (distribution, value)}``; the distribution is None where it is not known."""
+
+
+def with_one_nan(distribution: BaseDistribution) -> BaseDistribution:
+    """A distribution that is equal to those that have another NaN among choices."""
+    if isinstance(distribution, CategoricalDistribution):
+        choices = [math.nan if c != c else c for c in distribution.choices]
+        if math.nan in choices:  # the very object
+            return CategoricalDistribution(choices)
+    return distribution
+
+
+class TrialParameter:
+    """A name under one distribution.
+
+    One name may have other ranges in other branches of a study; each is a parameter of
+    its own. A choice is a column of the positions of its values; of those that are
+    equal, as 1, 1.0 and True are, of the first, since Optuna takes all of them for that
+    one. A float with a step, or an integer with a step other than 1, is a column of the
+    numbers of its steps.
+
+    Args:
+        name: Its name.
+        distribution: Its distribution.
+    """
+
+    def __init__(self, name: str, distribution: BaseDistribution) -> None:
+        self.name = name
+        self.distribution: Any = distribution  # each kind has attributes of its own
+        self.is_choice = isinstance(distribution, CategoricalDistribution)
+        self.is_integer = isinstance(distribution, IntDistribution)
+        step = getattr(distribution, "step", None)
+        self.step: float | None = None if self.is_integer and step == 1 else step
+        self._choices: dict[int, Any] = {}  # by their numbers in storages
+        for choice in getattr(distribution, "choices", ()):
+            number = int(self.distribution.to_internal_repr(choice))
+            self._choices.setdefault(number, choice)
+        names = tuple(map(str, self._choices.values()))
+        unique = len(set(names)) == len(names) and all(name.strip() for name in names)
+        # distinct names for the choices: they themselves as text, or their positions
+        self._labels: tuple[Any, ...] = names if unique else tuple(range(len(names)))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number, or the number of a step."""
+        return not self.is_choice and (self.is_integer or self.step is not None)
+
+    @property
+    def size(self) -> float:
+        """How many values it has."""
+        if self.is_choice:
+            return len(self._choices)
+        if not self.is_whole:
+            return math.inf
+        return 1 + round(self._width / (self.step or 1))
+
+    @property
+    def _width(self) -> Any:
+        return self.distribution.high - self.distribution.low
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The first and the last number of a range."""
+        return self.number(self.distribution.low), self.number(self.distribution.high)
+
+    def column(self, name: str) -> Column:
+        """A column for it, under another name."""
+        if self.is_choice:
+            return CategoricalColumn(name, self._labels)
+        if self.step is not None:
+            return IntegerColumn(name, 0, round(self._width / self.step))
+        kind: Any = IntegerColumn if self.is_integer else FloatColumn
+        ours = self.distribution
+        return kind(name, ours.low, ours.high, log=ours.log)
+
+    def _place(self, value: Any) -> int:
+        """The position of a choice."""
+        return list(self._choices).index(int(self.distribution.to_internal_repr(value)))
+
+    def entry(self, value: Any) -> Any:
+        """The entry of configurations of the space for a value of the trial.
+
+        For one between two steps something that the column refuses.
+        """
+        if self.is_choice:
+            return self._labels[self._place(value)]
+        return value if self.step is None else self._steps(value)
+
+    def value(self, entry: Any) -> Any:
+        """The value of the trial for an entry of configurations of the space."""
+        if self.is_choice:
+            return list(self._choices.values())[self._labels.index(entry)]
+        if self.step is None:
+            return int(entry) if self.is_integer else float(entry)
+        # as it is written: 3 steps of 0.1 are 0.3, and digits of integers are exact
+        ours = self.distribution
+        low, high, step = (Decimal(str(x)) for x in (ours.low, ours.high, self.step))
+        value = min(low + int(entry) * step, high)
+        return int(value) if self.is_integer else float(value)
+
+    def number(self, value: Any) -> float:
+        """The place of a value of the trial on the axis of the column."""
+        if self.is_choice:
+            return float(self._place(value))
+        if self.step is not None:
+            return float(self._steps(value))
+        log = self.distribution.log and not self.is_integer
+        return math.log10(value) if log else float(value)
+
+    def value_at(self, number: float) -> Any:
+        """The value of the trial at a place on the axis of the column."""
+        return self.value(self.column(self.name).decode(number))
+
+    def contains(self, value: Any) -> bool:
+        """Whether it is a value; those of enqueued trials need not be."""
+        if self.is_choice:
+            try:
+                self._place(value)
+            except ValueError:
+                return False
+            return True
+        ours = self.distribution
+        inside = isinstance(value, Real) and ours.low <= value <= ours.high
+        return inside and (self.step is None or isinstance(self._steps(value), int))
+
+    def takes(self, value: Any, log: bool = False) -> bool:
+        """Whether it is a value, but for rounding at the ends of a range of floats.
+
+        Args:
+            value: The value.
+            log: Whether it is one of a range on a logarithmic scale.
+        """
+        ours = self.distribution
+        is_float = isinstance(self.distribution, FloatDistribution)
+        if is_float and isinstance(value, Real):
+            room = 0.0 if log or ours.log else self._width
+            for end in (ours.low, ours.high):
+                if abs(value - end) <= _ROUNDING * max(abs(end), room):
+                    return True
+        return self.contains(value)
+
+    def _steps(self, value: Any) -> float:
+        """How many steps lead to a number: an integer, unless it is between two."""
+        low = self.distribution.low
+        steps = (value - low) / self.step
+        whole = round(steps)
+        rounding = 8 * sys.float_info.epsilon * max(abs(value), abs(low))
+        room = max(1e-8, rounding / self.step)  # to Optuna 1e-8, with any rounding
+        return whole if abs(steps - whole) < room else steps
+
+    def nearest(self, value: Any) -> Any:
+        """The value in range that is next to a number; choices are as they are."""
+        if self.is_choice:
+            return value
+        value = min(max(value, self.distribution.low), self.distribution.high)
+        return self.value(value if self.step is None else round(self._steps(value)))
+
+    def draw(self, seed: int) -> Any:
+        """A random value."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.value_at(self.column(self.name).draw(1, generator).item())
+
+    def united(self, others: list[TrialParameter]) -> TrialParameter:
+        """One range for all of these numbers, without steps if these differ."""
+        group = [p.distribution for p in (self, *others)]
+        low, high = min(d.low for d in group), max(d.high for d in group)
+        kind = IntDistribution if self.is_integer else FloatDistribution
+        return TrialParameter(self.name, kind(low, high, log=self.distribution.log))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The parameters that one trial asked for.
+
+    Args:
+        values: ``{name: (distribution, value)}``, all distributions known.
+        complete: Whether the trial came to its end, so that there is nothing else.
+        expected: Whether it is only a suggestion for the trial. Nothing is learnt
+            from it, as the trial may ask for something else, but it is not tried twice.
+    """
+
+    values: Values
+    complete: bool = True
+    expected: bool = False
+
 
 # Random points among which one is looked for that can have the parameters that a trial
 # asked for, where a first one cannot.
@@ -100,16 +312,17 @@ def check_declared(
     name, lacking, expected = parameter.name, [], []
     others = {k: value for k, (_, value) in asked.items() if k != name}
     held = _encoded(space, others)
-    for c, column in enumerate(space.columns):
-        if column.name == name and (missing := _not_taken(column, parameter)):
-            if space.tree.can_be_active(c, held):
+    for c, column in enumerate([*space.columns, *space.constants]):
+        if space._shown(column.name) == name and (
+            missing := _not_taken(column, parameter)
+        ):
+            if (
+                space.tree.can_hold(column.condition, held)
+                if isinstance(column, Constant)
+                else space.tree.can_be_active(c, held)
+            ):
                 lacking += missing
                 expected.append(column.expected())
-    for constant in space.constants:
-        if space._shown(constant.name) == name and not parameter.takes(constant.value):
-            if space.tree.can_hold(constant.condition, held):
-                lacking.append(brief(constant.value))
-                expected.append(f"its constant {constant.value!r}")
     if lacking:
         raise ValueError(
             f"{name!r}: expected an objective that takes all values of the "
@@ -129,7 +342,7 @@ def _encoded(space: SearchSpace, values: Mapping[str, Any]) -> dict[int, float]:
     return found
 
 
-def _not_taken(column: Column, parameter: TrialParameter) -> list[str]:
+def _not_taken(column: Column | Constant, parameter: TrialParameter) -> list[str]:
     """Values of a column that a parameter does not take, as text; two at most."""
     values: Sequence[Any] = getattr(column, "choices", ())
     if isinstance(column, FloatColumn):
@@ -204,20 +417,12 @@ def configurations(
     found: list[dict[str, Any] | None] = [None] * len(entries)
     for i, config in zip(rows.tolist(), configs, strict=True):
         entry = entries[i]
-        constants = config.keys() & entry.keys() - columns.keys()
-        if all(_is_own(config[name], entry[name]) for name in constants):
+        with suppress(ValueError):  # another value of a constant
+            for name in config.keys() & entry.keys() - columns.keys():
+                Constant("", config[name]).encode(entry[name])
             # as the trial has it, not as it is after a way through tensors
             found[i] = {name: entry.get(name, value) for name, value in config.items()}
     return found
-
-
-def _is_own(constant: Any, value: Any) -> bool:
-    """Whether a trial has the value of a constant."""
-    try:
-        Constant("", constant).check(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _completed(
@@ -260,3 +465,61 @@ def _completed(
 def _drawn(space: SearchSpace, n: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.stack([c.draw(n, generator) for c in space.columns], -1)
+
+
+class TrialValues:
+    """Objectives and constraints of a study, and the values of its trials.
+
+    Args:
+        study: The study.
+        trials: Its trials.
+
+    Attributes:
+        arguments: ``objectives``, and ``constraints`` if there are any, for `Study`.
+    """
+
+    def __init__(self, study: optuna.Study, trials: Sequence[FrozenTrial]) -> None:
+        directions = [direction.name.lower() for direction in study.directions]
+        self._names = [f"value_{k}" for k in range(len(directions))]
+        limited = sorted({key for t in trials for key in t.constraints})
+        self._satisfied = {key: _satisfied(key, trials) for key in limited}
+        self.arguments: dict[str, Any] = {"objectives": directions[0]}
+        if len(directions) > 1 or limited:
+            names = dict(zip(self._names, directions, strict=True))
+            self.arguments["objectives"] = names
+        if limited:
+            limits = [f"constraint_{k} <= 0" for k in range(len(limited))]
+            self.arguments["constraints"] = limits
+        maximized = study.directions[0] == StudyDirection.MAXIMIZE
+        self._sign = -1.0 if maximized else 1.0
+        done = [t.values[0] for t in trials if t.state == TrialState.COMPLETE]
+        self._best = min((self._sign * value for value in done), default=math.nan)
+
+    def value(self, trial: FrozenTrial) -> Any:
+        """What `Study.tell` takes for a trial that has ended; None for a failure."""
+        values = list(trial.values or ())
+        if trial.state == TrialState.PRUNED and trial.last_step is not None:
+            last = trial.intermediate_values[trial.last_step]
+            # an intermediate value below all final ones cannot be compared with them
+            values = [last] if self._sign * last > self._best else []
+        elif trial.state != TrialState.COMPLETE:
+            return None
+        constraints = {**self._satisfied, **trial.constraints}
+        if not values or not all(map(math.isfinite, [*values, *constraints.values()])):
+            return None
+        if len(values) == 1 and not constraints:
+            return values[0]
+        named = dict(zip(self._names, values, strict=True))
+        for k, key in enumerate(self._satisfied):
+            named[f"constraint_{k}"] = constraints[key]
+        return named
+
+
+def _satisfied(key: str, trials: Sequence[FrozenTrial]) -> float:
+    """The value of a constraint in a trial that does not set it.
+
+    To Optuna it holds there: a negative number as large as the others are.
+    """
+    found = (abs(t.constraints[key]) for t in trials if key in t.constraints)
+    sizes = [size for size in found if math.isfinite(size)]
+    return -(statistics.median(sizes) if sizes else 0.0) or -1.0
