@@ -30,8 +30,8 @@ from botorch_structured.models import (
 )
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief, check_seed
-from botorch_structured.spaces.ax_space import check_aligned
 from botorch_structured.spaces.columns import CategoricalColumn
+from botorch_structured.spaces.other_spaces import check_aligned
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study import Study
 

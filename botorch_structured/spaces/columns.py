@@ -37,9 +37,11 @@ _MAX_INPUT = 1e150
 _BESIDE = (0, *(k * sign for k in range(1, 9) for sign in (-1, 1)))
 
 Span = tuple[float, float]
+# Where random numbers come from; None: PyTorch's own generator.
+Source = torch.Generator | None
 
 
-def _uniform(n: int, generator: torch.Generator | None, spread: bool) -> Tensor:
+def _uniform(n: int, generator: Source, spread: bool) -> Tensor:
     """``n`` numbers in [0, 1), independent, or one in each n-th in random order."""
     if not spread:
         return torch.rand(n, generator=generator, dtype=torch.double)
@@ -82,11 +84,7 @@ class Column(Protocol):
         """The middle of what `within` gave, on the scale of the parameter."""
 
     def draw(
-        self,
-        n: int,
-        generator: torch.Generator | None,
-        span: Span | None = None,
-        spread: bool = False,
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
     ) -> Tensor:
         """``n`` random numbers, distributed as the parameter is.
 
@@ -125,9 +123,8 @@ def _number(column: Column, value: Any) -> float:
     if isinstance(value, str):
         number = _read(value)
         return _refuse(column, value) if number is None else number
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return _refuse(column, value)
-    if isinstance(value, int) and abs(value) > _MAX_FLOAT:
+    huge = isinstance(value, int) and abs(value) > _MAX_FLOAT
+    if isinstance(value, bool) or not isinstance(value, Real) or huge:
         return _refuse(column, value)
     return value if isinstance(value, int) else float(value)
 
@@ -165,9 +162,17 @@ def _truth(text: str) -> bool | None:
     return bool(number) if number in (0, 1) else None
 
 
-def _refuse(parameter: Column | Constant, value: Any) -> NoReturn:
-    expected = parameter.expected()
-    raise ValueError(f"{parameter.name!r}: expected {expected}, got {value!r}.")
+def _refuse(column: Column, value: Any) -> NoReturn:
+    raise ValueError(f"{column.name!r}: expected {column.expected()}, got {value!r}.")
+
+
+def takes(parameter: Column | Constant, value: Any) -> bool:
+    """Whether a parameter can have a value."""
+    try:
+        parameter.encode(value)
+    except ValueError:
+        return False
+    return True
 
 
 def with_slack(bounds: tuple[float, float], whole: bool = False) -> Span:
@@ -203,34 +208,41 @@ def is_alike(a: Any, b: Any) -> bool:
     return isinstance(a, float) and isinstance(b, float) and a != a and b != b
 
 
-def _closest(choices: Sequence[Any], value: float) -> list[int]:
-    """The positions of numbers that differ by rounding only."""
-    numbers = {i: c for i, c in enumerate(choices) if isinstance(c, float)}
-    room = _ROUNDING * max(map(abs, numbers.values()), default=0.0)
-    return [i for i, c in numbers.items() if abs(c - value) <= room]
-
-
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values are equal and of one type; NaN is itself."""
     return type(a) is type(b) and is_alike(a, b)
 
 
-def _check_limits(
-    name: str, lower: float, upper: float, log: bool, largest: float
-) -> None:
-    if not -largest <= lower <= upper <= largest:
-        raise ValueError(
-            f"{name!r}: expected bounds in ascending order, no number above {largest} "
-            f"in size, got {lower} and {upper}."
-        )
-    if log and lower <= 0:
-        raise ValueError(
-            f"{name!r}: expected a positive lower bound on a logarithmic scale, got "
-            f"{lower}."
-        )
+class _Range:
+    """What columns between two bounds have in common."""
+
+    discrete, ordered = False, True
+    default: float | None = None
+    bounds: Span
+
+    def __init__(
+        self, name: str, lower: float, upper: float, log: bool, largest: float
+    ) -> None:
+        if not -largest <= lower <= upper <= largest:
+            raise ValueError(
+                f"{name!r}: expected bounds in ascending order, no number above "
+                f"{largest} in size, got {lower} and {upper}."
+            )
+        if log and lower <= 0:
+            raise ValueError(
+                f"{name!r}: expected a positive lower bound on a logarithmic scale, "
+                f"got {lower}."
+            )
+        self.name, self.lower, self.upper, self.log = name, lower, upper, log
+
+    def within(self, lo: float, hi: float) -> Span | None:
+        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
+        if self.discrete:
+            lo, hi = float(math.ceil(lo)), float(math.floor(hi))
+        return (lo, hi) if lo <= hi else None
 
 
-class FloatColumn:
+class FloatColumn(_Range):
     """A real parameter: the number itself, or its decimal logarithm.
 
     The logarithm loses the last digits. `decode` returns a value whose logarithm is the
@@ -238,15 +250,11 @@ class FloatColumn:
     `encode` for which that would not be the very same one.
     """
 
-    discrete, ordered = False, True
-    default: float | None = None
-
     def __init__(
         self, name: str, lower: float, upper: float, log: bool = False
     ) -> None:
-        self.name, self.log = name, log
-        self.lower, self.upper = float(lower), float(upper)
-        _check_limits(name, lower, upper, log, _MAX_FLOAT if log else _MAX_INPUT)
+        largest = _MAX_FLOAT if log else _MAX_INPUT
+        super().__init__(name, float(lower), float(upper), log, largest)
         self.bounds = (self._forward(self.lower), self._forward(self.upper))
         self.fill = self.middle(self.bounds)
         self._originals: dict[float, float] = {}
@@ -287,19 +295,11 @@ class FloatColumn:
         same = (v for v in chain(short, beside) if math.log10(v) == x)
         return next(same, value)
 
-    def within(self, lo: float, hi: float) -> Span | None:
-        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
-        return (lo, hi) if lo <= hi else None
-
     def middle(self, span: Span) -> float:
         return 0.5 * (span[0] + span[1])
 
     def draw(
-        self,
-        n: int,
-        generator: torch.Generator | None,
-        span: Span | None = None,
-        spread: bool = False,
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
     ) -> Tensor:
         lo, hi = span or self.bounds
         x = lo + (hi - lo) * _uniform(n, generator, spread)
@@ -309,15 +309,15 @@ class FloatColumn:
         return x.clamp(lo, hi)
 
 
-class IntegerColumn:
+class IntegerColumn(_Range):
     """A whole parameter: the number itself, also where its scale is logarithmic."""
 
-    discrete, ordered = True, True
-    default: float | None = None
+    discrete = True
+    lower: int
+    upper: int
 
     def __init__(self, name: str, lower: int, upper: int, log: bool = False) -> None:
-        self.name, self.lower, self.upper, self.log = name, int(lower), int(upper), log
-        _check_limits(name, lower, upper, log, 2.0**53)
+        super().__init__(name, int(lower), int(upper), log, 2.0**53)
         self.bounds = (float(self.lower), float(self.upper))
         self.fill = float((self.lower + self.upper) // 2)
 
@@ -334,21 +334,12 @@ class IntegerColumn:
     def decode(self, x: float) -> int:
         return min(max(round(float(x)), self.lower), self.upper)
 
-    def within(self, lo: float, hi: float) -> Span | None:
-        lo, hi = max(lo, self.bounds[0]), min(hi, self.bounds[1])
-        lo, hi = float(math.ceil(lo)), float(math.floor(hi))
-        return (lo, hi) if lo <= hi else None
-
     def middle(self, span: Span) -> float:
         lo, hi = span
         return float(round(math.sqrt(lo * hi)) if self.log else (lo + hi) // 2)
 
     def draw(
-        self,
-        n: int,
-        generator: torch.Generator | None,
-        span: Span | None = None,
-        spread: bool = False,
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
     ) -> Tensor:
         u = _uniform(n, generator, spread)
         span = span or self.bounds
@@ -400,6 +391,8 @@ class CategoricalColumn:
         self.fill = self.middle(self.bounds)
 
     def expected(self) -> str:
+        if len(self.choices) == 1:
+            return repr(self.choices[0])
         return f"one of {list(self.choices)}"
 
     def position(self, value: Any) -> int:
@@ -411,23 +404,24 @@ class CategoricalColumn:
         rounding.
         """
         value = native(value)
+        choices = list(enumerate(self.choices))
         for test in (is_same, is_alike):
-            for i, choice in enumerate(self.choices):
+            for i, choice in choices:
                 if test(choice, value):
                     return i
         if is_blank(value):
-            alike = [i for i, c in enumerate(self.choices) if is_blank(c)]
+            alike = [i for i, c in choices if is_blank(c)]
         else:
             text = _written(value)
-            alike = [i for i, c in enumerate(self.choices) if _written(c) == text]
+            alike = [i for i, c in choices if _written(c) == text]
             truth = _truth(value) if isinstance(value, str) else None
             if not alike and truth is not None:
-                alike = [i for i, c in enumerate(self.choices) if c is truth]
+                alike = [i for i, c in choices if c is truth]
             if not alike and isinstance(value, float):  # 0.3 for 0.1 + 0.2
-                alike = _closest(self.choices, value)
-        if len(alike) != 1:
-            _refuse(self, value)
-        return alike[0]
+                numbers = [(i, c) for i, c in choices if isinstance(c, float)]
+                room = _ROUNDING * max((abs(c) for _, c in numbers), default=0.0)
+                alike = [i for i, c in numbers if abs(c - value) <= room]
+        return alike[0] if len(alike) == 1 else _refuse(self, value)
 
     def encode(self, value: Any) -> float:
         return self.codes[self.position(value)]
@@ -448,11 +442,7 @@ class CategoricalColumn:
         return codes[(len(codes) - 1) // 2]
 
     def draw(
-        self,
-        n: int,
-        generator: torch.Generator | None,
-        span: Span | None = None,
-        spread: bool = False,
+        self, n: int, generator: Source, span: Span | None = None, spread: bool = False
     ) -> Tensor:
         weights = torch.tensor(
             self.weights or [1.0] * len(self.codes), dtype=torch.double
@@ -501,10 +491,7 @@ class Constant:
 
     def encode(self, value: Any) -> float:
         """0; ValueError for a value that is not its own, however written."""
-        try:
-            return CategoricalColumn(self.name, [self.value]).encode(value)
-        except ValueError:
-            _refuse(self, value)
+        return CategoricalColumn(self.name, [self.value]).encode(value)
 
 
 def is_same_parameter(a: Column | Constant, b: Column | Constant) -> bool:

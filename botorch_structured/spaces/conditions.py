@@ -1,4 +1,4 @@
-"""Conditions under which a column of a search space is active.
+"""Conditions under which a column of a search space is active, or a point forbidden.
 
 Three atoms speak about one *parent* column each, and ``&`` and ``|`` combine them:
 
@@ -10,16 +10,35 @@ Three atoms speak about one *parent* column each, and ``&`` and ``|`` combine th
 In a `ParameterTree` an atom holds only where its parent is active itself. The exception
 is ``Inactive(col)``, which holds where the parent is not: ConfigSpace reads its
 ``NotEquals`` as "another value, or inactive".
+
+A space forbids points by these, and by a `Comparison` of parameters with each other. It
+holds, and the point is forbidden, only where all of them are active. An `Operand` is
+one side of it: a column or a constant.
 """
 
 from __future__ import annotations
 
-__all__ = ["And", "Atom", "Between", "Condition", "Equals", "In", "Inactive", "Or"]
+__all__ = [
+    "And",
+    "Atom",
+    "Between",
+    "Comparison",
+    "Condition",
+    "Equals",
+    "In",
+    "Inactive",
+    "LinearClause",
+    "Operand",
+    "Or",
+    "Relation",
+    "TableRelation",
+]
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -170,6 +189,7 @@ class _Combination(Condition):
     """Several conditions at once; nested ones of the same kind are flattened."""
 
     parts: tuple[Condition, ...]
+    is_all: ClassVar[bool]
 
     def __post_init__(self) -> None:
         flat: dict[Condition, None] = {}
@@ -187,20 +207,115 @@ class _Combination(Condition):
         for part in self.parts:
             yield from part.atoms()
 
+    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
+        start = torch.full(X.shape[:-1], self.is_all, device=X.device)
+        combine = torch.logical_and if self.is_all else torch.logical_or
+        return reduce(combine, (p.holds(X, active) for p in self.parts), start)
+
 
 class And(_Combination):
     """All of ``parts`` hold (``And(())`` always does)."""
 
-    def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        start = torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
-        return reduce(
-            torch.logical_and, (p.holds(X, active) for p in self.parts), start
-        )
+    is_all = True
 
 
 class Or(_Combination):
     """At least one of ``parts`` holds (``Or(())`` never does)."""
 
+    is_all = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a comparison.
+
+    Args:
+        col: The column; None for a constant.
+        log: Whether the column holds the decimal logarithm of its value.
+        codes: For choices the numbers that stand for them; ``(0,)`` for a constant.
+        values: The choices, or the constant alone.
+        condition: Where a constant is active.
+    """
+
+    col: int | None
+    log: bool = False
+    codes: tuple[float, ...] = ()
+    values: tuple[Any, ...] = ()
+    condition: Condition = And(())
+
+    def index(self, X: Tensor) -> Tensor:
+        """``batch_shape x n`` positions among the choices."""
+        if self.col is None:
+            return torch.zeros(X.shape[:-1], dtype=torch.long, device=X.device)
+        codes = torch.tensor(self.codes, dtype=X.dtype, device=X.device)
+        return (X[..., self.col, None] - codes).abs().argmin(-1)
+
+    def evaluate(self, X: Tensor) -> Tensor:
+        """``batch_shape x n`` numbers."""
+        if self.values:
+            values = [float(v) for v in self.values]
+            table = torch.tensor(values, dtype=torch.double, device=X.device)
+            return table[self.index(X)]
+        x = X[..., self.col].double()
+        return 10.0**x if self.log else x
+
+    def is_active(self, X: Tensor, active: Tensor | None) -> Tensor:
+        """``batch_shape x n`` booleans."""
+        if self.col is None:
+            return self.condition.holds(X, active)
+        if active is None:
+            return torch.ones(X.shape[:-1], dtype=torch.bool, device=X.device)
+        return active[..., self.col]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Condition):
+    """What holds only where all of its ``operands`` are active."""
+
+    operands: tuple[Operand, ...]
+
     def holds(self, X: Tensor, active: Tensor | None = None) -> Tensor:
-        start = torch.zeros(X.shape[:-1], dtype=torch.bool, device=X.device)
-        return reduce(torch.logical_or, (p.holds(X, active) for p in self.parts), start)
+        known = (operand.is_active(X, active) for operand in self.operands)
+        return reduce(torch.logical_and, known, self._compare(X))
+
+    def _compare(self, X: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class LinearClause(Comparison):
+    """``sum_i weights_i x_i <= bound`` (or ``= bound``) is violated."""
+
+    weights: tuple[float, ...]
+    bound: float
+    equality: bool = False
+
+    def _compare(self, X: Tensor) -> Tensor:
+        values = [operand.evaluate(X) for operand in self.operands]
+        excess = torch.full_like(values[0], -self.bound)
+        for weight, value in zip(self.weights, values, strict=True):
+            excess = excess + weight * value
+        return (excess.abs() if self.equality else excess) > 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Relation(Comparison):
+    """A comparison of two numbers."""
+
+    compare: Callable[[Any, Any], Any]
+
+    def _compare(self, X: Tensor) -> Tensor:
+        left, right = (operand.evaluate(X) for operand in self.operands)
+        verdict: Tensor = self.compare(left, right)
+        return verdict
+
+
+@dataclass(frozen=True, eq=False)
+class TableRelation(Comparison):
+    """A comparison of two choices, worked out beforehand for every pair."""
+
+    table: tuple[tuple[bool, ...], ...]
+
+    def _compare(self, X: Tensor) -> Tensor:
+        table = torch.tensor(self.table, device=X.device)
+        return table[tuple(operand.index(X) for operand in self.operands)]

@@ -8,8 +8,6 @@ smaller condition. What is left falls into groups that do not refer to each othe
 the counts of independent groups multiply. Equal remainders are met again and again and
 are stored, so 20 independent on/off decisions take 20 steps and not 2^20.
 
-Recursions are generators (see `_run`), because trees may be deeper than Python's stack.
-
 Conditions are written as `Expr`: ``True``, ``False``, ``("atom", k, mask)`` for
 "the bit of decision k's state is set in mask" (bit 0: inactive, bit c + 1: outcome c),
 ``("and", parts)`` and ``("or", parts)`` with a frozenset of parts. They are canonical,
@@ -33,10 +31,11 @@ __all__ = [
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -175,9 +174,7 @@ class _Node:
         """``n x D`` outcomes -> ``n`` path numbers."""
         numbers = np.zeros(len(codes), dtype=np.int64)
         # nodes, the rows that get there, and what one path below counts for
-        todo: list[tuple[_Node, np.ndarray, int]] = [
-            (self, np.arange(len(codes)), 1),
-        ]
+        todo: list[tuple[_Node, np.ndarray, int]] = [(self, np.arange(len(codes)), 1)]
         while todo:
             node, rows, unit = todo.pop()
             if node.branches is None:
@@ -189,14 +186,10 @@ class _Node:
             code = codes[rows, node.decision]
             numbers[rows] += unit * np.asarray(node.starts, dtype=np.int64)[code]
             # Outcomes that lead to the same remainder are followed together.
-            below: dict[int, tuple[_Node, list[int]]] = {}
-            for c, branch in enumerate(node.branches):
-                if branch.count > 1:
-                    below.setdefault(id(branch), (branch, []))[1].append(c)
-            for branch, outcomes in below.values():
-                there = rows[np.isin(code, outcomes)]
-                if len(there):
-                    todo.append((branch, there, unit))
+            below = [node.branches[c] for c in set(code.tolist())]
+            for branch in {id(b): b for b in below if b.count > 1}.values():
+                same = np.array([b is branch for b in node.branches])
+                todo.append((branch, rows[same[code]], unit))
         return numbers
 
     def unrank(self, number: int) -> dict[int, int]:
@@ -214,23 +207,6 @@ class _Node:
             codes[node.decision] = code
             todo.append((node.branches[code], number - node.starts[code]))
         return codes
-
-
-_Result = TypeVar("_Result")
-
-
-def _run(steps: Generator[Any, Any, _Result]) -> _Result:
-    """The result of a recursive generator, which yields the calls of itself."""
-    stack: list[Generator[Any, Any, Any]] = [steps]
-    value: Any = None
-    while stack:
-        try:
-            stack.append(stack[-1].send(value))
-            value = None
-        except StopIteration as end:
-            stack.pop()
-            value = end.value
-    return value
 
 
 def _draw(counts: Mapping[int, int], rng: random.Random) -> int:
@@ -274,17 +250,14 @@ class Decomposition:
         root = self._node(self.root)
         counts = [[0] * size for size in self.sizes]
         # How often the paths of a node occur; nodes are stored after those below them.
-        times = {id(root): 1}
+        times = Counter({id(root): 1})
         for node in reversed(self._nodes.values()):
-            here = times.get(id(node), 0)
-            if not here:
-                continue
+            here = times[id(node)]
             for factor in node.factors or () if node.count else ():
-                others = here * node.count // factor.count
-                times[id(factor)] = times.get(id(factor), 0) + others
+                times[id(factor)] += here * node.count // factor.count
             for code, branch in enumerate(node.branches or ()):
                 counts[node.decision][code] += here * branch.count
-                times[id(branch)] = times.get(id(branch), 0) + here
+                times[id(branch)] += here
         return counts
 
     def count_where(self, goal: Expr) -> int:
@@ -491,33 +464,24 @@ class Decomposition:
         return [(codes[0], codes) for codes in cases.values()]
 
     def _node(self, state: State) -> _Node:
-        return _run(self._node_steps(state))
-
-    def _node_steps(self, state: State) -> Generator[Any, Any, _Node]:
         node = self._nodes.get(state)
         if node is not None:
             return node
         groups = self._groups(state)
         if len(groups) != 1:
-            factors = []
-            for group in groups:
-                factors.append((yield self._node_steps(group)))
-            node = _Node(factors=factors)
+            node = _Node(factors=[self._node(group) for group in groups])
         else:
             k = self._pick(state)
             below: dict[int, _Node] = {}
             for first, codes in self._cases(state, k, False):
                 after, _ = self._after(state, False, k, first)
-                below |= dict.fromkeys(codes, (yield self._node_steps(after)))
+                below |= dict.fromkeys(codes, self._node(after))
             branches = [below[code] for code in range(self.sizes[k])]
             node = _Node(decision=k, branches=branches)
         self._nodes[state] = node
         return node
 
     def _count(self, state: State, goal: Expr) -> int:
-        return _run(self._count_steps(state, goal))
-
-    def _count_steps(self, state: State, goal: Expr) -> Generator[Any, Any, int]:
         if isinstance(goal, bool):
             return self._node(state).count if goal else 0
         key = (state, goal)
@@ -534,7 +498,6 @@ class Decomposition:
         k = self._pick(linked, goal)
         count = 0
         for first, codes in self._cases(linked, k, goal):
-            after = self._after(linked, goal, k, first)
-            count += len(codes) * (yield self._count_steps(*after))
+            count += len(codes) * self._count(*self._after(linked, goal, k, first))
         self._counts[key] = factor * count
         return self._counts[key]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -25,6 +26,7 @@ from botorch_structured.spaces.columns import (
     is_same,
     is_same_parameter,
     native,
+    takes,
 )
 from botorch_structured.spaces.conditions import And, Condition, In, Or
 from botorch_structured.spaces.parameter_tree import ParameterTree
@@ -56,6 +58,7 @@ class _Parameter:
         )
 
 
+@dataclass(frozen=True)
 class DictionaryNames:
     """Translates configurations between the dictionaries' names and the columns'.
 
@@ -70,21 +73,13 @@ class DictionaryNames:
         hidden: For each, the values of the decisions that are not shown.
     """
 
-    def __init__(
-        self,
-        dictionaries: Sequence[Mapping[str, Column]],
-        inner: Sequence[Mapping[str, str]],
-        hidden: Sequence[Mapping[str, Any]],
-    ) -> None:
-        self._dictionaries = [dict(d) for d in dictionaries]
-        self._inner = [dict(d) for d in inner]
-        self._hidden = [dict(d) for d in hidden]
-        self._outer = {i: name for d in inner for name, i in d.items()}
+    dictionaries: Sequence[Mapping[str, Column]] = field(compare=False)
+    inner: Sequence[Mapping[str, str]]
+    hidden: Sequence[Mapping[str, Any]]
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DictionaryNames):
-            return NotImplemented
-        return (self._inner, self._hidden) == (other._inner, other._hidden)
+    @cached_property
+    def _outer(self) -> dict[str, str]:
+        return {i: name for d in self.inner for name, i in d.items()}
 
     def encode(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration under the names of the columns.
@@ -94,24 +89,24 @@ class DictionaryNames:
         """
         # First as it is: None may be a choice, and not the lack of one.
         for is_table in (False, True):
-            for k, own in enumerate(self._dictionaries):
+            for k, own in enumerate(self.dictionaries):
                 given = _given(row, own) if is_table else row
                 if given.keys() == own.keys() and not _refused_by(own, given):
-                    inner = {self._inner[k][name]: v for name, v in given.items()}
-                    return {**inner, **self._hidden[k]}
+                    inner = {self.inner[k][name]: v for name, v in given.items()}
+                    return {**inner, **self.hidden[k]}
         raise ValueError(self._mismatch(row))
 
     def _mismatch(self, row: Mapping[str, Any]) -> str:
         """What is wrong with a configuration that no dictionary has."""
-        known = {name for d in self._dictionaries for name in d}
+        known = {name for d in self.dictionaries for name in d}
         if unknown := [name for name in row if name not in known]:
             return (
                 f"configs: expected parameters among {sorted(known)}, got unknown ones "
                 f"{unknown} in {row}."
             )
         for name, value in row.items():
-            columns = [d[name] for d in self._dictionaries if name in d]
-            if not is_blank(value) and not any(_takes(c, value) for c in columns):
+            columns = [d[name] for d in self.dictionaries if name in d]
+            if not is_blank(value) and not any(takes(c, value) for c in columns):
                 expected = " or ".join(dict.fromkeys(c.expected() for c in columns))
                 return f"{name!r}: expected {expected}, got {value!r}."
 
@@ -119,7 +114,7 @@ class DictionaryNames:
             given = _given(row, own)
             return len(_refused_by(own, given)), len(given.keys() ^ own.keys())
 
-        own = min(self._dictionaries, key=distance)
+        own = min(self.dictionaries, key=distance)
         given = _given(row, own)
         for name in _refused_by(own, given):
             return f"{name!r}: expected {own[name].expected()}, got {row[name]!r}."
@@ -166,53 +161,132 @@ def read_dictionaries(
                 f"dictionaries: expected dictionaries {{name: values}}, got {d!r}."
             )
     given = [{name: _column(name, v) for name, v in d.items()} for d in many]
-    parameters: list[_Parameter] = []
-    paths: list[dict[int, list[Any]]] = [{} for _ in given]
-    _split(given, list(range(len(given))), {}, parameters, paths)
-    members = [
-        {parameters[p].column.name: p for p in path if parameters[p].shown}
-        for path in paths
-    ]
-    for columns, path, member in zip(given, paths, members, strict=True):
-        for name, column in columns.items():
-            if name not in member:
-                member[name] = p = _find(parameters, column)
-                parameters[p].where.append(path)
-    return _assemble(given, parameters, paths, members)
+    reader = _DictionaryReader(given)
+    reader.split(list(range(len(given))), {})
+    return reader.assemble()
 
 
-def _split(
-    given: Sequence[Mapping[str, Column]],
-    group: list[int],
-    above: dict[int, list[Any]],
-    parameters: list[_Parameter],
-    paths: list[dict[int, list[Any]]],
-) -> None:
-    """Find the decisions that tell a group of dictionaries apart; fill ``paths``."""
-    if len(group) <= 1:
-        for k in group:
-            paths[k] = above
-        return
-    name = _decision([given[k] for k in group])
-    parts: list[tuple[list[Any], list[int]]] = []
-    if name is None:
-        parts = [([k + 1], [k]) for k in group]
-    else:
-        for k in group:
-            column = given[k][name]
-            assert isinstance(column, CategoricalColumn)
-            for _, part in parts:
-                if _is_same_column(column, given[part[0]][name]):
-                    part.append(k)
-                    break
-            else:
-                parts.append((list(column.choices), [k]))
-    choices = [c for own, _ in parts for c in own]
-    decision = CategoricalColumn(name or _WHICH, choices)
-    p = _find(parameters, decision, splits=True, shown=name is not None)
-    parameters[p].where.append(above)
-    for own, part in parts:
-        _split(given, part, {**above, p: own}, parameters, paths)
+class _DictionaryReader:
+    """One pass over dictionaries.
+
+    Args:
+        given: For each dictionary, the columns by the names that it uses.
+    """
+
+    def __init__(self, given: Sequence[Mapping[str, Column]]) -> None:
+        self.given = given
+        self.parameters: list[_Parameter] = []
+        # For each dictionary, the decisions that lead to it and their values.
+        self.paths: list[dict[int, list[Any]]] = [{} for _ in given]
+
+    def split(self, group: list[int], above: dict[int, list[Any]]) -> None:
+        """Find the decisions that tell a group of dictionaries apart."""
+        if len(group) <= 1:
+            for k in group:
+                self.paths[k] = above
+            return
+        name = _decision([self.given[k] for k in group])
+        parts: list[tuple[list[Any], list[int]]] = []
+        if name is None:
+            parts = [([k + 1], [k]) for k in group]
+        else:
+            for k in group:
+                column = self.given[k][name]
+                assert isinstance(column, CategoricalColumn)
+                for _, part in parts:
+                    if _is_same_column(column, self.given[part[0]][name]):
+                        part.append(k)
+                        break
+                else:
+                    parts.append((list(column.choices), [k]))
+        choices = [c for own, _ in parts for c in own]
+        decision = CategoricalColumn(name or _WHICH, choices)
+        p = self._find(decision, splits=True, shown=name is not None)
+        self.parameters[p].where.append(above)
+        for own, part in parts:
+            self.split(part, {**above, p: own})
+
+    def _find(self, column: Column, splits: bool = False, shown: bool = True) -> int:
+        """The number of a parameter, which is new if no other has the same values."""
+        for p, other in enumerate(self.parameters):
+            if (
+                (other.splits, other.shown) == (splits, shown)
+                and other.column.name == column.name
+                and _is_same_column(other.column, column)
+            ):
+                return p
+        self.parameters.append(_Parameter(column, splits=splits, shown=shown))
+        return len(self.parameters) - 1
+
+    def assemble(
+        self,
+    ) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
+        """All that makes the space, once it is known what leads to each dictionary."""
+        parameters = self.parameters
+        members = [
+            {parameters[p].column.name: p for p in path if parameters[p].shown}
+            for path in self.paths
+        ]
+        for own, path, member in zip(self.given, self.paths, members, strict=True):
+            for name in own:
+                if name not in member:
+                    member[name] = p = self._find(own[name])
+                    parameters[p].where.append(path)
+        of_name: dict[str, list[int]] = {}
+        for p, parameter in enumerate(parameters):
+            of_name.setdefault(parameter.column.name, []).append(p)
+        names = {
+            p: name if len(same) == 1 else f"{name}@{i}"
+            for name, same in of_name.items()
+            for i, p in enumerate(same, 1)
+        }
+        varied = [
+            p for p, parameter in enumerate(parameters) if not parameter.is_constant
+        ]
+        if not varied:
+            only = f"only constants, {list(of_name)}" if of_name else "none"
+            raise ValueError(
+                "dictionaries: expected at least one parameter with several values, "
+                f"got {only}."
+            )
+        columns = [copy(parameters[p].column) for p in varied]
+        for column, p in zip(columns, varied, strict=True):
+            column.name = names[p]
+        position = {p: c for c, p in enumerate(varied)}
+        conditions: dict[int, Condition] = {}
+        values: dict[int, Sequence[float]] = {}
+        constants: list[Constant] = []
+        for p, parameter in enumerate(parameters):
+            where = self._condition(parameter, position)
+            column = parameter.column
+            if p not in position:
+                constants.append(Constant(names[p], column.decode(0.0), where, p))
+                continue
+            if where != And(()):
+                conditions[position[p]] = where
+            if parameter.splits and isinstance(column, CategoricalColumn):
+                values[position[p]] = column.codes
+        tree = ParameterTree(len(columns), conditions=conditions, values=values)
+        inner = [
+            {name: names[member[name]] for name in own}
+            for own, member in zip(self.given, members, strict=True)
+        ]
+        hidden = [
+            {names[p]: own[0] for p, own in path.items() if not parameters[p].shown}
+            for path in self.paths
+        ]
+        return columns, tree, constants, DictionaryNames(self.given, inner, hidden)
+
+    def _condition(self, parameter: _Parameter, position: dict[int, int]) -> Condition:
+        """Where a parameter is active."""
+        encode = {p: self.parameters[p].column.encode for p in position}
+        clauses = [
+            And(tuple(In(position[p], [*map(encode[p], v)]) for p, v in path.items()))
+            for path in parameter.where
+        ]
+        if And(()) in clauses or len(clauses) == len(self.paths):
+            return And(())
+        return Or(tuple(clauses))
 
 
 def _decision(group: Sequence[Mapping[str, Column]]) -> str | None:
@@ -239,107 +313,12 @@ def _decision(group: Sequence[Mapping[str, Column]]) -> str | None:
     return min(sizes, key=sizes.__getitem__, default=None)
 
 
-def _find(
-    parameters: list[_Parameter],
-    column: Column,
-    splits: bool = False,
-    shown: bool = True,
-) -> int:
-    """The number of a parameter, which is new if no other has the same values."""
-    for p, other in enumerate(parameters):
-        if (
-            other.splits == splits
-            and other.shown == shown
-            and other.column.name == column.name
-            and _is_same_column(other.column, column)
-        ):
-            return p
-    parameters.append(_Parameter(column, splits=splits, shown=shown))
-    return len(parameters) - 1
-
-
 def _is_same_column(a: Column, b: Column) -> bool:
     if isinstance(a, CategoricalColumn) and isinstance(b, CategoricalColumn):
         return len(a.choices) == len(b.choices) and all(
             any(is_same(x, y) for y in b.choices) for x in a.choices
         )
     return is_same_parameter(a, b)
-
-
-def _assemble(
-    given: Sequence[Mapping[str, Column]],
-    parameters: Sequence[_Parameter],
-    paths: Sequence[Mapping[int, list[Any]]],
-    members: Sequence[Mapping[str, int]],
-) -> tuple[list[Column], ParameterTree, list[Constant], DictionaryNames]:
-    of_name: dict[str, list[int]] = {}
-    for p, parameter in enumerate(parameters):
-        of_name.setdefault(parameter.column.name, []).append(p)
-    names = {
-        p: name if len(same) == 1 else f"{name}@{i}"
-        for name, same in of_name.items()
-        for i, p in enumerate(same, 1)
-    }
-    columns: list[Column] = []
-    position: dict[int, int] = {}
-    for p, parameter in enumerate(parameters):
-        if not parameter.is_constant:
-            position[p] = len(columns)
-            columns.append(copy(parameter.column))
-            columns[-1].name = names[p]
-    if not columns:
-        only = f"only constants, {list(of_name)}" if of_name else "none"
-        raise ValueError(
-            "dictionaries: expected at least one parameter with several values, got "
-            f"{only}."
-        )
-
-    def condition(where: Sequence[Mapping[int, list[Any]]]) -> Condition:
-        clauses = [
-            And(
-                tuple(
-                    In(position[p], [parameters[p].column.encode(v) for v in values])
-                    for p, values in path.items()
-                )
-            )
-            for path in where
-        ]
-        everywhere = And(()) in clauses or len(where) == len(paths)
-        return And(()) if everywhere else Or(tuple(clauses))
-
-    conditions = {
-        p: condition(parameter.where) for p, parameter in enumerate(parameters)
-    }
-    constants = []
-    for p, parameter in enumerate(parameters):
-        if parameter.is_constant:
-            value = parameter.column.decode(0.0)
-            constants.append(Constant(names[p], value, conditions[p], p))
-    tree = ParameterTree(
-        len(columns),
-        conditions={
-            position[p]: c
-            for p, c in conditions.items()
-            if p in position and c != And(())
-        },
-        values={
-            position[p]: parameter.column.codes
-            for p, parameter in enumerate(parameters)
-            if parameter.splits and isinstance(parameter.column, CategoricalColumn)
-        },
-    )
-    translation = DictionaryNames(
-        given,
-        [
-            {name: names[member[name]] for name in d}
-            for d, member in zip(given, members, strict=True)
-        ],
-        [
-            {names[p]: own[0] for p, own in path.items() if not parameters[p].shown}
-            for path in paths
-        ],
-    )
-    return columns, tree, constants, translation
 
 
 def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:
@@ -355,16 +334,8 @@ def _given(row: Mapping[str, Any], own: Mapping[str, Column]) -> dict[str, Any]:
 def _refused_by(own: Mapping[str, Column], given: Mapping[str, Any]) -> list[str]:
     """The parameters of a dictionary that cannot take what is given."""
     return [
-        name for name, c in own.items() if name in given and not _takes(c, given[name])
+        name for name, c in own.items() if name in given and not takes(c, given[name])
     ]
-
-
-def _takes(column: Column, value: Any) -> bool:
-    try:
-        column.encode(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _column(name: str, values: Any) -> Column:

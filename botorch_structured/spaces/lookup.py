@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from botorch_structured.spaces.conditions import Atom, Inactive
-from botorch_structured.spaces.decomposition import Expr, codes_in, refers_to
+from botorch_structured.spaces.decomposition import Expr, refers_to
 
 # How far from a declared value still counts as it, in units of the smallest gap.
 _TOLERANCE = 1e-3
@@ -91,7 +91,7 @@ class Decision:
             slack = _TOLERANCE * min((b - a for a, b in pairs), default=1.0)
         return [v - slack for v in self.lows], [v + slack for v in self.highs]
 
-    def spans(self, bounds: list[float] | None) -> tuple[list[float], list[float]]:
+    def spans(self, bounds: list[float] | None) -> list[list[float]]:
         """Finite lower and upper ends to draw a value of each outcome from.
 
         Args:
@@ -103,7 +103,7 @@ class Decision:
             inside = [(max(a, lo), min(b, hi)) for a, b in spans if a <= hi and b >= lo]
             spans = inside or spans
         ends = [[x for x in span if math.isfinite(x)] or [0.0] for span in spans]
-        return [e[0] for e in ends], [e[-1] for e in ends]
+        return [[e[0] for e in ends], [e[-1] for e in ends]]
 
     def mask(self, atom: Atom) -> int:
         """The states in which ``atom`` holds, as a bit set (see `decomposition`)."""
@@ -215,14 +215,13 @@ class Lookup:
         def index(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.long, device=device)
 
-        # Padded to one width: beyond the last outcome nothing is ever found.
-        low = torch.full((D, width), torch.inf, dtype=torch.double)
-        high = torch.full((D, width), -torch.inf, dtype=torch.double)
-        for k, o in enumerate(decisions):
-            lows, highs = o.limits
-            low[k, : len(o)] = torch.tensor(lows, dtype=torch.double)
-            high[k, : len(o)] = torch.tensor(highs, dtype=torch.double)
-        self.low, self.high = low.to(device), high.to(device)
+        def padded(end: int, beyond: float) -> Tensor:
+            rows = [[*o.limits[end], *[beyond] * (width - len(o))] for o in decisions]
+            ends = torch.tensor(rows, dtype=torch.double, device=device)
+            return ends.reshape(D, width)
+
+        # Beyond the last outcome nothing is ever found.
+        self.low, self.high = padded(0, torch.inf), padded(1, -torch.inf)
         self.columns = index([o.col for o in decisions])
         self.undeclared = index([len(o) + 1 for o in decisions])
         self.strict = torch.tensor(
@@ -234,10 +233,8 @@ class Lookup:
         for a in dict.fromkeys(a for expr in conditions for a in _atoms(expr)):
             offsets[a] = len(truth)
             _, k, mask = a
-            row = [bool(mask & 1)] + [False] * (len(decisions[k]) + 1)
-            for code in codes_in(mask, len(decisions[k])):
-                row[code + 1] = True
-            truth += row
+            truth += [bool(mask >> bit & 1) for bit in range(len(decisions[k]) + 1)]
+            truth.append(False)  # for values that were not declared
         table = torch.tensor(truth, device=device)
         own = [conditions[o.col] for o in decisions]
         self.levels = [
@@ -286,7 +283,7 @@ class Lookup:
         if not len(self.columns):
             return self.always.expand(shape).clone()
         flat = states.reshape(-1, len(self.columns)).t().contiguous()
-        return self.of_columns.holds(flat).t().reshape(shape)
+        return self.of_columns.holds(flat).t().contiguous().reshape(shape)
 
     def keys(self, at: Located) -> Tensor:
         """``batch_shape x n`` integers, equal exactly where the paths are the same.

@@ -17,7 +17,6 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -240,14 +239,11 @@ class ParameterTree:
                 )
             return x
         kind = "None" if x is None else type(x).__name__
-        if kind == "ConfigurationSpace":  # a mapping, of names
-            raise ValueError(
-                "hierarchical_dependencies: expected a SearchSpace "
-                "(SearchSpace.from_configspace(cs)), got a ConfigurationSpace."
-            )
-        if isinstance(x, Mapping):
-            return cls(dim, x)
         hint = "; give its tree, space.tree" if hasattr(x, "tree") else ""
+        if kind == "ConfigurationSpace":  # a mapping, of names
+            hint = "; read it by SearchSpace.from_configspace(cs)"
+        elif isinstance(x, Mapping):
+            return cls(dim, x)
         raise ValueError(
             "hierarchical_dependencies: expected a ParameterTree or {column: {value: "
             "[columns]}}, with {} for a space without decisions, got "
@@ -323,9 +319,8 @@ class ParameterTree:
         for col in self.decision_columns:
             for a in self.conditions.get(col, And(())).atoms():
                 k = self._position[a.col]
-                for code in codes_in(
-                    self._decisions[k].mask(a), len(self._decisions[k])
-                ):
+                mask, size = self._decisions[k].mask(a), len(self._decisions[k])
+                for code in codes_in(mask, size):
                     leaf[self.edge_offsets[k] + code] = False
         return leaf
 
@@ -362,7 +357,7 @@ class ParameterTree:
             held: Column -> its value wherever it is active. Those that decide nothing
                 do not matter.
         """
-        return self._is_possible(self._exprs[column], held)
+        return self.can_hold(self.conditions.get(column, And(())), held)
 
     def can_hold(self, condition: Condition, held: Mapping[int, float]) -> bool:
         """Whether a condition can hold at some point with columns held.
@@ -373,7 +368,13 @@ class ParameterTree:
             condition: The condition; of any columns, decisions or not.
             held: Column -> its value wherever it is active.
         """
-        return self._is_possible(self._possible(condition, held), held)
+        goals = [self._possible(condition, held)]
+        for k, outcomes in enumerate(self._decisions):
+            if (value := held.get(outcomes.col)) is not None:
+                ends = zip(*outcomes.limits, strict=True)
+                bits = (2 << c for c, (lo, hi) in enumerate(ends) if lo <= value <= hi)
+                goals.append(atom(k, 1 | sum(bits)))  # or it is inactive
+        return self._decomposition.count_where(all_of(goals)) > 0
 
     def _possible(self, condition: Condition, held: Mapping[int, float]) -> Expr:
         """On which paths a condition holds at some point with columns held."""
@@ -399,26 +400,17 @@ class ParameterTree:
         )
         return atom(k, sum(bits))
 
-    def _is_possible(self, expr: Expr, held: Mapping[int, float]) -> bool:
-        goals = [expr]
-        for k, outcomes in enumerate(self._decisions):
-            if (value := held.get(outcomes.col)) is not None:
-                ends = zip(*outcomes.limits, strict=True)
-                bits = (2 << c for c, (lo, hi) in enumerate(ends) if lo <= value <= hi)
-                goals.append(atom(k, 1 | sum(bits)))  # or it is inactive
-        return self._decomposition.count_where(all_of(goals)) > 0
-
     @cached_property
     def own_columns(self) -> list[int]:
         """The columns, other than decisions by value, that are active on one path."""
-        counts = enumerate(self._path_counts)
-        return [c for c, n in counts if n == 1 and c not in self.decisions_by_value]
+        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
+        return [c for c, n in counts if n == 1 and c not in fixed]
 
     @cached_property
     def shared_columns(self) -> list[int]:
         """The columns, other than decisions by value, active on more than one path."""
-        counts = enumerate(self._path_counts)
-        return [c for c, n in counts if n > 1 and c not in self.decisions_by_value]
+        counts, fixed = enumerate(self._path_counts), self.decisions_by_value
+        return [c for c, n in counts if n > 1 and c not in fixed]
 
     def leaf_columns(self, path: Path | int) -> list[int]:
         """The columns that are active on this path and on no other.
@@ -440,7 +432,7 @@ class ParameterTree:
             if codes.get(k, len(o)) < len(o)
         }
         decisions |= undeclared or {}
-        holds = {expr: evaluate(expr, codes) for expr in dict.fromkeys(self._exprs)}
+        holds = {expr: evaluate(expr, codes) for expr in set(self._exprs)}
         active = (c for c, expr in enumerate(self._exprs) if holds[expr])
         return Path(dict(sorted(decisions.items())), tuple(active))
 
@@ -585,14 +577,13 @@ class ParameterTree:
                 "use path_key or decision_codes."
             )
         at, lookup = self._locate(X)
-        declared = (at.states != lookup.undeclared).all(-1)
-        codes = at.states.reshape(declared.numel(), -1).cpu().numpy() - 1
-        known = declared.flatten().cpu().numpy()
-        number = np.full(len(known), -1, dtype=np.int64)
-        number[known] = self._decomposition.rank(codes[known])
-        index = torch.from_numpy(number).to(X.device).reshape(declared.shape)
-        key = lookup.keys(at) & (_MAX_INDEXED - 1)
-        return torch.where(declared, index, self.num_paths + key)
+        key = lookup.keys(at)
+        number = (self.num_paths + (key & (_MAX_INDEXED - 1))).flatten().cpu().numpy()
+        states = at.states.reshape(key.numel(), -1)
+        known = (states != lookup.undeclared).all(-1).cpu().numpy()
+        codes = states.cpu().numpy()[known] - 1
+        number[known] = self._decomposition.rank(codes)
+        return torch.from_numpy(number).to(X.device).reshape(key.shape)
 
     def path_of(self, x: Tensor) -> Path:
         """The path of one point, undeclared values included.
@@ -601,16 +592,11 @@ class ParameterTree:
             x: ``d`` (or ``1 x d``) point.
         """
         row = x.reshape(1, -1) if isinstance(x, Tensor) else x
-        codes = self.decision_codes(row)[0].tolist()
+        codes = dict(enumerate(self.decision_codes(row)[0].tolist()))
         values = row[0].double().tolist()
-        found = {k: code for k, code in enumerate(codes) if code >= 0}
-        odd = [
-            o.col
-            for o, code in zip(self._decisions, codes, strict=True)
-            if code == len(o)
-        ]
-        undeclared = {col: values[col] for col in odd}
-        return self._path(found, undeclared)
+        odd = [o.col for k, o in enumerate(self._decisions) if codes[k] == len(o)]
+        found = {k: code for k, code in codes.items() if code >= 0}
+        return self._path(found, {col: values[col] for col in odd})
 
     def random_paths(
         self,
@@ -636,9 +622,7 @@ class ParameterTree:
         X = torch.zeros(n, self.dim, dtype=torch.double)
         for o in self._decisions:
             limits = None if bounds is None else bounds[:, o.col].tolist()
-            lows, highs = o.spans(limits)
-            low = torch.tensor(lows, dtype=torch.double)
-            high = torch.tensor(highs, dtype=torch.double)
+            low, high = torch.tensor(o.spans(limits), dtype=torch.double)
             code = torch.randint(len(low), (n,), generator=generator)
             u = torch.rand(n, generator=generator, dtype=torch.double)
             x = low[code] + u * (high - low)[code]
@@ -696,9 +680,8 @@ def _read_dependencies(
     """The dictionary with plain integers and floats, once it is checked."""
     name = "hierarchical_dependencies"
     plain: dict[int, dict[float, list[int]]] = {}
-    for parent, branches in _mapping(
-        name, given, "{parent: {value: [children]}}"
-    ).items():
+    given = _mapping(name, given, "{parent: {value: [children]}}")
+    for parent, branches in given.items():
         parent = check_column(name, parent, dim)
         if not _mapping(f"{name}[{parent}]", branches, "{value: [children]}"):
             raise ValueError(
@@ -748,10 +731,6 @@ def _read_values(
     dim: int, given: Mapping[int, Sequence[float]] | None
 ) -> dict[int, tuple[float, ...]]:
     """``{decision: all its values}``, both ascending."""
-    normal = {}
-    for col, listed in _mapping(
-        "values", given, "{decision: [all its values]}"
-    ).items():
-        col = check_column("values", col, dim)
-        normal[col] = check_values(f"values[{col}]", listed)
-    return dict(sorted(normal.items()))
+    given = _mapping("values", given, "{decision: [all its values]}")
+    listed = {check_column("values", col, dim): given[col] for col in given}
+    return {c: check_values(f"values[{c}]", listed[c]) for c in sorted(listed)}

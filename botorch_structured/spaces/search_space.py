@@ -23,7 +23,10 @@ from torch import Tensor
 
 from botorch_structured.spaces.arguments import (
     check_booleans,
+    check_by_column,
+    check_columns,
     check_count,
+    check_number,
     check_seed,
 )
 from botorch_structured.spaces.columns import (
@@ -31,6 +34,8 @@ from botorch_structured.spaces.columns import (
     Column,
     Constant,
     FloatColumn,
+    IntegerColumn,
+    Source,
     Span,
     described,
     is_blank,
@@ -46,7 +51,6 @@ from botorch_structured.spaces.decomposition import (
     evaluate,
     negated,
 )
-from botorch_structured.spaces.number_space import read_numbers
 from botorch_structured.spaces.parameter_tree import ParameterTree
 
 if TYPE_CHECKING:
@@ -59,6 +63,9 @@ if TYPE_CHECKING:
 # 1. ConfigSpace, which rounds, does not tell values from the cut that are nearer.
 _BESIDE_LOG_CUT = 1e-8
 _BESIDE_CUT = 1e-12
+
+# Decimal logarithms beyond these are no float64.
+_LOGS = (-307.0, 308.0)
 
 # `sample` gives up when fewer points than wanted are feasible among so many draws.
 _MAX_DRAWS = 1_000_000
@@ -133,15 +140,64 @@ class SearchSpace:
         feasible: Callable[[Tensor], Tensor] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        columns, tree = read_numbers(
-            names,
-            bounds,
-            tree,
-            integer_features,
-            categorical_features,
-            choices,
-            log_features,
-        )
+        names = _names(names)
+        d = len(names)
+        limits = _bounds(bounds, names)
+        if tree is not None and not isinstance(tree, ParameterTree):
+            raise ValueError(
+                f"tree: expected a ParameterTree (ParameterTree({d}, {{...}})), got "
+                f"{type(tree).__name__}."
+            )
+        tree = ParameterTree.from_any({} if tree is None else tree, d)
+        whole = set(check_columns("integer_features", integer_features, d))
+        logs = set(check_columns("log_features", log_features, d))
+        labels = check_by_column("choices", choices, d)
+        named = check_by_column("categorical_features", categorical_features, d)
+        codes = {c: tree.decision_values[c] for c in tree.decisions_by_value}
+        codes = {c: values for c, values in codes.items() if c not in whole} | named
+        for what, given in (("integer_features", whole), ("log_features", logs)):
+            if given & codes.keys():
+                raise ValueError(
+                    f"{what}: expected none of the categorical columns {list(codes)}, "
+                    f"got {sorted(given)}."
+                )
+        if labels.keys() - codes.keys():
+            raise ValueError(
+                f"choices: expected categorical columns ({list(codes)}), got "
+                f"{sorted(labels)}."
+            )
+        columns: list[Column] = []
+        for c, name in enumerate(names):
+            lo, hi = limits[:, c].tolist()
+            declared = tree._values.get(c, ())
+            where = f"column {c} ({name!r}), got {lo} and {hi}"
+            if c in codes:
+                what = f"categorical_features[{c}]" if c in named else "tree"
+                numbers = _codes(what, codes[c], (lo, hi), declared)
+                plain = [int(v) if v.is_integer() else v for v in numbers]
+                values = labels.get(c, plain)
+                columns.append(CategoricalColumn(name, values, codes=numbers))
+            elif c in whole:
+                if not (lo.is_integer() and hi.is_integer()):
+                    raise ValueError(
+                        f"bounds: expected whole numbers for the integer {where}."
+                    )
+                if declared and list(declared) != list(range(int(lo), int(hi) + 1)):
+                    raise ValueError(
+                        f"integer_features: expected column {c}, a decision, to have "
+                        f"all whole numbers from {lo} to {hi} among its values, got "
+                        f"{list(declared)}: list them in categorical_features."
+                    )
+                columns.append(IntegerColumn(name, int(lo), int(hi), log=c in logs))
+            elif c in logs:
+                if not (_LOGS[0] <= lo and hi <= _LOGS[1]):
+                    raise ValueError(
+                        f"bounds: expected decimal logarithms from {_LOGS[0]} to "
+                        f"{_LOGS[1]} for {where}."
+                    )
+                columns.append(FloatColumn(name, 10.0**lo, 10.0**hi, log=True))
+            else:
+                columns.append(FloatColumn(name, lo, hi))
         self._setup(columns, tree, feasible=feasible)
         defaults = {} if defaults is None else defaults
         if not isinstance(defaults, Mapping):
@@ -183,7 +239,7 @@ class SearchSpace:
         Raises:
             ValueError: A hyperparameter, condition or clause of another kind.
         """
-        from botorch_structured.spaces.configspace import read_configspace
+        from botorch_structured.spaces.other_spaces import read_configspace
 
         return cls.from_columns(*read_configspace(cs))
 
@@ -204,7 +260,7 @@ class SearchSpace:
             ValueError: A parameter of another kind, disabled, a task or a fidelity; or
                 aligned parameters that cannot be one column.
         """
-        from botorch_structured.spaces.ax_space import read_ax
+        from botorch_structured.spaces.other_spaces import read_ax
 
         return cls.from_columns(*read_ax(search_space, aligned))
 
@@ -404,10 +460,11 @@ class SearchSpace:
                     given[i, k] = True
         X = torch.from_numpy(numbers[:, : self.dim].copy())
         active = self.tree.active_mask(X)
-        present = torch.cat([active, self._constants_active(X, active)], -1)
+        present = self._present(X, active)
         stated = torch.from_numpy(given) & (present | ~torch.from_numpy(blank))
-        for i in (stated != present).any(-1).nonzero().flatten().tolist():
-            raise ValueError(self._mismatch(rows[i], parameters, present[i], stated[i]))
+        for row, on, here in zip(rows, present.tolist(), stated.tolist(), strict=True):
+            if on != here:
+                raise ValueError(self._mismatch(row, on, here))
         return torch.where(active, X, self.fill)
 
     def decode(self, X: Tensor) -> list[dict[str, Any]]:
@@ -425,17 +482,17 @@ class SearchSpace:
         Raises:
             ValueError: A point beyond the bounds, or a decision between its values.
         """
-        X = X.unsqueeze(0) if isinstance(X, Tensor) and X.dim() == 1 else X
-        if not isinstance(X, Tensor) or X.dim() != 2 or X.shape[-1] != self.dim:
-            got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+        shape = X.shape if isinstance(X, Tensor) else ()
+        if len(shape) not in (1, 2) or shape[-1] != self.dim:
+            got = tuple(shape) if isinstance(X, Tensor) else type(X).__name__
             raise ValueError(f"X: expected an n x {self.dim} tensor, got {got}.")
+        X = X.reshape(-1, self.dim)
         X = self._snap(X.detach().double().cpu())
         active = self.tree.active_mask(X)
         self._check_inside("X", X, active)
-        present = torch.cat([active, self._constants_active(X, active)], -1)
-        constants = {c.name: self.dim + k for k, c in enumerate(self.constants)}
-        position = self._position | constants
-        order = [(position[p.name], p) for p in self._ordered()]
+        present = self._present(X, active)
+        names = [*self.names, *(c.name for c in self.constants)]
+        order = [(names.index(p.name), p) for p in self._ordered()]
         configs = [
             {
                 p.name: p.value if isinstance(p, Constant) else self._decode(k, x[k])
@@ -587,10 +644,11 @@ class SearchSpace:
                 raise ValueError(f"at_most: expected None with n={n}, got {at_most}.")
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {list(KINDS)}, got {kind!r}.")
+        if kind in ("middle", "default") and seed is None:
+            seed = 0
         empty: list[Expr] = []  # paths on which no point was found
         for _ in range(_MAX_ROUNDS):
-            drawn = kind in ("spread", "random")
-            generator = _generator(seed if drawn or seed is not None else 0)
+            generator = _generator(seed)
             paths = self._choose_paths(n, at_most, kind, generator, empty)
             decisions = range(len(self.tree.decision_columns))
             rows = [[path.get(k, -1) for k in decisions] for path in paths]
@@ -616,7 +674,7 @@ class SearchSpace:
         n: int | None,
         at_most: int | None,
         kind: str,
-        generator: torch.Generator | None,
+        generator: Source,
         empty: Sequence[Expr],
     ) -> list[dict[int, int]]:
         """Active decisions and their outcomes; see `starts`.
@@ -641,24 +699,20 @@ class SearchSpace:
                 f"not forbidden, got none of {tree.num_paths}"
                 + (f" (of {_OTHERS[-1]} random draws on each)." if empty else ".")
             )
-        default = self._default_path() if kind == "default" else None
-        first = [] if default is None or not evaluate(where, default) else [default]
+        first: list[dict[int, int]] = []  # the path of the defaults
+        if kind == "default" and any(c.default is not None for c in self.columns):
+            x = [self._at(c, 1, kind, None, c.bounds) for c in self.columns]
+            X = torch.stack(x, -1)
+            codes = tree.locate(X, strict=False)[0][0].tolist()
+            default = {k: code for k, code in enumerate(codes) if code >= 0}
+            if tree.is_declared(X).all() and evaluate(where, default):
+                first = [default]
         state = int(torch.randint(1 << 62, (), generator=generator))
         if at_most is not None and total > at_most:
             rng = random.Random(state)  # that chooses the same paths below
             needed = decomposition.cover(at_most, where, goals, rng, first)
             n = min(at_most, max(len(needed), _FEWEST))
         return decomposition.spread(n, where, goals, random.Random(state), first)
-
-    def _default_path(self) -> dict[int, int] | None:
-        """The path of the declared defaults; None without any, or for other values."""
-        if all(c.default is None for c in self.columns):
-            return None
-        x = [self._at(c, 1, "default", None, c.bounds) for c in self.columns]
-        X = torch.stack(x, -1)
-        codes = self.tree.locate(X, strict=False)[0][0].tolist()
-        path = {k: code for k, code in enumerate(codes) if code >= 0}
-        return path if self.tree.is_declared(X).all() else None
 
     def _span(self, k: int, code: int) -> Span | None:
         """Where the ``k``-th decision has an outcome; None if outside of the bounds."""
@@ -685,7 +739,7 @@ class SearchSpace:
         return atom(k, bits)
 
     def _start(
-        self, codes: Tensor, kind: str, generator: torch.Generator | None
+        self, codes: Tensor, kind: str, generator: Source
     ) -> tuple[Tensor, Tensor]:
         """``n x num_decisions`` outcomes -> ``n x d`` points, and which are feasible.
 
@@ -705,9 +759,7 @@ class SearchSpace:
                     break
         return X, found
 
-    def _place(
-        self, codes: Tensor, kind: str, generator: torch.Generator | None
-    ) -> Tensor:
+    def _place(self, codes: Tensor, kind: str, generator: Source) -> Tensor:
         """``n x num_decisions`` outcomes -> ``n x d`` points, feasible or not."""
         n = len(codes)
         x = [self._at(c, n, kind, generator, c.bounds) for c in self.columns]
@@ -729,13 +781,7 @@ class SearchSpace:
         return X
 
     @staticmethod
-    def _at(
-        column: Column,
-        n: int,
-        kind: str,
-        generator: torch.Generator | None,
-        span: Span,
-    ) -> Tensor:
+    def _at(column: Column, n: int, kind: str, generator: Source, span: Span) -> Tensor:
         """``n`` numbers of a column within ``span``."""
         if kind in ("spread", "random"):
             return column.draw(n, generator, span, spread=kind == "spread")
@@ -770,8 +816,8 @@ class SearchSpace:
     @cached_property
     def log_integers(self) -> list[int]:
         """The columns of ``integer_features`` that are on a logarithmic scale."""
-        logs = [c.discrete and getattr(c, "log", False) for c in self.columns]
-        return [i for i, is_log in enumerate(logs) if is_log]
+        columns = self.columns
+        return [i for i in self.integer_features if getattr(columns[i], "log", False)]
 
     def _ordered(self) -> list[Column | Constant]:
         """Columns and constants in the order they were declared in."""
@@ -780,41 +826,36 @@ class SearchSpace:
             ordered.insert(constant.place, constant)
         return ordered
 
-    def _constants_active(self, X: Tensor, active: Tensor) -> Tensor:
-        """``n x num_constants`` booleans."""
-        present = torch.ones(len(X), len(self.constants), dtype=torch.bool)
-        for k, constant in enumerate(self.constants):
-            present[:, k] = constant.condition.holds(X, active)
-        return present
+    def _present(self, X: Tensor, active: Tensor) -> Tensor:
+        """``n x (d + num_constants)`` booleans: which parameters points have."""
+        constants = [c.condition.holds(X, active) for c in self.constants]
+        return torch.cat([active, *(on.unsqueeze(-1) for on in constants)], -1)
 
     def _mismatch(
-        self,
-        row: dict[str, Any],
-        parameters: Sequence[Column | Constant],
-        active: Tensor,
-        given: Tensor,
+        self, row: dict[str, Any], active: Sequence[bool], given: Sequence[bool]
     ) -> str:
         """What is missing from a row or given though inactive."""
-        missing = set((active & ~given).nonzero().flatten().tolist())
+        parameters: list[Column | Constant] = [*self.columns, *self.constants]
         conditions = {k: c.condition for k, c in enumerate(self.constants, self.dim)}
         conditions |= self.tree.conditions
+        missing = {k for k, on in enumerate(active) if on and not given[k]}
         # Where a decision is missing, what depends on it is not known: leave it out.
         certain = [
             k
-            for k in active.nonzero().flatten().tolist()
-            if k not in conditions or not conditions[k].columns() & missing
+            for k, on in enumerate(active)
+            if on and not (k in conditions and conditions[k].columns() & missing)
         ]
-        expected = [parameters[k].name for k in certain]
         absent = [parameters[k] for k in certain if k in missing]
         if absent and absent[0].name in row:
             return (
                 f"{absent[0].name!r}: expected {absent[0].expected()}, as it is "
                 f"active, got {row[absent[0].name]!r}."
             )
-        extra = (given & ~active).nonzero().flatten().tolist()
-        wrong = f"with {[parameters[k].name for k in extra]}, inactive there"
+        extra = [p.name for k, p in enumerate(parameters) if given[k] > active[k]]
+        wrong = f"with {extra}, inactive there"
         if absent:
             wrong = f"without {[p.name for p in absent]}"
+        expected = [parameters[k].name for k in certain]
         return (
             f"configs: expected the active parameters {expected} only, got {row} "
             f"{wrong}."
@@ -874,7 +915,57 @@ class SearchSpace:
         return (X >= low) & (X <= high)
 
 
-def _generator(seed: int | None) -> torch.Generator | None:
+def _names(names: Any) -> list[str]:
+    listed = not isinstance(names, str) and isinstance(names, Iterable)
+    found = list(names) if listed else []
+    if not found or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"names: expected a list of strings, got {names!r}.")
+    return found
+
+
+def _bounds(bounds: Any, names: list[str]) -> Tensor:
+    d = len(names)
+    try:
+        limits = torch.as_tensor(bounds, dtype=torch.double)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"bounds: expected 2 x {d} numbers, got {bounds!r}.") from None
+    if limits.shape != (2, d):
+        raise ValueError(
+            f"bounds: expected 2 x {d} numbers for {d} names, got shape "
+            f"{tuple(limits.shape)}."
+        )
+    for name, lo, hi in zip(names, *limits.tolist(), strict=True):
+        if not -torch.inf < lo <= hi < torch.inf:
+            raise ValueError(
+                "bounds: expected finite numbers in ascending order, got "
+                f"{lo} and {hi} for {name!r}."
+            )
+    return limits.detach().cpu()
+
+
+def _codes(
+    name: str, values: Sequence[Any], bounds: Span, declared: Sequence[float]
+) -> list[float]:
+    """Numbers of a categorical column, which are within what else is known of it."""
+    numbers = [check_number(name, v) for v in values]
+    if numbers != sorted(set(numbers)) or not numbers:
+        raise ValueError(
+            f"{name}: expected distinct ascending values, at least one, got {numbers}."
+        )
+    lo, hi = bounds
+    if outside := [v for v in numbers if not lo <= v <= hi]:
+        raise ValueError(
+            f"{name}: expected values within the bounds, {lo} to {hi}, got {outside}."
+        )
+    if declared and (odd := sorted({*numbers} - {*declared})):
+        raise ValueError(
+            f"{name}: expected among the values that the tree declares, {declared}, "
+            f"got {odd}."
+        )
+    return numbers
+
+
+def _generator(seed: int | None) -> Source:
     seed = check_seed(seed)
     return None if seed is None else torch.Generator().manual_seed(seed)
 

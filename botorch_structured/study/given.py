@@ -9,7 +9,7 @@ from typing import Any
 
 from botorch_structured.spaces import SearchSpace
 from botorch_structured.spaces.arguments import brief
-from botorch_structured.spaces.columns import Column, Constant
+from botorch_structured.spaces.columns import Column, Constant, takes
 
 
 def read_space(space: Any) -> SearchSpace:
@@ -82,22 +82,14 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
         if (shown := space._shown(p.name)) is not None:
             named.setdefault(shown, []).append(p)
     held: dict[int, float] = {}
-    taken: dict[str, list[Column | Constant]] = {name: [] for name in fixed}
-    refused: dict[str, list[Column | Constant]] = {name: [] for name in fixed}
     for name, value in fixed.items():
         if name not in named:
             raise ValueError(
                 f"fixed: expected names among {list(named)}, got {name!r}."
             )
         for p in named[name]:
-            try:
-                number = p.encode(value)
-            except ValueError:
-                refused[name].append(p)
-                continue
-            taken[name].append(p)
-            if not isinstance(p, Constant):
-                held[space._position[p.name]] = number
+            if not isinstance(p, Constant) and takes(p, value):
+                held[space._position[p.name]] = p.encode(value)
 
     def is_left(p: Column | Constant) -> bool:
         """Whether some configuration with the other values has the parameter."""
@@ -105,17 +97,20 @@ def read_fixed(space: SearchSpace, fixed: Any) -> dict[int, float]:
             return space.tree.can_hold(p.condition, held)
         return space.tree.can_be_active(space._position[p.name], held)
 
-    for name, wrong in refused.items():
+    for name, value in fixed.items():
+        good = [p for p in named[name] if takes(p, value)]
+        wrong = [p for p in named[name] if not takes(p, value)]
         left = list(filter(is_left, wrong))
-        if not left and (taken[name] or not wrong):
+        if good and not left:
             continue
-        expected = dict.fromkeys(p.expected() for p in left or wrong)
-        hint = " Others take it: hold what tells them apart, too."
-        if None in space.shown_names:
-            hint = " Others take it, but no parameter tells them apart."
+        hint = ""
+        if any(map(is_left, good)):
+            hint = " Others take it: hold what tells them apart, too."
+            if None in space.shown_names:
+                hint = " Others take it, but no parameter tells them apart."
+        expected = " or ".join(dict.fromkeys(p.expected() for p in left or wrong))
         raise ValueError(
-            f"fixed: {name!r}: expected {' or '.join(expected)}, got "
-            f"{brief(fixed[name])}.{hint if any(map(is_left, taken[name])) else ''}"
+            f"fixed: {name!r}: expected {expected}, got {brief(value)}.{hint}"
         )
     for name in fixed:
         if not any(map(is_left, named[name])):

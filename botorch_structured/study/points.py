@@ -1,19 +1,36 @@
-"""Points of a study: held, drawn, or answered by an evaluation."""
+"""Points of a study: by functions that are given to it, held, drawn, or answered."""
 
 from __future__ import annotations
 
-__all__ = ["Point", "answered", "draw_new", "hold", "used_up"]
+__all__ = [
+    "AcquisitionMaker",
+    "ModelMaker",
+    "Point",
+    "answered",
+    "draw_new",
+    "hold",
+    "suggest_with",
+    "used_up",
+]
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from botorch.acquisition import AcquisitionFunction, qLogExpectedImprovement
 from botorch.exceptions.errors import CandidateGenerationError
+from botorch.models.model import Model
+from torch import Tensor
 
+from botorch_structured.models.contexts import seeded
+from botorch_structured.optim import optimize_acqf_paths
 from botorch_structured.spaces import SearchSpace
+from botorch_structured.suggest import fit_models
 from botorch_structured.suggest.criterion import hold as hold_columns
 
 Point = tuple[float, ...]
+ModelMaker = Callable[[SearchSpace, Tensor, Tensor], Model]
+AcquisitionMaker = Callable[[Model, Tensor, Tensor, Tensor | None], AcquisitionFunction]
 
 # Random points among which one is looked for that is not known yet.
 _DRAWS = 200
@@ -84,10 +101,8 @@ def used_up(
     """
     held = f" with {dict(fixed)}" if fixed else ""
     reasons = ["are equal to these", "were evaluated", "are pending"]
-    if space.is_restricted:
-        reasons.append("are forbidden")
-    if held:
-        reasons.append("cannot have these values")
+    reasons += ["are forbidden"] if space.is_restricted else []
+    reasons += ["cannot have these values"] if held else []
     return CandidateGenerationError(
         f"Expected {q} new configuration{'s' * (q > 1)}{held}, found fewer: others "
         f"{', '.join(reasons[:-1])} or {reasons[-1]}."
@@ -118,3 +133,75 @@ def answered(space: SearchSpace, key: Point, asked: Iterable[Point]) -> Point:
     off = ((X - X[0]).abs() / width).amax(-1).masked_fill(~same, torch.inf)[1:]
     nearest = int(off.argmin())
     return pending[nearest] if off[nearest] <= _ROUNDING else key
+
+
+def suggest_with(
+    space: SearchSpace,
+    train_X: Tensor,
+    train_Y: Tensor,
+    q: int,
+    X_pending: Tensor | None,
+    seed: int,
+    model: ModelMaker | None,
+    acquisition: AcquisitionMaker | None,
+    fixed_features: Mapping[int, float],
+) -> tuple[Tensor, Model]:
+    """Points to evaluate next, one after the other.
+
+    Args:
+        space: The space.
+        train_X: ``n x d`` evaluated points.
+        train_Y: ``n x m`` outcomes, not finite where an evaluation failed.
+        q: How many points.
+        X_pending: Points that are being evaluated.
+        seed: Decides everything.
+        model: ``(space, X, Y) -> model``. Default: the ``TreeStructuredGP`` of
+            `fit_models`.
+        acquisition: ``(model, X, Y, X_pending) -> function``. Default: the logarithm of
+            the expected improvement over the best mean at an evaluated point, with what
+            is fixed.
+        fixed_features: Column -> its value wherever it is active.
+
+    Returns:
+        ``q x d`` points and the model.
+
+    Raises:
+        ValueError: A function returned something else than it should.
+    """
+    # Most models refuse infinite numbers: a failure is as bad as the worst success.
+    finite = train_Y.isfinite().all(-1)
+    worst = train_Y[finite].amin(0)
+    filled = torch.where(finite.unsqueeze(-1), train_Y, worst)
+    with seeded(seed, train_X.device):
+        if model is None:
+            fitted: Model = fit_models(space, train_X, train_Y)[0]
+        else:
+            fitted = model(space, train_X, filled)
+        if not isinstance(fitted, Model):
+            raise ValueError(
+                "model: expected a function that returns a model of BoTorch, got one "
+                f"that returned a {type(fitted).__name__}."
+            )
+        pending = train_X[:0] if X_pending is None else X_pending
+        comparable = hold_columns(space, train_X, fixed_features)[0]
+        comparable = comparable if len(comparable) else train_X
+        for _ in range(q):
+            now = pending if len(pending) else None
+            if acquisition is None:
+                with torch.no_grad():
+                    best = fitted.posterior(comparable).mean.max()
+                criterion = qLogExpectedImprovement(fitted, best, X_pending=now)
+            else:
+                criterion = acquisition(fitted, train_X, filled, now)
+            if not isinstance(criterion, AcquisitionFunction):
+                raise ValueError(
+                    "acquisition: expected a function that returns an acquisition "
+                    "function of BoTorch, got one that returned a "
+                    f"{type(criterion).__name__}."
+                )
+            known = torch.cat([train_X, pending])
+            found, _ = optimize_acqf_paths(
+                criterion, space=space, fixed_features=fixed_features, X_avoid=known
+            )
+            pending = torch.cat([pending, found.to(pending)])
+    return pending[len(pending) - q :], fitted

@@ -31,10 +31,18 @@ from botorch_structured.spaces.arguments import (
 )
 from botorch_structured.spaces.search_space import KINDS
 from botorch_structured.study.csv_rows import read_csv
-from botorch_structured.study.custom import AcquisitionMaker, ModelMaker, suggest_with
 from botorch_structured.study.given import read_fixed, read_space
 from botorch_structured.study.log import StudyLog, describe, writable
-from botorch_structured.study.points import Point, answered, draw_new, hold, used_up
+from botorch_structured.study.points import (
+    AcquisitionMaker,
+    ModelMaker,
+    Point,
+    answered,
+    draw_new,
+    hold,
+    suggest_with,
+    used_up,
+)
 from botorch_structured.study.trials import Goals, Trial, read_metadata
 from botorch_structured.suggest import Surrogates, fit_surrogates, suggest
 
@@ -387,12 +395,12 @@ class Study:
             keys = self._encode(configs, "config")
             told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
             native = self._decode([self._point(key) for key in keys])
-            entries = []
-            for config, row in zip(native, told, strict=True):
-                further = {k: v for k, v in row.items() if k != "values" and v != {}}
-                told_of = {"told": writable(config), "values": row["values"] or None}
-                entries.append(told_of | further)
             if self._log is not None:
+                entries = []
+                for config, row in zip(native, told, strict=True):
+                    entry = {k: v for k, v in row.items() if v != {}}
+                    values_or_null = {"values": row["values"] or None}
+                    entries.append({"told": writable(config)} | values_or_null | entry)
                 self._log.append(*entries)
             for key, config, row in zip(keys, native, told, strict=True):
                 self._record(key, config, row)

@@ -320,16 +320,16 @@ def test_more_paths_than_numbers() -> None:
     assert set(wide.decisions.values()) == {1.0}
 
 
-def test_a_thousand_decisions_above_each_other() -> None:
-    n = 1024
+def test_many_decisions_above_each_other() -> None:
+    n = 200
     columns = {i: {0: [n + i], 1: [i + 1] if i + 1 < n else []} for i in range(n)}
     tree = ParameterTree(2 * n, columns)
     assert tree.num_paths == n + 1
     assert tree.own_columns == list(range(n, 2 * n))
     assert tree.shared_columns == []
     X = torch.ones(3, 2 * n)
-    X[0, 0] = X[1, 700] = 0
-    active = [[0, n], [*range(701), n + 700], [*range(n)]]
+    X[0, 0] = X[1, 150] = 0
+    active = [[0, n], [*range(151), n + 150], [*range(n)]]
     for x, index, on, expected in zip(
         X, tree.path_index(X).tolist(), tree.active_mask(X), active, strict=True
     ):

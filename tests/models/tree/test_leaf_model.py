@@ -157,7 +157,7 @@ def test_what_is_no_tree_is_refused(model_class: Any) -> None:
     Y = X[:, :1]
     with pytest.raises(ValueError, match="hierarchical_dependencies: .*got Tensor"):
         model_class(X, Y, X)
-    with pytest.raises(ValueError, match="from_configspace.*got a ConfigurationSpace"):
+    with pytest.raises(ValueError, match="got ConfigurationSpace; .*from_configspace"):
         model_class(X, Y, ConfigurationSpace())
 
 
