@@ -139,11 +139,11 @@ def suggest_with(
     space: SearchSpace,
     train_X: Tensor,
     train_Y: Tensor,
+    model: ModelMaker | None,
+    acquisition: AcquisitionMaker | None,
     q: int,
     X_pending: Tensor | None,
     seed: int,
-    model: ModelMaker | None,
-    acquisition: AcquisitionMaker | None,
     fixed_features: Mapping[int, float],
 ) -> tuple[Tensor, Model]:
     """Points to evaluate next, one after the other.
@@ -152,14 +152,14 @@ def suggest_with(
         space: The space.
         train_X: ``n x d`` evaluated points.
         train_Y: ``n x m`` outcomes, not finite where an evaluation failed.
-        q: How many points.
-        X_pending: Points that are being evaluated.
-        seed: Decides everything.
         model: ``(space, X, Y) -> model``. Default: the ``TreeStructuredGP`` of
             `fit_models`.
         acquisition: ``(model, X, Y, X_pending) -> function``. Default: the logarithm of
             the expected improvement over the best mean at an evaluated point, with what
             is fixed.
+        q: How many points.
+        X_pending: Points that are being evaluated.
+        seed: Decides everything.
         fixed_features: Column -> its value wherever it is active.
 
     Returns:

@@ -160,18 +160,16 @@ class Study:
         for name, made in (("model", model), ("acquisition", acquisition)):
             if made is not None and not callable(made):
                 raise ValueError(f"{name}: expected a function, got {brief(made)}.")
-        several = len(self._goals.names) > 1 or self._goals.constraints
-        if (model is None) != (acquisition is None) and several:
+        own = [made for made in self._functions if made is not None]
+        if len(own) == 1 and (len(self._goals.names) > 1 or self._goals.constraints):
             raise ValueError(
                 "model, acquisition: expected both or none with several objectives or "
                 f"constraints, got only {'acquisition' if model is None else 'model'}."
             )
-        if not isinstance(costs, bool):
-            raise ValueError(f"costs: expected True or False, got {costs!r}.")
-        if costs and (model is not None or acquisition is not None):
+        if not isinstance(costs, bool) or (costs and own):
             raise ValueError(
-                "costs: expected False with a model or an acquisition function of your "
-                "own, got True."
+                "costs: expected True or False, and False with a model or an "
+                f"acquisition function of your own, got {costs!r}."
             )
         self._costs = costs
         #: The models of the last suggestion: of objectives, constraints, and the cost.
@@ -396,11 +394,11 @@ class Study:
             told = [self._read(*row) for row in zip(*columns.values(), strict=True)]
             native = self._decode([self._point(key) for key in keys])
             if self._log is not None:
-                entries = []
-                for config, row in zip(native, told, strict=True):
-                    entry = {k: v for k, v in row.items() if v != {}}
-                    values_or_null = {"values": row["values"] or None}
-                    entries.append({"told": writable(config)} | values_or_null | entry)
+                entries = [
+                    {"told": writable(config), "values": None}
+                    | {k: v for k, v in row.items() if v != {}}
+                    for config, row in zip(native, told, strict=True)
+                ]
                 self._log.append(*entries)
             for key, config, row in zip(keys, native, told, strict=True):
                 self._record(key, config, row)
@@ -726,56 +724,43 @@ class Study:
         train_Y = self._goals.train_Y(self._trials)
         if int(train_Y.isfinite().all(-1).sum()) < 2:
             return self._draw(q, busy, held)
-        X_pending = self._tensor(busy) if busy else None
+        options: dict[str, Any] = {
+            "q": q,
+            "X_pending": self._tensor(busy) if busy else None,
+            "seed": later_seed(self.seed, n),
+            "fixed_features": held,
+        }
         if self._functions != (None, None):
             outcomes = torch.cat([train_Y, self._goals.train_C(self._trials)], -1)
+            X = self._tensor(self._points)
             found, model = suggest_with(
-                self.space,
-                self._tensor(self._points),
-                outcomes,
-                q,
-                X_pending,
-                later_seed(self.seed, n),
-                *self._functions,
-                fixed_features=held,
+                self.space, X, outcomes, *self._functions, **options
             )
             self.models = [model]
         else:
-            start = self._start_from(n)
+            options |= {"start_from": self._start_from(n), **self._data(n)}
             with warnings.catch_warnings():
                 # outcomes that are all alike are nobody's mistake
                 warnings.simplefilter("ignore", InputDataWarning)
-                suggestion = suggest(
-                    self.space,
-                    q=q,
-                    X_pending=X_pending,
-                    start_from=start,
-                    seed=later_seed(self.seed, n),
-                    fixed_features=held,
-                    **self._data(n),
-                )
-            found, surrogates = suggestion.X, suggestion.surrogates
+                suggestion = suggest(self.space, **options)
+            found, fitted = suggestion.X, suggestion.surrogates
             near = {k: m for k, m in self._fitted.items() if _same_ten(k, n)}
-            self._fitted = near | {n: surrogates}
-            mixtures = [*surrogates.objectives, *surrogates.constraints]
+            self._fitted = near | {n: fitted}
+            mixtures = [*fitted.objectives, *fitted.constraints]
             self.models = [model for some in mixtures for model in some.models]
-            self.models += [] if surrogates.cost is None else [surrogates.cost]
+            self.models += [] if fitted.cost is None else [fitted.cost]
         return [tuple(x) for x in found.tolist()]
 
     def _data(self, n: int) -> dict[str, Any]:
         """What models see of the first ``n`` trials."""
-        trials, train_C, train_cost = self._trials[:n], None, None
-        if self._goals.constraints:
-            train_C = self._goals.train_C(trials)
-        if self._costs:
-            paid = [math.nan if t.cost is None else t.cost for t in trials]
-            train_cost = torch.tensor(paid, dtype=torch.double).unsqueeze(-1)
+        trials, goals = self._trials[:n], self._goals
+        costs = [[math.nan if t.cost is None else t.cost] for t in trials]
         return {
             "train_X": self._tensor(self._points[:n]),
-            "train_Y": self._goals.train_Y(trials),
-            "train_C": train_C,
-            "train_cost": train_cost,
-            "train_Yvar": self._goals.train_Yvar(trials),
+            "train_Y": goals.train_Y(trials),
+            "train_C": goals.train_C(trials) if goals.constraints else None,
+            "train_cost": torch.tensor(costs).double() if self._costs else None,
+            "train_Yvar": goals.train_Yvar(trials),
         }
 
     def _start_from(self, n: int) -> Surrogates | None:
