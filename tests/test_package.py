@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import ast
-import json
+import importlib
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from botorch_structured._citations import _PAPER_OF, BIBTEX
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CORE = ("botorch", "gpytorch", "linear-operator", "torch", "numpy", "scipy")
 
 
 def test_versions_agree() -> None:
@@ -29,45 +31,50 @@ def test_versions_agree() -> None:
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_constraints_pin_what_is_asked_for() -> None:
-    pins = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
-    project = PYPROJECT["project"]
-    asked = project["dependencies"] + [
-        one for extra in project["optional-dependencies"].values() for one in extra
-    ]
-    names = {re.split(r"[<>=\[]", one)[0] for one in asked} - {project["name"]}
-    normal = {re.sub(r"[-_]", "-", pin).lower() for pin in pins}
-    assert {re.sub(r"[-_]", "-", name).lower() for name in names} <= normal
+def _pins(name: str) -> dict[str, Version]:
+    found = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / name).read_text(), re.M)
+    return {canonicalize_name(package): Version(version) for package, version in found}
 
 
-def _requirements() -> list[Requirement]:
-    """Of users and of those who run the tests.
-
-    Linters, what builds the documentation, and what only the suite of benchmarks needs,
-    have no lower bound to test.
-    """
+def _requirements(without: tuple[str, ...]) -> list[Requirement]:
+    """Of the package and its extras."""
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    tested = {*extras} - {"dev", "docs", "suite"}
-    asked = project["dependencies"] + sum((extras[k] for k in tested), [])
+    chosen = {*extras} - {*without}
+    asked = project["dependencies"] + sum((extras[k] for k in chosen), [])
     return [one for one in map(Requirement, asked) if one.name != project["name"]]
 
 
+def test_constraints_pin_what_is_asked_for() -> None:
+    asked = {canonicalize_name(one.name) for one in _requirements(without=())}
+    assert asked <= _pins("constraints.txt").keys()
+
+
 def test_lower_bounds_are_those_that_ci_tests() -> None:
-    text = (ROOT / "constraints-lowest.txt").read_text()
-    pins = {
-        canonicalize_name(name): Version(version)
-        for name, version in re.findall(r"^([\w-]+)==(\S+)$", text, re.M)
-    }
     bounds = {}
-    for one in _requirements():
+    # linters, the site and the suite of benchmarks have no lower bound to test
+    for one in _requirements(without=("dev", "docs", "suite")):
         (bound,) = one.specifier
         assert bound.operator == ">=", one
         bounds[canonicalize_name(one.name)] = Version(bound.version)
-    assert bounds == pins
+    assert bounds == _pins("constraints-lowest.txt")
     workflow = ROOT / ".github" / "workflows" / "ci.yml"
     if workflow.exists():  # an sdist has none
         assert "pip install -c constraints-lowest.txt" in workflow.read_text()
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-lowest.txt"])
+def test_the_core_is_installed_as_constrained(name: str) -> None:
+    """Where all else that is installed has the file's versions, so has the core."""
+    if os.environ.get("WITHOUT_CONSTRAINTS"):
+        pytest.skip("made without constraints, as the environment says")
+    pins = _pins(name)
+    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
+    found = {p: Version(Version(installed[p]).public) for p in pins if p in installed}
+    other = {p: v for p, v in found.items() if p not in CORE and v != pins[p]}
+    if other:
+        pytest.skip(f"made without {name}: it has {other}")
+    assert {p: found[p] for p in CORE} == {p: pins[p] for p in CORE}
 
 
 def test_extras_that_errors_name_exist() -> None:
@@ -91,54 +98,37 @@ def test_the_installed_package_is_this_one() -> None:
     assert "botorch_structured/py.typed" in names or any("editable" in n for n in names)
 
 
-def test_importing_is_light() -> None:
-    code = (
-        "import sys; import botorch_structured; "
-        "print([m for m in ('torch', 'botorch', 'matplotlib', 'sklearn', 'ConfigSpace')"
-        " if m in sys.modules])"
-    )
+OTHERS = {"matplotlib", "sklearn", "ConfigSpace", "pandas", "ax", "optuna"}
+
+
+@pytest.mark.parametrize(
+    ("line", "absent"),
+    [
+        ("import botorch_structured", {"torch", "botorch", *OTHERS}),
+        # ``scipy.stats`` alone would take a third of the time of importing BoTorch
+        (
+            f"from botorch_structured.models import {', '.join(models.__all__)}; "
+            "import botorch_structured.fit",
+            {"scipy.stats", *OTHERS},
+        ),
+        # fits are imported with the first one
+        (
+            "from botorch_structured.models import ConditionalGP, TreeStructuredGP",
+            {"botorch.fit", "scipy.stats"},
+        ),
+    ],
+    ids=["package", "models", "fits"],
+)
+def test_importing_is_light(line: str, absent: set[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", f"import sys; {line}; print(*sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(botorch_structured.__file__).parent.parent,
     )
-    assert json.loads(done.stdout) == []
-
-
-def test_importing_models_imports_little_besides_botorch() -> None:
-    """``scipy.stats`` alone would take a third of the time of importing BoTorch."""
-    code = (
-        "import sys; from botorch_structured.models import {names}; "
-        "import botorch_structured.fit; "
-        "print(*[m for m in ('scipy.stats', 'sklearn', 'matplotlib', 'pandas', 'ax',"
-        " 'optuna', 'ConfigSpace') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code.format(names=", ".join(models.__all__))],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(botorch_structured.__file__).parent.parent,
-    )
-    assert done.stdout.split() == []
-
-
-def test_fits_are_imported_with_the_first_one() -> None:
-    """Importing a model does not need them."""
-    code = (
-        "import sys; from botorch_structured.models import {names}; "
-        "print(*[m for m in ('botorch.fit', 'scipy.stats') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code.format(names="ConditionalGP, TreeStructuredGP")],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(botorch_structured.__file__).parent.parent,
-    )
-    assert done.stdout.split() == []
+    loaded = set(done.stdout.split())
+    assert "botorch_structured" in loaded and not loaded & absent
 
 
 def test_models_are_imported_when_they_are_asked_for() -> None:
@@ -182,8 +172,6 @@ def test_cite_says_what_it_knows(unknown: object) -> None:
 
 
 def test_every_cited_name_exists() -> None:
-    import importlib
-
     public: set[str] = set()
     parts = ["acquisition", "fit", "kernels", "models", "optim", "test_functions"]
     for part in [*parts, "transforms"]:
