@@ -13,7 +13,7 @@ CPU time of one thread; for the number of threads, wall time (without
 
 from __future__ import annotations
 
-__all__ = ["THRESHOLDS", "Threshold", "main", "measure"]
+__all__ = ["THRESHOLDS", "WITHOUT_A_ROW", "Threshold", "main", "measure"]
 
 import argparse
 import importlib
@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -35,6 +36,8 @@ from botorch_structured.fit import fit_slice_sampling
 from botorch_structured.linalg.factor import inverse_factors
 from botorch_structured.models import (
     ConditionalGP,
+    MonotoneGP,
+    SampledGP,
     TreedGP,
     TreeStructuredGP,
 )
@@ -87,13 +90,22 @@ def _evidence(tree: ParameterTree, n: int) -> Call:
     return evaluation(objective(TreeStructuredGP(X, Y, tree)))
 
 
-def _posterior(n: int, paths: int) -> Call:
-    """One candidate, of a model with about four weights for each path."""
+def _posterior(n: int, paths: int, candidates: int = 1) -> Call:
+    """Of a model with about four weights for each path, at single points."""
     tree = flat_tree(paths)
     X, Y = make_data(tree, sizes(paths, n))
-    model = TreeStructuredGP(X, Y, tree).eval()
-    x = X[:1, None]
+    return _variance(TreeStructuredGP(X, Y, tree).eval(), X[:candidates, None])
 
+
+def _mixture(n: int) -> Call:
+    """A sample of four models, each with its own values, at one point."""
+    tree = binary_tree(4)
+    X, Y = make_data(tree, sizes(4, n))
+    models = [TreeStructuredGP(X, Y, tree).eval() for _ in range(4)]
+    return _variance(SampledGP(models), X[:1, None])
+
+
+def _variance(model: Any, x: Tensor) -> Call:
     def predict() -> Tensor:
         with torch.no_grad():
             return model.posterior(x).variance
@@ -107,6 +119,13 @@ def _sampled(n: int) -> Call:
     return lambda: fit_slice_sampling(
         ConditionalGP(*data, tree), num_samples=4, warmup=2, thinning=1, seed=0
     )
+
+
+def _monotone(n: int) -> Call:
+    """A model and the first steps of its fit."""
+    X, Y = make_data(ParameterTree(2), [n])
+    few = {"options": {"maxiter": 2}}
+    return lambda: fitted(MonotoneGP(X, Y, {0: 1}), optimizer_kwargs=few)
 
 
 def _treed(n: int, make: Callable[..., TreedGP] = TreedGP) -> Call:
@@ -128,7 +147,7 @@ def _threads(n: int) -> Call:
 
 #: One for each constant.
 THRESHOLDS = [
-    Threshold("linalg.factor._SMALL", _matrices, (12, 24, 48)),
+    Threshold("linalg.factor._SMALL", _matrices, (4, 8, 24)),
     Threshold(
         "linalg.block_evidence._MEDIUM",
         lambda n: _evidence(binary_tree(2), 2 * n),
@@ -154,7 +173,19 @@ THRESHOLDS = [
         lambda paths: _evidence(flat_tree(paths), 4 * paths),
         (30, 120, 480),
     ),
+    Threshold(
+        "models.tree.moments._MANY_WEIGHTS",
+        lambda weights: _posterior(200, weights // 4, 64),
+        (256, 1024, 4096),
+    ),
     Threshold("models.sampled.density._MANY_ROWS", _sampled, (250, 500, 1000)),
+    Threshold("models.sampled.sampled_gp._MANY_ROWS", _mixture, (100, 300, 1000)),
+    Threshold(
+        "models.monotone.array_evidence._MOST",
+        _monotone,
+        (100, 700, 1400),
+        time.perf_counter,
+    ),
     Threshold("models.treed.scoring._SMALL_TRIANGLE", _treed, (60, 150, 400), low=16),
     Threshold(
         "models.treed.maximum._FEW_ROWS",
@@ -168,6 +199,40 @@ THRESHOLDS = [
         time.perf_counter,
     ),
 ]
+
+
+#: Other constants that are compared with sizes, by what they are for.
+WITHOUT_A_ROW = {
+    "memory: more is done in several steps, in the same way": [
+        "models.ablr.feature_maps._CHUNK_ROWS",
+        "models.ablr.rows._CHUNK_ROWS_CPU",
+        "models.ablr.rows._CHUNK_ROWS_GPU",
+        "models.ablr.rows._KEPT_ROWS",
+        "models.sampled.folded_prediction._CHUNK",
+        "models.sampled.folded_prediction._DEVICE_CHUNK",
+        "models.treed.leaf_density._BLOCK",
+        "models.tree.leaf_model._CHECKED_NUMBERS",
+        "models.tree.moments._MAX_NUMBERS",
+    ],
+    "memory: a climb with more numbers asks for moments at each step": [
+        "models.tree.moments._MAX_NEAR",
+    ],
+    "the model: it decides on values, not only on time": [
+        "models.ablr.feature_maps._ROWS_FOR_A_NETWORK",
+        "models.ablr.feature_maps._ROWS_TO_BE_NARROW",
+        "models.ablr.multi_task_ablr._SOME_ROWS",
+        "models.tree.leaf_features._MAX_BLOCK_FEATURES",
+        "models.tree.noise._FEW_ROWS",
+        "models.tree.noise._MANY_REPEATS",
+        "models.tree.old_studies._FEW_STARTS",
+        "models.tree.old_studies._FITTED_ROWS",
+        "models.treed.growth._MODE_ROWS",
+        "models.treed.growth._SCALE_ROWS",
+        "models.treed.leaf_density._INFORMED_ROWS",
+        "models.treed.maximum._SMALL_SHARE",
+        "models.treed.scoring.SCORED_ROWS",
+    ],
+}
 
 
 def measure(row: Threshold, size: int, repeats: int) -> tuple[float, float]:
@@ -209,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore")  # chains of a few draws have not converged
+    warnings.simplefilter("ignore")  # of few draws and few steps
     rows = [t for t in THRESHOLDS if any(n in t.constant for n in options.rows)]
     print(
         "| constant | value | below | at | above | worth |\n|---|---|---|---|---|---|"

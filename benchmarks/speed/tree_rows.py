@@ -279,7 +279,7 @@ def evaluation(
 
     def by_autograd() -> tuple[float, Tensor]:
         value, gradient = closure()
-        return float(value), torch.cat([g.flatten() for g in gradient])
+        return float(value.detach()), torch.cat([g.flatten() for g in gradient])
 
     return by_autograd
 

@@ -8,21 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toy_benchmark import complete_runs
 
 from benchmarks import ablr_methods, network_tables
 from benchmarks.harness import read_records
 from benchmarks.quality import forests, quadratics, signals
 from benchmarks.summary import Run
-from benchmarks.transfer_report import (
-    evaluations_to,
-    mean_rank_curve,
-    one_sided,
-    pair,
-)
-from botorch_structured.test_functions import (
-    QuadraticTasks,
-    random_forest_tables,
-)
+from benchmarks.transfer_report import evaluations_to, mean_rank_curve, one_sided, pair
+from botorch_structured.test_functions import QuadraticTasks, random_forest_tables
 
 
 def forest_file(folder: Path, tasks: int = 4, rows: int = 12) -> Path:
@@ -67,12 +60,11 @@ def test_methods_are_functions_of_the_rows(
     problem = QuadraticTasks(4).leave_out(1, 5)
     X = problem.starts(0)
     points = []
-    for _ in range(2):
-        ablr_methods._memory.clear()
+    for remembered in (False, False, True):
+        if not remembered:
+            ablr_methods._memory.clear()
         torch.manual_seed(5)
         points.append(METHODS[name](problem, X, -problem(X)[:, None], 5))
-    torch.manual_seed(5)
-    points.append(METHODS[name](problem, X, -problem(X)[:, None], 5))
     assert torch.equal(points[0], points[1]) and torch.equal(points[0], points[2])
     assert problem.space.feasible(points[0].reshape(1, -1)).all()
     assert not (points[0] == X).all(-1).any()
@@ -86,17 +78,12 @@ def test_quadratics_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Evaluations to a gap of 0.01" in shown and "2 runs on 2 tasks" in shown
     (row,) = [line.split("|") for line in shown.splitlines() if "| warm " in line]
     # with 29 tasks known, three values say which quadratic it is
-    assert float(row[2]) <= 4.5
-    assert "gp" in row[5] and "random" in row[5]
-    for path in tmp_path.glob("quadratic-*/*/*.jsonl"):
-        records = read_records(path)
-        assert len(records) == 5 and not any("error" in r for r in records)
+    assert float(row[2]) <= 4.5 and "gp" in row[5] and "random" in row[5]
+    assert complete_runs(tmp_path, 5, "quadratic-*") == 6
 
 
 def test_forests_script(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
     path = forest_file(tmp_path)
@@ -109,21 +96,18 @@ def test_forests_script(
     forests.main([*arguments, "--figures", str(tmp_path / "figures")])
     assert "2 runs on 2 data sets" in capsys.readouterr().out
     numbers = json.loads((tmp_path / "figures/ablr_forests.json").read_text())
-    assert set(numbers["methods"]) == set(forests.METHODS)
+    assert numbers["methods"].keys() == forests.METHODS.keys()
     assert len(numbers["methods"]["warm"]["ranks"]) == 6
     assert set(numbers["warm_against"]) == {"gp", "ablr", "random"}
-    for method in forests.METHODS:
-        for records in map(read_records, out.glob(f"*/{method}/*.jsonl")):
-            assert len(records) == 6 and not any("error" in r for r in records)
-            assert len({str(r["x"]) for r in records}) == 6  # no row twice
+    assert complete_runs(out, 6) == 2 * len(forests.METHODS)
+    for records in map(read_records, out.glob("*/*/*.jsonl")):
+        assert len({str(r["x"]) for r in records}) == 6  # no row twice
     with pytest.raises(FileNotFoundError, match="tst_svm"):
         forests.main(["--data", str(tmp_path), "--table", "svm"])
 
 
 def test_signals_scripts(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(ablr_methods, "_FIRST_STEPS", 10)
@@ -156,26 +140,14 @@ def test_signals_scripts(
     signals.main(arguments)
     shown, errors = capsys.readouterr()
     assert "w8a is left out" in errors and "in 2 pairs" in shown
-    for method in signals.METHODS:
-        path = tmp_path / "out" / "sonar" / method / "100.jsonl"
-        records = read_records(path)
-        assert len(records) == 7 and not any("error" in r for r in records)
+    assert complete_runs(tmp_path / "out", 7, "sonar") == 2 * len(signals.METHODS)
 
 
 def test_what_pairs_say() -> None:
-    values = {
-        ("p", "a", 0): [3.0, 1.0, 2.0],
-        ("p", "b", 0): [2.0, 2.0, 1.0],
-        ("p", "a", 1): [3.0, 3.0, 3.0],
-        ("p", "b", 1): [3.0, 2.0, 0.0],
-        ("q", "a", 0): [1.0, 1.0, 0.0],
-        ("q", "b", 0): [1.0, 0.0, 0.0],
-        ("q", "a", 1): [1.0, 1.0, 0.0],  # without a partner
-    }
-    runs = [
-        Run(problem, method, seed, np.array(v), 0.0, 0, 0.0)
-        for (problem, method, seed), v in values.items()
-    ]
+    values = {"pa0": [3.0, 1.0, 2.0], "pb0": [2.0, 2.0, 1.0], "pa1": [3.0] * 3}
+    values |= {"pb1": [3.0, 2.0, 0.0], "qa0": [1.0, 1.0, 0.0], "qb0": [1.0, 0.0, 0.0]}
+    values["qa1"] = [1.0, 1.0, 0.0]  # without a partner
+    runs = [Run(*k[:2], int(k[2]), np.array(v), 0.0, 0, 0.0) for k, v in values.items()]
     paired = pair(runs, ["a", "b"], 3)
     assert paired.problems == ["p", "p", "q"]
     assert paired.traces[0].tolist() == [[3, 1, 1], [2, 2, 1]]

@@ -14,31 +14,19 @@ from benchmarks.reach.search_cv import main, report
 
 def rows(problem: str, **scores: list[float]) -> list[dict[str, Any]]:
     """Rows of two data sets, "a" with two splits and "b" with one."""
+    splits = [{"data": "a", "seed": 0}, {"data": "a", "seed": 1}, {"data": "b"}]
     return [
-        {
-            "problem": problem,
-            "method": method,
-            "data": data,
-            "seed": seed,
-            "cv": score,
-            "test": score,
-            "cpu_s": 1.0,
-        }
+        {"problem": problem, "method": method, "seed": 0, "cpu_s": 1.0}
+        | {"cv": score, "test": score, **split}
         for method, values in scores.items()
-        for (data, seed), score in zip(
-            (("a", 0), ("a", 1), ("b", 0)), values, strict=True
-        )
+        for split, score in zip(splits, values, strict=True)
     ]
 
 
 def test_pairs_are_means_of_data_sets() -> None:
     # better on one split of "a", by more than it is worse on the other
-    some = rows(
-        "kernels",
-        structured=[0.9, 0.5, 0.2],
-        random=[0.6, 0.6, 0.3],
-        halving=[0.9, 0.5, 0.2],
-    )
+    ours = [0.9, 0.5, 0.2]
+    some = rows("kernels", structured=ours, random=[0.6, 0.6, 0.3], halving=ours)
     table = report(some).splitlines()
     assert "kernels, 3 splits of 2 data sets" in table[2]
     # each data set counts the same

@@ -14,9 +14,7 @@ from benchmarks.speed.contest import Contest, Row, Seconds, check_equal, measure
 
 
 @pytest.mark.parametrize("name", command.ROWS)
-def test_both_sides_of_a_row_agree(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_sides_of_a_row_agree(name: str, capsys: Any) -> None:
     command.main(["--quick", "--rows", name])
     assert capsys.readouterr().out.startswith(f"{name}: ")
 
@@ -66,16 +64,11 @@ def test_sides_that_disagree_are_not_measured() -> None:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> list[command.Case]:
     """Two rows of toys, run in this process; the cases that were run."""
+    bare = Contest({"ours": lambda i: Seconds(2.0)})
+    cases = {"2 of them": {"n": 2}, "3": {"n": 3}}
     rows = {
-        "toy": Row(
-            "toys", lambda n: contest(), {"2 of them": {"n": 2}, "3": {"n": 3}}, {}
-        ),
-        "bare": Row(
-            "no peers",
-            lambda: Contest({"ours": lambda i: Seconds(2.0)}),
-            {"one": {}},
-            {},
-        ),
+        "toy": Row("toys", lambda n: contest(), cases, {}),
+        "bare": Row("no peers", lambda: bare, {"one": {}}, {}),
     }
     run: list[command.Case] = []
 
@@ -90,7 +83,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[command.Case]:
     return run
 
 
-def test_a_file_is_continued(toy: list[command.Case], tmp_path: Path) -> None:
+def test_a_file_is_continued_and_shown(
+    toy: list[command.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "speed.jsonl"
     with pytest.raises(SystemExit, match="'toy', '3'"):
         command.main(["--rows", "toy", "--out", str(out), "--repeats", "3"])
@@ -106,14 +101,6 @@ def test_a_file_is_continued(toy: list[command.Case], tmp_path: Path) -> None:
     assert len(lines[0]["samples"]["raw"]) == 3
     command.main(["--out", str(out)])
     assert len(toy) == 4
-
-
-def test_the_table(
-    toy: list[command.Case], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "speed.jsonl"
-    toy += [("", "")] * 3
-    command.main(["--out", str(out), "--repeats", "3"])
     capsys.readouterr()
     command.main(["--report", str(out)])
     table = [

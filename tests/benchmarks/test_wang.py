@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import wilcoxon
+from toy_benchmark import complete_runs
 
 from benchmarks import monotone_methods
 from benchmarks.harness import read_records
@@ -55,12 +56,10 @@ def test_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wang.main(arguments)
     shown = capsys.readouterr()
     assert "forest is left out" in shown.err
-    for problem in ("mixture", "elastic_net"):
-        assert f"## {problem}" in shown.out
-        for method in ("decomposed", "standard", "random"):
-            records = read_records(tmp_path / "out" / problem / method / "101.jsonl")
-            assert len(records) == 5 and not any("error" in r for r in records)
-            assert sum("start" in r for r in records) == 4
+    assert "## mixture" in shown.out and "## elastic_net" in shown.out
+    assert complete_runs(tmp_path / "out", 5) == 12
+    for records in map(read_records, (tmp_path / "out").glob("*/*/*.jsonl")):
+        assert sum("start" in r for r in records) == 4
     before = sorted((tmp_path / "out").rglob("*"))
     wang.main([*arguments, "--seeds", "3", "--report"])  # of what is there
     assert capsys.readouterr().out.strip() == shown.out.split(str(tmp_path))[0].strip()
@@ -77,23 +76,15 @@ def test_tables_test_areas_and_correct_for_all_of_them() -> None:
         for seed in range(8)
     ]
     forest, network = wang.tables(runs, 12, "monotone_paper").split("## network")
-    areas = {
-        method: np.array(
-            [
-                np.minimum.accumulate(one.values).mean()
-                for one in runs
-                if (one.problem, one.method) == ("forest", method)
-            ]
-        )
-        for method in shifts
-    }
-    change = areas["monotone_paper"] - areas["decomposed_paper"]
-    smaller, larger = (
-        wilcoxon(change, alternative=a).pvalue for a in ("less", "greater")
+    mine, other = (
+        np.array([r.trace().mean() for r in runs if r.method == m][:8])
+        for m in ("monotone_paper", "decomposed_paper")
     )
+    smaller = wilcoxon(mine - other, alternative="less").pvalue
+    larger = wilcoxon(mine - other, alternative="greater").pvalue
     (line,) = [row for row in forest.splitlines() if "| decomposed_paper" in row]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
-    assert cells[2] == f"{areas['decomposed_paper'].mean():.5g}"
+    assert cells[2] == f"{other.mean():.5g}"
     # of two tests, the smaller p counts twice
     assert cells[-3:] == [f"{p:.2g}" for p in (smaller, 2 * smaller, larger)]
     assert "e-" not in network and "| 0.0" not in network.split("p (Holm)")[1]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from benchmarks.harness import run
+from benchmarks.harness import read_records, run
 
 
 class Toy:
@@ -61,6 +61,14 @@ def faulty(problem: Toy, X: Tensor, Y: Tensor, seed: int) -> Tensor:
     if len(X) % 2:
         raise RuntimeError("the method failed")
     return torch.full((2,), torch.nan) if len(X) == 4 else X[0]
+
+
+def complete_runs(out: Path, budget: int, pattern: str = "*") -> int:
+    """The number of runs, all of which have ``budget`` evaluations and no error."""
+    files = list(out.glob(f"{pattern}/*/*.jsonl"))
+    for records in map(read_records, files):
+        assert len(records) == budget and not any("error" in r for r in records)
+    return len(files)
 
 
 def arguments(out: Path, sleep: float = 0.0) -> dict:
