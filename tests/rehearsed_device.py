@@ -76,18 +76,15 @@ class Wait(NamedTuple):
         operation: Its name in torch.
         numel: How many values are moved, or are looked at to find a shape.
         where: The innermost line of the package, or else of whoever calls torch.
-        library: The line of another library, called from there; may be empty.
     """
 
     kind: str
     operation: str
     numel: int
     where: str
-    library: str
 
     def __str__(self) -> str:
-        via = f" (in {self.library})" if self.library else ""
-        return f"{self.where}{via}: {self.kind} by {self.operation}"
+        return f"{self.where}: {self.kind} by {self.operation}"
 
 
 def summary(waits: Sequence[Wait]) -> str:
@@ -105,14 +102,6 @@ class RehearsedDevice:
 
     Attributes:
         waits: Where a GPU would have made the host wait, in order.
-
-    Example:
-        >>> with RehearsedDevice() as device:
-        ...     X = torch.rand(3, 2).to("meta")
-        ...     with device.counting() as waits:
-        ...         (X @ X.mT).sum().item()
-        >>> len(waits)
-        1
     """
 
     def __init__(self) -> None:
@@ -139,30 +128,22 @@ class RehearsedDevice:
 
     def wait(self, kind: str, operation: Any, numel: int) -> None:
         """Record a wait."""
-        place = _place(sys._getframe(1))
-        self.waits.append(Wait(kind, operation.__name__, numel, *place))
+        where = _place(sys._getframe(1))
+        self.waits.append(Wait(kind, operation.__name__, numel, where))
 
 
-def _place(frame: FrameType | None) -> tuple[str, str]:
-    """The innermost line of the package, and that of a library it called."""
+def _place(frame: FrameType | None) -> str:
+    """The innermost line of the package, with that of a library it called."""
     library = ""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
+        line = f"{'/'.join(path.parts[-3:])}:{frame.f_lineno}"
         if _PACKAGE in path.parts:
-            return f"{_shown(path)}:{frame.f_lineno}", library
+            return f"{line} (in {library})" if library else line
         if "torch" not in path.parts and path.name != Path(__file__).name:
-            library = library or f"{_shown(path)}:{frame.f_lineno}"
+            library = library or line
         frame = frame.f_back
-    return library, ""
-
-
-def _shown(path: Path) -> str:
-    """From the name of the package or library on."""
-    parts = path.parts
-    for name, skipped in (("site-packages", 1), (_PACKAGE, 0)):
-        if name in parts:
-            return "/".join(parts[len(parts) - parts[::-1].index(name) - 1 + skipped :])
-    return parts[-1]
+    return library
 
 
 class _OnDevice(Tensor):
@@ -303,11 +284,8 @@ class _Operations(TorchDispatchMode):
     def _check(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         """Raise for tensors of the CPU where CUDA does; record those that it copies."""
         operation = func.overloadpacket
-        generators = [g for g in kwargs.values() if isinstance(g, torch.Generator)]
-        if generators:
-            raise MixedDevices(
-                f"{func}: expected a generator of the device, got one of the CPU."
-            )
+        if any(isinstance(value, torch.Generator) for value in kwargs.values()):
+            raise MixedDevices(f"{func}: got a generator of the CPU.")
         others = [t for t in tensors if not isinstance(t, _OnDevice)]
         if len(others) == len(tensors):
             return
@@ -323,14 +301,8 @@ class _Operations(TorchDispatchMode):
         elif others and not (
             numbers and (torch.Tag.pointwise in func.tags or operation in _TAKE_NUMBERS)
         ):
-            got = [
-                f"{tuple(t.shape)} of "
-                f"{'the device' if isinstance(t, _OnDevice) else 'the CPU'}"
-                for t in tensors
-            ]
-            raise MixedDevices(
-                f"{func}: expected tensors of one device, got {', '.join(got)}."
-            )
+            got = [f"{tuple(t.shape)} on {t.device}" for t in tensors]
+            raise MixedDevices(f"{func}: expected one device, got {', '.join(got)}.")
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

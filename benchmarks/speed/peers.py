@@ -174,7 +174,8 @@ class DenseGP:
         kernel = self.model.covar_module
         with torch.no_grad():
             rows = kernel.rows(X)
-            cross = kernel.leaf_covariance(self.rows, rows)
+            same = self.rows.key.unsqueeze(-1) == rows.key
+            cross = same * kernel.leaf_covariance(self.rows, rows)
             cross = cross + self.features @ rows.features.mT
             half = torch.linalg.solve_triangular(self.chol, cross, upper=False)
             prior = rows.prior + rows.features.square().sum(-1)

@@ -313,7 +313,7 @@ def evidence(
     def check() -> dict[str, Any]:
         value, gradient = evaluate()
         found, *parts = _graded(dense.loss, mll)
-        check_equal("value, plain torch", value, float(found), 1e-8)
+        check_equal("value, plain torch", value, found.item(), 1e-8)
         gap = gradient - torch.cat([part.flatten() for part in parts])
         largest = float(gap.abs().max())
         check_equal("gradient, plain torch", largest, 0.0, 1e-8)

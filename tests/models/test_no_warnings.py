@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,43 +28,36 @@ from botorch_structured.spaces import ParameterTree
 pytestmark = pytest.mark.usefixtures("double")
 
 
-def make(kind: str, X: Tensor, Y: Tensor, tree: ParameterTree) -> Any:
+def both(Y: Tensor) -> Tensor:
+    return torch.cat([Y, Y.flip(0).square()], -1)
+
+
+def decomposed(X: Tensor, Y: Tensor, tree: ParameterTree) -> DecomposedGP:
+    return DecomposedGP(
+        TreeStructuredGP(X, Y, tree), MonotoneGP(X, Y.sin(), monotone={0: 1})
+    )
+
+
+def signals(X: Tensor, Y: Tensor, tree: ParameterTree) -> MultiTaskABLR:
     features = RandomFourierFeatures(20, num_dims=tree.dim, seed=0)
-    both = torch.cat([Y, Y.flip(0).square()], -1)
-    if kind == "tree":
-        return TreeStructuredGP(X, Y, tree)
-    if kind == "outputs":
-        return TreeStructuredGP(X, both, tree)
-    if kind == "conditional":
-        return ConditionalGP(X, both, tree)
-    if kind == "treed":
-        return TreedGP(X, both)
-    if kind == "published":
-        return TreedGP.as_published(X, Y)
-    if kind == "monotone":
-        return MonotoneGP(X, Y, monotone={0: 1})
-    if kind == "decomposed":
-        return DecomposedGP(
-            TreeStructuredGP(X, Y, tree), MonotoneGP(X, Y.sin(), monotone={0: 1})
-        )
-    return MultiTaskABLR(X, both, None, feature_map=features)
+    return MultiTaskABLR(X, both(Y), None, feature_map=features)
+
+
+MODELS: dict[str, Callable[[Tensor, Tensor, ParameterTree], Any]] = {
+    "tree": TreeStructuredGP,
+    "outputs": lambda X, Y, tree: TreeStructuredGP(X, both(Y), tree),
+    "conditional": lambda X, Y, tree: ConditionalGP(X, both(Y), tree),
+    "treed": lambda X, Y, tree: TreedGP(X, both(Y)),
+    "published": lambda X, Y, tree: TreedGP.as_published(X, Y),
+    "monotone": lambda X, Y, tree: MonotoneGP(X, Y, monotone={0: 1}),
+    "decomposed": decomposed,
+    "signals": signals,
+}
 
 
 @pytest.mark.parametrize("seed", [4, 11])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "tree",
-        "outputs",
-        "conditional",
-        "treed",
-        "published",
-        "monotone",
-        "decomposed",
-        "signals",
-    ],
-)
-def test_no_warning(kind: str, seed: int) -> None:
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_no_warning(make: Callable[..., Any], seed: int) -> None:
     """Repeated points, no noise, a scale of 1e-7, points that are known."""
     g = torch.Generator().manual_seed(seed)
     tree = random_tree(seed)
@@ -75,7 +69,7 @@ def test_no_warning(kind: str, seed: int) -> None:
         warnings.simplefilter("error")
         # advice on the data, which are as they are on purpose
         warnings.filterwarnings("ignore", ".*unit cube.*")
-        model = make(kind, X, Y, tree)
+        model = make(X, Y, tree)
         several = isinstance(model, DecomposedGP)
         mll = SumMarginalLogLikelihood if several else ExactMarginalLogLikelihood
         options = {"options": {"maxiter": 15}}

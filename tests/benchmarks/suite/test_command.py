@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.packed import pack
 from benchmarks.suite import __main__ as command
-from benchmarks.suite.__main__ import main, methods, problems
+from benchmarks.suite.__main__ import main, problems
 
 
 def make(seed: int, name: str, data: Path = Path()) -> str:
@@ -23,11 +23,12 @@ def make(seed: int, name: str, data: Path = Path()) -> str:
 def test_two_methods_from_run_to_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["jenatton-4-off", "synthetic-2", "synthetic-18"]
-    shared = ["--kinds", "jenatton", "synthetic", "--problems", *names]
-    shared += ["--budget", "9", "--processes", "0", "--out", str(tmp_path / "out")]
-    chosen = ["--methods", "random", "default", "--seeds", "1", "--first-seed", "3"]
-    assert main(["run", *shared, *chosen]) == 0
+    command_line = (
+        "run --kinds jenatton synthetic --budget 9 --processes 0 --seeds 1 "
+        "--problems jenatton-4-off synthetic-2 synthetic-18 --methods random default "
+        f"--first-seed 3 --out {tmp_path / 'out'}"
+    )
+    assert main(command_line.split()) == 0
     files = sorted((tmp_path / "out").glob("*/*/*.jsonl"))
     assert len(files) == 6 and {file.stem for file in files} == {"3"}
     noisy = tmp_path / "out/synthetic-18/default/3.jsonl"
@@ -39,40 +40,40 @@ def test_two_methods_from_run_to_report(
     capsys.readouterr()
     shown = []
     for source in ("out", "packed.jsonl.xz"):
-        arguments = ["report", str(tmp_path / source), "--reference", "default"]
-        assert main([*arguments, "--at", "8", "9"]) == 0
+        options = "--reference default --at 8 9".split()
+        assert main(["report", str(tmp_path / source), *options]) == 0
         shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1]
-    assert "## All problems: 3 problems" in shown[0]
+    assert shown[0] == shown[1] and "## All problems: 3 problems" in shown[0]
     assert "default against" in shown[0] and "## synthetic: 2 problems" in shown[0]
 
 
-def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, message in [
-        (["--methods", "nothing"], "--methods: expected some of"),
-        (["--methods", "random", "--problems", "p"], "--problems: expected some of"),
-    ]:
-        with pytest.raises(SystemExit):
-            main(["run", "--kinds", "jenatton", "--out", str(tmp_path), *arguments])
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run --kinds jenatton --methods nothing", "--methods: expected some of"),
+        (
+            "run --kinds jenatton --methods random --problems p",
+            "--problems: expected some of",
+        ),
+        ("report", "expected some with an optimum"),
+    ],
+)
+def test_wrong_arguments(arguments: str, message: str, tmp_path: Path, capsys) -> None:
+    name, *others = arguments.split()
+    out = ["--out", str(tmp_path)] if others else [str(tmp_path)]
     with pytest.raises(SystemExit):
-        main(["report", str(tmp_path)])
-    assert "expected some with an optimum" in capsys.readouterr().err
+        main([name, *out, *others])
+    assert message in capsys.readouterr().err
 
 
-def test_a_kind_that_cannot_be_imported_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_kind_without_its_package_or_files_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(command._KINDS, "yahpo", "benchmarks.suite.not_installed")
     found = problems("report", ["yahpo", "jenatton"])
     assert len(found) == 10 and all(name.startswith("jenatton-") for name in found)
     shown = capsys.readouterr().err
     assert shown.startswith("yahpo: left out (") and shown.count("\n") == 1
-
-
-def test_a_kind_without_its_files_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
     named = {"svm-a": partial(make, name="a", data=tmp_path / "elsewhere")}
     module = SimpleNamespace(DEVELOP=named)
     monkeypatch.setitem(sys.modules, "benchmarks.suite.some_tables", module)
@@ -83,17 +84,3 @@ def test_a_kind_without_its_files_is_left_out(
     (tmp_path / "a").write_text("table")
     (factory,) = problems("develop", ["svm"], tmp_path).values()
     assert factory(0) == "table" and capsys.readouterr().err == ""
-
-
-def test_the_folder_of_the_data_is_passed_on() -> None:
-    factory = partial(make, name="a", data=Path("here"))
-    with_data = command._with_data(factory, Path("there"))
-    assert isinstance(with_data, partial)
-    assert with_data.keywords == {"name": "a", "data": Path("there")}
-    assert command._with_data(factory, None) is factory
-    plain = partial(make, name="a")
-    assert command._with_data(plain, Path("there")) is plain
-
-
-def test_methods_are_found() -> None:
-    assert {"default", "random"} <= methods().keys()

@@ -14,8 +14,8 @@ def test_the_halves() -> None:
     assert len(DEVELOP) == 8 and len(REPORT) == 10
     assert not DEVELOP.keys() & REPORT.keys()
     for name, factory in {**DEVELOP, **REPORT}.items():
-        assert kind_of(name) == "jenatton"
         problem = pickle.loads(pickle.dumps(factory))(0)
+        assert kind_of(name) == "jenatton"
         assert problem.optimal_value == 0.1 < problem.middle_value < 3.0
         assert problem.noise_std == (0.05 if "noisy" in name else 0.0)
         assert len(problem.starts(1)) == problem.space.tree.num_paths

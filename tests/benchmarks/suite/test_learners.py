@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.suite.learners import (
-    DATA,
-    DEVELOP,
-    FILES,
-    read_dataset,
-)
+from benchmarks.suite.learners import DATA, DEVELOP, FILES, read_dataset
 
 pytest.importorskip("sklearn")
 
@@ -25,21 +20,16 @@ def test_columns_of_text(tmp_path: Path) -> None:
     # numbers; "?", "State"; a column that does not vary is left out
     assert X.tolist() == [[39, 0, 1, 7.5], [50, 1, 0, 8.5], [28, 0, 1, 1]]
     assert y.tolist() == [0, 1, 0]
-    (tmp_path / "uci/titanic-pmlb.csv").write_text(
-        "Class\tAge\tclass\n1\t2\t-1\n3\t4\t1"
-    )
+    titanic = "Class\tAge\tclass\n1\t2\t-1\n3\t4\t1"
+    (tmp_path / "uci/titanic-pmlb.csv").write_text(titanic)
     X, y = read_dataset("titanic", tmp_path)
     assert X.tolist() == [[1, 2], [3, 4]] and y.tolist() == [0, 1]
 
 
 def test_a_configuration_has_one_value() -> None:
     problem = DEVELOP["cash-wine"](0)
-    configs = [
-        {"learner": "gnb"},
-        {"learner": "knn", "knn:n_neighbors": 5},
-        {"learner": "knn", "knn:n_neighbors": 25},
-    ]
-    X = problem.space.encode(configs)
+    knn = [{"learner": "knn", "knn:n_neighbors": k} for k in (5, 25)]
+    X = problem.space.encode([{"learner": "gnb"}, *knn])
     values = problem.truths(X)
     assert ((values > 0) & (values < 0.2)).all()
     assert [problem(x) for x in X] == [problem.truth(x) for x in X] == values.tolist()

@@ -16,25 +16,14 @@ from torch import Tensor
 
 from benchmarks.suite.peers import PEERS
 from benchmarks.suite.peers import gaussian_processes as gps
-from benchmarks.suite.peers.common import (
-    finite,
-    from_native,
-    native,
-    walk,
-)
+from benchmarks.suite.peers.common import finite, from_native, native, walk
 from benchmarks.suite.peers.gaussian_processes import Encoding
 from botorch_structured.spaces import SearchSpace
 
 # A name that a library provides, and the library.
-_OPTIONAL = {
-    "tpe": "optuna",
-    "tpe_starts": "optuna",
-    "gpsampler": "optuna",
-    "gpsampler_conditional": "optuna",
-    "smac": "smac",
-    "smac_starts": "smac",
-    "cmaes": "cmaes",
-}
+_OPTIONAL = {name: "smac" for name in ("smac", "smac_starts")} | {"cmaes": "cmaes"}
+for _name in ("tpe", "tpe_starts", "gpsampler", "gpsampler_conditional"):
+    _OPTIONAL[_name] = "optuna"
 NAMES = sorted({*PEERS, *_OPTIONAL})
 
 
@@ -44,19 +33,26 @@ def peer(name: str) -> Any:
     return PEERS[name]
 
 
+def shared_parameters() -> tuple[Any, ...]:
+    """A space, and what both examples have."""
+    return (
+        cfg.ConfigurationSpace(),
+        cfg.Categorical("learner", ["svm", "net", "none"]),
+        cfg.Float("C", (1e-3, 1e3), log=True),
+        cfg.Categorical("act", ["relu", "tanh", "gelu"]),
+        cfg.Float("drop", (0.0, 1.0)),
+    )
+
+
 def mixed() -> SearchSpace:
     """Every kind of column and of condition, and a forbidden combination."""
-    cs = cfg.ConfigurationSpace()
-    learner = cfg.Categorical("learner", ["svm", "net", "none"])
+    cs, learner, C, act, drop = shared_parameters()
     kernel = cfg.Categorical("kernel", ["linear", "rbf", "poly"])
-    C = cfg.Float("C", (1e-3, 1e3), log=True)
     gamma = cfg.Float("gamma", (1e-4, 10.0), log=True)
     layers = cfg.Integer("layers", (1, 6))
     width = cfg.Integer("width", (4, 512), log=True)
-    drop = cfg.Float("drop", (0.0, 1.0))
     seed = cfg.Integer("repeats", (2, 9))
     size = cfg.OrdinalHyperparameter("size", ["s", "m", "l"])
-    act = cfg.Categorical("act", ["relu", "tanh", "gelu"])
     cs.add(learner, kernel, C, gamma, layers, width, drop, seed, size, act)
     cs.add(
         cfg.EqualsCondition(kernel, learner, "svm"),
@@ -70,26 +66,17 @@ def mixed() -> SearchSpace:
         cfg.GreaterThanCondition(seed, drop, 0.5),
         cfg.EqualsCondition(act, learner, "net"),
     )
-    cs.add(
-        cfg.ForbiddenAndConjunction(
-            cfg.ForbiddenEqualsClause(learner, "none"),
-            cfg.ForbiddenEqualsClause(size, "l"),
-        )
-    )
+    pair = [cfg.ForbiddenEqualsClause(*p) for p in ((learner, "none"), (size, "l"))]
+    cs.add(cfg.ForbiddenAndConjunction(*pair))
     return SearchSpace.from_configspace(cs)
 
 
 def plain_tree() -> SearchSpace:
     """Each child under one value, and a choice that is no decision."""
-    cs = cfg.ConfigurationSpace()
-    learner = cfg.Categorical("learner", ["svm", "net", "none"])
-    C = cfg.Float("C", (1e-3, 1e3), log=True)
-    act = cfg.Categorical("act", ["relu", "tanh", "gelu"])
-    drop = cfg.Float("drop", (0.0, 1.0))
+    cs, learner, C, act, drop = shared_parameters()
     cs.add(learner, C, act, drop)
     cs.add(
-        cfg.EqualsCondition(C, learner, "svm"),
-        cfg.EqualsCondition(act, learner, "net"),
+        cfg.EqualsCondition(C, learner, "svm"), cfg.EqualsCondition(act, learner, "net")
     )
     return SearchSpace.from_configspace(cs)
 
@@ -137,109 +124,97 @@ def test_walk_asks_for_active_columns() -> None:
     assert [from_native(column, i) for i in (0, 2)] == [0.0, 2.0]
 
 
-class TestOptuna:
-    def test_only_active_parameters_in_native_units(self) -> None:
-        pytest.importorskip("optuna")
-        from optuna import distributions
-        from optuna.samplers import RandomSampler
+def test_optuna_gets_active_parameters_in_native_units() -> None:
+    optuna = pytest.importorskip("optuna")
+    from benchmarks.suite.peers.optuna_samplers import _Study
 
-        from benchmarks.suite.peers.optuna_samplers import _Study
-
-        space = mixed()
-        X, Y = told(space, 30)
-        study = _Study(space, RandomSampler(seed=0), flat=False)
-        study.add(X, Y)
-        points = study.suggestions()
-        X = torch.cat([X, torch.stack([next(points) for _ in range(30)])])
-        for trial, config in zip(study.study.trials, space.decode(X), strict=True):
-            assert trial.params.keys() == config.keys()
-            for name in {"C", "gamma", "width", "layers"} & config.keys():
-                assert trial.params[name] == pytest.approx(config[name], rel=1e-12)
-            if "width" in config:
-                width = trial.distributions["width"]
-                assert width == distributions.IntDistribution(4, 512, log=True)
-        values = [t.value for t in study.study.trials[:30]]
-        assert values[1] == values[2] == values[3] == 1e6 == max(values)
+    space = mixed()
+    X, Y = told(space, 30)
+    study = _Study(space, optuna.samplers.RandomSampler(seed=0), flat=False)
+    study.add(X, Y)
+    points = study.suggestions()
+    X = torch.cat([X, torch.stack([next(points) for _ in range(30)])])
+    expected = optuna.distributions.IntDistribution(4, 512, log=True)
+    for trial, config in zip(study.study.trials, space.decode(X), strict=True):
+        assert trial.params.keys() == config.keys()
+        for name in {"C", "gamma", "width", "layers"} & config.keys():
+            assert trial.params[name] == pytest.approx(config[name], rel=1e-12)
+        assert trial.distributions.get("width", expected) == expected
+    values = [t.value for t in study.study.trials[:30]]
+    assert values[1] == values[2] == values[3] == 1e6 == max(values)
 
 
-class TestCMAES:
-    def test_the_state_repeats_the_search(self) -> None:
-        """A run, and one whose steps know nothing but points, outcomes and state."""
-        method, space = peer("cmaes"), mixed()
-        problem = SimpleNamespace(space=space)
-        X, Y = told(space, 5)
-        state = None
-        for step in range(30):
-            x, state = method(problem, X, Y, 100 + step, state)
-            again, _ = method(problem, X, Y, 999, dict(state))
-            assert torch.equal(x, again) and space.feasible(x[None]).all()
-            # the last: a failure and the worst outcome in the middle of generations
-            y = math.nan if step == 7 else -1e7 if step == 17 else -step
-            X, Y = torch.cat([X, x[None]]), torch.cat([Y, Y.new_tensor([[y]])])
-        assert state == {"seed": 100, "starts": 5}
-        assert len(X.unique(dim=0)) > 25
+def test_the_state_of_cmaes_repeats_the_search() -> None:
+    """A run, and one whose steps know nothing but points, outcomes and state."""
+    method, space = peer("cmaes"), mixed()
+    problem = SimpleNamespace(space=space)
+    X, Y = told(space, 5)
+    state = None
+    for step in range(30):
+        x, state = method(problem, X, Y, 100 + step, state)
+        again, _ = method(problem, X, Y, 999, dict(state))
+        assert torch.equal(x, again) and space.feasible(x[None]).all()
+        # the last: a failure and the worst outcome in the middle of generations
+        y = math.nan if step == 7 else -1e7 if step == 17 else -step
+        X, Y = torch.cat([X, x[None]]), torch.cat([Y, Y.new_tensor([[y]])])
+    assert state == {"seed": 100, "starts": 5}
+    assert len(X.unique(dim=0)) > 25
 
 
-class TestGaussianProcesses:
-    def test_encoding(self) -> None:
-        space = mixed()
-        X = space.encode(
-            [
-                {"learner": "net", "C": 1.0, "layers": 6, "width": 512, "drop": 0.25}
-                | {"size": "l", "act": "gelu"},
-                {"learner": "none", "drop": 1.0, "repeats": 2, "size": "s"},
-            ]
-        )
-        encoding = Encoding(space, inactive="marked")
-        Z = encoding(X)
-        at = {n: encoding.source.index(i) for i, n in enumerate(space.names)}
-        assert len(encoding.source) == 7 + 3 + 3 + 3 == Z.shape[-1]
-        learner = Z[:, at["learner"] : at["learner"] + 3]
-        assert learner.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-        assert Z[0, at["C"]].item() == pytest.approx(0.5)
-        assert Z[0, at["width"]].item() == pytest.approx(1.0)
-        assert Z[0, at["act"] : at["act"] + 3].tolist() == [0.0, 0.0, 1.0]
-        assert (Z[1, at["act"] : at["act"] + 3] == -1.0).all()
-        assert Z[:, at["size"]].tolist() == [1.0, 0.0]
-        assert Z[0, at["repeats"]] == -1.0 and Z[1, at["repeats"]] == 0.0
-        filled = Encoding(space)(space.sample(50, seed=0))
-        assert filled.min() >= 0.0 and filled.max() <= 1.0
-        c = space.names.index("learner")
-        whole = Encoding(space, whole=frozenset({c}))
-        assert len(whole.source) == 14
-        assert whole(X)[:, whole.source.index(c)].tolist() == [0.5, 1.0]
+def test_encoding() -> None:
+    space = mixed()
+    net = {"learner": "net", "C": 1.0, "layers": 6, "width": 512, "drop": 0.25}
+    none = {"learner": "none", "drop": 1.0, "repeats": 2, "size": "s"}
+    X = space.encode([net | {"size": "l", "act": "gelu"}, none])
+    encoding = Encoding(space, inactive="marked")
+    Z = encoding(X)
+    assert len(encoding.source) == 7 + 3 + 3 + 3 == Z.shape[-1]
+    for name, expected in {
+        "learner": [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+        "act": [[0.0, 0.0, 1.0], [-1.0] * 3],
+        "size": [[1.0], [0.0]],
+        "repeats": [[-1.0], [0.0]],
+        "C": [[0.5], [-1.0]],
+        "width": [[1.0], [-1.0]],
+    }.items():
+        at = encoding.source.index(space.names.index(name))
+        found = Z[:, at : at + len(expected[0])]
+        torch.testing.assert_close(found, Z.new_tensor(expected))
+    filled = Encoding(space)(space.sample(50, seed=0))
+    assert filled.min() >= 0.0 and filled.max() <= 1.0
+    c = space.names.index("learner")
+    whole = Encoding(space, whole=frozenset({c}))
+    assert len(whole.source) == 14
+    assert whole(X)[:, whole.source.index(c)].tolist() == [0.5, 1.0]
 
-    def test_the_plain_loss_is_the_dense_one(self) -> None:
-        space = plain_tree()
-        X, Y = told(space, 12)
-        losses = []
-        for kind in (SingleTaskGP, gps._PlainGP, gps._RBFGP):
-            model = kind(X, finite(Y), input_transform=Encoding(space))
-            model.covar_module.lengthscale = torch.linspace(0.3, 2.0, 8)
-            model.mean_module.constant.data.fill_(0.4)
-            mll = ExactMarginalLogLikelihood(model.likelihood, model)
-            loss = get_loss_closure(mll)()
-            loss.backward()
-            gradient = [p.grad.flatten() for p in model.parameters()]
-            losses.append(torch.cat([loss.detach().reshape(1), *gradient]))
-        for other in losses[1:]:
-            assert torch.allclose(other, losses[0], rtol=1e-6, atol=1e-8)
 
-    @pytest.mark.parametrize("space", [mixed(), plain_tree()])
-    def test_the_hierarchical_kernel_knows_what_is_active(
-        self, space: SearchSpace
-    ) -> None:
-        """Also below several values, and below a value of another such parameter."""
-        encoding, kernel = gps._hierarchical_kernel(space)
-        X = space.sample(64, seed=0)
-        Z, active = encoding(X), space.tree.active_mask(X)
-        seen = set()
-        for block, path in zip(kernel.partition, kernel.paths, strict=True):
-            above = [(Z[:, j] - value).abs() < 1e-8 for j, value in path]
-            on = torch.stack(above).all(0) if above else torch.ones(64).bool()
-            for j in block:
-                if j < len(encoding.source):
-                    column = encoding.source[j]
-                    assert torch.equal(on, active[:, column])
-                    seen.add(column)
-        assert seen == set(range(space.dim))
+def test_the_plain_loss_is_the_dense_one() -> None:
+    space = plain_tree()
+    X, Y = told(space, 12)
+    losses = []
+    for kind in (SingleTaskGP, gps._PlainGP, gps._RBFGP):
+        model = kind(X, finite(Y), input_transform=Encoding(space))
+        model.covar_module.lengthscale = torch.linspace(0.3, 2.0, 8)
+        model.mean_module.constant.data.fill_(0.4)
+        loss = get_loss_closure(ExactMarginalLogLikelihood(model.likelihood, model))()
+        loss.backward()
+        gradient = [p.grad.flatten() for p in model.parameters()]
+        losses.append(torch.cat([loss.detach().reshape(1), *gradient]))
+    for other in losses[1:]:
+        assert torch.allclose(other, losses[0], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("space", [mixed(), plain_tree()])
+def test_the_hierarchical_kernel_knows_what_is_active(space: SearchSpace) -> None:
+    """Also below several values, and below a value of another such parameter."""
+    encoding, kernel = gps._hierarchical_kernel(space)
+    X = space.sample(64, seed=0)
+    Z, active = encoding(X), space.tree.active_mask(X)
+    seen = set()
+    for block, path in zip(kernel.partition, kernel.paths, strict=True):
+        above = [(Z[:, j] - value).abs() < 1e-8 for j, value in path]
+        on = torch.stack(above).all(0) if above else torch.ones(64).bool()
+        for column in {encoding.source[j] for j in block if j < len(encoding.source)}:
+            assert torch.equal(on, active[:, column])
+            seen.add(column)
+    assert seen == set(range(space.dim))

@@ -25,24 +25,23 @@ def one(
     middle: float | None = 1.0,
     errors: int = 0,
 ) -> Run:
-    true = None if truths is None else np.array(truths)
-    return Run(
-        problem, method, seed, np.array(values), optimum, errors, 0.5, true, middle
-    )
+    given = np.array(values), optimum, errors, 0.5
+    return Run(problem, method, seed, *given, truths and np.array(truths), middle)
 
 
 @pytest.fixture
 def runs() -> list[Run]:
     """On 10 problems ``a`` is best, ``b`` next by little, ``c`` the worst."""
-    found = []
-    for k in range(10):
-        kind = "x" if k < 7 else "y"
-        for seed in range(2):
-            level = 0.1 + 0.01 * k
-            found.append(one(f"{kind}-{k}", "a", seed, 2.0, level))
-            found.append(one(f"{kind}-{k}", "b", seed, 2.0, level + 0.05 + 0.001 * k))
-            found.append(one(f"{kind}-{k}", "c", seed, 2.0, 0.9 + 0.001 * k))
-    return found
+    return [
+        one(f"{'x' if k < 7 else 'y'}-{k}", method, seed, 2.0, value)
+        for k in range(10)
+        for seed in range(2)
+        for method, value in {
+            "a": 0.1 + 0.01 * k,
+            "b": 0.15 + 0.011 * k,
+            "c": 0.9 + 0.001 * k,
+        }.items()
+    ]
 
 
 def test_the_regret_is_that_of_the_best_observed_point() -> None:
@@ -71,11 +70,8 @@ def test_ranks(runs: list[Run]) -> None:
     ranks, count = mean_ranks(traces, ["a", "absent"], 2)
     assert count == 0 and np.isnan(ranks["a"])
     # the problem is the unit: more seeds of one problem do not count more
-    more = [
-        one("x-0", m, s, 2.0, v)
-        for s in range(2, 9)
-        for m, v in zip("ab", (1, 0), strict=True)
-    ]
+    values = {"a": 1, "b": 0}.items()
+    more = [one("x-0", m, s, 2.0, v) for s in range(2, 9) for m, v in values]
     ranks, _ = mean_ranks(scaled_regrets([*runs, *more]), ["a", "b"], 2)
     assert ranks == {"a": 1.1, "b": 1.9}
 

@@ -26,17 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The table with other values, scaled as it is."""
     lines = ["dataset,accuracy,kernel,C_scaled,gamma_scaled,degree_scaled"]
     names = (*svm_tables.DEVELOP_DATASETS, *svm_tables.REPORT_DATASETS)
+    own = {"linear": [","]}
+    own["poly"] = [f",{math.log10(degree)}" for degree in range(2, 11)]
+    own["rbf"] = [f"{math.log10(gamma) / 4}," for gamma in GAMMA]
     for number, name in enumerate(names):
         for i, c in enumerate(C):
-            start = f"{math.log2(c) / 6}"
-            value = accuracy(number, i, "linear", 0)
-            lines.append(f"{name},{value},linear,{start},,")
-            for j, degree in enumerate(range(2, 11)):
-                value = accuracy(number, i, "poly", j)
-                lines.append(f"{name},{value},poly,{start},,{math.log10(degree)}")
-            for j, gamma in enumerate(GAMMA):
-                value = accuracy(number, i, "rbf", j)
-                lines.append(f"{name},{value},rbf,{start},{math.log10(gamma) / 4},")
+            for kernel, ends in own.items():
+                for j, end in enumerate(ends):
+                    value = accuracy(number, i, kernel, j)
+                    lines.append(f"{name},{value},{kernel},{math.log2(c) / 6},{end}")
     folder = tmp_path_factory.mktemp("data")
     (folder / FILE).parent.mkdir()
     (folder / FILE).write_bytes(gzip.compress("\n".join(lines).encode()))

@@ -37,20 +37,11 @@ CHOICES = {
     "num.impute.selected.cpo": ["impute.mean", "impute.median", "impute.hist"],
     "task_id": ["1040", "3"],
 }
-CONFIG = {
-    "booster": "gbtree",
-    "num.impute.selected.cpo": "impute.hist",
-    "nrounds": 100,
-    "eta": 0.1,
-    "gamma": 0.01,
-    "lambda": 2.0,
-    "alpha": 0.5,
-    "subsample": 0.75,
-    "max_depth": 6,
-    "min_child_weight": 5.0,
-    "colsample_bytree": 0.25,
-    "colsample_bylevel": 0.5,
-}
+NAMED = ["nrounds", "eta", "gamma", "lambda", "alpha", "subsample", "max_depth"]
+NAMED += ["min_child_weight", "colsample_bytree", "colsample_bylevel"]
+VALUES = [100, 0.1, 0.01, 2.0, 0.5, 0.75, 6, 5.0, 0.25, 0.5]
+CONFIG = {"booster": "gbtree", "num.impute.selected.cpo": "impute.hist"}
+CONFIG |= dict(zip(NAMED, VALUES, strict=True))
 have_data = (DATA / "yahpo_rbv2_xgboost" / "model.onnx").exists()
 needs_surrogate = pytest.mark.skipif(
     not (have_data and importlib.util.find_spec("onnxruntime")),
@@ -84,18 +75,16 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
         kind = "uniform_int" if whole else "uniform_float"
         entry = {"name": name, "type": kind, "log": log, "default": high}
         parameters.append({**entry, "lower": low, "upper": high})
-        condition = {"child": name, "parent": "booster"}
-        if boosters == ["dart"]:
-            conditions.append({**condition, "type": "EQ", "value": "dart"})
-        elif boosters:
-            conditions.append({**condition, "type": "IN", "values": boosters})
+        if boosters:
+            test = {"type": "IN", "values": boosters}
+            if boosters == ["dart"]:
+                test = {"type": "EQ", "value": "dart"}
+            conditions.append({"child": name, "parent": "booster", **test})
     content = {"hyperparameters": parameters, "conditions": conditions}
     path = folder / "config_space.json"
     path.write_text(json.dumps({**content, "forbiddens": []}))
-    codes = {
-        name: {choice: i for i, choice in enumerate(["#na#", *sorted(choices)])}
-        for name, choices in CHOICES.items()
-    }
+    codes = {n: ["#na#", *sorted(choices)] for n, choices in CHOICES.items()}
+    codes = {n: dict(zip(c, range(len(c)), strict=True)) for n, c in codes.items()}
     (folder / "encoding.json").write_text(json.dumps(codes))
     session = StandIn()
     monkeypatch.setattr(yahpo, "_session", lambda path: session)
@@ -108,10 +97,9 @@ def test_the_surrogate_gets_natural_values(stand_in: StandIn, tmp_path: Path) ->
     # the task, gbtree among dart, gblinear and gbtree; impute.hist is the first
     assert stand_in.given["x_cat"].tolist() == [[1, 3, 1]]
     assert stand_in.given["x_cat"].dtype == np.int32
-    expected = [100, 0.1, 0.01, 2, 0.5, 0.75, 6, 5, 0.25, 0.5, 0, 0, 1, 10]
     numbers = stand_in.given["x_cont"]
     assert numbers.dtype == np.float32
-    np.testing.assert_allclose(numbers, [expected], rtol=1e-6)
+    np.testing.assert_allclose(numbers, [[*VALUES, 0, 0, 1, 10]], rtol=1e-6)
     assert columns["acc"].tolist() == pytest.approx([0.53])
     assert columns["logloss"].tolist() == [100.0]
     assert columns["timetrain"].tolist() == [1.0]
