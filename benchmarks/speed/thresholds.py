@@ -211,7 +211,6 @@ WITHOUT_A_ROW = {
         "models.sampled.folded_prediction._CHUNK",
         "models.sampled.folded_prediction._DEVICE_CHUNK",
         "models.treed.leaf_density._BLOCK",
-        "models.tree.leaf_model._CHECKED_NUMBERS",
         "models.tree.moments._MAX_NUMBERS",
     ],
     "memory: a climb with more numbers asks for moments at each step": [
