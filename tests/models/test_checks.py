@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,107 +67,96 @@ def with_value(values: Tensor, place: tuple[int, int], value: float) -> Tensor:
     return values
 
 
-# what comes, BoTorch's class of the error, and how its message starts
+# BoTorch's class of an error, how its message starts, and what raises it
 KIND, SHAPE = InputDataError, BotorchTensorDimensionError
 ONES = torch.ones_like(Y)
-BAD_DATA = {
-    "numpy X": ({"X": X.numpy()}, KIND, "train_X: .*got numpy.ndarray.*as_tensor"),
-    "numpy Y": ({"Y": Y.numpy()}, KIND, "train_Y: .*got numpy.ndarray.*as_tensor"),
-    "numpy Yvar": ({"train_Yvar": ONES.numpy()}, KIND, "train_Yvar: .*as_tensor"),
-    "integers": (
-        {"X": X.long(), "Y": Y.long()},
-        KIND,
-        "train_X: expected torch.float64 or torch.float32, got torch.int64",
-    ),
-    "half precision": (
-        {"X": X.half(), "Y": Y.half()},
-        KIND,
-        "train_X: expected torch.float64 or torch.float32, got torch.float16",
-    ),
-    "sparse X": ({"X": X.to_sparse()}, KIND, "train_X: .*dense.*got torch.sparse_coo"),
-    "meta Y": ({"Y": Y.to("meta")}, KIND, "train_Y: .*values, got a meta tensor"),
-    "float Y": (
-        {"Y": Y.float()},
+FLOATS = "expected torch.float64 or torch.float32, got"
+BAD_DATA: list[tuple[type[ValueError], str, dict[str, Any]]] = [
+    (KIND, "train_X: .*got numpy.ndarray.*as_tensor", {"X": X.numpy()}),
+    (KIND, "train_Y: .*got numpy.ndarray.*as_tensor", {"Y": Y.numpy()}),
+    (KIND, "train_Yvar: .*as_tensor", {"train_Yvar": ONES.numpy()}),
+    (KIND, f"train_X: {FLOATS} torch.int64", {"X": X.long(), "Y": Y.long()}),
+    (KIND, f"train_X: {FLOATS} torch.float16", {"X": X.half(), "Y": Y.half()}),
+    (KIND, "train_X: .*dense.*got torch.sparse_coo", {"X": X.to_sparse()}),
+    (KIND, "train_Y: .*values, got a meta tensor", {"Y": Y.to("meta")}),
+    (
         KIND,
         "train_Y: expected the same dtype as train_X, torch.float64, got torch.float32",
+        {"Y": Y.float()},
     ),
-    "float Yvar": ({"train_Yvar": ONES.float()}, KIND, "train_Yvar: .*same dtype"),
-    "one row less": (
-        {"Y": Y[1:]},
+    (KIND, "train_Yvar: .*same dtype", {"train_Yvar": ONES.float()}),
+    (
         SHAPE,
         "train_Y: expected ``12 x m``, the rows of train_X (12, 3), got (11, 1)",
+        {"Y": Y[1:]},
     ),
-    "no output dimension": (
-        {"Y": Y[:, 0]},
-        SHAPE,
-        "train_Y: .*An explicit output dimension is required for targets",
-    ),
-    "no columns of X": ({"X": X[:, :0]}, SHAPE, "train_X: .*at least one column"),
-    "no columns of Y": ({"Y": Y[:, :0]}, SHAPE, "train_Y: .*got (12, 0)"),
-    "another batch": (
-        {"X": X.expand(1, N, 3), "Y": Y.expand(2, N, 1)},
+    (SHAPE, "train_Y: .*An explicit output dimension is required", {"Y": Y[:, 0]}),
+    (SHAPE, "train_X: .*at least one column", {"X": X[:, :0]}),
+    (SHAPE, "train_Y: .*got (12, 0)", {"Y": Y[:, :0]}),
+    (
         SHAPE,
         "train_Y: expected ``1 x 12 x m``.*got (2, 12, 1)",
+        {"X": X.expand(1, N, 3), "Y": Y.expand(2, N, 1)},
     ),
-    "rows of Yvar": (
-        {"train_Yvar": ONES[1:]},
+    (
         SHAPE,
         "train_Yvar: expected the shape of train_Y, (12, 1), got (11, 1)",
+        {"train_Yvar": ONES[1:]},
     ),
-    "one Yvar": ({"train_Yvar": ONES[0]}, SHAPE, "train_Yvar: .*got (1,)"),
-    "NaN in X": (
-        {"X": with_value(X, (4, 1), torch.nan)},
+    (SHAPE, "train_Yvar: .*got (1,)", {"train_Yvar": ONES[0]}),
+    (
         KIND,
         "train_X: expected finite numbers, got nan in columns [1] of rows [4]",
+        {"X": with_value(X, (4, 1), torch.nan)},
     ),
-    "infinity in X": (
-        {"X": with_value(X, (4, 2), -torch.inf)},
+    (
         KIND,
         "train_X: expected finite numbers, got -inf in columns [2] of rows [4]",
+        {"X": with_value(X, (4, 2), -torch.inf)},
     ),
-    "infinity in Y": (
-        {"Y": with_value(Y, (4, 0), torch.inf)},
+    (
         KIND,
         "train_Y: expected finite outcomes.*got inf in columns [0] of rows [4]",
+        {"Y": with_value(Y, (4, 0), torch.inf)},
     ),
-    "huge X": (
-        {"X": 1e200 * X},
+    (
         KIND,
         "train_X: expected inputs whose squares, .*, got magnitudes up to 1.0e+200",
+        {"X": 1e200 * X},
     ),
-    "huge Y": (
-        {"Y": 1e160 * Y / Y.max()},
+    (
         KIND,
         "train_Y: expected outcomes whose variance is a number (about 1e-150 to "
         "1e+150 in torch.float64), got magnitudes up to 1.0e+160. Rescale them.",
+        {"Y": 1e160 * Y / Y.max()},
     ),
-    "largest Y": (
-        {"Y": 1.5e308 * with_value(Y / Y.max(), (0, 0), -1.0)},
+    (
         KIND,
         "train_Y: expected outcomes whose variance is a number .*1.5e+308",
+        {"Y": 1.5e308 * with_value(Y / Y.max(), (0, 0), -1.0)},
     ),
-    "tiny Y": (
-        {"Y": 1e-160 * Y},
+    (
         KIND,
         "train_Y: expected outcomes whose variance is a number .*e-160 at most",
+        {"Y": 1e-160 * Y},
     ),
-    "huge Y in single precision": (
-        {"X": X.float(), "Y": 1e18 * Y.float()},
+    (
         KIND,
         "train_Y: expected .* (about 1e-15 to 2e+15 in torch.float32), got",
+        {"X": X.float(), "Y": 1e18 * Y.float()},
     ),
-    "negative Yvar": (
-        {"train_Yvar": with_value(ONES, (4, 0), -0.5)},
+    (
         KIND,
         "train_Yvar: expected a finite variance.*got -0.5 in columns [0] of rows [4]",
+        {"train_Yvar": with_value(ONES, (4, 0), -0.5)},
     ),
-    "NaN in Yvar": (
-        {"train_Yvar": with_value(ONES, (4, 0), torch.nan)},
+    (
         KIND,
-        "train_Yvar: expected a finite variance.*got nan",
+        "train_Yvar: .*got nan",
+        {"train_Yvar": with_value(ONES, (4, 0), torch.nan)},
     ),
-    "infinite Yvar": ({"train_Yvar": torch.inf * ONES}, KIND, "train_Yvar: .*got inf"),
-}
+    (KIND, "train_Yvar: .*got inf", {"train_Yvar": torch.inf * ONES}),
+]
 
 
 def starts_with(message: str) -> str:
@@ -177,10 +167,10 @@ def starts_with(message: str) -> str:
     "make", [*MAKERS.values(), new_task], ids=[*MAKERS, "new_task"]
 )
 @pytest.mark.parametrize(
-    ("change", "error", "message"), BAD_DATA.values(), ids=BAD_DATA
+    ("error", "message", "change"), BAD_DATA, ids=[row[1] for row in BAD_DATA]
 )
 def test_data_that_no_model_can_be_made_of(
-    make: Maker, change: dict[str, Any], error: type[Exception], message: str
+    make: Maker, error: type[Exception], message: str, change: dict[str, Any]
 ) -> None:
     arguments = {"X": X, "Y": Y, **change}
     with warnings.catch_warnings():
@@ -256,29 +246,25 @@ def sampled(X: Tensor, Y: Tensor, **kwargs: Any) -> SampledGP:
 
 
 PREDICTORS = {**MAKERS, "decomposed": decomposed, "sampled": sampled}
-BAD_POINTS = {
-    "wider": (X[:, [0, 1, 2, 0]], "X: expected .*3.*got .*4"),
-    "narrower": (X[:, :2], "X: expected .*3.*got .*2"),
-    "one row NaN": (
-        with_value(X, (4, 1), torch.nan),
-        r"X: expected finite numbers, got nan in columns \[1\] of rows \[4\]",
-    ),
-    "one row infinite": (
-        with_value(X, (4, 1), torch.inf),
-        r"X: expected finite numbers, got inf in columns \[1\] of rows \[4\]",
-    ),
-    "huge": (1e200 * X, "X: expected inputs whose squares, .* magnitudes"),
-    "one of a t-batch NaN": (
-        with_value(X, (4, 1), torch.nan).unsqueeze(-2),
-        r"X: expected finite numbers, got nan in columns \[1\] of rows \[0\]",
-    ),
-    "numpy": (X.numpy(), "X: expected a torch.Tensor, got numpy.ndarray"),
-    "float": (
-        X.float(),
-        "X: expected torch.float64, the dtype of the model, got torch.float32",
-    ),
-    "integers": (X.long(), "X: expected torch.float64.*got torch.int64"),
-}
+NOT_FINITE = r"X: expected finite numbers, got {} in columns \[1\] of rows \[{}\]"
+WITH_NAN = with_value(X, (4, 1), torch.nan)
+BAD_POINTS = [
+    (X[:, [0, 1, 2, 0]], "X: expected .*3.*got .*4"),
+    (X[:, :2], "X: expected .*3.*got .*2"),
+    (WITH_NAN, NOT_FINITE.format("nan", 4)),
+    (with_value(X, (4, 1), torch.inf), NOT_FINITE.format("inf", 4)),
+    (1e200 * X, "X: expected inputs whose squares, .* magnitudes"),
+    (WITH_NAN.unsqueeze(-2), NOT_FINITE.format("nan", 0)),
+    (X.numpy(), "X: expected a torch.Tensor, got numpy.ndarray"),
+    (X.float(), "X: expected torch.float64, the dtype of the model, got torch.float32"),
+    (X.long(), "X: expected torch.float64.*got torch.int64"),
+]
+
+
+def refuses_bad_points(predict: Callable[[Any], Any]) -> None:
+    for points, message in BAD_POINTS:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            predict(points)
 
 
 @pytest.mark.parametrize("transform", [False, True])
@@ -287,9 +273,7 @@ def test_points_that_nothing_can_be_predicted_at(make: Maker, transform: bool) -
     kwargs = {"input_transform": Normalize(3)} if transform else {}
     model = make(X, Y, **kwargs)
     before = model.posterior(X).mean
-    for points, message in BAD_POINTS.values():
-        with pytest.raises(ValueError, match=f"^{message}"):
-            model.posterior(points)
+    refuses_bad_points(model.posterior)
     inputs = X.clone().requires_grad_(True)
     after = model.posterior(inputs).mean
     torch.testing.assert_close(after, before)
@@ -359,9 +343,8 @@ def test_new_noise_broadcasts(make: Maker) -> None:
     new_X, new_Y, noise = 0.9 * X[:4], Y[:4], 0.2 * ONES[:4]
     one = model.condition_on_observations(new_X, new_Y, noise=noise)
     for rows in (noise, noise[:1], noise.expand(5, 4, 1)):
-        batch = model.condition_on_observations(
-            new_X, new_Y.expand(5, 4, 1), noise=rows
-        )
+        many = new_Y.expand(5, 4, 1)
+        batch = model.condition_on_observations(new_X, many, noise=rows)
         found = batch.posterior(X).mean
         torch.testing.assert_close(found, one.posterior(X).mean.expand_as(found))
 
@@ -382,9 +365,7 @@ def test_no_points(make: Maker) -> None:
 def test_derivatives_look_at_points_and_column() -> None:
     model = MAKERS["monotone"](X, Y)
     for method in (model.derivative_posterior, model.probability_monotone):
-        for points, message in BAD_POINTS.values():
-            with pytest.raises(ValueError, match=f"^{message}"):
-                method(points, 1)
+        refuses_bad_points(partial(method, column=1))
         for column in (0.5, "a", True, 3, -1):
             with pytest.raises(ValueError, match="^column: expected columns from 0"):
                 method(X, column)
@@ -393,30 +374,26 @@ def test_derivatives_look_at_points_and_column() -> None:
 @pytest.mark.parametrize("name", ["treed", "monotone"])
 def test_a_transform_may_append_columns_to_points(name: str) -> None:
     data = torch.cat([X, torch.full((N, 1), 0.25)], dim=-1)
-    appended = MAKERS[name](
-        data, Y, input_transform=AppendFeatures(torch.tensor([[0.25]]))
+    feature = AppendFeatures(torch.tensor([[0.25]]))
+    appended, plain = (
+        MAKERS[name](data, Y, input_transform=feature),
+        MAKERS[name](data, Y),
     )
-    plain = MAKERS[name](data, Y)
-    assert torch.allclose(
-        appended.posterior(X).mean, plain.posterior(data).mean, atol=1e-8
-    )
+    expected = plain.posterior(data).mean
+    assert torch.allclose(appended.posterior(X).mean, expected, atol=1e-8)
     with pytest.raises(ValueError, match=r"^X: expected .*AppendFeatures.*\(12, 4\)"):
         appended.posterior(data)
 
 
 def test_the_path_posterior_checks_too() -> None:
-    model = MAKERS["tree"](X, Y)
-    for points, message in BAD_POINTS.values():
-        with pytest.raises(ValueError, match=f"^{message}"):
-            model.path_posterior(points)
+    refuses_bad_points(MAKERS["tree"](X, Y).path_posterior)
+
+
+PARTS = "likelihood", "covar_module", "mean_module", "outcome_transform"
 
 
 @models
-@pytest.mark.parametrize(
-    "name",
-    ["likelihood", "covar_module", "mean_module", "outcome_transform"]
-    + ["input_transform"],
-)
+@pytest.mark.parametrize("name", [*PARTS, "input_transform"])
 def test_parts_of_another_kind(make: Maker, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: expected "):
         make(X, Y, **{name: "x"})
@@ -448,11 +425,8 @@ def test_components_that_differ() -> None:
 
 
 def test_values_of_a_category_that_data_have() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"^categorical_features: .*column 0 of train_X, got \[0.0, 5.0\], and "
-        r"train_X has \[1.0\]",
-    ):
+    message = r"got \[0.0, 5.0\], and train_X has \[1.0\]"
+    with pytest.raises(ValueError, match=f"^categorical_features: .*X, {message}"):
         TreeStructuredGP(X, Y, {}, categorical_features={0: [0, 5]})
     # what was not seen yet may be declared
     assert TreeStructuredGP(X, Y, {}, categorical_features={0: [0, 1, 5]})
@@ -462,17 +436,11 @@ def test_normalize_leaves_categories_alone_without_decisions() -> None:
     codes = X.clone()
     codes[:, 0] = torch.arange(N) % 3 * 2.0
     outcomes = torch.tensor([0.0, 5.0, 1.0])[torch.arange(N) % 3].unsqueeze(-1) + Y
-    raw = TreeStructuredGP(codes, outcomes, {}, categorical_features=[0])
-    scaled = TreeStructuredGP(
-        codes,
-        outcomes,
-        {},
-        categorical_features=[0],
-        input_transform=Normalize(3, bounds=torch.tensor([[0.0] * 3, [4.0, 1.0, 1.0]])),
-    )
-    assert torch.allclose(
-        raw.posterior(codes).mean, scaled.posterior(codes).mean, atol=1e-8
-    )
+    given = (codes, outcomes, {})
+    raw = TreeStructuredGP(*given, categorical_features=[0]).posterior(codes)
+    unit = Normalize(3, bounds=torch.tensor([[0.0] * 3, [4.0, 1.0, 1.0]]))
+    model = TreeStructuredGP(*given, categorical_features=[0], input_transform=unit)
+    assert torch.allclose(raw.mean, model.posterior(codes).mean, atol=1e-8)
 
 
 @models
@@ -502,12 +470,10 @@ def test_known_noise_where_noise_was_inferred(make: Maker) -> None:
 def test_batches_of_a_transform_are_no_outputs() -> None:
     X, Y = torch.rand(2, 9, 2), torch.rand(2, 9, 2)
     transform = Normalize(2, batch_shape=torch.Size([2]))
-    for make in (TreedGP, TreeStructuredGP, MonotoneGP):
-        others = {TreeStructuredGP: [{}], MonotoneGP: [{0: 1}]}.get(make, [])
+    message = "input_transform: .*without a batch_shape"
+    for make, *others in ((TreedGP,), (TreeStructuredGP, {}), (MonotoneGP, {0: 1})):
         make(X, Y[..., :1], *others, input_transform=transform)
-        with pytest.raises(
-            ValueError, match="input_transform: .*without a batch_shape"
-        ):
+        with pytest.raises(ValueError, match=message):
             make(X, Y, *others, input_transform=transform)
     prior = LogNormalPrior(torch.zeros(2), torch.ones(2))  # one for each column
     warp = Warp(2, [0, 1], concentration1_prior=prior)

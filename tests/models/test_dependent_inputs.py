@@ -32,19 +32,12 @@ def make_dataset(n: int = 12) -> SupervisedDataset:
 def two_tasks(task_feature_index: int | None) -> MultiTaskDataset:
     """The tasks are the values of column 0, or a column is added for them."""
     data = make_dataset()
-    return MultiTaskDataset(
-        [
-            SupervisedDataset(
-                data.X[data.X[:, 0] == task],
-                data.Y[data.X[:, 0] == task],
-                feature_names=data.feature_names,
-                outcome_names=[f"y{task}"],
-            )
-            for task in (0, 1)
-        ],
-        target_outcome_name="y0",
-        task_feature_index=task_feature_index,
-    )
+    tasks = []
+    for task in (0, 1):
+        X, Y = (values[data.X[:, 0] == task] for values in (data.X, data.Y))
+        names = {"feature_names": data.feature_names, "outcome_names": [f"y{task}"]}
+        tasks.append(SupervisedDataset(X, Y, **names))
+    return MultiTaskDataset(tasks, "y0", task_feature_index=task_feature_index)
 
 
 @pytest.mark.parametrize("model_class", CONDITIONAL)
@@ -75,12 +68,8 @@ def test_models_without_inactive_columns_say_so(model_class: Any, kwargs: Any) -
             )
     plain = model_class.construct_inputs(data, **kwargs)
     for none in ({}, {0: {0: [], 1: []}}, ParameterTree(3)):
-        assert (
-            plain.keys()
-            == model_class.construct_inputs(
-                data, hierarchical_dependencies=none, **kwargs
-            ).keys()
-        )
+        given = {"hierarchical_dependencies": none, **kwargs}
+        assert plain.keys() == model_class.construct_inputs(data, **given).keys()
 
 
 def test_unknown_signs_have_to_be_said() -> None:
@@ -145,18 +134,15 @@ def ax_model(
         is_ordered=False,
         dependent_parameters={"linear": ["rate"], "boost": ["trees", "depth"]},
     )
+    active = {"linear": {"rate"}, "boost": {"trees", "depth"}, "none": set()}
     client = Client()
     client.configure_experiment([learner, *numbers] if hierarchical else numbers)
     client.configure_optimization(objective="y")
-    for i in range(9):
-        point: dict[str, Any] = {"s": i / 8}
-        m = ["linear", "boost", "none"][i % 3]
-        if hierarchical:
-            point["m"] = m
-        if m == "linear" or not hierarchical:
-            point["rate"] = 10.0 ** (i / 4 - 3)
-        if m == "boost" or not hierarchical:
-            point |= {"trees": 1 + 50 * i, "depth": 1 + i}
+    for i, m in enumerate(3 * list(active)):
+        point = {"m": m, "s": i / 8, "rate": 10.0 ** (i / 4 - 3)}
+        point |= {"trees": 1 + 50 * i, "depth": 1 + i}
+        names = {"m", "s"} | active[m] if hierarchical else point.keys() - {"m"}
+        point = {name: value for name, value in point.items() if name in names}
         trial = client.attach_trial(point)
         client.complete_trial(trial, raw_data={"y": (i - 4.2) ** 2 + i % 3})
     experiment = client._experiment
@@ -192,10 +178,8 @@ def test_ax_keeps_the_hierarchy_or_is_refused(model_class: Any) -> None:
     assert not torch.equal(X, other)
     with torch.no_grad():
         torch.testing.assert_close(model.posterior(X).mean, model.posterior(other).mean)
-    suggestion = adapter.gen(
-        1,
-        model_gen_options={"optimizer_kwargs": {"num_restarts": 1, "raw_samples": 4}},
-    )
+    few = {"optimizer_kwargs": {"num_restarts": 1, "raw_samples": 4}}
+    suggestion = adapter.gen(1, model_gen_options=few)
     active = {"linear": {"rate"}, "boost": {"trees", "depth"}, "none": set()}
     found = suggestion.arms[0].parameters
     assert found.keys() == {"m", "s"} | active[found["m"]]

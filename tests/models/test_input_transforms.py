@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +30,6 @@ from botorch_structured.models import (
 from botorch_structured.spaces import ParameterTree
 
 TREE = ParameterTree(4, {0: {0.0: [1], 1.0: [2]}})
-FLAT = ParameterTree(4)
 
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -80,8 +80,7 @@ def test_features_that_are_appended_to_what_is_predicted(name: str) -> None:
     both = ChainedInputTransform(add=AppendFeatures(feature()), scale=Normalize(4))
     if name == "tasks":
         both["scale"] = Normalize(4, indices=[1, 2, 3])
-    by_hand = MODELS[name](X, Y, input_transform=both["scale"].train())
-    expected = by_hand.posterior(T)
+    expected = MODELS[name](X, Y, input_transform=both["scale"].train()).posterior(T)
     same(MODELS[name](X, Y, input_transform=both).posterior(T[:, :3]), expected)
 
 
@@ -183,29 +182,18 @@ def test_categories_of_a_flat_space_are_not_normalised(model_class: Any) -> None
     """Without decisions, too: their known values would not be found again."""
     X, Y = data()
     X[:, 0] = torch.arange(24) % 3 + 1.0
-    model = model_class(
-        X, Y, FLAT, categorical_features=[0], input_transform=Normalize(4)
-    )
+    make = partial(model_class, X, Y, ParameterTree(4), categorical_features=[0])
+    model = make(input_transform=Normalize(4))
     assert model.input_transform.indices.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="input_transform: expected"):
-        model_class(
-            X,
-            Y,
-            FLAT,
-            categorical_features=[0],
-            input_transform=FilterFeatures(torch.tensor([1, 2, 3])),
-        )
+        make(input_transform=FilterFeatures(torch.tensor([1, 2, 3])))
 
 
 def test_categories_of_a_treed_model_stay_in_their_columns() -> None:
     X, Y = data()
+    without = FilterFeatures(torch.tensor([1, 2, 3]))
     with pytest.raises(ValueError, match="categorical columns"):
-        TreedGP(
-            X,
-            Y,
-            categorical_features=[0],
-            input_transform=FilterFeatures(torch.tensor([1, 2, 3])),
-        )
+        TreedGP(X, Y, categorical_features=[0], input_transform=without)
     added = AppendFeatures(feature(), transform_on_train=True)
     model = TreedGP(X[:, :3], Y, categorical_features=[0], input_transform=added)
     assert model.covar_module.categorical == [0]

@@ -18,15 +18,14 @@ def test_the_optimum_is_the_least_value(number: int) -> None:
     assert 12 <= problem.tree.num_paths <= 200
     assert problem.optimal_value < values.min() < problem.middle_value
     # at the columns' centres of the best path it is attained
-    best = X[values.argmin()].clone()
-    k = len(problem.tree.decision_columns)
-    found = []
-    for path in problem.tree.paths:
+    best = torch.zeros(problem.tree.num_paths, problem.space.dim).to(X)
+    best[:, len(problem.tree.decision_columns) :] = torch.from_numpy(problem._centre)
+    for x, path in zip(best, problem.tree.paths, strict=True):
         for column, value in path.decisions.items():
-            best[column] = value
-        best[k:] = torch.from_numpy(problem._centre)
-        found.append(problem.truth(best))
+            x[column] = value
+    found = problem.truths(best).tolist()
     assert min(found) == pytest.approx(problem.optimal_value, abs=1e-12)
     # what is not active does not count
     active = problem.tree.active_mask(X)
-    assert torch.equal(problem.truths(torch.where(active, X, 0.3)), values)
+    other = problem.truths(torch.where(active, X, 0.3))
+    torch.testing.assert_close(other, values, rtol=0.0, atol=1e-12)
